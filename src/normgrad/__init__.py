@@ -1,0 +1,25 @@
+"""The gradients of normalisation layers: exact, fast and portable."""
+
+from __future__ import annotations
+
+from .operators import (
+    batch_norm_backward,
+    batch_norm_backward_elemt,
+    batch_norm_backward_reduce,
+    group_norm_backward,
+)
+from .plans import Plan, plan
+from .tensor import TensorSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Plan",
+    "TensorSpec",
+    "__version__",
+    "batch_norm_backward",
+    "batch_norm_backward_elemt",
+    "batch_norm_backward_reduce",
+    "group_norm_backward",
+    "plan",
+]

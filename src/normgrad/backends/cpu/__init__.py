@@ -1,0 +1,1 @@
+"""The CPU backend: Numba kernels, compiled on first use and kept on disk."""

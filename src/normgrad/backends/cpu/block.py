@@ -1,0 +1,57 @@
+"""The words of a parameter block: how a plan tells the kernels what to do.
+
+A block is an array of int64: addresses first (they change with every call), then everything that
+follows from the specs. A step is a few words more. Kernels read both by the indices below; nothing
+else crosses from Python into a kernel.
+"""
+
+from __future__ import annotations
+
+# Addresses. The order of DY, X, DX is that of the kernels' arguments.
+DY, X, DX = 0, 1, 2
+MEAN, SPREAD, WEIGHT, SUM_DY, SUM_DY_XMU = 3, 4, 5, 6, 7
+OUT_SUM_DY, OUT_SUM_DY_XMU, OUT_WEIGHT, OUT_BIAS = 8, 9, 10, 11
+COUNT, WORKSPACE = 12, 13
+ADDRESSES = 14
+
+# Per-channel vectors, MEAN to OUT_BIAS: three words each at VECTORS + 3 * (slot - MEAN).
+VECTORS = 14
+SET_STRIDE, STRIDE, CODE = 0, 1, 2
+VECTOR_WORDS = 3
+
+# The data tensors as (set, outer axes, channel, inner); strides for dy, x, dx.
+SETS, SET_STRIDES = 41, 42
+CHANNELS, CHANNEL_STRIDES = 45, 46
+INNER, INNER_STRIDES = 49, 50
+OUTER_RANK, OUTER_SIZES, OUTER_STRIDES, OUTER_MAX = 53, 54, 60, 6
+POSITIONS = 78
+
+# The rule and its scalars. EPS and DIVISOR hold the bits of a float64.
+RULE, EPS, DIVISOR, PER_GROUP, SPREAD_IS_VARIANCE = 79, 80, 81, 82, 83
+COUNT_CODE, COUNT_RANK, COUNT_SIZES, COUNT_STRIDES, COUNT_MAX = 84, 85, 86, 94, 8
+
+# Where things stand in the workspace, in bytes. Arrays over (set, channel): the mean and the four
+# coefficients of dx = scale * (gain * dy - (shift + slope * (x - mean))) in the arithmetic's type,
+# invstd and weight in float64; sums over (part, set, channel), each as a float64 and its error.
+W_MEAN, W_GAIN, W_SHIFT, W_SLOPE, W_SCALE, W_INVSTD, W_WEIGHT = 102, 103, 104, 105, 106, 107, 108
+W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR, W_COUNT = 109, 110, 111, 112, 113
+# How many parts each channel's sums come in.
+SLOTS = 114
+# The dtype codes of dy, x and dx, for the kernel that learns them when it runs.
+DATA_CODES = 115
+BLOCK_WORDS = 118
+
+# A step: the kernel's address, how many tasks, and how a task's number gives its tile.
+# THREADS is 0 where one thread does all tasks.
+KERNEL, TASKS, FLAGS, CHANNEL_BLOCK, PARTS, PART_SIZE, THREADS = 0, 1, 2, 3, 4, 5, 6
+CHANNEL_KERNEL = 7
+STEP_WORDS = 8
+
+# What a step does with its tile, in this order.
+DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
+DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE, DO_ZERO = (
+    32, 64, 128, 256, 512, 1024, 2048,
+)  # fmt: skip
+# What the channel kernel does before a tile's sums and after them.
+BEFORE = DO_COUNT | DO_PREPARE | DO_ZERO
+AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_OUTPUTS | DO_COEFFICIENTS

@@ -1,0 +1,376 @@
+"""What Numba lacks: typed pointers, the half types, and loads that do not alias stores.
+
+A kernel sees a tensor as a typed pointer. ``load`` converts to the type arithmetic is done in,
+``store`` rounds to the tensor's type, to nearest even. float16 is converted by the processor (LLVM
+emits vcvtph2ps and vcvtps2ph), bfloat16 by integer shifts.
+
+``load`` and ``store`` carry metadata that says a load never sees an element that a store of
+another element wrote. That is what the operators promise (an output is either a tensor of its own
+or the very same memory as an input), and without it LLVM tests up to seven ranges for overlap
+before each loop, and runs in-place calls one element at a time. Scratch memory, which is written
+and read back, goes through ``get`` and ``put``, which promise nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.extending import intrinsic, models, register_model
+
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+
+
+class HalfStorage(types.Type):
+    """Sixteen bits that hold a float16 or a bfloat16."""
+
+
+@register_model(HalfStorage)
+class _HalfModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, I16)
+
+
+float16 = HalfStorage("normgrad.float16")
+bfloat16 = HalfStorage("normgrad.bfloat16")
+
+#: The pointers that kernels take, by the code of :class:`normgrad.dtypes.DType`.
+POINTERS = {
+    0: types.CPointer(types.float32),
+    1: types.CPointer(types.float64),
+    2: types.CPointer(float16),
+    3: types.CPointer(bfloat16),
+}
+INT_POINTER = types.CPointer(types.int64)
+DOUBLE_POINTER = types.CPointer(types.float64)
+
+
+def _value_type(storage: types.Type) -> types.Type:
+    return types.float32 if isinstance(storage, HalfStorage) else storage
+
+
+def _real(*pointers: types.Type) -> types.Type:
+    """The arithmetic's type: float64 as soon as one tensor is."""
+    return types.float64 if any(p.dtype == types.float64 for p in pointers) else types.float32
+
+
+def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None:
+    module = builder.module
+    domain = module.add_metadata([ir.MetaDataString(module, "normgrad")])
+    read, write = (
+        module.add_metadata([module.add_metadata([ir.MetaDataString(module, name), domain])])
+        for name in ("reads", "writes")
+    )
+    access.set_metadata("alias.scope", read if reads else write)
+    access.set_metadata("noalias", write if reads else read)
+
+
+def _widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
+    if storage == bfloat16:
+        return builder.bitcast(builder.shl(builder.zext(value, I32), I32(16)), F32)
+    if storage == float16:
+        return builder.fpext(builder.bitcast(value, F16), F32)
+    return value
+
+
+def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """float64 to float32 rounded to odd, so that rounding once more to a half type is exact.
+
+    Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+    rounding to odd", IEEE Transactions on Computers 57(4), 2008.
+    """
+    nearest = builder.fptrunc(value, F32)
+    back = builder.fpext(nearest, F64)
+    bits = builder.bitcast(nearest, I32)
+    magnitude = builder.and_(bits, I32(0x7FFFFFFF))
+    inexact = builder.fcmp_ordered("one", back, value)
+    fabs = builder.module.declare_intrinsic("llvm.fabs", [F64])
+    over = builder.fcmp_ordered(">", builder.call(fabs, [back]), builder.call(fabs, [value]))
+    truncated = builder.sub(magnitude, builder.zext(over, I32))
+    odd = builder.or_(truncated, I32(1))
+    # A finite value beyond float32's range becomes its largest number, which the halves round to
+    # infinity.
+    sign = builder.and_(bits, I32(-0x80000000))
+    result = builder.select(inexact, builder.or_(sign, odd), bits)
+    return builder.bitcast(result, F32)
+
+
+def _narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
+    """Round a float or double to ``storage``."""
+    if storage == types.float64:
+        return builder.fpext(value, F64) if value.type == F32 else value
+    if storage == types.float32:
+        return builder.fptrunc(value, F32) if value.type == F64 else value
+    if value.type == F64:
+        value = _to_float32_odd(builder, value)
+    if storage == float16:
+        return builder.bitcast(builder.fptrunc(value, F16), I16)
+    bits = builder.bitcast(value, I32)
+    even = builder.and_(builder.lshr(bits, I32(16)), I32(1))
+    rounded = builder.add(bits, builder.add(even, I32(0x7FFF)))
+    quiet = builder.or_(bits, I32(0x00400000))
+    nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.lshr(builder.select(nan, quiet, rounded), I32(16)), I16)
+
+
+def _access(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> ir.Value:
+    return builder.gep(pointer, [index])
+
+
+@intrinsic
+def load(typingctx: Any, pointer: Any, index: Any) -> Any:
+    """Element ``index`` of a tensor, in the type of arithmetic."""
+    storage = pointer.dtype
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = builder.load(_access(builder, *args), align=1)
+        _promise(builder, value, reads=True)
+        return _widen(builder, value, storage)
+
+    return _value_type(storage)(pointer, types.intp), codegen
+
+
+@intrinsic
+def store(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
+    """Round ``value`` to the tensor's type and write it to element ``index``."""
+    storage = pointer.dtype
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, position, number = args
+        access = builder.store(
+            _narrow(builder, number, storage), _access(builder, target, position), align=1
+        )
+        _promise(builder, access, reads=False)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, value), codegen
+
+
+@intrinsic
+def get(typingctx: Any, pointer: Any, index: Any) -> Any:
+    """Element ``index`` of scratch memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _widen(builder, builder.load(_access(builder, *args), align=1), pointer.dtype)
+
+    return _value_type(pointer.dtype)(pointer, types.intp), codegen
+
+
+@intrinsic
+def put(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
+    """Write to scratch memory, rounding to its type."""
+    storage = pointer.dtype
+    if isinstance(storage, types.Integer):
+        value = storage
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, position, number = args
+        if not isinstance(storage, types.Integer):
+            number = _narrow(builder, number, storage)
+        builder.store(number, _access(builder, target, position), align=1)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, value), codegen
+
+
+@intrinsic
+def shift(typingctx: Any, pointer: Any, count: Any) -> Any:
+    """The pointer ``count`` elements on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _access(builder, *args)
+
+    return pointer(pointer, types.intp), codegen
+
+
+@intrinsic
+def address_of(typingctx: Any, pointer: Any) -> Any:
+    """The pointer as an integer."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], I64)
+
+    return types.int64(pointer), codegen
+
+
+def _cast_to(storage: types.Type) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(types.CPointer(storage)))
+
+    return codegen
+
+
+@intrinsic
+def integers_at(typingctx: Any, address: Any) -> Any:
+    """A pointer to int64 at an address."""
+    return INT_POINTER(types.int64), _cast_to(types.int64)
+
+
+@intrinsic
+def doubles_at(typingctx: Any, address: Any) -> Any:
+    """A pointer to float64 at an address."""
+    return DOUBLE_POINTER(types.int64), _cast_to(types.float64)
+
+
+@intrinsic
+def singles_at(typingctx: Any, address: Any) -> Any:
+    """A pointer to float32 at an address."""
+    return POINTERS[0](types.int64), _cast_to(types.float32)
+
+
+@intrinsic
+def float16s_at(typingctx: Any, address: Any) -> Any:
+    """A pointer to float16 at an address."""
+    return POINTERS[2](types.int64), _cast_to(float16)
+
+
+@intrinsic
+def bfloat16s_at(typingctx: Any, address: Any) -> Any:
+    """A pointer to bfloat16 at an address."""
+    return POINTERS[3](types.int64), _cast_to(bfloat16)
+
+
+@intrinsic
+def int32s_at(typingctx: Any, address: Any) -> Any:
+    """A pointer to int32 at an address."""
+    return types.CPointer(types.int32)(types.int64), _cast_to(types.int32)
+
+
+@intrinsic
+def like(typingctx: Any, address: Any, pointer: Any) -> Any:
+    """A pointer of the same type at another address."""
+    return pointer(types.int64, pointer), _cast_to(pointer.dtype)
+
+
+@intrinsic
+def real_of(typingctx: Any, dy: Any, x: Any) -> Any:
+    """A null pointer to the type dy and x are computed in: it stands for that type."""
+    pointer = types.CPointer(_real(dy, x))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant_null(pointer)
+
+    return pointer(dy, x), codegen
+
+
+@intrinsic
+def zero(typingctx: Any, dy: Any, x: Any) -> Any:
+    """0 in the arithmetic's type: what a sum starts from."""
+    real = _real(dy, x)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant(real, 0.0)
+
+    return real(dy, x), codegen
+
+
+@intrinsic(prefer_literal=True)
+def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
+    """An array of the arithmetic's type on the stack, 64-byte aligned; ``count`` is a literal."""
+    real = _real(dy, x)
+    size = count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = cgutils.alloca_once(
+            builder, ir.ArrayType(context.get_value_type(real), size), name="buffer"
+        )
+        array.align = 64
+        return builder.gep(array, [I32(0), I32(0)])
+
+    return types.CPointer(real)(count, dy, x), codegen
+
+
+@intrinsic(prefer_literal=True)
+def int_buffer(typingctx: Any, count: Any) -> Any:
+    """An array of int64 on the stack; ``count`` is a literal."""
+    size = count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = cgutils.alloca_once(builder, ir.ArrayType(I64, size), name="block")
+        return builder.gep(array, [I32(0), I32(0)])
+
+    return INT_POINTER(count), codegen
+
+
+@intrinsic
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a·b + c in float64, rounded once."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return types.float64(types.float64, types.float64, types.float64), codegen
+
+
+@intrinsic
+def bits_to_double(typingctx: Any, bits: Any) -> Any:
+    """The float64 whose bits these are."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], F64)
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic
+def call_kernel(typingctx: Any, kernel: Any, block: Any, step: Any, task: Any) -> Any:
+    """Call the kernel at an address: void(pattern, dy, x, dx, block, step, task).
+
+    The first three words of the block are the addresses of dy, x and dx; the pattern is only a
+    type, its value nothing.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kernel, block, step, task = args
+        pointer = ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [pointer] * 6 + [I64])
+        words = builder.inttoptr(block, I64.as_pointer())
+        data = [
+            builder.inttoptr(builder.load(builder.gep(words, [I64(i)])), pointer) for i in range(3)
+        ]
+        builder.call(
+            builder.inttoptr(kernel, function.as_pointer()),
+            [
+                ir.Constant(pointer, None),
+                *data,
+                builder.inttoptr(block, pointer),
+                builder.inttoptr(step, pointer),
+                task,
+            ],
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def call_channels(
+    typingctx: Any, kernel: Any, block: Any, flags: Any, s: Any, c0: Any, c1: Any
+) -> Any:
+    """Call the channel kernel at an address: void(real, block, flags, s, c0, c1).
+
+    Like the pattern, real is only a type.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kernel, block, *numbers = args
+        pointer = ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [pointer] * 2 + [I64] * 4)
+        builder.call(
+            builder.inttoptr(kernel, function.as_pointer()),
+            [ir.Constant(pointer, None), builder.bitcast(block, pointer), *numbers],
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, block, *[types.int64] * 4), codegen
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def two_sum(a, b):  # type: ignore[no-untyped-def]
+    """a + b as a rounded sum and its exact error (Knuth). Never with reassociation."""
+    s = a + b
+    z = s - a
+    return s, (a - (s - z)) + (b - z)

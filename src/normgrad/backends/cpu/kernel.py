@@ -1,0 +1,176 @@
+"""The kernel: what one task of one step does; and the driver that runs a program's steps.
+
+The kernel is compiled once for each access pattern and each triple of dtypes, as a C function
+without threads in it. The driver calls it through its address, from as many threads as there are.
+So the machine code, and with it every bit of the results, is the same however a program is run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit, prange, types
+
+from .block import (
+    ADDRESSES, AFTER, BEFORE, BLOCK_WORDS, CHANNEL_BLOCK, CHANNEL_KERNEL, CHANNEL_STRIDES,
+    CHANNELS, DO_APPLY, DO_MOMENTS, DO_SCALE, DO_SUMS, FLAGS, INNER, INNER_STRIDES, KERNEL,
+    OUTER_MAX, OUTER_RANK, OUTER_SIZES, OUTER_STRIDES, PART_SIZE, PARTS, POSITIONS, SET_STRIDES,
+    SETS, STEP_WORDS, TASKS, THREADS, W_GAIN, W_MEAN, W_SCALE, W_SHIFT, W_SLOPE, W_SUM_DY,
+    W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR, WORKSPACE,
+)  # fmt: skip
+from .channels import clear
+from .intrinsics import (
+    INT_POINTER, POINTERS, address_of, call_channels, call_kernel, doubles_at, get, int_buffer,
+    integers_at, like, put, real_of, shift,
+)  # fmt: skip
+from .patterns import PATTERNS, segment_apply, segment_moments, segment_scale, segment_sums
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@njit(error_model="numpy")
+def offset_of(block, tensor, s, c, outer, inner):
+    """The element offset of a segment's start in tensor 0 (dy), 1 (x) or 2 (dx)."""
+    offset = (
+        s * get(block, SET_STRIDES + tensor)
+        + c * get(block, CHANNEL_STRIDES + tensor)
+        + inner * get(block, INNER_STRIDES + tensor)
+    )
+    for axis in range(get(block, OUTER_RANK) - 1, -1, -1):
+        size = get(block, OUTER_SIZES + axis)
+        quotient = outer // size
+        step = get(block, OUTER_STRIDES + OUTER_MAX * tensor + axis)
+        offset += (outer - quotient * size) * step
+        outer = quotient
+    return offset
+
+
+@njit(error_model="numpy")
+def add_sums(pattern, dy, x, block, flags, s, c0, channels, first, last, part):
+    """The sums (or the moments of x) of one tile, from zero, front to back."""
+    workspace = get(block, WORKSPACE)
+    base = s * get(block, CHANNELS) + c0
+    slot = part * get(block, SETS) * get(block, CHANNELS) + base
+    real = real_of(dy, x)
+    mean = shift(like(workspace + get(block, W_MEAN), real), base)
+    sums = (
+        shift(doubles_at(workspace + get(block, W_SUM_DY)), slot),
+        shift(like(workspace + get(block, W_SUM_DY_ERROR), real), slot),
+        shift(doubles_at(workspace + get(block, W_SUM_DY_XMU)), slot),
+        shift(like(workspace + get(block, W_SUM_DY_XMU_ERROR), real), slot),
+    )
+    for c in range(channels):
+        clear(sums[0], sums[1], c)
+        clear(sums[2], sums[3], c)
+    inner = get(block, INNER)
+    position = first
+    while position < last:
+        a = position // inner
+        b = position - a * inner
+        count = min(inner - b, last - position)
+        x_at = offset_of(block, 1, s, c0, a, b)
+        if flags & DO_MOMENTS:
+            segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums)
+        else:
+            dy_at = offset_of(block, 0, s, c0, a, b)
+            segment_sums(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums)
+        position += count
+
+
+@njit(error_model="numpy")
+def apply(pattern, dy, x, dx, block, flags, s, c0, channels, first, last):
+    """dx of one tile, back to front: what was summed last is still in cache."""
+    workspace = get(block, WORKSPACE)
+    base = s * get(block, CHANNELS) + c0
+    real = real_of(dy, x)
+    mean = shift(like(workspace + get(block, W_MEAN), real), base)
+    scale = shift(like(workspace + get(block, W_SCALE), real), base)
+    terms = (
+        shift(like(workspace + get(block, W_GAIN), real), base),
+        shift(like(workspace + get(block, W_SHIFT), real), base),
+        shift(like(workspace + get(block, W_SLOPE), real), base),
+        scale,
+    )
+    inner = get(block, INNER)
+    end = last
+    while end > first:
+        a = (end - 1) // inner
+        start = max(a * inner, first)
+        b = start - a * inner
+        count = end - start
+        dy_at = offset_of(block, 0, s, c0, a, b)
+        dx_at = offset_of(block, 2, s, c0, a, b)
+        if flags & DO_SCALE:
+            segment_scale(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale)
+        else:
+            x_at = offset_of(block, 1, s, c0, a, b)
+            segment_apply(
+                pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, terms
+            )
+        end = start
+
+
+def kernel(pattern, dy, x, dx, block, step, task):
+    """One task: the parts of the work that the step's flags name, on the task's tile."""
+    flags = get(step, FLAGS)
+    channels = get(block, CHANNELS)
+    size = get(step, CHANNEL_BLOCK)
+    parts = get(step, PARTS)
+    tile = task // parts
+    part = task - tile * parts
+    blocks = (channels + size - 1) // size
+    s = tile // blocks
+    c0 = (tile - s * blocks) * size
+    c1 = min(c0 + size, channels)
+    first = part * get(step, PART_SIZE)
+    last = min(first + get(step, PART_SIZE), get(block, POSITIONS))
+
+    channel_kernel = get(step, CHANNEL_KERNEL)
+    if flags & BEFORE:
+        call_channels(channel_kernel, block, flags & BEFORE, s, c0, c1)
+    if flags & (DO_SUMS | DO_MOMENTS):
+        add_sums(pattern, dy, x, block, flags, s, c0, c1 - c0, first, last, part)
+    if flags & AFTER:
+        call_channels(channel_kernel, block, flags & AFTER, s, c0, c1)
+    if flags & (DO_APPLY | DO_SCALE):
+        apply(pattern, dy, x, dx, block, flags, s, c0, c1 - c0, first, last)
+
+
+def signature(pattern: str, code: int) -> Any:
+    """The kernel's type for an access pattern and the data's dtype code.
+
+    For "tiles" that is the arithmetic's: only the type of the tiles.
+    """
+    data = [POINTERS[code]] * 3
+    return types.void(PATTERNS[pattern], *data, INT_POINTER, INT_POINTER, types.int64)
+
+
+# fmt: off
+def drive(
+    template, steps, step_count, dy, x, dx, mean, spread, weight, sum_dy, sum_dy_xmu,
+    out_sum_dy, out_sum_dy_xmu, out_weight, out_bias, count, workspace,
+):
+    """Run a program: copy its block, fill in the addresses, and call its steps one by one."""
+    block = int_buffer(BLOCK_WORDS)
+    source = integers_at(template)
+    for word in range(ADDRESSES, BLOCK_WORDS):
+        put(block, word, get(source, word))
+    addresses = (
+        dy, x, dx, mean, spread, weight, sum_dy, sum_dy_xmu, out_sum_dy, out_sum_dy_xmu,
+        out_weight, out_bias, count, workspace,
+    )
+    for slot in range(ADDRESSES):
+        put(block, slot, addresses[slot])
+    here = address_of(block)
+    for index in range(step_count):
+        step = steps + 8 * STEP_WORDS * index
+        words = integers_at(step)
+        kernel_address = get(words, KERNEL)
+        tasks = get(words, TASKS)
+        if get(words, THREADS) == 0:
+            for task in range(tasks):
+                call_kernel(kernel_address, here, step, task)
+        else:
+            for task in prange(tasks):
+                call_kernel(kernel_address, here, step, task)
+# fmt: on

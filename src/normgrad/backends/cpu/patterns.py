@@ -1,0 +1,483 @@
+"""The loops over whole tensors: sums, moments and dx, for each way the data lie in memory.
+
+A *segment* is a run of positions with a constant step, over some channels. Each access pattern
+treats a segment in its own way:
+
+- ``rows``: positions are contiguous in every tensor (NCHW and the like), and all have one dtype.
+- ``columns``: channels are contiguous in every tensor (channels-last), and all have one dtype.
+- ``tiles``: anything else, any strides and any mixture of dtypes. A small tile is gathered into
+  dense rows on the stack in the arithmetic's type, treated as rows, and scattered back; no tensor
+  is copied whole. This kernel learns the dtypes when it runs, so that two of it serve all 64
+  mixtures.
+
+Sums are formed in blocks whose float32 chains are at most 16 additions a lane long on four lanes
+or more, then folded into float64: the error bound allows 32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit, types
+from numba.core.extending import models, overload, register_model
+
+from .block import CHANNEL_STRIDES, DATA_CODES, INNER_STRIDES
+from .channels import fold
+from .intrinsics import (
+    address_of, bfloat16s_at, doubles_at, float16s_at, get, load, put, real_buffer, shift,
+    singles_at, store, zero,
+)  # fmt: skip
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Elements whose sum is one loop; 64 lanes at a time on AVX-512, 16 on NEON.
+BLOCK = 256
+#: The same for what is left of a row: at most one vector, or a chain of this length.
+SMALL_BLOCK = 16
+#: Rows of channels-last data summed before they are folded.
+ROWS = 8
+#: A gathered tile: so many channels of BLOCK positions, 16 or 32 KiB a tensor, on the stack.
+TILE_CHANNELS = 16
+TILE = TILE_CHANNELS * BLOCK
+
+# Sums may be reordered and contracted into fused multiply-adds; NaN and Inf must stay what they
+# are, so neither 'nnan' nor 'ninf'. What is not a sum keeps its order.
+SUMS = {"reassoc", "contract", "nsz", "arcp"}
+ELEMENTS = {"contract", "nsz"}
+
+
+class Pattern(types.Type):
+    """An access pattern, as a type: the kernel is compiled once for each."""
+
+
+@register_model(Pattern)
+class _PatternModel(models.OpaqueModel):  # type: ignore[misc]
+    pass
+
+
+rows = Pattern("rows")
+columns = Pattern("columns")
+tiles = Pattern("tiles")
+PATTERNS = {pattern.name: pattern for pattern in (rows, columns, tiles)}
+
+
+# Contiguous rows of one channel
+
+
+@njit(fastmath=SUMS, error_model="numpy")
+def block_sums(dy, x, mean, count):
+    """Σdy and Σdy·(x − mean) over a short block, in the arithmetic's type."""
+    total = zero(dy, x)
+    projection = zero(dy, x)
+    for i in range(count):
+        d = load(dy, i)
+        total += d
+        projection += d * (load(x, i) - mean)
+    return total, projection
+
+
+@njit(fastmath=SUMS, error_model="numpy")
+def block_moments(x, mean, count):
+    """Σ(x − mean) and Σ(x − mean)² over a short block, in float64."""
+    first = 0.0
+    second = 0.0
+    for i in range(count):
+        d = float(load(x, i)) - mean
+        first += d
+        second += d * d
+    return first, second
+
+
+@njit(error_model="numpy")
+def row_sums(dy, x, mean, count, sums, c):
+    """Add a row's sums to channel c's."""
+    total, total_error, projection, projection_error = sums
+    i = 0
+    while i < count:
+        if count - i >= BLOCK:
+            # A constant trip count: no remainder loop, and a known length of chain.
+            n = BLOCK
+            s, q = block_sums(shift(dy, i), shift(x, i), mean, BLOCK)
+        elif count - i >= SMALL_BLOCK:
+            n = SMALL_BLOCK
+            s, q = block_sums(shift(dy, i), shift(x, i), mean, SMALL_BLOCK)
+        else:
+            n = count - i
+            s, q = block_sums(shift(dy, i), shift(x, i), mean, n)
+        fold(total, total_error, c, s)
+        fold(projection, projection_error, c, q)
+        i += n
+
+
+@njit(error_model="numpy")
+def row_moments(x, mean, count, sums, c):
+    """Add a row's moments to channel c's."""
+    first, first_error, second, second_error = sums
+    i = 0
+    while i < count:
+        n = min(BLOCK, count - i)
+        s, q = block_moments(shift(x, i), mean, n)
+        fold(first, first_error, c, s)
+        fold(second, second_error, c, q)
+        i += n
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count):
+    """dx = scale · (gain·dy − (offset + slope·(x − mean)))."""
+    for i in range(count):
+        store(dx, i, scale * (gain * load(dy, i) - (offset + slope * (load(x, i) - mean))))
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def row_scale(dy, dx, scale, count):
+    """dx = scale · dy."""
+    for i in range(count):
+        store(dx, i, scale * load(dy, i))
+
+
+# Several positions of contiguous channels
+
+
+@njit(fastmath=SUMS, error_model="numpy")
+def column_sums(dy, x, dy_step, x_step, mean, channels, count, sums):
+    """Add `count` positions' terms to every channel's sums; count is a constant or small."""
+    total, total_error, projection, projection_error = sums
+    for c in range(channels):
+        mu = load(mean, c)
+        s = zero(dy, x)
+        q = zero(dy, x)
+        for r in range(count):
+            d = load(dy, r * dy_step + c)
+            s += d
+            q += d * (load(x, r * x_step + c) - mu)
+        fold(total, total_error, c, s)
+        fold(projection, projection_error, c, q)
+
+
+@njit(error_model="numpy")
+def column_moments(x, mean, channels, sums):
+    """Add one position's moments to every channel's."""
+    first, first_error, second, second_error = sums
+    for c in range(channels):
+        d = float(load(x, c)) - float(load(mean, c))
+        fold(first, first_error, c, d)
+        fold(second, second_error, c, d * d)
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def column_apply(dy, x, dx, mean, gain, offset, slope, scale, channels):
+    """dx of one position, for all channels."""
+    for c in range(channels):
+        inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
+        store(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def column_scale(dy, dx, scale, channels):
+    """dx = scale · dy of one position, for all channels."""
+    for c in range(channels):
+        store(dx, c, load(scale, c) * load(dy, c))
+
+
+# Tiles
+
+
+@njit(error_model="numpy")
+def gather_from(source, channel_step, step, tile, channels, count):
+    """Copy a tile into dense rows of BLOCK, converted to the tile's type."""
+    if step == 1:
+        for c in range(channels):
+            row = shift(source, c * channel_step)
+            for i in range(count):
+                put(tile, c * BLOCK + i, load(row, i))
+    elif abs(channel_step) < abs(step):
+        for i in range(count):
+            for c in range(channels):
+                put(tile, c * BLOCK + i, load(source, c * channel_step + i * step))
+    else:
+        for c in range(channels):
+            for i in range(count):
+                put(tile, c * BLOCK + i, load(source, c * channel_step + i * step))
+
+
+@njit(error_model="numpy")
+def scatter_to(tile, target, channel_step, step, channels, count):
+    """Round a tile into the tensor it belongs to."""
+    if step == 1:
+        for c in range(channels):
+            row = shift(target, c * channel_step)
+            for i in range(count):
+                store(row, i, get(tile, c * BLOCK + i))
+    elif abs(channel_step) < abs(step):
+        for i in range(count):
+            for c in range(channels):
+                store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
+    else:
+        for c in range(channels):
+            for i in range(count):
+                store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
+
+
+@njit(error_model="numpy")
+def gather(block, tensor, base, offset, tile, channels, count):
+    """Gather a tile of tensor 0 (dy) or 1 (x), whatever its dtype."""
+    code = get(block, DATA_CODES + tensor)
+    channel_step = get(block, CHANNEL_STRIDES + tensor)
+    step = get(block, INNER_STRIDES + tensor)
+    at = address_of(base)
+    if code == 0:
+        gather_from(singles_at(at + 4 * offset), channel_step, step, tile, channels, count)
+    elif code == 1:
+        gather_from(doubles_at(at + 8 * offset), channel_step, step, tile, channels, count)
+    elif code == 2:
+        gather_from(float16s_at(at + 2 * offset), channel_step, step, tile, channels, count)
+    else:
+        gather_from(bfloat16s_at(at + 2 * offset), channel_step, step, tile, channels, count)
+
+
+@njit(error_model="numpy")
+def scatter(block, base, offset, tile, channels, count):
+    """Scatter a tile into dx, whatever its dtype."""
+    code = get(block, DATA_CODES + 2)
+    channel_step = get(block, CHANNEL_STRIDES + 2)
+    step = get(block, INNER_STRIDES + 2)
+    at = address_of(base)
+    if code == 0:
+        scatter_to(tile, singles_at(at + 4 * offset), channel_step, step, channels, count)
+    elif code == 1:
+        scatter_to(tile, doubles_at(at + 8 * offset), channel_step, step, channels, count)
+    elif code == 2:
+        scatter_to(tile, float16s_at(at + 2 * offset), channel_step, step, channels, count)
+    else:
+        scatter_to(tile, bfloat16s_at(at + 2 * offset), channel_step, step, channels, count)
+
+
+@njit(error_model="numpy")
+def tile_offset(block, tensor, c, i):
+    """How far channel c and position i of a segment are from its start."""
+    return c * get(block, CHANNEL_STRIDES + tensor) + i * get(block, INNER_STRIDES + tensor)
+
+
+# A segment, by pattern. Offsets are where it starts in each tensor.
+
+
+def segment_sums(
+    pattern: Any, dy: Any, x: Any, dy_at: Any, x_at: Any, block: Any, channels: Any, count: Any,
+    mean: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
+    raise NotImplementedError
+
+
+@overload(segment_sums, jit_options={"error_model": "numpy"})
+def _segment_sums(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
+    if pattern == rows:
+
+        def by_rows(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
+            dy_channel = get(block, CHANNEL_STRIDES)
+            x_channel = get(block, CHANNEL_STRIDES + 1)
+            for c in range(channels):
+                row_sums(
+                    shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
+                    get(mean, c), count, sums, c,
+                )  # fmt: skip
+
+        return by_rows
+
+    if pattern == columns:
+
+        def by_columns(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
+            dy_step = get(block, INNER_STRIDES)
+            x_step = get(block, INNER_STRIDES + 1)
+            i = 0
+            while i < count:
+                dys = shift(dy, dy_at + i * dy_step)
+                xs = shift(x, x_at + i * x_step)
+                if count - i >= ROWS:
+                    column_sums(dys, xs, dy_step, x_step, mean, channels, ROWS, sums)
+                    i += ROWS
+                else:
+                    column_sums(dys, xs, dy_step, x_step, mean, channels, 1, sums)
+                    i += 1
+
+        return by_columns
+
+    def by_tiles(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
+        dy_tile = real_buffer(TILE, dy, x)
+        x_tile = real_buffer(TILE, dy, x)
+        for c0 in range(0, channels, TILE_CHANNELS):
+            n = min(TILE_CHANNELS, channels - c0)
+            for i in range(0, count, BLOCK):
+                m = min(BLOCK, count - i)
+                gather(block, 0, dy, dy_at + tile_offset(block, 0, c0, i), dy_tile, n, m)
+                gather(block, 1, x, x_at + tile_offset(block, 1, c0, i), x_tile, n, m)
+                for c in range(n):
+                    row_sums(
+                        shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK), get(mean, c0 + c), m,
+                        sums, c0 + c,
+                    )  # fmt: skip
+
+    return by_tiles
+
+
+def segment_moments(
+    pattern: Any, dy: Any, x: Any, x_at: Any, block: Any, channels: Any, count: Any, mean: Any,
+    sums: Any,
+) -> None:  # fmt: skip
+    """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
+    raise NotImplementedError
+
+
+@overload(segment_moments, jit_options={"error_model": "numpy"})
+def _segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums):
+    if pattern == rows:
+
+        def by_rows(pattern, dy, x, x_at, block, channels, count, mean, sums):
+            x_channel = get(block, CHANNEL_STRIDES + 1)
+            for c in range(channels):
+                row_moments(shift(x, x_at + c * x_channel), float(get(mean, c)), count, sums, c)
+
+        return by_rows
+
+    if pattern == columns:
+
+        def by_columns(pattern, dy, x, x_at, block, channels, count, mean, sums):
+            x_step = get(block, INNER_STRIDES + 1)
+            for i in range(count):
+                column_moments(shift(x, x_at + i * x_step), mean, channels, sums)
+
+        return by_columns
+
+    def by_tiles(pattern, dy, x, x_at, block, channels, count, mean, sums):
+        tile = real_buffer(TILE, dy, x)
+        for c0 in range(0, channels, TILE_CHANNELS):
+            n = min(TILE_CHANNELS, channels - c0)
+            for i in range(0, count, BLOCK):
+                m = min(BLOCK, count - i)
+                gather(block, 1, x, x_at + tile_offset(block, 1, c0, i), tile, n, m)
+                for c in range(n):
+                    row_moments(shift(tile, c * BLOCK), float(get(mean, c0 + c)), m, sums, c0 + c)
+
+    return by_tiles
+
+
+def segment_apply(
+    pattern: Any, dy: Any, x: Any, dx: Any, dy_at: Any, x_at: Any, dx_at: Any, block: Any,
+    channels: Any, count: Any, mean: Any, coefficients: Any,
+) -> None:  # fmt: skip
+    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
+    raise NotImplementedError
+
+
+@overload(segment_apply, jit_options={"error_model": "numpy"})
+def _segment_apply(
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
+):
+    if pattern == rows:
+
+        def by_rows(
+            pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
+        ):
+            gain, offset, slope, scale = coefficients
+            dy_channel = get(block, CHANNEL_STRIDES)
+            x_channel = get(block, CHANNEL_STRIDES + 1)
+            dx_channel = get(block, CHANNEL_STRIDES + 2)
+            for c in range(channels):
+                row_apply(
+                    shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
+                    shift(dx, dx_at + c * dx_channel),
+                    get(mean, c), get(gain, c), get(offset, c), get(slope, c), get(scale, c), count,
+                )  # fmt: skip
+
+        return by_rows
+
+    if pattern == columns:
+
+        def by_columns(
+            pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
+        ):
+            gain, offset, slope, scale = coefficients
+            dy_step = get(block, INNER_STRIDES)
+            x_step = get(block, INNER_STRIDES + 1)
+            dx_step = get(block, INNER_STRIDES + 2)
+            for i in range(count - 1, -1, -1):
+                column_apply(
+                    shift(dy, dy_at + i * dy_step), shift(x, x_at + i * x_step),
+                    shift(dx, dx_at + i * dx_step), mean, gain, offset, slope, scale, channels,
+                )  # fmt: skip
+
+        return by_columns
+
+    def by_tiles(
+        pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
+    ):
+        gain, offset, slope, scale = coefficients
+        dy_tile = real_buffer(TILE, dy, x)
+        x_tile = real_buffer(TILE, dy, x)
+        for c0 in range(0, channels, TILE_CHANNELS):
+            n = min(TILE_CHANNELS, channels - c0)
+            for i in range(0, count, BLOCK):
+                m = min(BLOCK, count - i)
+                gather(block, 0, dy, dy_at + tile_offset(block, 0, c0, i), dy_tile, n, m)
+                gather(block, 1, x, x_at + tile_offset(block, 1, c0, i), x_tile, n, m)
+                for c in range(n):
+                    row = shift(dy_tile, c * BLOCK)
+                    j = c0 + c
+                    row_apply(
+                        row, shift(x_tile, c * BLOCK), row, get(mean, j), get(gain, j),
+                        get(offset, j), get(slope, j), get(scale, j), m,
+                    )  # fmt: skip
+                scatter(block, dx, dx_at + tile_offset(block, 2, c0, i), dy_tile, n, m)
+
+    return by_tiles
+
+
+def segment_scale(
+    pattern: Any, dy: Any, x: Any, dx: Any, dy_at: Any, dx_at: Any, block: Any, channels: Any,
+    count: Any, scale: Any,
+) -> None:  # fmt: skip
+    """Write a segment of dx = scale · dy."""
+    raise NotImplementedError
+
+
+@overload(segment_scale, jit_options={"error_model": "numpy"})
+def _segment_scale(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
+    if pattern == rows:
+
+        def by_rows(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
+            dy_channel = get(block, CHANNEL_STRIDES)
+            dx_channel = get(block, CHANNEL_STRIDES + 2)
+            for c in range(channels):
+                row_scale(
+                    shift(dy, dy_at + c * dy_channel), shift(dx, dx_at + c * dx_channel),
+                    get(scale, c), count,
+                )  # fmt: skip
+
+        return by_rows
+
+    if pattern == columns:
+
+        def by_columns(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
+            dy_step = get(block, INNER_STRIDES)
+            dx_step = get(block, INNER_STRIDES + 2)
+            for i in range(count - 1, -1, -1):
+                column_scale(
+                    shift(dy, dy_at + i * dy_step), shift(dx, dx_at + i * dx_step), scale, channels
+                )
+
+        return by_columns
+
+    def by_tiles(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
+        tile = real_buffer(TILE, dy, x)
+        for c0 in range(0, channels, TILE_CHANNELS):
+            n = min(TILE_CHANNELS, channels - c0)
+            for i in range(0, count, BLOCK):
+                m = min(BLOCK, count - i)
+                gather(block, 0, dy, dy_at + tile_offset(block, 0, c0, i), tile, n, m)
+                for c in range(n):
+                    row = shift(tile, c * BLOCK)
+                    row_scale(row, row, get(scale, c0 + c), m)
+                scatter(block, dx, dx_at + tile_offset(block, 2, c0, i), tile, n, m)
+
+    return by_tiles

@@ -1,0 +1,346 @@
+"""From a problem to a program: which access pattern, which steps, how much workspace.
+
+Made from specs and a description of the machine alone; nothing is compiled or computed here. Where
+the sums of a channel are cut into parts, the cut follows from the shape alone, never from the
+number of threads: it decides in which order they are added, and so the last bit of the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import dtypes
+from ...layout import Axis
+from ...machine import Machine
+from ...problem import Problem, Role, Rule
+from . import block as B
+
+#: Below so many elements one thread does it all: starting the others takes some 5 µs, in which one
+#: core treats about this many.
+SMALL = 1 << 15
+#: Elements of one channel or sample below which cutting it into parts does not pay.
+PART = 1 << 13
+#: Enough tasks to keep the cores of a large server busy where there are few channels, and few
+#: enough that adding their sums costs nothing.
+TASKS = 64
+#: Channels a task looks after where the work is per channel alone.
+CHANNELS_PER_TASK = 1024
+
+#: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
+#: wherever the caller's buffer starts.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass over the tiles: what is done to each, and how they are cut."""
+
+    flags: int
+    channel_block: int
+    parts: int
+    part_size: int
+    tasks: int
+    parallel: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What a plan runs.
+
+    Attributes:
+        pattern: the access pattern, "rows", "columns" or "tiles".
+        code: the dtype code that, with the pattern, names the kernel: the data's, or for "tiles"
+            the arithmetic's.
+        arithmetic: the dtype code of what is computed in.
+        steps: run one after the other, the tasks of each in any order.
+        template: the parameter block but for its addresses.
+        workspace_size: bytes, including what aligning the caller's buffer may cost.
+        input_is_grad_out: x is not needed, and dy is read in its place.
+    """
+
+    pattern: str
+    code: int
+    arithmetic: int
+    steps: tuple[Step, ...]
+    template: npt.NDArray[np.int64]
+    workspace_size: int
+    input_is_grad_out: bool
+
+    @property
+    def path(self) -> str:
+        """The way chosen, for people and tests: the pattern and what each step does."""
+        return " ".join((self.pattern, *(_name(step) for step in self.steps)))
+
+
+_NAMES = {
+    B.DO_COUNT: "count",
+    B.DO_PREPARE: "prepare",
+    B.DO_MOMENTS: "moments",
+    B.DO_SUMS: "sums",
+    B.DO_COMBINE: "combine",
+    B.DO_MEAN: "mean",
+    B.DO_INVSTD: "invstd",
+    B.DO_OUTPUTS: "outputs",
+    B.DO_COEFFICIENTS: "coefficients",
+    B.DO_APPLY: "apply",
+    B.DO_SCALE: "scale",
+    B.DO_ZERO: "zero",
+}
+
+
+def _name(step: Step) -> str:
+    return "+".join(name for flag, name in _NAMES.items() if step.flags & flag)
+
+
+def _bits(value: float) -> int:
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits)
+
+
+def access_pattern(problem: Problem) -> str:
+    """Which axis is contiguous in every tensor that is used; "tiles" where none is, or where their
+    dtypes differ."""
+    used = (0, 1, 2) if problem.grad_input is not None else (0, 1)
+    data = {problem.grad_out, problem.input, problem.grad_input or problem.input}
+    if len(data) == 1:
+        if all(problem.inner.strides[i] == 1 for i in used):
+            return "rows"
+        if all(problem.channel.strides[i] == 1 for i in used):
+            return "columns"
+    return "tiles"
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How the work is cut: channels to a task, parts to a channel."""
+
+    channel_block: int
+    parts: int
+    part_size: int
+
+
+def _tiling(problem: Problem, pattern: str) -> _Tiling:
+    sets, channels, positions = problem.sets.size, problem.channel.size, problem.positions
+    total = sets * channels * positions
+    whole = _Tiling(channels, 1, positions)
+    if total < SMALL:
+        return whole
+    per_group = problem.per_group
+    if pattern == "columns":
+        # Slabs of positions over all channels; the channels stay together because they share
+        # cache lines.
+        parts = min(-(-TASKS // sets), max(1, positions * channels // PART))
+        channel_block = channels
+    else:
+        # As few channels (whole groups) to a task as make it worth its while.
+        groups = max(1, PART // max(1, positions * per_group))
+        channel_block = min(channels, groups * per_group)
+        tasks = sets * -(-channels // channel_block)
+        parts = 1
+        if tasks < TASKS // 4:
+            parts = min(-(-TASKS // tasks), max(1, positions * channel_block // PART))
+    part_size = -(-positions // parts)
+    return _Tiling(channel_block, -(-positions // part_size), part_size)
+
+
+def _steps(problem: Problem, pattern: str) -> tuple[tuple[Step, ...], int]:
+    """The steps, and how many parts each channel's sums come in."""
+    sets, channels, positions = problem.sets.size, problem.channel.size, problem.positions
+    if sets * channels * positions == 0:
+        if not problem.wants_parameters or channels == 0:
+            return (), 1
+        return (Step(B.DO_ZERO, channels, 1, 1, 1, False),), 1
+    rule = problem.rule
+    writes = 0
+    if problem.grad_input is not None:
+        writes = B.DO_SCALE if rule is Rule.EVAL else B.DO_APPLY
+    sums = 0
+    if problem.wants_parameters or (writes and rule in (Rule.TRAIN, Rule.GROUP)):
+        sums = B.DO_SUMS
+    if not writes and not sums:
+        return (), 1
+
+    tiling = _tiling(problem, pattern)
+    blocks = -(-channels // tiling.channel_block)
+    parallel = sets * channels * positions >= SMALL
+
+    def over_tiles(flags: int) -> Step:
+        return Step(
+            flags,
+            tiling.channel_block,
+            tiling.parts,
+            tiling.part_size,
+            sets * blocks * tiling.parts,
+            parallel,
+        )
+
+    # Whole groups, so that a task can finish its groups.
+    per_task = -(-CHANNELS_PER_TASK // problem.per_group) * problem.per_group
+
+    def over_channels(flags: int, of: int = sets) -> Step:
+        size = min(channels, per_task)
+        return Step(flags, size, 1, positions, of * -(-channels // size), parallel)
+
+    steps: list[Step] = []
+    if problem.count is not None:
+        steps.append(Step(B.DO_COUNT, channels, 1, positions, 1, False))
+    prepare = B.DO_PREPARE
+    if problem.missing_mean or problem.missing_spread:
+        # A mean in float64 arithmetic takes a second round about the first one's result, which
+        # leaves only the last rounding; float64 sums of float32 data are exact enough at once.
+        rounds = (2 if problem.arithmetic is dtypes.float64 else 1) if problem.missing_mean else 0
+        finishes = [B.DO_MEAN] * rounds + [B.DO_INVSTD] * problem.missing_spread
+        steps.append(over_channels(prepare))
+        prepare = 0
+        for finish in finishes:
+            steps.append(over_tiles(B.DO_MOMENTS))
+            steps.append(over_channels(B.DO_COMBINE | finish))
+    # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
+    outputs = B.DO_OUTPUTS if problem.wants_parameters else 0
+    last = 0
+    if rule is Rule.GROUP:
+        outputs, last = 0, outputs
+    coefficients = B.DO_COEFFICIENTS if writes else 0
+    # Where dx does not depend on the sums it does not wait for them.
+    early, late = (coefficients, 0) if rule in (Rule.EVAL, Rule.ELEMT) else (0, coefficients)
+    if tiling.parts == 1:
+        steps.append(over_tiles(prepare | sums | outputs | coefficients | writes))
+    else:
+        if prepare or early:
+            steps.append(over_channels(prepare | early))
+        if not sums:
+            steps.append(over_tiles(writes))
+        else:
+            steps.append(over_tiles(sums if late else sums | writes))
+            steps.append(over_channels(B.DO_COMBINE | outputs | late))
+            if late:
+                steps.append(over_tiles(writes))
+    if last:
+        steps.append(over_channels(last, of=1))
+    return tuple(steps), tiling.parts
+
+
+def _needs_input(problem: Problem) -> bool:
+    """Whether anything asked for depends on x."""
+    if problem.rule in (Rule.TRAIN, Rule.GROUP, Rule.ELEMT) and problem.grad_input is not None:
+        return True
+    return Role.OUT_SUM_DY_XMU in problem.vectors or Role.OUT_WEIGHT in problem.vectors
+
+
+def _fill_axes(block: npt.NDArray[np.int64], problem: Problem) -> None:
+    for word, strides_word, axis in (
+        (B.SETS, B.SET_STRIDES, problem.sets),
+        (B.CHANNELS, B.CHANNEL_STRIDES, problem.channel),
+        (B.INNER, B.INNER_STRIDES, problem.inner),
+    ):
+        block[word] = axis.size
+        block[strides_word : strides_word + 3] = axis.strides
+    block[B.OUTER_RANK] = len(problem.outer)
+    for index, axis in enumerate(problem.outer):
+        block[B.OUTER_SIZES + index] = axis.size
+        for tensor, stride in enumerate(axis.strides):
+            block[B.OUTER_STRIDES + B.OUTER_MAX * tensor + index] = stride
+    block[B.POSITIONS] = problem.positions
+
+
+def _fill_vectors(block: npt.NDArray[np.int64], problem: Problem) -> None:
+    for role, vector in problem.vectors.items():
+        word = B.VECTORS + B.VECTOR_WORDS * (int(role) - B.MEAN)
+        block[word + B.SET_STRIDE] = vector.set_stride
+        block[word + B.STRIDE] = vector.stride
+        block[word + B.CODE] = vector.dtype.code
+    if problem.count is not None:
+        spec = problem.count
+        block[B.COUNT_CODE] = spec.dtype.code
+        block[B.COUNT_RANK] = spec.rank
+        block[B.COUNT_SIZES : B.COUNT_SIZES + spec.rank] = spec.shape
+        block[B.COUNT_STRIDES : B.COUNT_STRIDES + spec.rank] = spec.strides
+
+
+def _fill_workspace(block: npt.NDArray[np.int64], problem: Problem, parts: int) -> int:
+    """Lay out the workspace; its size in bytes."""
+    values = problem.sets.size * problem.channel.size
+    real = problem.arithmetic.itemsize
+    double = dtypes.float64.itemsize
+    # Errors of sums are kept in float64 arithmetic alone.
+    error = double if problem.arithmetic is dtypes.float64 else 0
+    layout: Sequence[tuple[int, int]] = (
+        (B.W_MEAN, values * real),
+        (B.W_GAIN, values * real),
+        (B.W_SHIFT, values * real),
+        (B.W_SLOPE, values * real),
+        (B.W_SCALE, values * real),
+        (B.W_INVSTD, values * double),
+        (B.W_WEIGHT, values * double),
+        (B.W_SUM_DY, parts * values * double),
+        (B.W_SUM_DY_ERROR, parts * values * error),
+        (B.W_SUM_DY_XMU, parts * values * double),
+        (B.W_SUM_DY_XMU_ERROR, parts * values * error),
+        (B.W_COUNT, double),
+    )
+    end = 0
+    for word, size in layout:
+        block[word] = end
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return end + ALIGNMENT - 1
+
+
+def build(problem: Problem, machine: Machine) -> Program:
+    """The program for a problem on a machine."""
+    # Not where x alone makes the arithmetic float64.
+    input_is_grad_out = not _needs_input(problem) and (
+        dtypes.arithmetic(problem.grad_out) is problem.arithmetic
+    )
+    if input_is_grad_out:
+        problem = _without_input(problem)
+    pattern = access_pattern(problem)
+    steps, parts = _steps(problem, pattern)
+    template = np.zeros(B.BLOCK_WORDS, np.int64)
+    _fill_axes(template, problem)
+    _fill_vectors(template, problem)
+    template[B.RULE] = problem.rule
+    template[B.EPS] = _bits(problem.eps)
+    template[B.DIVISOR] = _bits(problem.divisor)
+    template[B.PER_GROUP] = problem.per_group
+    template[B.SPREAD_IS_VARIANCE] = problem.spread_is_variance
+    template[B.SLOTS] = parts
+    data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
+    template[B.DATA_CODES : B.DATA_CODES + 3] = [dtype.code for dtype in data]
+    workspace_size = _fill_workspace(template, problem, parts) if _uses_workspace(steps) else 0
+    return Program(
+        pattern=pattern,
+        code=(problem.arithmetic if pattern == "tiles" else problem.input).code,
+        arithmetic=problem.arithmetic.code,
+        steps=steps,
+        template=template,
+        workspace_size=workspace_size,
+        input_is_grad_out=input_is_grad_out,
+    )
+
+
+def _uses_workspace(steps: Sequence[Step]) -> bool:
+    return any(step.flags != B.DO_ZERO for step in steps)
+
+
+def _without_input(problem: Problem) -> Problem:
+    """The same problem, with dy read in the place of an x that nothing depends on."""
+
+    def twice(axis: Axis) -> Axis:
+        dy, _, dx = axis.strides
+        return Axis(axis.size, (dy, dy, dx))
+
+    return replace(
+        problem,
+        input=problem.grad_out,
+        sets=twice(problem.sets),
+        outer=tuple(twice(axis) for axis in problem.outer),
+        channel=twice(problem.channel),
+        inner=twice(problem.inner),
+        missing_mean=False,
+        missing_spread=False,
+    )

@@ -1,0 +1,186 @@
+"""Compiling, keeping and running the kernels.
+
+Numba is imported with this module, which happens when the first program runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import types as python_types
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import types
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+
+from . import block as B
+from . import channels
+from . import kernel as kernel_module
+from .program import Program
+
+
+@cache
+def _sources() -> str:
+    """A digest of everything the kernels are compiled from.
+
+    Numba looks only at the file that holds a function, and would go on using a kernel whose
+    helpers in other files have changed.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in (*sorted(here.glob("*.py")), here.parent.parent / "problem.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _KernelCache(FunctionCache):  # type: ignore[misc]
+    """Numba's cache on disk, stamped with all sources, and never in the way.
+
+    A cache that cannot be read or written costs a compilation, no more.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file._source_stamp = _sources()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # a truncated or foreign file can raise anything
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            warnings.warn(
+                f"compiled kernels cannot be kept on disk ({error}); each process compiles them "
+                "again. Set NUMBA_CACHE_DIR to a folder that can be written.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _cache_for(function: Any) -> Any:
+    try:
+        return _KernelCache(function)
+    except RuntimeError:  # Numba found no folder for it
+        from numba.core.caching import NullCache
+
+        return NullCache()
+
+
+def _compiled(function: Any, signature: Any) -> CFunc:
+    compiled = CFunc(
+        function,
+        (signature.args, signature.return_type),
+        locals={},
+        options={"error_model": "numpy", "nopython": True},
+    )
+    compiled._cache = _cache_for(function)
+    compiled.compile()
+    return compiled
+
+
+@cache
+def compiled_kernel(pattern: str, code: int) -> CFunc:
+    """The kernel for an access pattern and a dtype, compiled or from the disk."""
+    return _compiled(kernel_module.kernel, kernel_module.signature(pattern, code))
+
+
+@cache
+def compiled_channel_kernel(code: int) -> CFunc:
+    """The channel kernel for an arithmetic's dtype, compiled or from the disk."""
+    return _compiled(channels.channel_kernel, channels.channel_signature(code))
+
+
+def _driver(name: str, parallel: bool) -> Any:
+    # Under a name of its own: Numba's cache tells functions apart by name, not by options.
+    drive = kernel_module.drive
+    function = python_types.FunctionType(drive.__code__, drive.__globals__, name)
+    function.__qualname__ = name
+    function.__module__ = drive.__module__
+    dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
+    dispatcher._cache = _cache_for(function)
+    dispatcher.compile(types.void(*[types.int64] * drive.__code__.co_argcount))
+    return dispatcher
+
+
+@cache
+def _serial_driver() -> Any:
+    return _driver("drive_serially", parallel=False)
+
+
+@cache
+def _parallel_driver() -> Any:
+    with warnings.catch_warnings():
+        # Not every function it calls has a loop that can be shared out; the one that matters has.
+        warnings.simplefilter("ignore", numba.core.errors.NumbaPerformanceWarning)
+        return _driver("drive_in_parallel", parallel=True)
+
+
+class _Threads:
+    """Who may run in parallel, and with how many threads."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.usable = True
+        # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
+        # two threads use it at once.
+        self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.Lock()
+
+    def forked(self) -> None:
+        # OpenMP's threads do not survive a fork, and starting new ones ends the child.
+        self.usable = self.usable and not self.started
+        self.one_at_a_time = threading.Lock()
+
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.forked)
+
+
+class Runner:
+    """A program with its kernel compiled, ready for addresses."""
+
+    def __init__(self, program: Program) -> None:
+        self._kernel = compiled_kernel(program.pattern, program.code)
+        self._channel_kernel = compiled_channel_kernel(program.arithmetic)
+        self._template = program.template
+        steps = np.zeros((len(program.steps), B.STEP_WORDS), np.int64)
+        for words, step in zip(steps, program.steps, strict=True):
+            words[B.KERNEL] = self._kernel.address
+            words[B.CHANNEL_KERNEL] = self._channel_kernel.address
+            words[B.TASKS] = step.tasks
+            words[B.FLAGS] = step.flags
+            words[B.CHANNEL_BLOCK] = step.channel_block
+            words[B.PARTS] = step.parts
+            words[B.PART_SIZE] = step.part_size
+            words[B.THREADS] = step.parallel and step.tasks > 1
+        self._steps: npt.NDArray[np.int64] = steps
+        self._fixed = (self._template.ctypes.data, steps.ctypes.data, len(program.steps))
+        self._parallel = bool(steps[:, B.THREADS].any())
+        self._serial = _serial_driver()
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Compute, with the addresses of a block in their order; the GIL is released."""
+        if not self._parallel or not _threads.usable or numba.get_num_threads() == 1:
+            self._serial(*self._fixed, *addresses)
+            return
+        driver = _parallel_driver()
+        with _threads.one_at_a_time:
+            driver(*self._fixed, *addresses)
+        if not _threads.started:
+            _threads.started = True
+            if numba.threading_layer() != "workqueue":
+                _threads.one_at_a_time = contextlib.nullcontext()

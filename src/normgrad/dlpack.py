@@ -1,0 +1,174 @@
+"""The DLPack protocol, spoken through ctypes: NumPy's own reader knows no bfloat16.
+
+Structures as in dlpack.h, https://dmlc.github.io/dlpack/latest/c_api.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dtypes, layout
+from .dtypes import DType
+
+_CPU = 1
+_DEVICES = {1: "cpu", 2: "cuda", 3: "cuda_host", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm"}
+_READ_ONLY, _COPIED = 1, 2
+_BFLOAT = 4
+#: (type code, bits) → dtype.
+_DTYPES = {
+    (2, 16): dtypes.float16,
+    (2, 32): dtypes.float32,
+    (2, 64): dtypes.float64,
+    (_BFLOAT, 16): dtypes.bfloat16,
+    (0, 32): dtypes.int32,
+    (0, 64): dtypes.int64,
+}
+_KINDS = {0: "int", 1: "uint", 2: "float", 3: "handle", _BFLOAT: "bfloat", 5: "complex", 6: "bool"}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype, _get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_Capsule = type(np.zeros(1).__dlpack__())
+
+
+@dataclass(frozen=True)
+class View:
+    """A producer's tensor: where it is and what it looks like. ``capsule`` keeps it alive."""
+
+    producer: Any
+    capsule: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    read_only: bool
+    copied: bool
+
+
+def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
+    """The tensor in a capsule, and its flags."""
+    name = _get_name(capsule)
+    if name == b"dltensor_versioned":
+        managed = _Versioned.from_address(_get_pointer(capsule, name))
+        if managed.major != 1:
+            raise TypeError(f"DLPack version {managed.major} is not known; allowed: 1")
+        return managed.tensor, managed.flags
+    if name == b"dltensor":
+        return _DLTensor.from_address(_get_pointer(capsule, name)), 0
+    raise TypeError(f"a DLPack capsule named {name!r} cannot be read")
+
+
+def device_of(name: str, producer: Any) -> str:
+    """The device a producer says its tensor is on, as "cpu" or "cuda:0"."""
+    try:
+        kind, index = producer.__dlpack_device__()
+        kind = int(kind)
+    except Exception as error:
+        raise TypeError(
+            f"{name}: {type(producer).__name__}.__dlpack_device__() failed ({error}); allowed: "
+            "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+        ) from None
+    device = _DEVICES.get(kind, f"DLPack device type {kind}")
+    return device if kind == _CPU else f"{device}:{index}"
+
+
+def open_view(name: str, producer: Any) -> View:
+    """Read a CPU tensor's description from anything with ``__dlpack__``, without a copy.
+
+    Raises:
+        TypeError: the object does not speak DLPack after all, or its dtype is not supported.
+    """
+    try:
+        try:
+            capsule = producer.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a producer from before version 1.0
+            capsule = producer.__dlpack__()
+        if type(capsule) is not _Capsule:
+            raise TypeError(f"__dlpack__() returned a {type(capsule).__name__}, not a capsule")
+        tensor, flags = _tensor_in(capsule)
+    except Exception as error:
+        raise TypeError(
+            f"{name}: {type(producer).__name__} cannot be read through DLPack ({error}); allowed: "
+            "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+        ) from None
+    dtype = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
+        lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
+        allowed = ", ".join(known.name for known in dtypes.FLOATS)
+        raise TypeError(f"{name}: dtype {kind}{tensor.bits}{lanes}; allowed: {allowed}")
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = (
+        tuple(tensor.strides[: tensor.ndim])
+        if tensor.strides
+        else layout.contiguous_strides(shape)
+    )
+    return View(
+        producer=producer,
+        capsule=capsule,
+        address=(tensor.data or 0) + tensor.byte_offset,
+        shape=shape,
+        strides=strides,
+        dtype=dtype,
+        read_only=bool(flags & _READ_ONLY),
+        copied=bool(flags & _COPIED),
+    )
+
+
+class _BFloat16:
+    """A NumPy bfloat16 array that speaks DLPack: it is handed over as uint16, relabelled."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._bits = array.view(np.uint16)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (_CPU, 0)
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        capsule = self._bits.__dlpack__(**arguments)
+        tensor, _ = _tensor_in(capsule)
+        tensor.code = _BFLOAT
+        return capsule
+
+
+def give_back(array: npt.NDArray[Any], producer: Any) -> Any:
+    """A new array in the producer's kind, through its array namespace; else the NumPy array."""
+    try:
+        from_dlpack = producer.__array_namespace__().from_dlpack
+    except Exception:  # no namespace, or one without from_dlpack
+        return array
+    speaker = _BFloat16(array) if dtypes.from_numpy(array.dtype) is dtypes.bfloat16 else array
+    return from_dlpack(speaker)

@@ -1,0 +1,74 @@
+"""The four floating-point types of the operators, and the integer types of ``count``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type.
+
+    ``code`` numbers it for the kernels, ``unit_roundoff`` is the relative error of rounding to
+    nearest and ``smallest_subnormal`` the least positive value (both 0 for integers).
+    """
+
+    name: str
+    itemsize: int
+    code: int
+    numpy: np.dtype[Any]
+    unit_roundoff: float = 0.0
+    smallest_subnormal: float = 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+float32 = DType("float32", 4, 0, np.dtype(np.float32), 2.0**-24, 2.0**-149)
+float64 = DType("float64", 8, 1, np.dtype(np.float64), 2.0**-53, 2.0**-1074)
+float16 = DType("float16", 2, 2, np.dtype(np.float16), 2.0**-11, 2.0**-24)
+bfloat16 = DType("bfloat16", 2, 3, np.dtype(ml_dtypes.bfloat16), 2.0**-8, 2.0**-133)
+int32 = DType("int32", 4, 4, np.dtype(np.int32))
+int64 = DType("int64", 8, 5, np.dtype(np.int64))
+
+#: What tensors and per-channel vectors may be.
+FLOATS = (float32, float16, bfloat16, float64)
+#: What ``count`` may be.
+COUNTS = (int32, int64, float16, float32)
+
+BY_NAME = {dtype.name: dtype for dtype in (*FLOATS, int32, int64)}
+_BY_NUMPY = {dtype.numpy: dtype for dtype in BY_NAME.values()}
+
+
+def from_numpy(dtype: np.dtype[Any]) -> DType | None:
+    """The :class:`DType` of a NumPy dtype in native byte order, or None."""
+    return _BY_NUMPY.get(dtype) if dtype.isnative else None
+
+
+def parse(dtype: Any) -> DType:
+    """Any spelling of a dtype (a name, a NumPy dtype or scalar type, a torch dtype).
+
+    Raises:
+        TypeError: not one of the types above.
+    """
+    if isinstance(dtype, DType):
+        return dtype
+    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    found = BY_NAME.get(name)
+    if found is None:
+        try:
+            found = from_numpy(np.dtype(dtype))
+        except TypeError:
+            found = None
+    if found is None:
+        raise TypeError(f"dtype: {dtype!r} is not supported; allowed: {', '.join(BY_NAME)}")
+    return found
+
+
+def arithmetic(*dtypes: DType) -> DType:
+    """What is computed in: float64 as soon as one of the data tensors is, else float32."""
+    return float64 if float64 in dtypes else float32

@@ -1,0 +1,246 @@
+"""NumPy arrays, PyTorch tensors and DLPack producers, seen alike.
+
+One small class for each; no framework is imported uninvited: torch is looked for among the
+modules already loaded, since whoever holds a tensor has loaded it.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from . import dlpack, dtypes, memory
+from .tensor import TensorSpec
+
+_KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+
+
+def _reject_dtype(name: str, dtype: Any) -> NoReturn:
+    allowed = ", ".join(known.name for known in dtypes.FLOATS)
+    raise TypeError(f"{name}: dtype {dtype}; allowed: {allowed}")
+
+
+class Framework(ABC):
+    """What the operators need of a framework. ``value`` is always one of its own tensors."""
+
+    name: str
+
+    @abstractmethod
+    def opened(self, name: str, value: Any, writing: bool) -> Any:
+        """The tensor in the form the other methods take; most often itself.
+
+        Raises:
+            TypeError: a tensor of a sort that no operator takes.
+            ValueError: one that cannot be written as it is.
+        """
+
+    @abstractmethod
+    def device(self, name: str, value: Any) -> str:
+        """Where it is: "cpu", "cuda:0"."""
+
+    @abstractmethod
+    def key(self, value: Any) -> Hashable:
+        """What a plan depends on, as cheap as can be: shape, strides, dtype."""
+
+    @abstractmethod
+    def spec(self, name: str, value: Any) -> TensorSpec:
+        """The same as a :class:`TensorSpec`.
+
+        Raises:
+            TypeError: a dtype that no operator takes.
+        """
+
+    @abstractmethod
+    def address(self, name: str, value: Any) -> int:
+        """Where the first element is.
+
+        Raises:
+            TypeError: a tensor without memory of its own (a fake or a batched one).
+        """
+
+    @abstractmethod
+    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
+        """Raise a ValueError where writing would fail, or be lost."""
+
+    @abstractmethod
+    def empty(self, spec: TensorSpec) -> Any:
+        """A new tensor, opened."""
+
+    @abstractmethod
+    def result(self, value: Any, like: Any) -> Any:
+        """What the caller gets for an opened tensor; ``like`` is one of the caller's."""
+
+    def wrote(self, value: Any) -> None:  # noqa: B027 - most frameworks keep no count
+        """Told after a caller's tensor was written."""
+
+
+class NumPy(Framework):
+    """numpy.ndarray."""
+
+    name = "NumPy array"
+
+    def opened(self, name: str, value: Any, writing: bool) -> Any:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
+        return value
+
+    def device(self, name: str, value: Any) -> str:
+        return "cpu"
+
+    def key(self, value: Any) -> Hashable:
+        return value.shape, value.strides, value.dtype
+
+    def spec(self, name: str, value: Any) -> TensorSpec:
+        dtype = dtypes.from_numpy(value.dtype)
+        if dtype is None:
+            _reject_dtype(name, value.dtype.str if not value.dtype.isnative else value.dtype)
+        strides = []
+        for step in value.strides:
+            whole, rest = divmod(step, dtype.itemsize)
+            if rest:
+                raise ValueError(
+                    f"{name}: strides {value.strides} bytes; allowed: multiples of the item size, "
+                    f"{dtype.itemsize}"
+                )
+            strides.append(whole)
+        return TensorSpec(value.shape, dtype, strides)
+
+    def address(self, name: str, value: Any) -> int:
+        return int(value.ctypes.data)
+
+    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
+        if not value.flags.writeable:
+            raise ValueError(f"{name}: a read-only array; allowed: one that can be written")
+
+    def empty(self, spec: TensorSpec) -> Any:
+        flat = np.empty(spec.elements, spec.dtype.numpy)
+        strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
+        return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
+
+    def result(self, value: Any, like: Any) -> Any:
+        return value
+
+
+class Torch(Framework):
+    """torch.Tensor. Autograd is not touched: data are read and written through their address."""
+
+    name = "PyTorch tensor"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._from_torch = {
+            getattr(torch, dtype.name): dtype for dtype in dtypes.BY_NAME.values()
+        }
+        self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
+
+    def opened(self, name: str, value: Any, writing: bool) -> Any:
+        if value.layout is not self._torch.strided:
+            raise TypeError(f"{name}: a tensor with layout {value.layout}; allowed: torch.strided")
+        if value.is_neg():
+            if writing:
+                raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
+            return value.resolve_neg()
+        return value
+
+    def device(self, name: str, value: Any) -> str:
+        return str(value.device)
+
+    def key(self, value: Any) -> Hashable:
+        return value.shape, value.stride(), value.dtype
+
+    def spec(self, name: str, value: Any) -> TensorSpec:
+        dtype = self._from_torch.get(value.dtype)
+        if dtype is None:
+            _reject_dtype(name, str(value.dtype).removeprefix("torch."))
+        return TensorSpec(value.shape, dtype, value.stride())
+
+    def address(self, name: str, value: Any) -> int:
+        try:
+            return int(value.data_ptr())
+        except RuntimeError as error:
+            raise TypeError(
+                f"{name}: a {type(value).__name__} without memory of its own ({error}); allowed: "
+                f"{_KINDS}"
+            ) from None
+
+    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
+        memory.check_writable(name, spec.region(self.address(name, value)))
+
+    def empty(self, spec: TensorSpec) -> Any:
+        return self._torch.empty_strided(
+            spec.shape, spec.strides, dtype=self._to_torch[spec.dtype]
+        )
+
+    def result(self, value: Any, like: Any) -> Any:
+        return value
+
+    def wrote(self, value: Any) -> None:
+        # So that autograd notices when a tensor it has saved was overwritten.
+        if not value.is_inference():
+            self._torch.autograd.graph.increment_version(value)
+
+
+class DLPack(Framework):
+    """Anything with ``__dlpack__``; results go back through the producer's array namespace."""
+
+    name = "DLPack producer"
+
+    def opened(self, name: str, value: Any, writing: bool) -> Any:
+        return dlpack.open_view(name, value)
+
+    def device(self, name: str, value: Any) -> str:
+        return dlpack.device_of(name, value)
+
+    def key(self, value: Any) -> Hashable:
+        return value.shape, value.strides, value.dtype
+
+    def spec(self, name: str, value: Any) -> TensorSpec:
+        return TensorSpec(value.shape, value.dtype, value.strides)
+
+    def address(self, name: str, value: Any) -> int:
+        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.address)
+
+    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
+        if value.read_only:
+            raise ValueError(f"{name}: read-only memory; allowed: memory that can be written")
+        if value.copied:
+            raise ValueError(
+                f"{name}: {type(value.producer).__name__} hands out a copy of its memory; allowed: "
+                "memory that can be written"
+            )
+        memory.check_writable(name, spec.region(value.address))
+
+    def empty(self, spec: TensorSpec) -> Any:
+        return _numpy.empty(spec)
+
+    def result(self, value: Any, like: Any) -> Any:
+        return dlpack.give_back(value, like) if isinstance(value, np.ndarray) else value.producer
+
+
+_numpy = NumPy()
+_dlpack = DLPack()
+_torch: Torch | None = None
+
+
+def of(name: str, value: Any) -> Framework:
+    """The framework a tensor belongs to.
+
+    Raises:
+        TypeError: none of them.
+    """
+    global _torch
+    if isinstance(value, np.ndarray):
+        return _numpy
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
+        if _torch is None:
+            _torch = Torch(torch)
+        return _torch
+    if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
+        return _dlpack
+    raise TypeError(f"{name}: a {type(value).__name__}; allowed: {_KINDS}")
+

@@ -1,0 +1,171 @@
+"""Shapes and strides: dense layouts, exact overlap tests, merging of axes.
+
+Strides are in elements everywhere but where a name says bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+
+
+def contiguous_strides(shape: Sequence[int]) -> Strides:
+    """Row-major strides; axes of size 0 count as 1, as in NumPy and PyTorch."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return tuple(strides)
+
+
+def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+    """The strides of a new dense tensor with the same order of axes in memory.
+
+    A tensor that is dense already keeps its strides; gaps close and negative strides turn
+    positive. An axis whose stride says nothing of its place (size 1, or expanded with stride 0)
+    goes just outside its right-hand neighbour.
+    """
+    told = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
+    told.sort(key=lambda axis: -abs(strides[axis]))
+    step = 1
+    for axis in reversed(told):
+        if strides[axis] != step:
+            break
+        step *= shape[axis]
+    else:
+        if step == elements(shape):
+            return tuple(strides)
+    order = told
+    for axis in reversed(range(len(shape))):
+        if axis not in order:
+            order.insert(order.index(axis + 1) if axis + 1 < len(shape) else len(order), axis)
+    dense = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        dense[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(dense)
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """The least and the greatest element offset of a non-empty view."""
+    low = high = 0
+    for size, step in zip(shape, strides, strict=True):
+        if step < 0:
+            low += (size - 1) * step
+        else:
+            high += (size - 1) * step
+    return low, high
+
+
+#: How much work the exact overlap test may do; views that need more count as overlapping. Sliced,
+#: transposed and interleaved views need a few steps; only adversarial strides come near.
+_OVERLAP_WORK = 1_000_000
+
+
+@dataclass(frozen=True)
+class Region:
+    """The bytes a view touches: its address, shape, strides and the size of an element."""
+
+    address: int
+    shape: Shape
+    strides: Strides
+    itemsize: int
+
+    def bounds(self) -> tuple[int, int]:
+        """First byte and one past the last (equal when there are no elements)."""
+        if 0 in self.shape:
+            return self.address, self.address
+        low, high = extent(self.shape, self.strides)
+        return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
+
+    def _array(self, base: int) -> np.ndarray[tuple[int, ...], np.dtype[np.void]]:
+        # An array nobody reads: only its addresses are compared.
+        interface = {
+            "version": 3,
+            "typestr": f"|V{self.itemsize}",
+            "shape": self.shape,
+            "strides": tuple(step * self.itemsize for step in self.strides),
+            "data": (self.address - base + 2**40, True),
+        }
+        return np.asarray(type("Addresses", (), {"__array_interface__": interface})())
+
+
+def overlap(a: Region, b: Region) -> bool:
+    """Whether two views share a byte, exactly (True where that is too hard to tell)."""
+    a_low, a_high = a.bounds()
+    b_low, b_high = b.bounds()
+    if a_high <= b_low or b_high <= a_low or a_low == a_high or b_low == b_high:
+        return False
+    base = min(a.address, b.address)
+    try:
+        return np.shares_memory(a._array(base), b._array(base), max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(shape: Shape, strides: Strides) -> bool:
+    """Whether two different indices of a view name the same element, exactly."""
+    if 0 in shape:
+        return False
+    axes = sorted(
+        (abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1
+    )
+    # Each stride steps over everything the smaller ones reach: no overlap, the usual case.
+    reach = 0
+    for step, size in axes:
+        if step <= reach:
+            break
+        reach += step * (size - 1)
+    else:
+        return False
+    # Two indices that first differ on `axis`: one has it at 0, the other beyond.
+    for first, (step, size) in enumerate(axes):
+        rest = axes[first + 1 :]
+        sizes = tuple(size for _, size in rest)
+        steps = tuple(step for step, _ in rest)
+        if overlap(
+            Region(0, (1, *sizes), (step, *steps), 1),
+            Region(step, (size - 1, *sizes), (step, *steps), 1),
+        ):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of several tensors of the same shape: its size, and its stride in each."""
+
+    size: int
+    strides: Strides
+
+
+def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
+    """Fewer axes that run over the same elements of every tensor, in an order good for memory.
+
+    Axes of size 1 go, axes that continue each other in every tensor become one, and the innermost
+    axis is the one with the smallest steps. The order of the elements may change: use it only
+    where they are summed, or treated one by one.
+    """
+    kept = [axis for axis in axes if axis.size != 1]
+    kept.sort(key=lambda axis: [abs(step) for step in axis.strides], reverse=True)
+    merged: list[Axis] = []
+    for axis in kept:
+        if merged and all(
+            outer == inner * axis.size
+            for outer, inner in zip(merged[-1].strides, axis.strides, strict=True)
+        ):
+            merged[-1] = Axis(merged[-1].size * axis.size, axis.strides)
+        else:
+            merged.append(axis)
+    return merged
+
+
+def elements(shape: Sequence[int]) -> int:
+    """How many elements a shape has."""
+    return prod(shape)

@@ -1,0 +1,37 @@
+"""What a plan may know of the machine it will run on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Caches in bytes (L2 of one core, L3 in all) and the number of cores this process may use."""
+
+    cores: int = 1
+    l2: int = 1 << 20
+    l3: int = 32 << 20
+
+
+def _size(text: str) -> int:
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+    return int(text.rstrip("KMG")) * factor
+
+
+@cache
+def this_machine() -> Machine:
+    """The machine this runs on; what cannot be read is taken as a small server's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    sizes = {2: Machine.l2, 3: Machine.l3}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level = int((index / "level").read_text())
+            if (index / "type").read_text().strip() != "Instruction" and level in sizes:
+                sizes[level] = _size((index / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+    return Machine(cores or 1, sizes[2], sizes[3])

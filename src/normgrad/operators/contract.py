@@ -1,0 +1,260 @@
+"""What an operator accepts, as tables, and the one engine that checks them.
+
+An operator lists its parameters and outputs; each has a kind, and a kind means a shape and a set of
+dtypes. Everything is checked on specs, before anything is computed or written.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator as operators
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes, layout
+from ..dtypes import DType
+from ..problem import Problem, Role
+from ..tensor import TensorSpec
+
+MIN_RANK, MAX_RANK = 2, 8
+
+Specs = Mapping[str, TensorSpec]
+
+
+class Kind(Enum):
+    """What a tensor is about: this gives its shape and the dtypes it may have."""
+
+    DATA = "the shape of input"
+    CHANNEL = "the channels of input"
+    GROUP = "samples by groups"
+    COUNT = "any shape"
+
+
+class Options(NamedTuple):
+    """Everything that is not a tensor; operators use what they need."""
+
+    training: bool = True
+    eps: float = 0.0
+    mask: tuple[bool, ...] = ()
+    channel_axis: int = 1
+    num_groups: int = 1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor that goes in. ``may_be_empty``: length 0 counts as absent, under these options."""
+
+    name: str
+    kind: Kind
+    required: bool = False
+    may_be_empty: Callable[[Options], bool] = lambda options: False
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that comes out; its dtype is that of the first of ``dtype_from`` that is there."""
+
+    name: str
+    kind: Kind
+    wanted: bool
+    dtype_from: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator's contract, and how it becomes a problem.
+
+    Attributes:
+        name: as in the public API.
+        parameters: the tensors, in the order of the function's arguments.
+        read_options: checks the other arguments, given by keyword.
+        outputs: under some options.
+        roles: what each input and output is to a problem; what has none takes no part in the
+            arithmetic.
+        problem: from the options and the specs of the inputs and outputs that are there.
+        result: makes what the caller gets of the outputs.
+        out_is_tensor: whether ``out`` is one tensor rather than a tuple.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    read_options: Callable[..., Options]
+    outputs: Callable[[Options], tuple[Output, ...]]
+    roles: Callable[[Options], Mapping[str, Role]]
+    problem: Callable[[Options, Specs, Specs], Problem]
+    result: Callable[[Sequence[Any]], Any]
+    out_is_tensor: bool = False
+
+    def out_name(self, index: int, output: Output) -> str:
+        """How messages call a tensor given in ``out``."""
+        return f"out ({output.name})" if self.out_is_tensor else f"out[{index}] ({output.name})"
+
+
+# Options
+
+
+def flag(name: str, value: Any) -> bool:
+    """A boolean argument."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: {value!r}; allowed: True or False")
+
+
+def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
+    """Which outputs to compute."""
+    if type(value) is not tuple or len(value) != len(outputs):
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+            raise TypeError(f"{name}: {value!r}; allowed: {len(outputs)} booleans")
+        value = tuple(value)
+        if len(value) != len(outputs):
+            raise ValueError(
+                f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
+            )
+    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(value))
+
+
+def integer(name: str, value: Any) -> int:
+    """An integer argument (a boolean is none)."""
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {value!r}; allowed: an integer")
+    try:
+        return operators.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {value!r}; allowed: an integer") from None
+
+
+def real(name: str, value: Any) -> float:
+    """A real argument."""
+    if type(value) is float:
+        return value
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    raise TypeError(f"{name}: {value!r}; allowed: a real number")
+
+
+# Tensors
+
+
+def _check_dtype(name: str, dtype: DType, allowed: Sequence[DType]) -> None:
+    if dtype not in allowed:
+        names = ", ".join(known.name for known in allowed)
+        raise TypeError(f"{name}: dtype {dtype}; allowed: {names}")
+
+
+def _check_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, ...], why: str) -> None:
+    if shape != allowed:
+        raise ValueError(f"{name}: shape {shape}; allowed: {allowed}, {why}")
+
+
+def axis_of(options: Options, spec: TensorSpec) -> int:
+    """The channel axis, counted from the front."""
+    axis, rank = options.channel_axis, spec.rank
+    if not -rank <= axis < rank:
+        raise ValueError(f"channel_axis: {axis}; allowed: {-rank} to {rank - 1} for {rank} axes")
+    return axis % rank
+
+
+def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind, tuple[int, ...]]:
+    """The shape of each kind, from the input's."""
+    axis = axis_of(options, data)
+    shapes: dict[Kind, tuple[int, ...]] = {
+        Kind.DATA: data.shape,
+        Kind.CHANNEL: (data.shape[axis],),
+    }
+    if any(parameter.kind is Kind.GROUP for parameter in operator.parameters):
+        channels, groups = data.shape[axis], options.num_groups
+        if axis == 0:
+            raise ValueError(
+                f"channel_axis: {options.channel_axis}; allowed: any axis but the first, which is "
+                "the batch"
+            )
+        if groups <= 0 or channels % groups:
+            raise ValueError(
+                f"num_groups: {groups}; allowed: a positive divisor of the {channels} channels"
+            )
+        shapes[Kind.GROUP] = (data.shape[0], groups)
+    return shapes
+
+
+def check_inputs(
+    operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
+) -> dict[str, TensorSpec]:
+    """The inputs that count, checked.
+
+    Raises:
+        TypeError: a missing argument, or a dtype.
+        ValueError: a rank, a shape, an axis or a number of groups.
+    """
+    present: dict[str, TensorSpec] = {}
+    for parameter in operator.parameters:
+        spec = specs.get(parameter.name)
+        if spec is None:
+            if parameter.required:
+                raise TypeError(f"{parameter.name}: None; allowed: a tensor")
+            continue
+        counts = parameter.kind is Kind.COUNT
+        _check_dtype(parameter.name, spec.dtype, dtypes.COUNTS if counts else dtypes.FLOATS)
+        present[parameter.name] = spec
+    data = present["input"]
+    if not MIN_RANK <= data.rank <= MAX_RANK:
+        raise ValueError(
+            f"input: {data.rank} axes, shape {data.shape}; allowed: {MIN_RANK} to {MAX_RANK}"
+        )
+    shapes = _shapes(operator, options, data)
+    for parameter in operator.parameters:
+        spec = present.get(parameter.name)
+        if spec is None:
+            continue
+        if parameter.kind is Kind.COUNT:
+            if spec.rank > MAX_RANK:
+                raise ValueError(
+                    f"{parameter.name}: {spec.rank} axes; allowed: at most {MAX_RANK}"
+                )
+        elif spec.shape == (0,) and parameter.may_be_empty(options):
+            del present[parameter.name]
+        else:
+            expected = shapes[parameter.kind]
+            _check_shape(parameter.name, spec.shape, expected, parameter.kind.value)
+    return present
+
+
+def check_outputs(
+    operator: Operator, options: Options, present: Specs, given: Mapping[str, TensorSpec | None]
+) -> dict[str, TensorSpec]:
+    """The specs of the wanted outputs: as given, else new ones in the input's layout.
+
+    Raises:
+        TypeError: a dtype.
+        ValueError: a shape, or an output that overlaps itself.
+    """
+    data = present["input"]
+    shapes = _shapes(operator, options, data)
+    outputs: dict[str, TensorSpec] = {}
+    for index, output in enumerate(operator.outputs(options)):
+        if not output.wanted:
+            continue
+        shape = shapes[output.kind]
+        spec = given.get(output.name)
+        if spec is None:
+            dtype = next(present[name].dtype for name in output.dtype_from if name in present)
+            strides = (
+                layout.dense_like(data.shape, data.strides) if output.kind is Kind.DATA else None
+            )
+            spec = TensorSpec(shape, dtype, strides)
+        else:
+            name = operator.out_name(index, output)
+            _check_dtype(name, spec.dtype, dtypes.FLOATS)
+            _check_shape(name, spec.shape, shape, output.kind.value)
+            if layout.overlaps_itself(spec.shape, spec.strides):
+                raise ValueError(
+                    f"{name}: shape {spec.shape} with strides {spec.strides} names some elements "
+                    "twice; allowed: one place in memory for each"
+                )
+        outputs[output.name] = spec
+    return outputs

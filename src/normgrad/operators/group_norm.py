@@ -1,0 +1,138 @@
+"""Group norm's gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..plans import call
+from ..problem import Problem, Role, Rule
+from . import contract, views
+from .contract import Kind, Operator, Options, Output, Parameter, Specs
+
+_OUTPUTS = ("grad_input", "grad_gamma", "grad_beta")
+
+
+class GroupNormGradients(NamedTuple):
+    """What :func:`group_norm_backward` returns; None where masked off."""
+
+    grad_input: Any
+    grad_gamma: Any
+    grad_beta: Any
+
+
+def _options(*, num_groups: Any, output_mask: Any, channel_axis: Any) -> Options:
+    return Options(
+        mask=contract.mask("output_mask", output_mask, _OUTPUTS),
+        channel_axis=contract.integer("channel_axis", channel_axis),
+        num_groups=contract.integer("num_groups", num_groups),
+    )
+
+
+def _outputs(options: Options) -> tuple[Output, ...]:
+    grad_input, grad_gamma, grad_beta = options.mask
+    parameters = ("gamma", "mean", "input")
+    return (
+        Output("grad_input", Kind.DATA, grad_input, ("input",)),
+        Output("grad_gamma", Kind.CHANNEL, grad_gamma, parameters),
+        Output("grad_beta", Kind.CHANNEL, grad_beta, parameters),
+    )
+
+
+def _roles(options: Options) -> dict[str, Role]:
+    return {
+        **views.DATA_ROLES,
+        "mean": Role.MEAN,
+        "rstd": Role.SPREAD,
+        "gamma": Role.WEIGHT,
+        "grad_gamma": Role.OUT_WEIGHT,
+        "grad_beta": Role.OUT_BIAS,
+    }
+
+
+def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
+    grad_out, data, grad_input = specs["grad_out"], specs["input"], outputs.get("grad_input")
+    axis = contract.axis_of(options, data)
+    axes = views.split(grad_out, data, grad_input, axis, set_axis=0)
+    per_group = data.shape[axis] // options.num_groups
+    positions = data.elements // max(1, data.shape[0] * data.shape[axis])
+    return Problem(
+        rule=Rule.GROUP,
+        grad_out=grad_out.dtype,
+        input=data.dtype,
+        grad_input=grad_input.dtype if grad_input else None,
+        sets=axes.sets,
+        outer=axes.outer,
+        channel=axes.channel,
+        inner=axes.inner,
+        vectors=views.vectors(_roles(options), specs, outputs),
+        divisor=float(per_group * positions),
+        per_group=max(1, per_group),
+    )
+
+
+GROUP_NORM_BACKWARD = Operator(
+    name="group_norm_backward",
+    parameters=(
+        Parameter("grad_out", Kind.DATA, required=True),
+        Parameter("input", Kind.DATA, required=True),
+        Parameter("mean", Kind.GROUP, required=True),
+        Parameter("rstd", Kind.GROUP, required=True),
+        Parameter("gamma", Kind.CHANNEL),
+    ),
+    read_options=_options,
+    outputs=_outputs,
+    roles=_roles,
+    problem=_problem,
+    result=GroupNormGradients._make,
+)
+
+
+def group_norm_backward(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    rstd: Any,
+    gamma: Any = None,
+    *,
+    num_groups: int,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
+    channel_axis: int = 1,
+    out: tuple[Any, Any, Any] | None = None,
+) -> GroupNormGradients:
+    """The gradients of group norm.
+
+    ``input`` is (N, C, ...), HxW the product of the rest, and channel c belongs to group
+    c // (C / num_groups). With D = C / num_groups · HxW and x̂ = (x − mean)·rstd::
+
+        grad_beta  = Σ dy                          over samples and positions
+        grad_gamma = Σ rstd · Σ dy·(x − mean)      over samples, and over positions
+        grad_input = rstd · (gamma·dy − [Σ gamma·dy + x̂·Σ gamma·dy·x̂] / D)   over the group
+
+    (Wu and He, "Group Normalization", ECCV 2018.)
+
+    Args:
+        grad_out: dy, the gradient of the layer's output. Shape of ``input``.
+        input: x, the layer's input: 2 to 8 axes, the first of N and ``channel_axis`` of C
+            elements; float32, float16, bfloat16 or float64, which may differ from ``grad_out``'s.
+        mean, rstd: shape (N, num_groups), each group's mean and 1/sqrt(var + eps). Any of the four
+            dtypes, like ``gamma``.
+        gamma: shape (C,); None for ones.
+        num_groups: a divisor of C.
+        output_mask: which of the three gradients to compute; the others are None, and their work is
+            not done.
+        channel_axis: 1, or -1 for channels-last shapes.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+
+    Returns:
+        (grad_input, grad_gamma, grad_beta). A new grad_input has the dtype and memory layout of
+        ``input``; new parameter gradients have the dtype of ``gamma``, else of ``mean``. For an
+        input without elements they are 0.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a number of groups, a device, read-only or overlapping outputs.
+    """
+    options = _options(num_groups=num_groups, output_mask=output_mask, channel_axis=channel_axis)
+    tensors = (grad_out, input, mean, rstd, gamma)
+    return call(GROUP_NORM_BACKWARD, options, tensors, out)  # type: ignore[no-any-return]

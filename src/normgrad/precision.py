@@ -1,0 +1,55 @@
+"""The error bounds that every output keeps, at any size; the one place where they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dtypes
+from .dtypes import DType
+from .reference import Exact
+
+#: In unit roundoffs of the output's scale: on any finite data whose intermediates stay in float32's
+#: normal range, and on normally distributed data. float32 sums run in chains of at most 32
+#: additions, whose error is at most 16 roundoffs; halves are dominated by their one last rounding.
+ANY_DATA = {dtypes.float32: 16.0, dtypes.float64: 16.0, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
+NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
+
+
+def roundoff(output: DType, arithmetic: DType) -> float:
+    """u: that of the output's dtype, but float32's for a float64 output of float32 arithmetic."""
+    return max(output.unit_roundoff, arithmetic.unit_roundoff)
+
+
+def bound(
+    scale: npt.NDArray[Any], output: DType, arithmetic: DType, normal: bool = False
+) -> npt.NDArray[Any]:
+    """The largest error each element may have."""
+    factor = (NORMAL_DATA if normal else ANY_DATA)[output]
+    return factor * roundoff(output, arithmetic) * scale + output.smallest_subnormal / 2
+
+
+def error(
+    actual: npt.NDArray[Any], exact: Exact, arithmetic: DType, normal: bool = False
+) -> npt.NDArray[np.float64]:
+    """Each element's error in units of its bound: 1 is just allowed.
+
+    Where the exact value is NaN or infinite, or overflows the output's dtype, the same is demanded:
+    the error is 0 if it is there and infinite if not.
+    """
+    output = dtypes.from_numpy(actual.dtype)
+    if output is None:
+        raise TypeError(f"actual: dtype {actual.dtype}; allowed: the four floating-point types")
+    value = exact.value
+    with np.errstate(all="ignore"):
+        got = actual.astype(value.dtype)
+        units = abs(got - value) / bound(exact.scale, output, arithmetic, normal)
+        rounded = value.astype(actual.dtype).astype(value.dtype)
+        special = ~np.isfinite(rounded)
+        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+        units = np.where(special, np.where(same, 0.0, np.inf), units)
+        # A finite value does not excuse a NaN.
+        units = np.where(np.isnan(units), np.inf, units)
+    return units.astype(np.float64)

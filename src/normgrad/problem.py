@@ -1,0 +1,115 @@
+"""What an operator asks of a backend: one shape of arithmetic for all of them.
+
+Every operator is a case of
+
+    sums    Σdy and Σdy·(x − μ), per channel (batch norm) or per sample and channel (group norm)
+    apply   dx = scale · (gain·dy − (shift + slope·(x − μ)))
+
+over tensors seen as (set, outer…, channel, inner). A *set* has statistics of its own: batch norm
+has one, group norm one per sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from . import dtypes
+from .dtypes import DType
+from .layout import Axis
+from .tensor import TensorSpec
+
+
+class Rule(IntEnum):
+    """Which statistics and sums the coefficients of dx come from."""
+
+    TRAIN = 0
+    EVAL = 1
+    REDUCE = 2
+    ELEMT = 3
+    GROUP = 4
+
+
+class Role(IntEnum):
+    """What an address given to a program stands for."""
+
+    GRAD_OUT = 0
+    INPUT = 1
+    GRAD_INPUT = 2
+    MEAN = 3
+    SPREAD = 4
+    WEIGHT = 5
+    SUM_DY = 6
+    SUM_DY_XMU = 7
+    OUT_SUM_DY = 8
+    OUT_SUM_DY_XMU = 9
+    OUT_WEIGHT = 10
+    OUT_BIAS = 11
+    COUNT = 12
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A per-channel vector: its dtype, and its strides over sets and over channels (or groups)."""
+
+    dtype: DType
+    stride: int
+    set_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call's arithmetic, from specs alone.
+
+    Attributes:
+        rule: where the coefficients come from.
+        grad_out, input, grad_input: dtypes of the data tensors; grad_input None when dx is not
+            wanted.
+        sets, channel, inner, outer: the axes, each with its stride in (grad_out, input,
+            grad_input). Positions run over outer and inner; all are summed over.
+        vectors: the per-channel inputs and outputs that are there.
+        count: the elements per rank, for ``Rule.ELEMT``.
+        eps: added to a variance.
+        divisor: how many elements each statistic is over.
+        per_group: channels that share a statistic (1 for batch norm).
+        spread_is_variance: whether ``Role.SPREAD`` holds variances rather than 1/std.
+        missing_mean, missing_spread: computed from the input (training without save_*).
+    """
+
+    rule: Rule
+    grad_out: DType
+    input: DType
+    grad_input: DType | None
+    sets: Axis
+    outer: tuple[Axis, ...]
+    channel: Axis
+    inner: Axis
+    vectors: dict[Role, Vector] = field(hash=False)
+    count: TensorSpec | None = None
+    eps: float = 0.0
+    divisor: float = 1.0
+    per_group: int = 1
+    spread_is_variance: bool = False
+    missing_mean: bool = False
+    missing_spread: bool = False
+
+    @property
+    def arithmetic(self) -> DType:
+        """float32 or float64."""
+        return dtypes.arithmetic(self.grad_out, self.input)
+
+    @property
+    def positions(self) -> int:
+        """Elements of one (set, channel)."""
+        count = self.inner.size
+        for axis in self.outer:
+            count *= axis.size
+        return count
+
+    @property
+    def wants_parameters(self) -> bool:
+        """Whether any per-channel output is asked for."""
+        return any(role in self.vectors for role in _PARAMETER_OUTPUTS)
+
+
+_PARAMETER_OUTPUTS = (Role.OUT_SUM_DY, Role.OUT_SUM_DY_XMU, Role.OUT_WEIGHT, Role.OUT_BIAS)

@@ -1,0 +1,69 @@
+"""What the operators know of a tensor: its specification, without its data."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import dtypes, layout
+from .dtypes import DType
+
+
+def _integers(name: str, values: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise TypeError(f"{name}: {values!r} is not a sequence of integers") from None
+
+
+@dataclass(frozen=True, init=False)
+class TensorSpec:
+    """Shape, dtype and strides of a tensor: all that a plan is made from.
+
+    Args:
+        shape: sizes, none negative.
+        dtype: a name ("float32", "float16", "bfloat16", "float64", "int32", "int64"), a NumPy
+            dtype or a torch dtype.
+        strides: in elements, one for each axis; None for row-major order.
+
+    Raises:
+        TypeError: an unknown dtype, or sizes that are not integers.
+        ValueError: a negative size, or not as many strides as sizes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    strides: tuple[int, ...]
+
+    def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
+        sizes = _integers("shape", shape)
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"shape: {sizes} has a negative size; allowed: 0 or more")
+        if strides is None:
+            steps = layout.contiguous_strides(sizes)
+        else:
+            steps = _integers("strides", strides)
+            if len(steps) != len(sizes):
+                raise ValueError(
+                    f"strides: {steps} has {len(steps)} entries; allowed: {len(sizes)}, one for "
+                    f"each axis of shape {sizes}"
+                )
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "dtype", dtypes.parse(dtype))
+        object.__setattr__(self, "strides", steps)
+
+    @property
+    def rank(self) -> int:
+        """How many axes."""
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """How many elements."""
+        return layout.elements(self.shape)
+
+    def region(self, address: int) -> layout.Region:
+        """The memory of a tensor like this one at ``address``."""
+        return layout.Region(address, self.shape, self.strides, self.dtype.itemsize)
