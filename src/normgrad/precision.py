@@ -45,7 +45,9 @@ def error(
     value = exact.value
     with np.errstate(all="ignore"):
         got = actual.astype(value.dtype)
-        units = abs(got - value) / bound(exact.scale, output, arithmetic, normal)
+        difference = abs(got - value)
+        units = difference / bound(exact.scale, output, arithmetic, normal)
+        units = np.where(difference == 0, 0.0, units)
         rounded = value.astype(actual.dtype).astype(value.dtype)
         special = ~np.isfinite(rounded)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
