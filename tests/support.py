@@ -9,8 +9,9 @@ from typing import Any
 from unittest import mock
 
 import ml_dtypes
-import normgrad as ng
 import numpy as np
+
+import normgrad as ng
 from normgrad import dtypes, plans, precision, reference
 from normgrad.backends.cpu import program
 
@@ -52,7 +53,9 @@ def same_strides(like: np.ndarray) -> np.ndarray:
     """A new array with exactly these strides, negative ones too, full of NaN."""
     flip = tuple(slice(None, None, -1 if step < 0 else 1) for step in like.strides)
     low = like[flip]
-    span = 1 + sum((n - 1) * abs(s) // low.itemsize for n, s in zip(low.shape, low.strides))
+    span = 1 + sum(
+        (n - 1) * abs(s) // low.itemsize for n, s in zip(low.shape, low.strides, strict=True)
+    )
     flat = np.full(span, np.nan, like.dtype)
     return np.lib.stride_tricks.as_strided(flat, low.shape, low.strides)[flip]
 

@@ -132,9 +132,7 @@ def open_view(name: str, producer: Any) -> View:
         raise TypeError(f"{name}: dtype {kind}{tensor.bits}{lanes}; allowed: {allowed}")
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = (
-        tuple(tensor.strides[: tensor.ndim])
-        if tensor.strides
-        else layout.contiguous_strides(shape)
+        tuple(tensor.strides[: tensor.ndim]) if tensor.strides else layout.contiguous_strides(shape)
     )
     return View(
         producer=producer,

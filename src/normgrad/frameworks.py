@@ -132,12 +132,16 @@ class Torch(Framework):
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._from_torch = {
-            getattr(torch, dtype.name): dtype for dtype in dtypes.BY_NAME.values()
-        }
+        self._from_torch = {getattr(torch, dtype.name): dtype for dtype in dtypes.BY_NAME.values()}
         self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
+        plain = self._torch.Tensor.__torch_dispatch__
+        if type(value).__torch_dispatch__ is not plain:
+            # Fake, distributed and other wrapping tensors: their memory is elsewhere, if anywhere.
+            raise TypeError(
+                f"{name}: a {type(value).__name__} without memory of its own; allowed: {_KINDS}"
+            )
         if value.layout is not self._torch.strided:
             raise TypeError(f"{name}: a tensor with layout {value.layout}; allowed: torch.strided")
         if value.is_neg():
@@ -171,9 +175,7 @@ class Torch(Framework):
         memory.check_writable(name, spec.region(self.address(name, value)))
 
     def empty(self, spec: TensorSpec) -> Any:
-        return self._torch.empty_strided(
-            spec.shape, spec.strides, dtype=self._to_torch[spec.dtype]
-        )
+        return self._torch.empty_strided(spec.shape, spec.strides, dtype=self._to_torch[spec.dtype])
 
     def result(self, value: Any, like: Any) -> Any:
         return value
@@ -243,4 +245,3 @@ def of(name: str, value: Any) -> Framework:
     if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
         return _dlpack
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {_KINDS}")
-

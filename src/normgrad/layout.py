@@ -104,7 +104,7 @@ def overlap(a: Region, b: Region) -> bool:
         return False
     base = min(a.address, b.address)
     try:
-        return np.shares_memory(a._array(base), b._array(base), max_work=_OVERLAP_WORK)
+        return np.shares_memory(a._array(base), b._array(base), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -113,9 +113,7 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
     """Whether two different indices of a view name the same element, exactly."""
     if 0 in shape:
         return False
-    axes = sorted(
-        (abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1
-    )
+    axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
     # Each stride steps over everything the smaller ones reach: no overlap, the usual case.
     reach = 0
     for step, size in axes:

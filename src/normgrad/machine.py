@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -27,11 +28,9 @@ def this_machine() -> Machine:
     """The machine this runs on; what cannot be read is taken as a small server's."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     sizes = {2: Machine.l2, 3: Machine.l3}
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        try:
+    with contextlib.suppress(OSError, ValueError):
+        for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
             level = int((index / "level").read_text())
             if (index / "type").read_text().strip() != "Instruction" and level in sizes:
                 sizes[level] = _size((index / "size").read_text().strip())
-        except (OSError, ValueError):
-            continue
     return Machine(cores or 1, sizes[2], sizes[3])

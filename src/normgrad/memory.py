@@ -31,7 +31,7 @@ def _madvise() -> ctypes._NamedFuncPointer | None:
         del view
         if madvise(address, mmap.PAGESIZE, _MADV_POPULATE_WRITE) != 0:
             return None  # an older kernel
-    return madvise  # type: ignore[no-any-return]
+    return madvise
 
 
 def check_writable(name: str, region: Region) -> None:

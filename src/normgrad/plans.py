@@ -32,6 +32,7 @@ CACHE_SIZE = 4096
 _SLOTS = len(Role) + 1
 _WORKSPACE = len(Role)
 
+
 def _describe(spec: TensorSpec | None) -> str:
     if spec is None:
         return "None"
@@ -233,9 +234,7 @@ class Plan:
                     )
             regions.append((name, region, spec))
 
-    def _input_regions(
-        self, arguments: _Arguments
-    ) -> list[tuple[str, layout.Region, TensorSpec]]:
+    def _input_regions(self, arguments: _Arguments) -> list[tuple[str, layout.Region, TensorSpec]]:
         """The memory of every input, those that take no part in the arithmetic too."""
         regions = []
         for parameter, spec, value in zip(
@@ -330,11 +329,12 @@ class _Arguments:
         # Whatever is there decides the framework; a required tensor that is not is found missing
         # when the specs are checked.
         named = zip(operator.parameters, values, strict=True)
-        name, self.like = next(
+        first: tuple[str, Any] = next(
             ((parameter.name, value) for parameter, value in named if value is not None),
             (operator.parameters[0].name, None),
         )
-        self.framework: Framework = frameworks.of(name, self.like)
+        self.like = first[1]
+        self.framework: Framework = frameworks.of(*first)
         self.given = given
         self.opened = [
             None if value is None else self._open(parameter.name, value, writing=False)

@@ -179,10 +179,11 @@ def batch_norm_backward_elemt(
             dy: Array, xmu: Array, w: Array, r: Array, total: Array, projection: Array, minus: int
         ) -> Array:
             inner = along(total / n) + xmu * along(r * r) * along(projection / n)
-            return along(w * r) * (dy + minus * inner)
+            grad_input: Array = along(w * r) * (dy + minus * inner)
+            return grad_input
 
         value = formula(dy, xmu, w, r, total, projection, -1)
-        scale = formula(*map(abs, (dy, xmu, w, r, total, projection)), 1)
+        scale = formula(abs(dy), abs(xmu), abs(w), abs(r), abs(total), abs(projection), 1)
     return {"grad_input": Exact(value, scale)}
 
 

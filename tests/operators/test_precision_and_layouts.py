@@ -5,12 +5,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 
-import normgrad as ng
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from support import FLOATS, LAYOUTS, OPERATORS, Case, bits, cut_finely, lay_out, make, poisoned, run, same_strides
+from support import (
+    FLOATS,
+    LAYOUTS,
+    OPERATORS,
+    Case,
+    bits,
+    cut_finely,
+    lay_out,
+    make,
+    poisoned,
+    run,
+    same_strides,
+)
+
+import normgrad as ng
 
 SHAPES = {
     "rows": (4, 6, 9, 11),
@@ -137,7 +150,9 @@ def test_one_statistic_missing_in_training(missing):
         run(case)
 
 
-@pytest.mark.parametrize("missing", [("running_mean",), ("running_var",), ("running_mean", "running_var")])
+@pytest.mark.parametrize(
+    "missing", [("running_mean",), ("running_var",), ("running_mean", "running_var")]
+)
 def test_statistics_missing_in_evaluation(missing):
     case = make("eval", (5, 3, 20))
     for name in missing:
@@ -195,7 +210,9 @@ def test_given_out_in_any_layout(kind, layout):
 
 @pytest.mark.parametrize("where", ["grad_out", "input"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced", "negative"])
-@pytest.mark.parametrize("kind", ["train", "train_without_statistics", "eval", "elemt", "group_norm"])
+@pytest.mark.parametrize(
+    "kind", ["train", "train_without_statistics", "eval", "elemt", "group_norm"]
+)
 def test_in_place(kind, layout, where):
     for shape in ((3, 4, 5, 6), (4, 8, 40, 40)):
         case = make(kind, shape, layout=layout, num_groups=2)
@@ -213,9 +230,7 @@ EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0), (0, 4), (3, 0)]
 def test_empty(kind, shape):
     case = make(kind, shape, num_groups=1)
     result = case.call()
-    for name, value in (
-        result._asdict() if kind != "elemt" else {"grad_input": result}
-    ).items():
+    for name, value in (result._asdict() if kind != "elemt" else {"grad_input": result}).items():
         if name == "grad_input":
             assert value.shape == shape
         else:

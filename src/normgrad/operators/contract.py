@@ -213,9 +213,7 @@ def check_inputs(
             continue
         if parameter.kind is Kind.COUNT:
             if spec.rank > MAX_RANK:
-                raise ValueError(
-                    f"{parameter.name}: {spec.rank} axes; allowed: at most {MAX_RANK}"
-                )
+                raise ValueError(f"{parameter.name}: {spec.rank} axes; allowed: at most {MAX_RANK}")
         elif spec.shape == (0,) and parameter.may_be_empty(options):
             del present[parameter.name]
         else:

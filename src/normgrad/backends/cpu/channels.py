@@ -14,17 +14,70 @@ from numba.core.extending import overload
 
 from ...problem import Rule
 from .block import (
-    CHANNELS, CODE, COUNT, COUNT_CODE, COUNT_RANK, COUNT_SIZES, COUNT_STRIDES, DIVISOR, DO_COEFFICIENTS,
-    DO_COMBINE, DO_COUNT, DO_INVSTD, DO_MEAN, DO_OUTPUTS, DO_PREPARE, DO_ZERO, EPS, MEAN,
-    OUT_BIAS, OUT_SUM_DY, OUT_SUM_DY_XMU, OUT_WEIGHT, PER_GROUP, RULE, SET_STRIDE, SETS, SLOTS,
+    CHANNELS,
+    CODE,
+    COUNT,
+    COUNT_CODE,
+    COUNT_RANK,
+    COUNT_SIZES,
+    COUNT_STRIDES,
+    DIVISOR,
+    DO_COEFFICIENTS,
+    DO_COMBINE,
+    DO_COUNT,
+    DO_INVSTD,
+    DO_MEAN,
+    DO_OUTPUTS,
+    DO_PREPARE,
+    DO_ZERO,
+    EPS,
+    MEAN,
+    OUT_BIAS,
+    OUT_SUM_DY,
+    OUT_SUM_DY_XMU,
+    OUT_WEIGHT,
+    PER_GROUP,
+    RULE,
+    SET_STRIDE,
+    SETS,
+    SLOTS,
     SPREAD,
-    SPREAD_IS_VARIANCE, STRIDE, SUM_DY, SUM_DY_XMU, VECTOR_WORDS, VECTORS, W_COUNT, W_GAIN,
-    W_INVSTD, W_MEAN, W_SCALE, W_SHIFT, W_SLOPE, W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU,
-    W_SUM_DY_XMU_ERROR, W_WEIGHT, WEIGHT, WORKSPACE,
+    SPREAD_IS_VARIANCE,
+    STRIDE,
+    SUM_DY,
+    SUM_DY_XMU,
+    VECTOR_WORDS,
+    VECTORS,
+    W_COUNT,
+    W_GAIN,
+    W_INVSTD,
+    W_MEAN,
+    W_SCALE,
+    W_SHIFT,
+    W_SLOPE,
+    W_SUM_DY,
+    W_SUM_DY_ERROR,
+    W_SUM_DY_XMU,
+    W_SUM_DY_XMU_ERROR,
+    W_WEIGHT,
+    WEIGHT,
+    WORKSPACE,
 )  # fmt: skip
 from .intrinsics import (
-    INT_POINTER, POINTERS, bfloat16s_at, bits_to_double, doubles_at, float16s_at, get, int32s_at,
-    integers_at, like, put, shift, singles_at, two_sum,
+    INT_POINTER,
+    POINTERS,
+    bfloat16s_at,
+    bits_to_double,
+    doubles_at,
+    float16s_at,
+    get,
+    int32s_at,
+    integers_at,
+    like,
+    put,
+    shift,
+    singles_at,
+    two_sum,
 )  # fmt: skip
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -224,7 +277,6 @@ def kept_sum(total: Any, error: Any, index: Any) -> Any:
 @overload(kept_sum)
 def _kept_sum(total, error, index):
     if error.dtype == types.float64:
-
         return lambda total, error, index: corrected(get(total, index), get(error, index))
     return lambda total, error, index: get(total, index)
 
@@ -388,6 +440,6 @@ def channel_kernel(real, block, flags, s, c0, c1):
         write_zeros(block, c0, c1)
 
 
-def channel_signature(code):
+def channel_signature(code: int) -> Any:
     """The channel kernel's type for the arithmetic's dtype code."""
     return types.void(POINTERS[code], INT_POINTER, *[types.int64] * 4)

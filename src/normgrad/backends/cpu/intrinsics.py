@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
+# mypy: disable-error-code="untyped-decorator"
+
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -24,7 +26,7 @@ I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
-class HalfStorage(types.Type):
+class HalfStorage(types.Type):  # type: ignore[misc]
     """Sixteen bits that hold a float16 or a bfloat16."""
 
 
@@ -296,16 +298,6 @@ def int_buffer(typingctx: Any, count: Any) -> Any:
 
 
 @intrinsic
-def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """a·b + c in float64, rounded once."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fma(*args)
-
-    return types.float64(types.float64, types.float64, types.float64), codegen
-
-
-@intrinsic
 def bits_to_double(typingctx: Any, bits: Any) -> Any:
     """The float64 whose bits these are."""
 
@@ -368,7 +360,7 @@ def call_channels(
     return types.void(types.int64, block, *[types.int64] * 4), codegen
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def two_sum(a, b):  # type: ignore[no-untyped-def]
     """a + b as a rounded sum and its exact error (Knuth). Never with reassociation."""
     s = a + b

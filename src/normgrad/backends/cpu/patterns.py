@@ -24,8 +24,18 @@ from numba.core.extending import models, overload, register_model
 from .block import CHANNEL_STRIDES, DATA_CODES, INNER_STRIDES
 from .channels import fold
 from .intrinsics import (
-    address_of, bfloat16s_at, doubles_at, float16s_at, get, load, put, real_buffer, shift,
-    singles_at, store, zero,
+    address_of,
+    bfloat16s_at,
+    doubles_at,
+    float16s_at,
+    get,
+    load,
+    put,
+    real_buffer,
+    shift,
+    singles_at,
+    store,
+    zero,
 )  # fmt: skip
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -46,7 +56,7 @@ SUMS = {"reassoc", "contract", "nsz", "arcp"}
 ELEMENTS = {"contract", "nsz"}
 
 
-class Pattern(types.Type):
+class Pattern(types.Type):  # type: ignore[misc]
     """An access pattern, as a type: the kernel is compiled once for each."""
 
 

@@ -57,6 +57,8 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         try:
             return super().load_overload(sig, target_context)
         except Exception:  # a truncated or foreign file can raise anything
+            with contextlib.suppress(Exception):
+                self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

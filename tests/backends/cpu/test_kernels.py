@@ -1,0 +1,321 @@
+"""The kernels: vectorised, deterministic, and right in the last bit where a bit is defined."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+import support
+from llvmlite import binding as llvm
+from numba.core.ccallback import CFunc
+from support import OPERATORS, bits, cut_finely, make, run
+
+import normgrad as ng
+from normgrad import dtypes, plans
+from normgrad.backends.cpu import kernel as kernel_module
+from normgrad.backends.cpu import runtime
+
+X86 = llvm.get_process_triple().startswith("x86_64")
+CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
+
+
+def assembly(pattern: str, code: int) -> str:
+    """A kernel's machine code; compiled anew, as a cached one shows none."""
+    signature = kernel_module.signature(pattern, code)
+    function = CFunc(
+        kernel_module.kernel,
+        (signature.args, signature.return_type),
+        locals={},
+        options={"error_model": "numpy", "nopython": True},
+    )
+    function.compile()
+    return function._library.get_asm_str()
+
+
+@pytest.mark.skipif(not X86, reason="reads x86-64 assembly")
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("pattern", ["rows", "columns"])
+def test_hot_loops_are_vectorised(pattern, dtype):
+    """Vectorisation is lost silently: look for the packed instructions of sums and of dx."""
+    code = assembly(pattern, CODES[dtype])
+    kind = "pd" if dtype == "float64" else "ps"
+    packed = re.findall(rf"\bv?(?:fn?m(?:add|sub)\d*|mul|sub|add){kind}\s.*[xyz]mm", code)
+    assert len(packed) >= 20, f"only {len(packed)} packed instructions"
+    if dtype == "float16":
+        assert re.search(r"vcvtph2psx?\s.*[yz]mm", code)
+        assert re.search(r"vcvtps2phx?\s.*[yz]mm", code)
+    if dtype == "bfloat16":
+        assert re.search(r"v?pslld\s.*[xyz]mm", code)
+        assert re.search(r"v?psrld\s.*[xyz]mm", code)
+    if pattern == "columns":
+        # Sums are folded into float64, whole vectors at a time.
+        assert re.search(r"v?addpd\s.*[xyz]mm", code)
+
+
+def multiplied_by_one(dy: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The tensor through a kernel, into another dtype."""
+    out = np.empty(dy.shape, dtype)
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    ng.batch_norm_backward(
+        dy, dy, None, zero, one, training=False, eps=0.0, output_mask=(True, False, False),
+        out=(out, None, None),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("source", ["float32", "float64"])
+def test_every_half_is_read_and_rounded_exactly(dtype, source):
+    """All 65,536 values; and where rounding to them changes, and just beside."""
+    half = dtypes.parse(dtype).numpy
+    every = np.arange(65536, dtype=np.uint16).view(half).reshape(1, 1, -1)
+    with np.errstate(invalid="ignore"):  # half of the NaNs are signalling ones
+        expected = every.astype(source)
+        finite = np.sort(every[np.isfinite(expected)].astype(source))
+    wide = multiplied_by_one(every, np.dtype(source))
+    np.testing.assert_array_equal(wide, expected)
+    back = multiplied_by_one(wide, half)
+    number = ~np.isnan(wide)
+    np.testing.assert_array_equal(back.view(np.uint16)[number], every.view(np.uint16)[number])
+    assert np.isnan(back[~number]).all()
+
+    # Of two neighbours in the half type the middle goes to the even one, what is beyond it to the
+    # nearer.
+    bits_ = np.arange({"float16": 0x7BFF, "bfloat16": 0x7F7F}[dtype], dtype=np.uint16)
+    below, above = bits_.view(half), (bits_ + 1).view(half)
+    middle = ((below.astype(np.float64) + above.astype(np.float64)) / 2).astype(source)
+    even = np.where(bits_ % 2 == 0, below, above)
+    for sign in (1, -1):
+        for values, nearest in (
+            (middle, even),
+            (np.nextafter(middle, np.dtype(source).type(0)), below),
+            (np.nextafter(middle, np.dtype(source).type(np.inf)), above),
+        ):
+            got = multiplied_by_one((sign * values).astype(source).reshape(1, 1, -1), half)[0, 0]
+            np.testing.assert_array_equal(got.astype(np.float64), sign * nearest.astype(np.float64))
+    assert finite.size > 60000
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_any_number_of_threads_gives_the_same_bits(kind, layout):
+    case = make(kind, (6, 8, 40, 41), layout=layout, num_groups=4)
+    before = numba.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, before):
+            if threads <= numba.config.NUMBA_NUM_THREADS:
+                numba.set_num_threads(threads)
+                results += [bits(case.call()) for _ in range(3)]
+    finally:
+        numba.set_num_threads(before)
+    assert len(results) >= 6
+    assert all(result == results[0] for result in results)
+
+
+def test_many_threads_in_other_processes_give_the_same_bits():
+    """More threads than cores, and one."""
+    code = (
+        "import sys, hashlib; sys.path[:0] = sys.argv[1:]\n"
+        "from support import *\n"
+        "digest = hashlib.sha256()\n"
+        "for kind in OPERATORS:\n"
+        "    for layout in ('contiguous', 'channels_last', 'sliced'):\n"
+        "        case = make(kind, (6, 8, 40, 41), layout=layout, num_groups=4)\n"
+        "        for value in named(case.call()).values():\n"
+        "            digest.update(np.ascontiguousarray(value).tobytes())\n"
+        "print(digest.hexdigest())"
+    )
+    tests = str(Path(support.__file__).resolve().parent)
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, tests],
+            env={**os.environ, "NUMBA_NUM_THREADS": str(threads), **extra},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for threads, extra in (
+            (1, {}), (2, {}), (7, {}), (3, {"NUMBA_THREADING_LAYER": "workqueue"}),
+        )
+    }  # fmt: skip
+    assert len(digests) == 1
+    assert len(digests.pop()) == 65
+
+
+def test_sixteen_threads_at_once():
+    cases = [
+        make(kind, (4, 8, 40, 40), num_groups=4, seed=s)
+        for kind, s in itertools.product(OPERATORS, (1, 2))
+    ]
+    expected = [bits(case.call()) for case in cases]
+    wrong = []
+
+    def work():
+        for case, bytes_ in zip(cases, expected, strict=True):
+            if bits(case.call()) != bytes_:
+                wrong.append(case)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def _in_child(connection):
+    case = make("train", (4, 8, 64, 64))
+    connection.send(bits(case.call()))
+    connection.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_calls_after_fork():
+    """OpenMP's threads are gone in the child; it computes with one, and the same bits."""
+    expected = bits(make("train", (4, 8, 64, 64)).call())
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_in_child, args=(theirs,))
+    child.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_the_gil_is_released():
+    """Python goes on while a kernel runs."""
+    case = make("train", (64, 32, 128, 128))
+    out = case.call()
+    ticks = []
+    done = threading.Event()
+
+    def count():
+        while not done.is_set():
+            ticks.append(None)
+            done.wait(1e-4)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    case.call(out=out)
+    before = len(ticks)
+    for _ in range(5):
+        case.call(out=out)
+    during = len(ticks) - before
+    done.set()
+    thread.join()
+    assert during > 5
+
+
+def test_offsets_beyond_2_to_the_31():
+    """Elements far apart in a tensor larger than 2³¹ elements; the memory between is never used."""
+    base = np.empty(3 * 2**30 + 2**17, np.float16)
+    for layout in ("rows", "columns", "tiles"):
+        strides = {
+            "rows": (2**31, 2**30, 2),
+            "columns": (2**32, 2, 2**12),
+            "tiles": (2**32, 2**31, 2**12),
+        }
+        x = np.lib.stride_tricks.as_strided(
+            base, (2, 3, 20) if layout == "columns" else (2, 2, 20), strides[layout]
+        )
+        if layout == "rows":
+            x = np.lib.stride_tricks.as_strided(base, (3, 2, 20), strides[layout])
+        assert max((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) >= 2**32
+        case = make("train", x.shape, dtype="float16")
+        x[...] = case.tensors["input"]
+        case.tensors["input"] = x
+        expected = bits(run(case))
+        assert bits(case.call(out=(x, None, None))) == expected
+
+
+def test_more_than_2_to_the_31_elements():
+    """An expanded tensor: as many elements, little memory."""
+    m = 2**30 + 9
+    x = np.broadcast_to(np.array([1.0, 3.0], np.float32)[None, :, None], (2, 2, m))
+    dy = np.broadcast_to(np.float32(0.5), (2, 2, m))
+    mean, invstd = np.array([0.5, 1.0], np.float32), np.array([2.0, 1.0], np.float32)
+    result = ng.batch_norm_backward_reduce(
+        dy, x, mean, invstd,
+        out=tuple(np.empty(2, np.float64) for _ in range(4)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(result.sum_dy, [m, m])
+    np.testing.assert_array_equal(result.sum_dy_xmu, [m * 0.5, m * 2.0])
+    np.testing.assert_array_equal(result.grad_weight, [m, m * 2.0])
+
+
+def test_a_broken_cache_costs_only_time(tmp_path):
+    """Truncated or unwritable files of compiled kernels are passed over."""
+    code = (
+        "import numpy as np, normgrad\n"
+        "x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)\n"
+        "print(normgrad.batch_norm_backward(x, x, training=True).grad_bias)"
+    )
+
+    def call():
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    expected = call()
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".nbc", ".nbi")]
+    assert len(files) >= 4
+    for path in files:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert call() == expected == "[ 60.  92. 124.]\n"
+
+
+def test_kernels_are_kept_and_found_again(tmp_path, monkeypatch):
+    case = make("train", (3, 4, 5))
+    case.call()
+    kernel = runtime.compiled_kernel("rows", 0)
+    again = runtime._compiled(kernel_module.kernel, kernel_module.signature("rows", 0))
+    assert again.cache_hits == 1
+    assert again.address != 0
+    # ... until a source changes.
+    monkeypatch.setattr(runtime, "_sources", lambda: "changed")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    cache = runtime._KernelCache(kernel_module.kernel)
+    assert cache._cache_file._load_index() == {}
+    assert kernel.cache_hits in (0, 1)
+
+
+def test_plans_are_pure(monkeypatch):
+    """Making a plan compiles nothing and imports no compiler."""
+    code = (
+        "import sys, normgrad as ng\n"
+        "x = ng.TensorSpec((8, 16, 32, 32), 'bfloat16')\n"
+        "plan = ng.plan('batch_norm_backward', grad_out=x, input=x, training=True)\n"
+        "print(plan.workspace_size > 0, 'numba' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["True", "False"]
+
+
+def test_cutting_into_parts_follows_the_shape_alone():
+    for machine_threads in (1, 2):
+        before = numba.get_num_threads()
+        numba.set_num_threads(min(machine_threads, numba.config.NUMBA_NUM_THREADS))
+        try:
+            plan = ng.plan(
+                "batch_norm_backward", training=True,
+                **dict.fromkeys(("grad_out", "input"), ng.TensorSpec((8, 3, 224, 224), "float32")),
+            )  # fmt: skip
+            assert max(step.parts for step in plan._program.steps) == 64 // 3 + 1
+        finally:
+            numba.set_num_threads(before)
+    with cut_finely():
+        assert not plans._plans

@@ -1,0 +1,300 @@
+"""Wrong arguments: an exception that says which, what it was, what is allowed; nothing written."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import make
+
+import normgrad as ng
+
+F = np.float32
+
+
+def expect(kind: str, exception: type[Exception], message: str, **changes):
+    """A call with some arguments changed raises, and leaves every given output alone."""
+    case = make(kind, (3, 4, 5), num_groups=2)
+    positional = {name: changes.pop(name) for name in list(changes) if name in case.tensors}
+    case.tensors |= positional
+    case.options |= changes
+    outputs = {"elemt": 1, "reduce": 4}.get(kind, 3)
+    guards = [np.full(4, 7, F) for _ in range(outputs)]
+    if kind != "reduce":
+        guards[0] = np.full((3, 4, 5), 7, F)
+    if "out" not in case.options:
+        case.options["out"] = guards[0] if kind == "elemt" else tuple(guards)
+    with pytest.raises(exception, match=f"^{re.escape(message)}$"):
+        case.call()
+    assert all((guard == 7).all() for guard in guards)
+
+
+ALLOWED = "float32, float16, bfloat16, float64"
+KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["int32", "uint8", "bool", "complex64", ml_dtypes.float8_e4m3fn, "longdouble", ">f4", "S4"],
+)
+def test_dtypes(dtype):
+    dtype = np.dtype(dtype)
+    name = dtype.str if dtype.str == ">f4" else str(dtype)
+    zeros = np.zeros((3, 4, 5), dtype)
+    message = f"dtype {name}; allowed: {ALLOWED}"
+    expect("train", TypeError, f"input: {message}", input=zeros)
+    expect("elemt", TypeError, f"grad_out: {message}", grad_out=zeros)
+    expect("reduce", TypeError, f"mean: {message}", mean=np.zeros(4, dtype))
+    expect("group_norm", TypeError, f"gamma: {message}", gamma=np.zeros(4, dtype))
+    expect("train", TypeError, f"out[0] (grad_input): {message}", out=(zeros, None, None))
+    expect("elemt", TypeError, f"out (grad_input): {message}", out=zeros)
+
+
+def test_count_dtype():
+    for dtype in (np.float64, ml_dtypes.bfloat16):
+        expect(
+            "elemt",
+            TypeError,
+            f"count: dtype {np.dtype(dtype)}; allowed: int32, int64, float16, float32",
+            count=np.ones(2, dtype),
+        )
+
+
+def test_shapes():
+    channels = "allowed: (4,), the channels of input"
+    expect(
+        "train", ValueError, "grad_out: shape (3, 4, 6); allowed: (3, 4, 5), the shape of input",
+        grad_out=np.zeros((3, 4, 6), F),
+    )  # fmt: skip
+    for name in ("weight", "running_mean", "running_var", "save_mean", "save_invstd"):
+        for length in (0, 3, 5):
+            expect(
+                "train", ValueError, f"{name}: shape ({length},); {channels}",
+                **{name: np.zeros(length, F)},
+            )  # fmt: skip
+    expect("train", ValueError, f"weight: shape (1, 4); {channels}", weight=np.zeros((1, 4), F))
+    expect("eval", ValueError, f"save_mean: shape (3,); {channels}", save_mean=np.zeros(3, F))
+    expect("eval", ValueError, f"running_var: shape (0,); {channels}", running_var=np.zeros(0, F))
+    expect("reduce", ValueError, f"invstd: shape (); {channels}", invstd=np.zeros((), F))
+    expect("elemt", ValueError, f"sum_dy: shape (5,); {channels}", sum_dy=np.zeros(5, F))
+    expect(
+        "group_norm", ValueError, "rstd: shape (6,); allowed: (3, 2), samples by groups",
+        rstd=np.zeros(6, F),
+    )  # fmt: skip
+    expect("elemt", ValueError, "count: 9 axes; allowed: at most 8", count=np.zeros((1,) * 9, F))
+    expect(
+        "train", ValueError, f"out[1] (grad_weight): shape (3,); {channels}",
+        out=(None, np.zeros(3, F), None),
+    )  # fmt: skip
+
+
+def test_ranks():
+    for rank in (0, 1, 9):
+        shape = (1,) * rank
+        zeros = np.zeros(shape, F)
+        expect(
+            "train", ValueError, f"input: {rank} axes, shape {shape}; allowed: 2 to 8",
+            grad_out=zeros, input=zeros,
+        )  # fmt: skip
+
+
+def test_axes_and_groups():
+    for axis in (3, -4, 2**70):
+        expect(
+            "train", ValueError, f"channel_axis: {axis}; allowed: -3 to 2 for 3 axes",
+            channel_axis=axis,
+        )  # fmt: skip
+    batch = "allowed: any axis but the first, which is the batch"
+    for axis in (0, -3):
+        expect("group_norm", ValueError, f"channel_axis: {axis}; {batch}", channel_axis=axis)
+    for groups in (0, -1, 3, 8):
+        expect(
+            "group_norm", ValueError,
+            f"num_groups: {groups}; allowed: a positive divisor of the 4 channels",
+            num_groups=groups,
+        )  # fmt: skip
+    expect("group_norm", TypeError, "num_groups: 2.0; allowed: an integer", num_groups=2.0)
+    expect("group_norm", TypeError, "num_groups: True; allowed: an integer", num_groups=True)
+    expect("train", TypeError, "channel_axis: None; allowed: an integer", channel_axis=None)
+
+
+def test_scalars():
+    expect("train", TypeError, "training: 1; allowed: True or False", training=1)
+    expect("train", TypeError, "training: None; allowed: True or False", training=None)
+    expect("train", TypeError, "eps: '1e-5'; allowed: a real number", eps="1e-5")
+    expect("train", TypeError, "eps: None; allowed: a real number", eps=None)
+    expect("train", TypeError, "eps: 1j; allowed: a real number", eps=1j)
+    expect("reduce", TypeError, "weight_g: 'no'; allowed: True or False", weight_g="no")
+    expect("train", TypeError, "output_mask: True; allowed: 3 booleans", output_mask=True)
+    expect("train", TypeError, "output_mask: 'yes'; allowed: 3 booleans", output_mask="yes")
+    expect(
+        "train", TypeError, "output_mask[1]: 1; allowed: True or False", output_mask=(True, 1, True)
+    )
+    expect(
+        "group_norm", ValueError,
+        "output_mask: 2 entries; allowed: 3, for grad_input, grad_gamma, grad_beta",
+        output_mask=[True, False],
+    )  # fmt: skip
+
+
+class Pretender:
+    """Says it speaks DLPack."""
+
+    def __init__(self, capsule=None, device=(1, 0)):
+        self.capsule = capsule
+        self.device = device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **_):
+        if isinstance(self.capsule, Exception):
+            raise self.capsule
+        return self.capsule
+
+
+class LooksLikeAnArray:
+    shape, dtype, strides = (3, 4, 5), np.dtype(F), (80, 20, 4)
+    ctypes = None
+
+
+def test_what_is_no_tensor():
+    for thing in ([[1.0]], 3.0, np.float32(3), "x", object(), LooksLikeAnArray(), np.ndarray):
+        name = type(thing).__name__
+        expect("train", TypeError, f"input: a {name}; allowed: {KINDS}", input=thing)
+        expect("train", TypeError, f"weight: a {name}; allowed: {KINDS}", weight=thing)
+        expect("train", TypeError, f"out[0] (grad_input): a {name}; allowed: {KINDS}",
+               out=(thing, None, None))  # fmt: skip
+    expect("train", TypeError, "input: None; allowed: a tensor", input=None)
+    expect("train", TypeError, "grad_out: None; allowed: a tensor", grad_out=None)
+    expect("reduce", TypeError, "invstd: None; allowed: a tensor", invstd=None)
+    expect(
+        "train", TypeError, f"input: a masked array; allowed: {KINDS}, without a mask",
+        input=np.ma.masked_array(np.zeros((3, 4, 5), F)),
+    )  # fmt: skip
+    with pytest.raises(TypeError, match=r"^grad_out: a NoneType; allowed: NumPy arrays"):
+        ng.batch_norm_backward(None, None, training=True)
+
+
+def test_pretenders():
+    good = np.zeros((3, 4, 5), F)
+    failures = [
+        (Pretender(RuntimeError("no")), "no"),
+        (Pretender(42), "__dlpack__() returned a int, not a capsule"),
+        (Pretender(), "__dlpack__() returned a NoneType, not a capsule"),
+    ]
+    for pretender, reason in failures:
+        with pytest.raises(TypeError) as caught:
+            ng.batch_norm_backward(pretender, pretender, training=True)
+        assert str(caught.value) == (
+            f"grad_out: Pretender cannot be read through DLPack ({reason}); allowed: {KINDS}"
+        )
+    with pytest.raises(TypeError, match=r"^grad_out: Pretender\.__dlpack_device__\(\) failed"):
+        ng.batch_norm_backward(Pretender(device="cpu"), good, training=True)
+    with pytest.raises(ValueError, match=r"^grad_out: on device cuda:1; allowed: cpu$"):
+        ng.batch_norm_backward(Pretender(device=(2, 1)), good, training=True)
+    speaker = Pretender(good.__dlpack__())
+    with pytest.raises(TypeError, match=r"^input: a NumPy array among DLPack producers; allowed: "):
+        ng.batch_norm_backward(speaker, good, training=True)
+
+
+def test_out():
+    array = np.zeros((3, 4, 5), F)
+    entries = "allowed: a tuple of 3 tensors or Nones"
+    expect("train", TypeError, f"out: a ndarray; {entries}", out=array)
+    expect("train", ValueError, f"out: 2 entries; {entries}", out=(array, None))
+    expect("reduce", ValueError, "out: 3 entries; allowed: a tuple of 4 tensors or Nones",
+           out=(None,) * 3)  # fmt: skip
+    frozen = np.zeros((3, 4, 5), F)
+    frozen.flags.writeable = False
+    read_only = "a read-only array; allowed: one that can be written"
+    expect("train", ValueError, f"out[0] (grad_input): {read_only}", out=(frozen, None, None))
+    expect("elemt", ValueError, f"out (grad_input): {read_only}", out=frozen)
+    bias = np.zeros(4, F)
+    bias.flags.writeable = False
+    expect("train", ValueError, f"out[2] (grad_bias): {read_only}", out=(None, None, bias))
+    twice = np.broadcast_to(np.zeros((3, 4, 1), F), (3, 4, 5))
+    expect(
+        "train", ValueError,
+        "out[0] (grad_input): shape (3, 4, 5) with strides (4, 1, 0) names some elements twice; "
+        "allowed: one place in memory for each",
+        out=(twice, None, None),
+    )  # fmt: skip
+    odd = np.zeros((3, 4, 5), [("a", "i1"), ("b", F)])["b"]
+    expect(
+        "train", ValueError,
+        f"out[0] (grad_input): strides {odd.strides} bytes; allowed: multiples of the item size, 4",
+        out=(odd, None, None),
+    )  # fmt: skip
+
+
+def test_overlapping_outputs():
+    def refuse(message, **changes):
+        kind = changes.pop("kind", "train")
+        expect(kind, ValueError, message, **changes)
+
+    own = "allowed: memory of its own"
+    whole = f"{own}, or all of grad_out or input with the same strides and dtype"
+    base = np.zeros(200, F)
+    x = base[:60].reshape(3, 4, 5)
+    refuse(f"out[0] (grad_input): shares memory with input; {whole}", input=x,
+           out=(base[1:61].reshape(3, 4, 5), None, None))  # fmt: skip
+    refuse(f"out (grad_input): shares memory with input; {whole}", kind="elemt", input=x,
+           out=x[::-1])  # fmt: skip
+    refuse(f"out[0] (grad_input): shares memory with input; {whole}", input=x,
+           out=(x.view(np.float16)[..., :5], None, None))  # fmt: skip
+    weight = base[100:104]
+    refuse(f"out[1] (grad_weight): shares memory with weight; {own}", weight=weight,
+           out=(None, weight, None))  # fmt: skip
+    refuse(f"out[2] (grad_bias): shares memory with input; {own}", input=x,
+           out=(None, None, x[0, :, 0]))  # fmt: skip
+    refuse(f"out[2] (grad_bias): shares memory with out[1] (grad_weight); {own}",
+           out=(None, base[120:124], base[121:125]))  # fmt: skip
+    # An argument that takes no part in the arithmetic is an argument all the same.
+    refuse(f"out[2] (grad_bias): shares memory with running_mean; {own}", running_mean=weight,
+           out=(None, None, weight))  # fmt: skip
+
+
+def test_interleaved_outputs_are_legal():
+    base = np.zeros((2, 3, 4, 5), F)
+    case = make("train", (3, 4, 5))
+    case.tensors["input"] = np.ascontiguousarray(case.tensors["input"])
+    expected = case.call()
+    both = np.zeros((3, 4, 10), F)
+    x, dx = both[..., ::2], both[..., 1::2]
+    x[...] = case.tensors["input"]
+    case.tensors["input"] = x
+    result = case.call(out=(dx, None, None))
+    np.testing.assert_array_equal(result.grad_input, expected.grad_input)
+    del base
+
+
+def test_unaligned_and_odd_inputs():
+    """Memory at an odd address is read as it is; strides that are no multiple are refused."""
+    case = make("train", (3, 4, 5))
+    expected = case.call()
+    raw = np.zeros(3 * 4 * 5 * 4 + 1, np.uint8)
+    x = raw[1:].view(F).reshape(3, 4, 5)
+    assert not x.flags.aligned
+    x[...] = case.tensors["input"]
+    case.tensors["input"] = x
+    result = case.call(out=(x, None, None))
+    np.testing.assert_array_equal(result.grad_input, expected.grad_input)
+    odd = np.zeros((3, 4, 5), [("a", "i1"), ("b", F)])["b"]
+    expect(
+        "train", ValueError,
+        f"input: strides {odd.strides} bytes; allowed: multiples of the item size, 4", input=odd,
+    )  # fmt: skip
+
+
+def test_read_only_inputs_are_fine():
+    case = make("train", (3, 4, 5))
+    expected = case.call()
+    for value in case.tensors.values():
+        value.flags.writeable = False
+    np.testing.assert_array_equal(case.call().grad_input, expected.grad_input)
+    # ... but not as an output.
+    with pytest.raises(ValueError, match=r"^out\[0\] \(grad_input\): a read-only array"):
+        case.call(out=(case.tensors["input"], None, None))

@@ -1,0 +1,333 @@
+"""NumPy arrays, PyTorch tensors and DLPack producers: the same kind comes out, without copies."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+
+import array_api_strict as xp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from support import FLOATS, OPERATORS, bits, check, make, named
+
+import normgrad as ng
+from normgrad import dlpack, frameworks
+
+TORCH = {name: getattr(torch, name) for name in FLOATS}
+
+
+def to_torch(array: np.ndarray | None) -> torch.Tensor | None:
+    """The same values and strides."""
+    if array is None:
+        return None
+    if array.dtype == ml_dtypes.bfloat16:
+        return to_torch(array.view(np.uint16)).view(torch.bfloat16)
+    flat = torch.empty(array.size, dtype=getattr(torch, str(array.dtype)))
+    strides = [step // array.itemsize for step in array.strides]
+    tensor = torch.empty_strided(array.shape, strides, dtype=flat.dtype)
+    tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    return tensor
+
+
+def to_numpy(tensor: torch.Tensor | None) -> np.ndarray | None:
+    if tensor is None:
+        return None
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
+
+
+def as_torch(case, **more):
+    """The case's call on torch tensors."""
+    tensors = {name: to_torch(value) for name, value in case.tensors.items()}
+    return getattr(ng, case.name)(**tensors, **case.options, **more)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_torch_gives_the_bits_that_numpy_gives(kind, layout, dtype):
+    case = make(kind, (3, 4, 5, 6), dtype=dtype, layout=layout, num_groups=2)
+    ours, theirs = named(case.call()), named(as_torch(case))
+    for name, expected in ours.items():
+        got = theirs[name]
+        assert isinstance(got, torch.Tensor)
+        assert to_numpy(got).tobytes() == expected.tobytes()
+        assert got.dtype == TORCH[str(expected.dtype)]
+    if "grad_input" in theirs:
+        assert (
+            theirs["grad_input"].stride()
+            == torch.empty_like(to_torch(case.tensors["input"])).stride()
+        )
+
+
+def test_torch_out():
+    case = make("train", (3, 4, 5, 6))
+    expected = case.call()
+    out = (torch.full((3, 4, 5, 6), torch.nan), torch.full((4,), torch.nan), None)
+    before = [tensor._version for tensor in out[:2]]
+    result = as_torch(case, out=out)
+    assert result.grad_input is out[0]
+    assert result.grad_weight is out[1]
+    assert isinstance(result.grad_bias, torch.Tensor)
+    assert [to_numpy(value).tobytes() for value in result] == [v.tobytes() for v in expected]
+    # Autograd must notice.
+    assert [tensor._version for tensor in out[:2]] == [version + 1 for version in before]
+
+
+def test_torch_tensors_that_require_grad():
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    weight = torch.nn.Parameter(torch.randn(4))
+    dy = torch.randn(3, 4, 5)
+    result = ng.batch_norm_backward(dy, x, weight, training=True)
+    assert not any(value.requires_grad for value in result)
+    assert x.grad is None
+    with torch.inference_mode():
+        same = ng.batch_norm_backward(
+            dy, x, weight, training=True, out=(torch.empty(3, 4, 5), None, None)
+        )
+    assert torch.equal(same.grad_input, result.grad_input)
+
+
+def test_torch_negative_views_are_read_and_not_written():
+    z = torch.view_as_complex(torch.randn(3, 4, 5, 2)).conj()
+    dy = z.imag
+    assert dy.is_neg()
+    x = torch.randn(3, 4, 5)
+    result = ng.batch_norm_backward(dy, x, training=True)
+    expected = ng.batch_norm_backward(dy.resolve_neg(), x, training=True)
+    assert all(map(torch.equal, result, expected))
+    with pytest.raises(ValueError, match=r"^out\[0\] \(grad_input\): a view that negates; allowed"):
+        ng.batch_norm_backward(x, x, training=True, out=(dy, None, None))
+
+
+def test_torch_errors():
+    x = torch.randn(3, 4, 5)
+    with pytest.raises(
+        TypeError, match=r"^weight: a NumPy array among PyTorch tensors; allowed: one"
+    ):
+        ng.batch_norm_backward(x, x, np.ones(4, np.float32), training=True)
+    with pytest.raises(TypeError, match=r"^out\[1\] \(grad_weight\): a NumPy array among PyTorch"):
+        ng.batch_norm_backward(x, x, training=True, out=(None, np.ones(4, np.float32), None))
+    with pytest.raises(ValueError, match=r"^input: on device meta; allowed: cpu$"):
+        ng.batch_norm_backward(x, x.to("meta"), training=True)
+    with pytest.raises(TypeError, match=r"^input: a tensor with layout torch.sparse_coo; allowed"):
+        ng.batch_norm_backward(x, x.to_sparse(), training=True)
+    for dtype in (torch.int8, torch.complex64, torch.float8_e4m3fn, torch.bool):
+        with pytest.raises(TypeError, match=f"^input: dtype {str(dtype)[6:]}; allowed: float32, "):
+            ng.batch_norm_backward(x, torch.zeros(3, 4, 5, dtype=dtype), training=True)
+    fake = torch._subclasses.FakeTensorMode().from_tensor(x)
+    with pytest.raises(TypeError, match=r"^grad_out: a FakeTensor without memory"):
+        ng.batch_norm_backward(fake, fake, training=True)
+    with pytest.raises(TypeError, match=r"^grad_out: a Tensor without memory of its own"):
+        torch.func.vmap(lambda t: ng.batch_norm_backward(t, x, training=True)[0])(
+            torch.randn(2, 3, 4, 5)
+        )
+    whole = "allowed: memory of its own, or all of grad_out or input with the same strides"
+    with pytest.raises(
+        ValueError, match=rf"^out\[0\] \(grad_input\): shares memory with input; {whole}"
+    ):
+        ng.batch_norm_backward(
+            x.clone(), x, training=True, out=(x.as_strided((3, 4, 5), (1, 15, 3)), None, None)
+        )
+
+
+def test_torch_memory_that_is_mapped_read_only(tmp_path):
+    """PyTorch does not know; writing there would end the process."""
+    path = tmp_path / "mapped"
+    path.write_bytes(bytes(4 * 60 + 64))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            frozen = torch.frombuffer(mapped, dtype=torch.float32, count=60).reshape(3, 4, 5)
+        x = torch.randn(3, 4, 5)
+        with pytest.raises(
+            ValueError, match=r"^out\[0\] \(grad_input\): read-only memory \(.+\); "
+        ):
+            ng.batch_norm_backward(x, x, training=True, out=(frozen, None, None))
+        # As an input it is as good as any.
+        assert ng.batch_norm_backward(frozen, x, training=True).grad_input.shape == (3, 4, 5)
+        del frozen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("train", [True, False])
+def test_against_torch_batch_norm(train, dtype):
+    """torch's own autograd, in float64 where it is exact."""
+    torch.manual_seed(1)
+    x = torch.randn(5, 6, 7, 8, dtype=torch.float64, requires_grad=True)
+    layer = torch.nn.BatchNorm2d(6).double().train(train)
+    torch.nn.init.normal_(layer.weight)
+    with torch.no_grad():
+        layer.running_mean.normal_()
+        layer.running_var.uniform_(0.5, 2)
+    running = layer.running_mean.clone(), layer.running_var.clone()
+    y = layer(x)
+    dy = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, layer.weight, layer.bias), dy)
+    tensors = [t.detach().to(getattr(torch, dtype)) for t in (dy, x, layer.weight, *running)]
+    got = ng.batch_norm_backward(*tensors, training=train)
+    tolerance = 1e-12 if dtype == "float64" else 2e-5
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_against_torch_group_norm(groups, dtype):
+    torch.manual_seed(1)
+    x = torch.randn(5, 6, 7, 8, dtype=torch.float64, requires_grad=True)
+    layer = torch.nn.GroupNorm(groups, 6).double()
+    torch.nn.init.normal_(layer.weight)
+    y = layer(x)
+    dy = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, layer.weight, layer.bias), dy)
+    by_group = x.detach().reshape(5, groups, -1)
+    mean, var = by_group.mean(2), by_group.var(2, unbiased=False)
+    kind = getattr(torch, dtype)
+    got = ng.group_norm_backward(
+        dy.to(kind), x.detach().to(kind), mean.to(kind), ((var + layer.eps) ** -0.5).to(kind),
+        layer.weight.detach().to(kind), num_groups=groups,
+    )  # fmt: skip
+    tolerance = 1e-12 if dtype == "float64" else 2e-5
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_reduce_and_elemt_make_batch_norm_together():
+    """Two ranks of different sizes give the gradients of the whole batch."""
+    whole = make("train", (7, 4, 30), dtype="float64")
+    dy, x, w, mean, invstd = whole.tensors.values()
+    expected = whole.call()
+    parts = [slice(0, 2), slice(2, 7)]
+    sums = [ng.batch_norm_backward_reduce(dy[part], x[part], mean, invstd, w) for part in parts]
+    sum_dy, sum_dy_xmu, grad_weight, grad_bias = (sum(each) for each in zip(*sums, strict=True))
+    count = np.array([30 * 2, 30 * 5], np.int32)
+    rest = [
+        ng.batch_norm_backward_elemt(dy[part], x[part], mean, invstd, w, sum_dy, sum_dy_xmu, count)
+        for part in parts
+    ]
+    for ours, theirs in zip((np.concatenate(rest), grad_weight, grad_bias), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+class Speaker:
+    """A DLPack producer of the old kind, without an array namespace, over a NumPy array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, stream=None):
+        if self.array.dtype == ml_dtypes.bfloat16:
+            return dlpack._BFloat16(self.array).__dlpack__()
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_dlpack_without_a_namespace_gives_numpy(kind, dtype):
+    case = make(kind, (3, 4, 5), dtype=dtype, num_groups=2, layout="channels_last")
+    expected = bits(case.call())
+    for name, value in case.tensors.items():
+        case.tensors[name] = None if value is None else Speaker(value)
+    result = case.call()
+    assert all(type(value) is np.ndarray for value in named(result).values())
+    assert bits(result) == expected
+
+
+def test_dlpack_with_a_namespace_gives_its_arrays():
+    case = make("train", (3, 4, 5))
+    expected = case.call()
+    tensors = {name: xp.asarray(value) for name, value in case.tensors.items()}
+    result = ng.batch_norm_backward(**tensors, training=True)
+    for ours, theirs in zip(result, expected, strict=True):
+        assert type(ours) is type(tensors["input"])
+        np.testing.assert_array_equal(np.asarray(ours), theirs)
+    # In place, and into an array of its own.
+    out = xp.asarray(np.full((3, 4, 5), np.nan, np.float32))
+    given = ng.batch_norm_backward(**tensors, training=True, out=(out, None, None))
+    assert given.grad_input is out
+    np.testing.assert_array_equal(np.asarray(out), expected.grad_input)
+    given = ng.batch_norm_backward(**tensors, training=True, out=(tensors["input"], None, None))
+    np.testing.assert_array_equal(np.asarray(tensors["input"]), expected.grad_input)
+
+
+def test_dlpack_read_only_output():
+    case = make("train", (3, 4, 5))
+    frozen = np.zeros((3, 4, 5), np.float32)
+    frozen.flags.writeable = False
+
+    class Frozen(Speaker):
+        def __dlpack__(self, *, max_version=None, **_):
+            return self.array.__dlpack__(max_version=max_version)
+
+    tensors = {name: Speaker(value) for name, value in case.tensors.items()}
+    with pytest.raises(ValueError, match=r"^out\[0\] \(grad_input\): read-only memory; allowed"):
+        ng.batch_norm_backward(**tensors, training=True, out=(Frozen(frozen), None, None))
+    # Read-only inputs are fine.
+    tensors["input"] = Frozen(frozen)
+    ng.batch_norm_backward(**tensors, training=True)
+
+
+def test_dlpack_memory_lives_as_long_as_it_is_read():
+    """The capsule is kept; nothing is leaked when it goes."""
+    import gc
+    import weakref
+
+    class Owner(np.ndarray):
+        pass
+
+    array = np.ones((3, 4, 5), np.float32).view(Owner)
+    watched = weakref.ref(array)
+    ng.batch_norm_backward(Speaker(array), Speaker(array), training=True)
+    del array
+    gc.collect()
+    assert watched() is None
+
+
+def test_dlpack_refuses_what_it_does_not_know():
+    class Integers(Speaker):
+        pass
+
+    x = Integers(np.zeros((3, 4, 5), np.int16))
+    with pytest.raises(
+        TypeError, match=r"^input: dtype int16; allowed: float32, float16, bfloat16"
+    ):
+        ng.batch_norm_backward(Speaker(np.zeros((3, 4, 5), np.float32)), x, training=True)
+
+
+def test_no_copies():
+    """The kernels get the caller's own memory."""
+    for value in (np.zeros((3, 4), np.float32), torch.zeros(3, 4)):
+        framework = frameworks.of("x", value)
+        opened = framework.opened("x", value, writing=False)
+        where = value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr()
+        assert framework.address("x", opened) == where
+    array = np.zeros((3, 4), np.float32)
+    speaker = Speaker(array)
+    framework = frameworks.of("x", speaker)
+    assert (
+        framework.address("x", framework.opened("x", speaker, writing=False)) == array.ctypes.data
+    )
+
+
+def test_numpy_subclasses_are_arrays():
+    case = make("train", (3, 4))
+    expected = bits(case.call())
+    case.tensors["input"] = case.tensors["input"].view(np.matrix)
+    assert bits(case.call()) == expected
+
+
+def test_mixtures_of_torch_dtypes():
+    for dtype, x_dtype in itertools.product(TORCH, TORCH):
+        case = make("train", (3, 4, 5), dtype=dtype, x_dtype=x_dtype)
+        result = as_torch(case)
+        assert result.grad_input.dtype == TORCH[x_dtype]
+        check(case, type(result)(*map(to_numpy, result)))

@@ -1,0 +1,70 @@
+"""What holds for the package as a whole."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import normgrad
+
+SOURCE = Path(normgrad.__file__).parent
+
+
+def python(code: str, **environment: str) -> str:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_is_light():
+    """Neither Numba nor torch is loaded, nor anything of the command line."""
+    loaded = python("import normgrad, sys; print(*sys.modules)").split()
+    for module in ("numba", "llvmlite", "torch", "typer", "rich", "matplotlib", "safetensors"):
+        assert module not in loaded
+    assert "numpy" in loaded
+
+
+def test_importing_loads_few_modules():
+    """What NumPy does not load itself is little: importing stays quick."""
+    extra = python(
+        "import sys, numpy; before = set(sys.modules); import normgrad; "
+        "print(*sorted(m for m in set(sys.modules) - before if not m.startswith('normgrad')))"
+    ).split()
+    assert len(extra) < 80, extra
+
+
+def test_torch_is_not_imported_by_a_call():
+    assert (
+        python(
+            "import sys, numpy as np, normgrad\n"
+            "x = np.ones((2, 3, 4), np.float32)\n"
+            "result = normgrad.batch_norm_backward(x, x, training=True)\n"
+            "print(result.grad_bias, 'torch' in sys.modules)"
+        )
+        == "[8. 8. 8.] False"
+    )
+
+
+def test_version():
+    assert normgrad.__version__ == importlib.metadata.version("normgrad")
+
+
+def test_it_is_typed():
+    assert (SOURCE / "py.typed").exists()
+
+
+def test_public_names():
+    assert set(normgrad.__all__) <= set(dir(normgrad))
+    for name in normgrad.__all__:
+        thing = getattr(normgrad, name)
+        assert name == "__version__" or thing.__doc__

@@ -1,0 +1,348 @@
+"""Plans: from specs alone, run many times, with the caller's memory."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from support import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
+
+import normgrad as ng
+from normgrad import TensorSpec, plans
+
+
+def plan_of(case: Case, **more) -> ng.Plan:
+    return ng.plan(case.name, **case.tensors, **case.options, **more)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_plan_gives_the_functions_bits(kind, layout, cut):
+    case = make(kind, (3, 4, 5, 6), layout=layout, num_groups=2)
+    expected = bits(case.call())
+    specs = {
+        name: None
+        if value is None
+        else TensorSpec(value.shape, value.dtype, [s // value.itemsize for s in value.strides])
+        for name, value in case.tensors.items()
+    }
+    if cut:
+        with cut_finely():
+            expected = bits(run(case))
+            plan = ng.plan(case.name, **specs, **case.options)
+    else:
+        plan = ng.plan(case.name, **specs, **case.options)
+    for _ in range(2):
+        assert bits(plan.run(**case.tensors)) == expected
+        positional = [
+            case.tensors.get(name) for name in inspect.signature(getattr(ng, case.name)).parameters
+        ]
+        positional = positional[: len(plan._operator.parameters)]
+        assert bits(plan.run(*positional)) == expected
+    # Any alignment, and a workspace full of garbage.
+    for offset in (0, 1, 33):
+        memory = np.full(plan.workspace_size + 64, 0xFF, np.uint8)
+        scratch = memory[offset : offset + plan.workspace_size]
+        assert bits(plan.run(**case.tensors, workspace=scratch)) == expected
+        assert (memory[:offset] == 0xFF).all()
+        assert (memory[offset + plan.workspace_size :] == 0xFF).all()
+    for buffer in (
+        bytearray(plan.workspace_size),
+        torch.empty(plan.workspace_size, dtype=torch.uint8),
+    ):
+        assert bits(plan.run(**case.tensors, workspace=buffer)) == expected
+
+
+def test_specs_of_every_kind():
+    array = np.zeros((2, 3, 4), np.float16)
+    expected = ng.plan("batch_norm_backward", grad_out=array, input=array, training=True)
+    for spec in (
+        torch.zeros(2, 3, 4, dtype=torch.float16),
+        torch.zeros(2, 3, 4, dtype=torch.float16, device="meta"),
+        TensorSpec((2, 3, 4), "float16"),
+        TensorSpec([2, 3, 4], np.float16, [12, 4, 1]),
+        TensorSpec(torch.Size([2, 3, 4]), torch.float16),
+    ):
+        plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
+        assert plan.output_specs == expected.output_specs
+        assert plan.workspace_size == expected.workspace_size
+    grad_input, grad_weight, grad_bias = expected.output_specs
+    assert grad_input == TensorSpec((2, 3, 4), "float16")
+    assert grad_weight == grad_bias == TensorSpec((3,), "float16")
+
+
+def test_a_plan_needs_no_data_and_little_memory():
+    huge = TensorSpec((1 << 20, 64, 1 << 10, 1 << 10), "float32")
+    plan = ng.plan(
+        "group_norm_backward", grad_out=huge, input=huge, num_groups=32,
+        mean=TensorSpec((1 << 20, 32), "float32"), rstd=TensorSpec((1 << 20, 32), "float32"),
+    )  # fmt: skip
+    assert 0 < plan.workspace_size < 1 << 37
+
+
+def test_no_workspace_where_nothing_is_computed():
+    x = TensorSpec((3, 4, 5), "float32")
+    nothing = ng.plan(
+        "batch_norm_backward", grad_out=x, input=x, training=True, output_mask=(False,) * 3
+    )
+    assert nothing.workspace_size == 0
+    assert nothing.output_specs == (None, None, None)
+    array = np.zeros((3, 4, 5), np.float32)
+    assert nothing.run(array, array) == (None, None, None)
+    empty = TensorSpec((0, 4, 5), "float32")
+    assert (
+        ng.plan("batch_norm_backward", grad_out=empty, input=empty, training=True).workspace_size
+        == 0
+    )
+
+
+def test_running_allocates_nothing_that_grows():
+    peaks = []
+    for size in (1000, 100_000):
+        case = make("train", (4, 8, size))
+        plan = plan_of(case)
+        dense = case.call()
+        scratch = np.empty(plan.workspace_size, np.uint8)
+        plan.run(**case.tensors, out=dense, workspace=scratch)
+        tracemalloc.start()
+        plan.run(**case.tensors, out=dense, workspace=scratch)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 20_000
+
+
+def test_planned_out():
+    case = make("train", (3, 4, 5))
+    spec = TensorSpec((3, 4, 5), "bfloat16", (1, 3, 12))
+    plan = plan_of(case, out=(spec, None, None))
+    assert plan.output_specs[0] == spec
+    result = plan.run(**case.tensors)
+    assert (result.grad_input.dtype, result.grad_input.strides) == (FLOATS["bfloat16"], (2, 6, 24))
+    with pytest.raises(ValueError, match=re.escape(
+        "out[0] (grad_input): float32 with shape (3, 4, 5) and strides (20, 5, 1); allowed: "
+        "bfloat16 with shape (3, 4, 5) and strides (1, 3, 12), as in the plan"
+    )):  # fmt: skip
+        plan.run(**case.tensors, out=(np.zeros((3, 4, 5), np.float32), None, None))
+
+
+def refuse(exception, message, action):
+    with pytest.raises(exception, match=f"^{re.escape(message)}$"):
+        action()
+
+
+def test_errors_of_plan():
+    x = TensorSpec((3, 4, 5), "float32")
+    names = (
+        ", ".join(f"batch_norm_backward{rest}" for rest in ("", "_reduce", "_elemt"))
+        + ", group_norm_backward"
+    )
+    refuse(ValueError, f"name: 'layer_norm'; allowed: {names}", lambda: ng.plan("layer_norm"))
+    refuse(
+        TypeError, "training: missing; batch_norm_backward has no default for it",
+        lambda: ng.plan("batch_norm_backward", grad_out=x, input=x),
+    )  # fmt: skip
+    refuse(
+        TypeError,
+        "gamma: no argument of batch_norm_backward; allowed: grad_out, input, weight, "
+        "running_mean, running_var, save_mean, save_invstd, training, eps, output_mask, "
+        "channel_axis, out",
+        lambda: ng.plan("batch_norm_backward", grad_out=x, input=x, gamma=x, training=True),
+    )
+    refuse(
+        TypeError, "input: None; allowed: a tensor",
+        lambda: ng.plan("batch_norm_backward", grad_out=x, training=True),
+    )  # fmt: skip
+    refuse(
+        TypeError, "shape: 'ab' is not a sequence of integers", lambda: TensorSpec("ab", "float32")
+    )
+    refuse(ValueError, "shape: (3, -1) has a negative size; allowed: 0 or more",
+           lambda: TensorSpec((3, -1), "float32"))  # fmt: skip
+    refuse(
+        ValueError,
+        "strides: (1,) has 1 entries; allowed: 2, one for each axis of shape (3, 4)",
+        lambda: TensorSpec((3, 4), "float32", (1,)),
+    )
+    refuse(
+        TypeError,
+        "dtype: 'float8' is not supported; allowed: float32, float16, bfloat16, float64, int32, "
+        "int64",
+        lambda: TensorSpec((3, 4), "float8"),
+    )
+
+
+def test_errors_of_run():
+    case = make("train", (3, 4, 5))
+    plan = plan_of(case)
+    good = case.tensors
+    tensor = "float32 with shape (3, 4, 5) and strides (20, 5, 1)"
+    refuse(
+        ValueError,
+        "input: float32 with shape (3, 4, 5) and strides (1, 3, 12); allowed: "
+        f"{tensor}, as in the plan",
+        lambda: plan.run(**{**good, "input": np.zeros((5, 4, 3), np.float32).T}),
+    )
+    refuse(
+        ValueError, f"grad_out: float64 with shape (3, 4, 5) and strides (20, 5, 1); allowed: "
+        f"{tensor}, as in the plan",
+        lambda: plan.run(**{**good, "grad_out": np.zeros((3, 4, 5))}),
+    )  # fmt: skip
+    refuse(
+        ValueError,
+        "weight: None; allowed: float32 with shape (4,) and strides (1,), as in the plan",
+        lambda: plan.run(**{**good, "weight": None}),
+    )
+    refuse(
+        ValueError,
+        "running_mean: float32 with shape (4,) and strides (1,); allowed: None, as in the plan",
+        lambda: plan.run(**good, running_mean=good["weight"]),
+    )
+    refuse(
+        TypeError,
+        "mean: no tensor of batch_norm_backward; allowed: grad_out, input, weight, running_mean, "
+        "running_var, save_mean, save_invstd",
+        lambda: plan.run(**good, mean=good["weight"]),
+    )
+    refuse(TypeError, "grad_out: given twice, by position and by name",
+           lambda: plan.run(good["grad_out"], **good))  # fmt: skip
+    refuse(
+        TypeError,
+        "run: 8 tensors; allowed: grad_out, input, weight, running_mean, running_var, save_mean, "
+        "save_invstd",
+        lambda: plan.run(*[good["input"]] * 8),
+    )
+
+
+def test_errors_of_the_workspace():
+    case = make("train", (3, 4, 5))
+    plan = plan_of(case)
+    size = plan.workspace_size
+
+    def run_with(workspace, **more):
+        return lambda: plan.run(**case.tensors, workspace=workspace, **more)
+
+    refuse(ValueError, f"workspace: {size - 1} bytes; allowed: at least {size}",
+           run_with(bytearray(size - 1)))  # fmt: skip
+    refuse(ValueError, f"workspace: 0 bytes; allowed: at least {size}", run_with(bytearray()))
+    kinds = "workspace: read-only or not contiguous; allowed: a writable, contiguous buffer"
+    refuse(ValueError, kinds, run_with(bytes(size)))
+    refuse(ValueError, kinds, run_with(np.zeros((size, 2), np.uint8)[:, 0]))
+    refuse(TypeError, "workspace: a int; allowed: a writable buffer", run_with(4096))
+    refuse(
+        ValueError, "workspace: not a contiguous CPU tensor; allowed: a contiguous one",
+        run_with(torch.zeros(size, 2)[:, 0]),
+    )  # fmt: skip
+    memory = np.zeros(size + 240, np.uint8)
+    out = memory[:240].view(np.float32).reshape(3, 4, 5)
+    refuse(
+        ValueError, "workspace: shares memory with out[0] (grad_input); allowed: memory of its own",
+        run_with(memory[4:], out=(out, None, None)),
+    )  # fmt: skip
+    case.tensors["input"] = out
+    refuse(
+        ValueError, "workspace: shares memory with input; allowed: memory of its own",
+        run_with(memory[4:]),
+    )  # fmt: skip
+
+
+def test_functions_use_cached_plans(monkeypatch):
+    monkeypatch.setattr(plans, "_plans", {})
+    case = make("train", (3, 4, 5))
+    for _ in range(3):
+        case.call()
+    assert len(plans._plans) == 1
+    # Options that compare equal but are not the same are told apart before they are looked up.
+    case.options["eps"] = 1
+    case.call()
+    with pytest.raises(TypeError, match=r"^training: 1; allowed"):
+        ng.batch_norm_backward(**case.tensors, training=1)
+    assert len(plans._plans) == 2
+    monkeypatch.setattr(plans, "CACHE_SIZE", 2)
+    for size in range(1, 6):
+        make("train", (3, 4, size)).call()
+    assert len(plans._plans) == 2
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_one_workspace_serves_many_runs(kind):
+    """What one run leaves behind does not reach the next."""
+    with cut_finely():
+        plan = None
+        for seed in range(3):
+            case = make(kind, (3, 4, 50), num_groups=2, seed=seed)
+            if plan is None:
+                plan = plan_of(case)
+                scratch = np.full(plan.workspace_size, 0xFF, np.uint8)
+            expected = bits(case.call())
+            assert bits(plan.run(**case.tensors, workspace=scratch)) == expected
+
+
+def test_plans_say_which_way_they_go():
+    case = make("train", (3, 4, 5, 6))
+    for layout, x_layout, pattern in (
+        ("contiguous", "contiguous", "rows"),
+        ("odd", "contiguous", "rows"),
+        ("channels_last", "channels_last", "columns"),
+        ("contiguous", "channels_last", "tiles"),
+        ("sliced", "sliced", "tiles"),
+        ("expanded", "contiguous", "tiles"),
+    ):
+        case = make("train", (3, 4, 5, 6), layout=layout, x_layout=x_layout)
+        assert plan_of(case).path.split()[0] == pattern
+    assert plan_of(make("train", (3, 4, 5), dtype="float16", x_dtype="float32")).path.startswith(
+        "tiles"
+    )
+
+
+def test_work_that_is_masked_off_is_not_done():
+    def path(kind, **options):
+        case = make(kind, (3, 4, 5, 6), num_groups=2)
+        case.options |= options
+        return plan_of(case).path
+
+    assert path("eval", output_mask=(True, False, False)) == "rows prepare+coefficients+scale"
+    assert path("eval", output_mask=(True, True, True)) == (
+        "rows prepare+sums+outputs+coefficients+scale"
+    )
+    assert path("train", output_mask=(False, True, True)) == "rows prepare+sums+outputs"
+    assert path("train", output_mask=(False, False, False)) == "rows"
+    assert path("reduce", input_g=False, weight_g=False, bias_g=False) == "rows"
+    # Without grad_weight and grad_input nothing depends on x: it is not read, nor its statistics
+    # computed.
+    case = make("train_without_statistics", (3, 4, 5))
+    case.options["output_mask"] = (False, False, True)
+    plan = plan_of(case)
+    assert plan.path == "rows prepare+sums+outputs"
+    assert plan._program.input_is_grad_out
+
+
+def test_every_step_is_taken_somewhere():
+    paths = set()
+    with cut_finely():
+        for kind, layout in itertools.product(OPERATORS, ("contiguous", "channels_last", "sliced")):
+            case = make(kind, (3, 4, 50), layout=layout, num_groups=2)
+            paths |= set(" ".join(plan_of(case).path.split()).replace("+", " ").split())
+            run(case)
+    empty = make("train", (0, 4, 5))
+    paths |= set(plan_of(empty).path.replace("+", " ").split())
+    assert paths == {
+        "rows", "columns", "tiles", "count", "prepare", "moments", "sums", "combine", "mean",
+        "invstd", "outputs", "coefficients", "apply", "scale", "zero",
+    }  # fmt: skip
+
+
+def test_named_results():
+    case = make("train", (3, 4, 5))
+    assert list(named(case.call())) == ["grad_input", "grad_weight", "grad_bias"]
+    assert list(named(make("reduce", (3, 4, 5)).call())) == [
+        "sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias",
+    ]  # fmt: skip
+    assert list(named(make("group_norm", (3, 4, 5)).call())) == [
+        "grad_input", "grad_gamma", "grad_beta",
+    ]  # fmt: skip
+    assert isinstance(make("elemt", (3, 4, 5)).call(), np.ndarray)
