@@ -9,11 +9,12 @@ import array_api_strict as xp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from support import FLOATS, OPERATORS, bits, check, make, named
 
 import normgrad as ng
 from normgrad import dlpack, frameworks
+
+torch = pytest.importorskip("torch")
 
 TORCH = {name: getattr(torch, name) for name in FLOATS}
 
@@ -331,3 +332,16 @@ def test_mixtures_of_torch_dtypes():
         result = as_torch(case)
         assert result.grad_input.dtype == TORCH[x_dtype]
         check(case, type(result)(*map(to_numpy, result)))
+
+
+def test_plans_take_torch_tensors():
+    x = torch.zeros(2, 3, 4, dtype=torch.float16)
+    expected = ng.TensorSpec((2, 3, 4), "float16")
+    assert ng.TensorSpec(torch.Size([2, 3, 4]), torch.float16) == expected
+    for spec in (x, x.to("meta")):
+        plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
+        assert plan.output_specs[0] == expected
+    result = plan.run(x, x, workspace=torch.empty(plan.workspace_size, dtype=torch.uint8))
+    assert torch.equal(result.grad_input, torch.zeros_like(x))
+    with pytest.raises(ValueError, match=r"^workspace: not a contiguous CPU tensor; allowed: "):
+        plan.run(x, x, workspace=torch.zeros(plan.workspace_size, 2)[:, 0])

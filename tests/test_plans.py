@@ -9,7 +9,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from support import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
 
 import normgrad as ng
@@ -52,22 +51,16 @@ def test_a_plan_gives_the_functions_bits(kind, layout, cut):
         assert bits(plan.run(**case.tensors, workspace=scratch)) == expected
         assert (memory[:offset] == 0xFF).all()
         assert (memory[offset + plan.workspace_size :] == 0xFF).all()
-    for buffer in (
-        bytearray(plan.workspace_size),
-        torch.empty(plan.workspace_size, dtype=torch.uint8),
-    ):
-        assert bits(plan.run(**case.tensors, workspace=buffer)) == expected
+    assert bits(plan.run(**case.tensors, workspace=bytearray(plan.workspace_size))) == expected
 
 
 def test_specs_of_every_kind():
     array = np.zeros((2, 3, 4), np.float16)
     expected = ng.plan("batch_norm_backward", grad_out=array, input=array, training=True)
     for spec in (
-        torch.zeros(2, 3, 4, dtype=torch.float16),
-        torch.zeros(2, 3, 4, dtype=torch.float16, device="meta"),
         TensorSpec((2, 3, 4), "float16"),
         TensorSpec([2, 3, 4], np.float16, [12, 4, 1]),
-        TensorSpec(torch.Size([2, 3, 4]), torch.float16),
+        TensorSpec(np.array([2, 3, 4]), np.dtype("float16")),
     ):
         plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
         assert plan.output_specs == expected.output_specs
@@ -233,10 +226,6 @@ def test_errors_of_the_workspace():
     refuse(ValueError, kinds, run_with(bytes(size)))
     refuse(ValueError, kinds, run_with(np.zeros((size, 2), np.uint8)[:, 0]))
     refuse(TypeError, "workspace: a int; allowed: a writable buffer", run_with(4096))
-    refuse(
-        ValueError, "workspace: not a contiguous CPU tensor; allowed: a contiguous one",
-        run_with(torch.zeros(size, 2)[:, 0]),
-    )  # fmt: skip
     memory = np.zeros(size + 240, np.uint8)
     out = memory[:240].view(np.float32).reshape(3, 4, 5)
     refuse(

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-# mypy: disable-error-code="untyped-decorator"
-
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.extending import intrinsic, models, register_model
+
+# mypy: disable-error-code="untyped-decorator"
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()

@@ -1,0 +1,27 @@
+"""Sessions for developers; `nox -l` lists them. CI runs the same commands without nox."""
+
+import nox
+
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_missing_interpreters = False
+nox.options.default_venv_backend = "venv"
+
+
+@nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])
+def tests(session: nox.Session) -> None:
+    """The test suite; against torch where `nox -s tests -- torch` asks for it."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt")
+    arguments = list(session.posargs)
+    if "torch" in arguments:
+        arguments.remove("torch")
+        session.install("-r", "requirements/torch.txt")
+    session.run("pytest", "-n", "auto", *arguments)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy."""
+    session.install("-e", ".[cli]", "-r", "requirements/lint.txt")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
