@@ -13,6 +13,7 @@ from support import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
 
 import normgrad as ng
 from normgrad import TensorSpec, plans
+from normgrad.backends.cpu import block
 
 
 def plan_of(case: Case, **more) -> ng.Plan:
@@ -272,25 +273,53 @@ def test_one_workspace_serves_many_runs(kind):
 
 
 def test_plans_say_which_way_they_go():
-    case = make("train", (3, 4, 5, 6))
-    for layout, x_layout, pattern in (
-        ("contiguous", "contiguous", "rows"),
-        ("odd", "contiguous", "rows"),
-        ("channels_last", "channels_last", "columns"),
-        ("contiguous", "channels_last", "tiles"),
-        ("sliced", "sliced", "tiles"),
-        ("expanded", "contiguous", "tiles"),
+    short, long = (3, 4, 5, 6), (3, 4, 25, 40)
+    for shape, layout, x_layout, pattern in (
+        (long, "contiguous", "contiguous", "rows"),
+        (short, "odd", "contiguous", "rows"),
+        (short, "contiguous", "contiguous", "columns"),
+        (long, "channels_last", "channels_last", "columns"),
+        (long, "contiguous", "channels_last", "tiles"),
+        (long, "sliced", "sliced", "tiles"),
+        (long, "expanded", "contiguous", "tiles"),
     ):
-        case = make("train", (3, 4, 5, 6), layout=layout, x_layout=x_layout)
+        case = make("train", shape, layout=layout, x_layout=x_layout)
         assert plan_of(case).path.split()[0] == pattern
-    assert plan_of(make("train", (3, 4, 5), dtype="float16", x_dtype="float32")).path.startswith(
-        "tiles"
-    )
+    mixture = make("train", (3, 4, 5), dtype="float16", x_dtype="float32")
+    assert plan_of(mixture).path.split()[0] == "tiles"
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "row"),
+    [
+        # (run, repeat, chunk): elements of a channel, positions, channels in one row of columns.
+        ((32, 2048, 7, 7), "contiguous", (49, 1, 16)),
+        ((256, 512, 4, 4), "contiguous", (16, 1, 64)),
+        ((32, 1024, 14, 14), "contiguous", (196, 1, 4)),
+        ((8, 3, 224, 224), "channels_last", (1, 320, 3)),
+        ((32, 64, 56, 56), "channels_last", (1, 16, 64)),
+        ((32, 2048, 7, 7), "channels_last", (1, 1, 1024)),
+        ((256, 1024), "contiguous", (1, 1, 1024)),
+        ((4, 3), "contiguous", (1, 4, 3)),
+    ],
+)
+def test_rows_of_columns(shape, layout, row):
+    """Long enough to be worth a loop, and of a length that leaves nothing over."""
+    strides = None
+    if layout == "channels_last":
+        _, c, h, w = shape
+        strides = (c * h * w, 1, w * c, c)
+    spec = TensorSpec(shape, "float32", strides)
+    plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
+    assert plan.path.startswith("columns")
+    words = plan._program.template[[block.RUN, block.REPEAT, block.CHUNK]]
+    assert tuple(words) == row
+    assert words.prod() <= 1024
 
 
 def test_work_that_is_masked_off_is_not_done():
     def path(kind, **options):
-        case = make(kind, (3, 4, 5, 6), num_groups=2)
+        case = make(kind, (3, 4, 20, 30), num_groups=2)
         case.options |= options
         return plan_of(case).path
 
@@ -306,7 +335,7 @@ def test_work_that_is_masked_off_is_not_done():
     case = make("train_without_statistics", (3, 4, 5))
     case.options["output_mask"] = (False, False, True)
     plan = plan_of(case)
-    assert plan.path == "rows prepare+sums+outputs"
+    assert plan.path == "columns prepare+sums+outputs"
     assert plan._program.input_is_grad_out
 
 

@@ -39,7 +39,10 @@ W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR, W_COUNT = 109, 110, 
 SLOTS = 114
 # The dtype codes of dy, x and dx, for the kernel that learns them when it runs.
 DATA_CODES = 115
-BLOCK_WORDS = 118
+# How columns make their rows: RUN elements of each channel, of CHUNK channels at a time, and REPEAT
+# times over, for as many positions.
+RUN, REPEAT, CHUNK = 118, 119, 120
+BLOCK_WORDS = 121
 
 # A step: the kernel's address, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.

@@ -246,21 +246,21 @@ def combine(block, real, base, count):
         for i in range(base, base + count):
             j = part * every + i
             fold(dy_total, dy_error, i, get(dy_total, j))
-            add_error(dy_error, i, j)
+            add_error(dy_error, i, dy_error, j)
             fold(xmu_total, xmu_error, i, get(xmu_total, j))
-            add_error(xmu_error, i, j)
+            add_error(xmu_error, i, xmu_error, j)
 
 
-def add_error(error: Any, into: Any, index: Any) -> None:
+def add_error(into: Any, at: Any, error: Any, index: Any) -> None:
     """Add one error term to another, where the arithmetic keeps them."""
     raise NotImplementedError
 
 
 @overload(add_error)
-def _add_error(error, into, index):
+def _add_error(into, at, error, index):
     if error.dtype == types.float64:
-        return lambda error, into, index: put(error, into, get(error, into) + get(error, index))
-    return lambda error, into, index: None
+        return lambda into, at, error, index: put(into, at, get(into, at) + get(error, index))
+    return lambda into, at, error, index: None
 
 
 @njit(error_model="numpy")

@@ -286,6 +286,19 @@ def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
+def double_buffer(typingctx: Any, count: Any) -> Any:
+    """An array of float64 on the stack, 64-byte aligned; ``count`` is a literal."""
+    size = count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = cgutils.alloca_once(builder, ir.ArrayType(F64, size), name="doubles")
+        array.align = 64
+        return builder.gep(array, [I32(0), I32(0)])
+
+    return DOUBLE_POINTER(count), codegen
+
+
+@intrinsic(prefer_literal=True)
 def int_buffer(typingctx: Any, count: Any) -> Any:
     """An array of int64 on the stack; ``count`` is a literal."""
     size = count.literal_value

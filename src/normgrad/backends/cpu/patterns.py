@@ -4,7 +4,11 @@ A *segment* is a run of positions with a constant step, over some channels. Each
 treats a segment in its own way:
 
 - ``rows``: positions are contiguous in every tensor (NCHW and the like), and all have one dtype.
-- ``columns``: channels are contiguous in every tensor (channels-last), and all have one dtype.
+- ``columns``: one position's channels are contiguous in every tensor, and all have one dtype. A
+  row of them is made long enough to be worth a loop: where there are few channels several positions
+  follow each other in it (channels-last images), and where a channel is short its positions do
+  (NCHW with small images). Its elements are summed down the rows, each in a lane of its own, and
+  then within each channel.
 - ``tiles``: anything else, any strides and any mixture of dtypes. A small tile is gathered into
   dense rows on the stack in the arithmetic's type, treated as rows, and scattered back; no tensor
   is copied whole. This kernel learns the dtypes when it runs, so that two of it serve all 64
@@ -21,11 +25,13 @@ from typing import Any
 from numba import njit, types
 from numba.core.extending import models, overload, register_model
 
-from .block import CHANNEL_STRIDES, DATA_CODES, INNER_STRIDES
-from .channels import fold
+from . import program
+from .block import CHANNEL_STRIDES, CHUNK, DATA_CODES, INNER_STRIDES, REPEAT, RUN
+from .channels import add_error, clear, fold
 from .intrinsics import (
     address_of,
     bfloat16s_at,
+    double_buffer,
     doubles_at,
     float16s_at,
     get,
@@ -44,8 +50,11 @@ from .intrinsics import (
 BLOCK = 256
 #: The same for what is left of a row: at most one vector, or a chain of this length.
 SMALL_BLOCK = 16
-#: Rows of channels-last data summed before they are folded.
-ROWS = 8
+#: Rows of columns summed before they are folded.
+ROWS = program.ROWS
+#: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
+#: float32, stay in the first-level cache.
+SPAN = program.SPAN
 #: A gathered tile: so many channels of BLOCK positions, 16 or 32 KiB a tensor, on the stack.
 TILE_CHANNELS = 16
 TILE = TILE_CHANNELS * BLOCK
@@ -190,6 +199,34 @@ def column_scale(dy, dx, scale, channels):
         store(dx, c, load(scale, c) * load(dy, c))
 
 
+@njit(error_model="numpy")
+def spread(values, c0, channels, run, repeat, row):
+    """Give each element of a row its channel's value."""
+    i = 0
+    for _ in range(repeat):
+        for c in range(channels):
+            value = get(values, c0 + c)
+            for _ in range(run):
+                put(row, i, value)
+                i += 1
+
+
+@njit(error_model="numpy")
+def gather_sums(row_sums, c0, channels, run, repeat, sums):
+    """Add the sums of a row's elements to their channels'."""
+    total, total_error, projection, projection_error = sums
+    row_total, row_total_error, row_projection, row_projection_error = row_sums
+    i = 0
+    for _ in range(repeat):
+        for c in range(c0, c0 + channels):
+            for _ in range(run):
+                fold(total, total_error, c, get(row_total, i))
+                add_error(total_error, c, row_total_error, i)
+                fold(projection, projection_error, c, get(row_projection, i))
+                add_error(projection_error, c, row_projection_error, i)
+                i += 1
+
+
 # Tiles
 
 
@@ -298,18 +335,35 @@ def _segment_sums(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sum
     if pattern == columns:
 
         def by_columns(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
+            run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
             dy_step = get(block, INNER_STRIDES)
             x_step = get(block, INNER_STRIDES + 1)
-            i = 0
-            while i < count:
-                dys = shift(dy, dy_at + i * dy_step)
-                xs = shift(x, x_at + i * x_step)
-                if count - i >= ROWS:
-                    column_sums(dys, xs, dy_step, x_step, mean, channels, ROWS, sums)
-                    i += ROWS
-                else:
-                    column_sums(dys, xs, dy_step, x_step, mean, channels, 1, sums)
-                    i += 1
+            means = real_buffer(SPAN, dy, x)
+            totals, projections = double_buffer(SPAN), double_buffer(SPAN)
+            total_errors, projection_errors = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+            columns = (totals, total_errors, projections, projection_errors)
+            for c0 in range(0, channels, chunk):
+                n = min(chunk, channels - c0)
+                width = n * run * repeat
+                spread(mean, c0, n, run, repeat, means)
+                for i in range(width):
+                    clear(totals, total_errors, i)
+                    clear(projections, projection_errors, i)
+                i = 0
+                while i < count:
+                    dys = shift(dy, dy_at + c0 * run + i * dy_step)
+                    xs = shift(x, x_at + c0 * run + i * x_step)
+                    if count - i >= ROWS * repeat:
+                        column_sums(
+                            dys, xs, repeat * dy_step, repeat * x_step, means, width, ROWS, columns
+                        )
+                        i += ROWS * repeat
+                    else:
+                        # One row, or what is left of one.
+                        m = min(repeat, count - i)
+                        column_sums(dys, xs, 0, 0, means, n * run * m, 1, columns)
+                        i += m
+                gather_sums(columns, c0, n, run, repeat, sums)
 
         return by_columns
 
@@ -353,9 +407,23 @@ def _segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums):
     if pattern == columns:
 
         def by_columns(pattern, dy, x, x_at, block, channels, count, mean, sums):
+            run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
             x_step = get(block, INNER_STRIDES + 1)
-            for i in range(count):
-                column_moments(shift(x, x_at + i * x_step), mean, channels, sums)
+            means = real_buffer(SPAN, dy, x)
+            firsts, seconds = double_buffer(SPAN), double_buffer(SPAN)
+            first_errors, second_errors = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+            columns = (firsts, first_errors, seconds, second_errors)
+            for c0 in range(0, channels, chunk):
+                n = min(chunk, channels - c0)
+                spread(mean, c0, n, run, repeat, means)
+                for i in range(n * run * repeat):
+                    clear(firsts, first_errors, i)
+                    clear(seconds, second_errors, i)
+                for i in range(0, count, repeat):
+                    m = min(repeat, count - i)
+                    xs = shift(x, x_at + c0 * run + i * x_step)
+                    column_moments(xs, means, n * run * m, columns)
+                gather_sums(columns, c0, n, run, repeat, sums)
 
         return by_columns
 
@@ -408,14 +476,28 @@ def _segment_apply(
             pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
         ):
             gain, offset, slope, scale = coefficients
+            run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
             dy_step = get(block, INNER_STRIDES)
             x_step = get(block, INNER_STRIDES + 1)
             dx_step = get(block, INNER_STRIDES + 2)
-            for i in range(count - 1, -1, -1):
-                column_apply(
-                    shift(dy, dy_at + i * dy_step), shift(x, x_at + i * x_step),
-                    shift(dx, dx_at + i * dx_step), mean, gain, offset, slope, scale, channels,
-                )  # fmt: skip
+            means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+            offsets, slopes = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+            scales = real_buffer(SPAN, dy, x)
+            for c0 in range(0, channels, chunk):
+                n = min(chunk, channels - c0)
+                spread(mean, c0, n, run, repeat, means)
+                spread(gain, c0, n, run, repeat, gains)
+                spread(offset, c0, n, run, repeat, offsets)
+                spread(slope, c0, n, run, repeat, slopes)
+                spread(scale, c0, n, run, repeat, scales)
+                at = c0 * run
+                for i in range((count - 1) // repeat * repeat, -1, -repeat):
+                    m = min(repeat, count - i)
+                    column_apply(
+                        shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
+                        shift(dx, dx_at + at + i * dx_step),
+                        means, gains, offsets, slopes, scales, n * run * m,
+                    )  # fmt: skip
 
         return by_columns
 
@@ -469,12 +551,20 @@ def _segment_scale(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, sca
     if pattern == columns:
 
         def by_columns(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
+            run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
             dy_step = get(block, INNER_STRIDES)
             dx_step = get(block, INNER_STRIDES + 2)
-            for i in range(count - 1, -1, -1):
-                column_scale(
-                    shift(dy, dy_at + i * dy_step), shift(dx, dx_at + i * dx_step), scale, channels
-                )
+            scales = real_buffer(SPAN, dy, x)
+            for c0 in range(0, channels, chunk):
+                n = min(chunk, channels - c0)
+                spread(scale, c0, n, run, repeat, scales)
+                at = c0 * run
+                for i in range((count - 1) // repeat * repeat, -1, -repeat):
+                    m = min(repeat, count - i)
+                    column_scale(
+                        shift(dy, dy_at + at + i * dy_step), shift(dx, dx_at + at + i * dx_step),
+                        scales, n * run * m,
+                    )  # fmt: skip
 
         return by_columns
 

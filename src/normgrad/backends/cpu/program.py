@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -102,17 +103,65 @@ def _bits(value: float) -> int:
     return int(bits)
 
 
-def access_pattern(problem: Problem) -> str:
-    """Which axis is contiguous in every tensor that is used; "tiles" where none is, or where their
-    dtypes differ."""
+@dataclass(frozen=True)
+class _Access:
+    """How tensors are read: the pattern, and for columns how a row is made (see block.py)."""
+
+    pattern: str
+    run: int = 1
+    repeat: int = 1
+    chunk: int = 1
+
+
+#: The longest row of columns, and how many rows are summed before they are folded; patterns.py says
+#: why.
+SPAN, ROWS = 1024, 8
+#: What a row's length should be a multiple of: the elements that one iteration of a loop takes on
+#: AVX-512, so that none are left over.
+LANES = 64
+#: Channels shorter than this are read as columns, several to a row, if they follow each other: a
+#: loop over so few elements does not pay for its start.
+SHORT = 512
+
+
+def _aligned(unit: int, most: int) -> int:
+    """How many units to a row: as many as fit the span, of a length that suits the lanes."""
+    fit = min(SPAN // unit, most)
+    for lanes in (LANES, LANES // 4):
+        step = lanes // gcd(unit, lanes)
+        if step <= fit:
+            return fit // step * step
+    return fit
+
+
+def _access(problem: Problem) -> tuple[_Access, Problem]:
+    """Which axis is contiguous in every tensor that is used, and how to go along it.
+
+    Also the problem in the axes that this way wants: columns of short channels go along the next
+    axis out, and take the one within the channel into the row.
+    """
     used = (0, 1, 2) if problem.grad_input is not None else (0, 1)
     data = {problem.grad_out, problem.input, problem.grad_input or problem.input}
-    if len(data) == 1:
-        if all(problem.inner.strides[i] == 1 for i in used):
-            return "rows"
-        if all(problem.channel.strides[i] == 1 for i in used):
-            return "columns"
-    return "tiles"
+    channel, inner = problem.channel, problem.inner
+
+    def all_strides(axis: Axis, stride: int) -> bool:
+        return all(axis.strides[i] == stride for i in used)
+
+    if len(data) > 1:
+        return _Access("tiles"), problem
+    if all_strides(inner, 1) and inner.size > 1:
+        if inner.size < SHORT and all_strides(channel, inner.size) and problem.outer:
+            chunk = _aligned(inner.size, problem.channel.size)
+            *outer, rows = problem.outer
+            access = _Access("columns", run=inner.size, chunk=chunk)
+            return access, replace(problem, outer=tuple(outer), inner=rows)
+        return _Access("rows"), problem
+    if all_strides(channel, 1) or channel.size == 1:
+        repeat = 1
+        if channel.size * 2 <= SPAN and all_strides(inner, channel.size):
+            repeat = max(1, _aligned(channel.size, inner.size))
+        return _Access("columns", repeat=repeat, chunk=min(channel.size, SPAN)), problem
+    return _Access("tiles"), problem
 
 
 @dataclass(frozen=True)
@@ -124,31 +173,31 @@ class _Tiling:
     part_size: int
 
 
-def _tiling(problem: Problem, pattern: str) -> _Tiling:
+def _tiling(problem: Problem, access: _Access) -> _Tiling:
     sets, channels, positions = problem.sets.size, problem.channel.size, problem.positions
-    total = sets * channels * positions
-    whole = _Tiling(channels, 1, positions)
-    if total < SMALL:
-        return whole
-    per_group = problem.per_group
-    if pattern == "columns":
+    per_channel = positions * access.run
+    if sets * channels * per_channel < SMALL:
+        return _Tiling(channels, 1, positions)
+    if access.pattern == "columns" and access.run == 1:
         # Slabs of positions over all channels; the channels stay together because they share
-        # cache lines.
-        parts = min(-(-TASKS // sets), max(1, positions * channels // PART))
+        # cache lines. Whole rows to a slab.
         channel_block = channels
+        parts = min(-(-TASKS // sets), max(1, per_channel * channels // PART))
+        unit = access.repeat * ROWS
     else:
-        # As few channels (whole groups) to a task as make it worth its while.
-        groups = max(1, PART // max(1, positions * per_group))
-        channel_block = min(channels, groups * per_group)
+        # As few channels (whole groups, whole rows) to a task as make it worth its while.
+        step = problem.per_group * access.chunk // gcd(problem.per_group, access.chunk)
+        channel_block = min(channels, max(1, PART // (per_channel * step)) * step)
         tasks = sets * -(-channels // channel_block)
-        parts = 1
+        parts, unit = 1, 1
         if tasks < TASKS // 4:
-            parts = min(-(-TASKS // tasks), max(1, positions * channel_block // PART))
-    part_size = -(-positions // parts)
+            parts = min(-(-TASKS // tasks), max(1, per_channel * channel_block // PART))
+    units = -(-positions // unit)
+    part_size = -(-units // parts) * unit
     return _Tiling(channel_block, -(-positions // part_size), part_size)
 
 
-def _steps(problem: Problem, pattern: str) -> tuple[tuple[Step, ...], int]:
+def _steps(problem: Problem, access: _Access) -> tuple[tuple[Step, ...], int]:
     """The steps, and how many parts each channel's sums come in."""
     sets, channels, positions = problem.sets.size, problem.channel.size, problem.positions
     if sets * channels * positions == 0:
@@ -165,9 +214,9 @@ def _steps(problem: Problem, pattern: str) -> tuple[tuple[Step, ...], int]:
     if not writes and not sums:
         return (), 1
 
-    tiling = _tiling(problem, pattern)
+    tiling = _tiling(problem, access)
     blocks = -(-channels // tiling.channel_block)
-    parallel = sets * channels * positions >= SMALL
+    parallel = sets * channels * positions * access.run >= SMALL
 
     def over_tiles(flags: int) -> Step:
         return Step(
@@ -298,8 +347,8 @@ def build(problem: Problem, machine: Machine) -> Program:
     )
     if input_is_grad_out:
         problem = _without_input(problem)
-    pattern = access_pattern(problem)
-    steps, parts = _steps(problem, pattern)
+    access, problem = _access(problem)
+    steps, parts = _steps(problem, access)
     template = np.zeros(B.BLOCK_WORDS, np.int64)
     _fill_axes(template, problem)
     _fill_vectors(template, problem)
@@ -309,12 +358,13 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.PER_GROUP] = problem.per_group
     template[B.SPREAD_IS_VARIANCE] = problem.spread_is_variance
     template[B.SLOTS] = parts
+    template[B.RUN : B.CHUNK + 1] = access.run, access.repeat, access.chunk
     data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
     template[B.DATA_CODES : B.DATA_CODES + 3] = [dtype.code for dtype in data]
     workspace_size = _fill_workspace(template, problem, parts) if _uses_workspace(steps) else 0
     return Program(
-        pattern=pattern,
-        code=(problem.arithmetic if pattern == "tiles" else problem.input).code,
+        pattern=access.pattern,
+        code=(problem.arithmetic if access.pattern == "tiles" else problem.input).code,
         arithmetic=problem.arithmetic.code,
         steps=steps,
         template=template,
