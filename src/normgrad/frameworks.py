@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,8 +43,12 @@ class Framework(ABC):
         """Where it is: "cpu", "cuda:0"."""
 
     @abstractmethod
-    def key(self, value: Any) -> Hashable:
-        """What a plan depends on, as cheap as can be: shape, strides, dtype."""
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
+        """What a plan depends on, of inputs and outputs together: shapes, strides, dtypes.
+
+        In one pass, as cheap as can be: it is most of what a small call costs. None where a value
+        is not one of this framework's plain tensors on the CPU.
+        """
 
     @abstractmethod
     def spec(self, name: str, value: Any) -> TensorSpec:
@@ -63,8 +67,8 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
-        """Raise a ValueError where writing would fail, or be lost."""
+    def unwritable(self, value: Any, first: int, end: int) -> str | None:
+        """Why writing to its bytes would fail or be lost, or None."""
 
     @abstractmethod
     def empty(self, spec: TensorSpec) -> Any:
@@ -91,8 +95,16 @@ class NumPy(Framework):
     def device(self, name: str, value: Any) -> str:
         return "cpu"
 
-    def key(self, value: Any) -> Hashable:
-        return value.shape, value.strides, value.dtype
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
+        key: list[Any] = []
+        for value in (*values, *given):
+            if value is None:
+                key.append(None)
+            elif type(value) is np.ndarray:
+                key += value.shape, value.strides, value.dtype
+            else:
+                return None
+        return tuple(key)
 
     def spec(self, name: str, value: Any) -> TensorSpec:
         dtype = dtypes.from_numpy(value.dtype)
@@ -112,9 +124,10 @@ class NumPy(Framework):
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data)
 
-    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
-        if not value.flags.writeable:
-            raise ValueError(f"{name}: a read-only array; allowed: one that can be written")
+    def unwritable(self, value: Any, first: int, end: int) -> str | None:
+        if value.flags.writeable:
+            return None
+        return "a read-only array; allowed: one that can be written"
 
     def empty(self, spec: TensorSpec) -> Any:
         flat = np.empty(spec.elements, spec.dtype.numpy)
@@ -134,6 +147,8 @@ class Torch(Framework):
         self._torch = torch
         self._from_torch = {getattr(torch, dtype.name): dtype for dtype in dtypes.BY_NAME.values()}
         self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
+        self._plain = (torch.Tensor, torch.nn.Parameter)
+        BY_TYPE.update(dict.fromkeys(self._plain, self))
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
         plain = self._torch.Tensor.__torch_dispatch__
@@ -153,8 +168,22 @@ class Torch(Framework):
     def device(self, name: str, value: Any) -> str:
         return str(value.device)
 
-    def key(self, value: Any) -> Hashable:
-        return value.shape, value.stride(), value.dtype
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
+        plain, strided = self._plain, self._torch.strided
+        key: list[Any] = []
+        for value in (*values, *given):
+            if value is None:
+                key.append(None)
+            elif (
+                type(value) in plain
+                and value.is_cpu
+                and value.layout is strided
+                and not value.is_neg()
+            ):
+                key += value.shape, value.stride(), value.dtype
+            else:
+                return None
+        return tuple(key)
 
     def spec(self, name: str, value: Any) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
@@ -164,18 +193,23 @@ class Torch(Framework):
 
     def address(self, name: str, value: Any) -> int:
         try:
-            return int(value.data_ptr())
+            return value.data_ptr()  # type: ignore[no-any-return]
         except RuntimeError as error:
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own ({error}); allowed: "
                 f"{_KINDS}"
             ) from None
 
-    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
-        memory.check_writable(name, spec.region(self.address(name, value)))
+    def unwritable(self, value: Any, first: int, end: int) -> str | None:
+        return memory.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
-        return self._torch.empty_strided(spec.shape, spec.strides, dtype=self._to_torch[spec.dtype])
+        dtype = self._to_torch[spec.dtype]
+        size = spec.elements * spec.dtype.itemsize
+        if size < memory.HUGE:
+            return self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+        flat = self._torch.from_numpy(np.empty(size, np.uint8)).view(dtype)
+        return flat.as_strided(spec.shape, spec.strides)
 
     def result(self, value: Any, like: Any) -> Any:
         return value
@@ -197,8 +231,8 @@ class DLPack(Framework):
     def device(self, name: str, value: Any) -> str:
         return dlpack.device_of(name, value)
 
-    def key(self, value: Any) -> Hashable:
-        return value.shape, value.strides, value.dtype
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
+        return None  # opening tells more than any look
 
     def spec(self, name: str, value: Any) -> TensorSpec:
         return TensorSpec(value.shape, value.dtype, value.strides)
@@ -206,15 +240,15 @@ class DLPack(Framework):
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data if isinstance(value, np.ndarray) else value.address)
 
-    def check_writable(self, name: str, value: Any, spec: TensorSpec) -> None:
+    def unwritable(self, value: Any, first: int, end: int) -> str | None:
         if value.read_only:
-            raise ValueError(f"{name}: read-only memory; allowed: memory that can be written")
+            return "read-only memory; allowed: memory that can be written"
         if value.copied:
-            raise ValueError(
-                f"{name}: {type(value.producer).__name__} hands out a copy of its memory; allowed: "
-                "memory that can be written"
+            return (
+                f"{type(value.producer).__name__} hands out a copy of its memory; allowed: memory "
+                "that can be written"
             )
-        memory.check_writable(name, spec.region(value.address))
+        return memory.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
         return _numpy.empty(spec)
@@ -223,7 +257,11 @@ class DLPack(Framework):
         return dlpack.give_back(value, like) if isinstance(value, np.ndarray) else value.producer
 
 
+#: The frameworks of plain tensors, by their exact type.
+BY_TYPE: dict[type, Framework] = {}
+
 _numpy = NumPy()
+BY_TYPE[np.ndarray] = _numpy
 _dlpack = DLPack()
 _torch: Torch | None = None
 

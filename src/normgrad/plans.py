@@ -8,29 +8,49 @@ the plan in the cache, allocate what the caller did not give, run.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from . import frameworks, layout
+from . import frameworks
+from .arguments import Arguments, Place, Scratch, out_entries
 from .backends.cpu import program as cpu
-from .frameworks import Framework
 from .machine import this_machine
-from .memory import check_writable
 from .problem import Role
 from .tensor import TensorSpec
 
 if TYPE_CHECKING:
     from .backends.cpu.runtime import Runner
-    from .operators.contract import Operator, Options, Output
+    from .operators.contract import Operator, Options
 
 #: Plans kept; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
 
+#: Workspaces up to this many bytes are kept, one for each thread, for calls that bring none.
+KEPT_SCRATCH = 1 << 20
+
 #: Places in a kernel's list of addresses.
 _SLOTS = len(Role) + 1
 _WORKSPACE = len(Role)
+
+_IN_PLACE = ", or all of grad_out or input with the same strides and dtype"
+
+
+class _Kept(threading.local):
+    scratch: Scratch | None = None
+    size = -1
+
+
+_kept = _Kept()
+
+
+def _scratch(size: int) -> Scratch:
+    """This thread's own workspace. Nothing runs in a thread while it is in a kernel."""
+    if size > KEPT_SCRATCH:
+        return Scratch(size, cpu.ALIGNMENT)
+    if _kept.size < size or _kept.scratch is None:
+        _kept.scratch, _kept.size = Scratch(size, cpu.ALIGNMENT), size
+    return _kept.scratch
 
 
 def _describe(spec: TensorSpec | None) -> str:
@@ -62,7 +82,8 @@ class Plan:
         outputs = contract.check_outputs(operator, options, present, out_specs)
         self.name = operator.name
         self._operator = operator
-        self._inputs = tuple(specs.get(parameter.name) for parameter in operator.parameters)
+        self._names = tuple(parameter.name for parameter in operator.parameters)
+        self._inputs = tuple(specs.get(name) for name in self._names)
         self._outputs = operator.outputs(options)
         self.output_specs = tuple(outputs.get(output.name) for output in self._outputs)
         self._program = cpu.build(operator.problem(options, present, outputs), this_machine())
@@ -74,14 +95,22 @@ class Plan:
 
         roles = operator.roles(options)
         self._input_slots = tuple(
-            (index, int(roles[parameter.name]))
-            for index, parameter in enumerate(operator.parameters)
-            if parameter.name in present and parameter.name in roles
+            (index, int(roles[name]))
+            for index, name in enumerate(self._names)
+            if name in present and name in roles
+        )
+        # Every input there is, those too that take no part in the arithmetic.
+        self._input_places = tuple(
+            (index, Place(name, spec))
+            for index, (name, spec) in enumerate(zip(self._names, self._inputs, strict=True))
+            if spec is not None
         )
         self._output_slots = tuple(
-            (index, int(roles[output.name]))
-            for index, output in enumerate(self._outputs)
-            if output.wanted
+            (index, int(roles[output.name]), spec, Place(operator.out_name(index, output), spec))
+            for index, (output, spec) in enumerate(
+                zip(self._outputs, self.output_specs, strict=True)
+            )
+            if spec is not None
         )
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
@@ -101,76 +130,71 @@ class Plan:
             TypeError: something that is no tensor, or an unknown argument.
             ValueError: a tensor unlike the plan's, overlapping outputs, a small workspace.
         """
-        names = [parameter.name for parameter in self._operator.parameters]
+        names = self._names
         if len(tensors) > len(names):
             raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
-        values = dict(zip(names, tensors, strict=False))
-        for name, value in named.items():
-            if name not in names:
-                raise TypeError(f"{name}: no tensor of {self.name}; allowed: {', '.join(names)}")
-            if name in values:
-                raise TypeError(f"{name}: given twice, by position and by name")
-            values[name] = value
-        given = _out_entries(self._operator, self._outputs, out)
-        arguments = _Arguments(
-            self._operator, self._outputs, [values.get(name) for name in names], given
-        )
-        self._check(arguments)
+        if named or len(tensors) < len(names):
+            values = dict(zip(names, tensors, strict=False))
+            for name, value in named.items():
+                if name not in names:
+                    allowed = ", ".join(names)
+                    raise TypeError(f"{name}: no tensor of {self.name}; allowed: {allowed}")
+                if name in values:
+                    raise TypeError(f"{name}: given twice, by position and by name")
+                values[name] = value
+            tensors = tuple([values.get(name) for name in names])
+        given = out_entries(self._operator, self._outputs, out)
+        arguments = Arguments(self._operator, self._outputs, tensors, given)
+        key = arguments.key
+        if key not in self._known:
+            self._compare(arguments)
+            if len(self._known) < CACHE_SIZE:
+                self._known.add(key)
         return self._run(arguments, workspace)
 
-    def _check(self, arguments: _Arguments) -> None:
-        """Compare the tensors with the plan's specs, once for each look they can have."""
-        key = arguments.key()
-        if key in self._known:
-            return
+    def _compare(self, arguments: Arguments) -> None:
+        """Compare the tensors with the plan's specs."""
         specs, out_specs = arguments.specs()
-        for parameter, expected in zip(self._operator.parameters, self._inputs, strict=True):
-            spec = specs.get(parameter.name)
+        for name, expected in zip(self._names, self._inputs, strict=True):
+            spec = specs.get(name)
             if spec != expected:
                 raise ValueError(
-                    f"{parameter.name}: {_describe(spec)}; allowed: {_describe(expected)}, as in "
-                    "the plan"
+                    f"{name}: {_describe(spec)}; allowed: {_describe(expected)}, as in the plan"
                 )
-        for index, (output, expected) in enumerate(
-            zip(self._outputs, self.output_specs, strict=True)
-        ):
-            spec = out_specs.get(output.name)
-            if output.wanted and spec is not None and spec != expected:
+        for index, _, expected, place in self._output_slots:
+            spec = out_specs.get(self._outputs[index].name)
+            if spec is not None and spec != expected:
                 raise ValueError(
-                    f"{self._operator.out_name(index, output)}: {_describe(spec)}; allowed: "
-                    f"{_describe(expected)}, as in the plan"
+                    f"{place.name}: {_describe(spec)}; allowed: {_describe(expected)}, as in the "
+                    "plan"
                 )
-        if len(self._known) < CACHE_SIZE:
-            self._known.add(key)
 
-    def _run(self, arguments: _Arguments, workspace: Any) -> Any:
-        framework, opened = arguments.framework, arguments.opened
-        operator = self._operator
+    def _run(self, arguments: Arguments, workspace: Any) -> Any:
+        framework, opened, out = arguments.framework, arguments.opened, arguments.out
+        address = framework.address
+        names = self._names
         addresses = [0] * _SLOTS
         for index, slot in self._input_slots:
-            name = operator.parameters[index].name
-            addresses[slot] = framework.address(name, opened[index])
-        self._check_memory(arguments, addresses)
-
-        results: list[Any] = [None] * len(self._outputs)
-        given: list[tuple[int, int]] = []
-        for index, slot in self._output_slots:
-            spec = self.output_specs[index]
-            assert spec is not None
-            value = arguments.out[index]
-            if value is not None:
-                given.append((index, slot))
-            results[index] = value
+            where = address(names[index], opened[index])
+            if where == 0:
+                self._check_memory(index, opened[index])
+            addresses[slot] = where
+        given = [entry for entry in self._output_slots if out[entry[0]] is not None]
         if given:
             self._check_given(arguments, given, addresses)
-        scratch, keep = self._workspace(workspace, arguments, given, addresses)
-        addresses[_WORKSPACE] = scratch
-        for index, slot in self._output_slots:
+        if self.workspace_size:
+            if workspace is None:
+                scratch = _scratch(self.workspace_size)
+            else:
+                scratch = Scratch(self.workspace_size, cpu.ALIGNMENT, workspace)
+                self._check_apart(scratch, arguments, given, addresses)
+            addresses[_WORKSPACE] = scratch.address
+
+        results = list(out)
+        for index, slot, spec, place in self._output_slots:
             if results[index] is None:
-                spec = self.output_specs[index]
-                assert spec is not None
                 results[index] = framework.empty(spec)
-                addresses[slot] = framework.address("out", results[index])
+                addresses[slot] = address(place.name, results[index])
         if self._program.input_is_grad_out:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
         if self._program.steps:
@@ -179,208 +203,77 @@ class Plan:
 
                 self._runner = Runner(self._program)
             self._runner.run(addresses)
-        del keep
-        like = arguments.like
-        for index, _ in self._output_slots:
-            if arguments.out[index] is not None:
+
+        for index, _, _, _ in self._output_slots:
+            if out[index] is not None:
                 framework.wrote(results[index])
                 results[index] = arguments.given[index]
             else:
-                results[index] = framework.result(results[index], like)
-        return operator.result(results)
+                results[index] = framework.result(results[index], arguments.like)
+        return self._operator.result(results)
 
-    def _check_memory(self, arguments: _Arguments, addresses: Sequence[int]) -> None:
-        for index, slot in self._input_slots:
-            spec = self._inputs[index]
-            if addresses[slot] == 0 and spec is not None and spec.elements:
-                name = self._operator.parameters[index].name
-                raise TypeError(
-                    f"{name}: a {type(arguments.opened[index]).__name__} without memory; allowed: "
-                    "a tensor with data"
-                )
+    def _check_memory(self, index: int, value: Any) -> None:
+        spec = self._inputs[index]
+        if spec is not None and spec.elements:
+            raise TypeError(
+                f"{self._names[index]}: a {type(value).__name__} without memory; allowed: a "
+                "tensor with data"
+            )
 
     def _check_given(
-        self, arguments: _Arguments, given: Sequence[tuple[int, int]], addresses: list[int]
+        self,
+        arguments: Arguments,
+        given: Sequence[tuple[int, int, TensorSpec, Place]],
+        addresses: list[int],
     ) -> None:
-        """The caller's outputs: writable, and apart from everything else (see :meth:`_apart`)."""
-        framework = arguments.framework
-        for index, slot in given:
-            name = self._operator.out_name(index, self._outputs[index])
-            spec = self.output_specs[index]
-            assert spec is not None
-            framework.check_writable(name, arguments.out[index], spec)
-            addresses[slot] = framework.address(name, arguments.out[index])
-        regions = self._input_regions(arguments)
-        for index, slot in given:
-            output = self._outputs[index]
-            spec = self.output_specs[index]
-            assert spec is not None
-            name = self._operator.out_name(index, output)
-            region = spec.region(addresses[slot])
-            for other_name, other, other_spec in regions:
-                same = (
-                    output.name == "grad_input"
-                    and other_name in ("grad_out", "input")
-                    and (other, other_spec) == (region, spec)
-                )
-                if not same and layout.overlap(region, other):
-                    raise ValueError(
-                        f"{name}: shares memory with {other_name}; allowed: memory of its own"
-                        + (
-                            ", or all of grad_out or input with the same strides and dtype"
-                            if output.name == "grad_input"
-                            else ""
+        """The caller's outputs: writable, and apart from every other argument.
+
+        Only grad_input may be the very memory of grad_out or of input.
+        """
+        framework, opened, out = arguments.framework, arguments.opened, arguments.out
+        places = [
+            (place, framework.address(place.name, opened[index]))
+            for index, place in self._input_places
+        ]
+        for index, slot, spec, place in given:
+            where = framework.address(place.name, out[index])
+            place.check_writable(framework, out[index], where)
+            for other, elsewhere in places:
+                if place.overlaps(where, other, elsewhere):
+                    in_place = slot == Role.GRAD_INPUT
+                    if not (
+                        in_place
+                        and other.name in ("grad_out", "input")
+                        and where == elsewhere
+                        and spec == other.spec
+                    ):
+                        raise ValueError(
+                            f"{place.name}: shares memory with {other.name}; allowed: memory of "
+                            f"its own{_IN_PLACE if in_place else ''}"
                         )
-                    )
-            regions.append((name, region, spec))
+            places.append((place, where))
+            addresses[slot] = where
 
-    def _input_regions(self, arguments: _Arguments) -> list[tuple[str, layout.Region, TensorSpec]]:
-        """The memory of every input, those that take no part in the arithmetic too."""
-        regions = []
-        for parameter, spec, value in zip(
-            self._operator.parameters, self._inputs, arguments.opened, strict=True
-        ):
-            if spec is not None:
-                address = arguments.framework.address(parameter.name, value)
-                regions.append((parameter.name, spec.region(address), spec))
-        return regions
-
-    def _workspace(
+    def _check_apart(
         self,
-        workspace: Any,
-        arguments: _Arguments,
-        given: Sequence[tuple[int, int]],
+        scratch: Scratch,
+        arguments: Arguments,
+        given: Sequence[tuple[int, int, TensorSpec, Place]],
         addresses: Sequence[int],
-    ) -> tuple[int, Any]:
-        """The aligned address of the scratch memory, and what keeps it alive."""
-        if self.workspace_size == 0:
-            return 0, None
-        if workspace is None:
-            buffer = np.empty(self.workspace_size, np.uint8)
-            start = buffer.ctypes.data
-        else:
-            start, size, buffer = _buffer(workspace)
-            if size < self.workspace_size:
-                raise ValueError(
-                    f"workspace: {size} bytes; allowed: at least {self.workspace_size}"
-                )
-            region = layout.Region(start, (self.workspace_size,), (1,), 1)
-            check_writable("workspace", region)
-            others = self._input_regions(arguments)
-            for index, slot in given:
-                spec = self.output_specs[index]
-                assert spec is not None
-                name = self._operator.out_name(index, self._outputs[index])
-                others.append((name, spec.region(addresses[slot]), spec))
-            for name, other, _ in others:
-                if layout.overlap(region, other):
-                    raise ValueError(
-                        f"workspace: shares memory with {name}; allowed: memory of its own"
-                    )
-        return -(-start // cpu.ALIGNMENT) * cpu.ALIGNMENT, buffer
-
-
-def _buffer(workspace: Any) -> tuple[int, int, Any]:
-    """Address, size in bytes and owner of a caller's scratch memory."""
-    if hasattr(workspace, "data_ptr"):
-        if workspace.device.type != "cpu" or not workspace.is_contiguous():
-            raise ValueError("workspace: not a contiguous CPU tensor; allowed: a contiguous one")
-        return workspace.data_ptr(), workspace.numel() * workspace.element_size(), workspace
-    try:
-        view = memoryview(workspace)
-    except TypeError:
-        raise TypeError(
-            f"workspace: a {type(workspace).__name__}; allowed: a writable buffer"
-        ) from None
-    if view.readonly or not view.c_contiguous:
-        raise ValueError(
-            "workspace: read-only or not contiguous; allowed: a writable, contiguous buffer"
-        )
-    array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-    return array.ctypes.data, view.nbytes, array
-
-
-def _out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
-    """The caller's tensors for the wanted outputs, one entry for each result."""
-    if operator.out_is_tensor:
-        return (out,)
-    if out is None:
-        return (None,) * len(outputs)
-    allowed = f"a tuple of {len(outputs)} tensors or Nones"
-    if not isinstance(out, (tuple, list)):
-        raise TypeError(f"out: a {type(out).__name__}; allowed: {allowed}")
-    if len(out) != len(outputs):
-        raise ValueError(f"out: {len(out)} entries; allowed: {allowed}")
-    return [value if output.wanted else None for value, output in zip(out, outputs, strict=True)]
-
-
-class _Arguments:
-    """One call's tensors: opened, of one framework, on the CPU."""
-
-    def __init__(
-        self,
-        operator: Operator,
-        outputs: Sequence[Output],
-        values: Sequence[Any],
-        given: Sequence[Any],
     ) -> None:
-        self._operator = operator
-        self._outputs = outputs
-        # Whatever is there decides the framework; a required tensor that is not is found missing
-        # when the specs are checked.
-        named = zip(operator.parameters, values, strict=True)
-        first: tuple[str, Any] = next(
-            ((parameter.name, value) for parameter, value in named if value is not None),
-            (operator.parameters[0].name, None),
-        )
-        self.like = first[1]
-        self.framework: Framework = frameworks.of(*first)
-        self.given = given
-        self.opened = [
-            None if value is None else self._open(parameter.name, value, writing=False)
-            for parameter, value in zip(operator.parameters, values, strict=True)
+        """The caller's workspace: apart from all arguments."""
+        here = Place("workspace", TensorSpec((self.workspace_size // 4,), "int32"))
+        here.high = self.workspace_size
+        places = [
+            (place, arguments.framework.address(place.name, arguments.opened[index]))
+            for index, place in self._input_places
         ]
-        self.out = [
-            None
-            if value is None
-            else self._open(operator.out_name(index, outputs[index]), value, writing=True)
-            for index, value in enumerate(given)
-        ]
-
-    def _open(self, name: str, value: Any, writing: bool) -> Any:
-        framework = frameworks.of(name, value)
-        if framework is not self.framework:
-            raise TypeError(
-                f"{name}: a {framework.name} among {self.framework.name}s; allowed: one kind for "
-                "all arguments"
-            )
-        device = framework.device(name, value)
-        if device != "cpu":
-            raise ValueError(f"{name}: on device {device}; allowed: cpu")
-        return framework.opened(name, value, writing)
-
-    def key(self) -> Hashable:
-        """Everything the plan depends on."""
-        key = self.framework.key
-        return (
-            self.framework,
-            *[None if value is None else key(value) for value in self.opened],
-            *[None if value is None else key(value) for value in self.out],
-        )
-
-    def specs(self) -> tuple[dict[str, TensorSpec | None], dict[str, TensorSpec | None]]:
-        """The inputs' and outputs' specs, by name."""
-        spec = self.framework.spec
-        inputs = {
-            parameter.name: None if value is None else spec(parameter.name, value)
-            for parameter, value in zip(self._operator.parameters, self.opened, strict=True)
-        }
-        return inputs, {
-            output.name: None
-            if value is None
-            else spec(self._operator.out_name(index, output), value)
-            for index, (output, value) in enumerate(zip(self._outputs, self.out, strict=True))
-        }
+        places += [(place, addresses[slot]) for _, slot, _, place in given]
+        for other, elsewhere in places:
+            if here.overlaps(scratch.start, other, elsewhere):
+                raise ValueError(
+                    f"workspace: shares memory with {other.name}; allowed: memory of its own"
+                )
 
 
 _plans: dict[Hashable, Plan] = {}
@@ -389,8 +282,8 @@ _plans: dict[Hashable, Plan] = {}
 def call(operator: Operator, options: Options, tensors: Sequence[Any], out: Any) -> Any:
     """What the public functions do."""
     outputs = operator.outputs(options)
-    arguments = _Arguments(operator, outputs, tensors, _out_entries(operator, outputs, out))
-    key = (operator.name, options, arguments.key())
+    arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
+    key = (operator.name, options, arguments.key)
     plan = _plans.get(key)
     if plan is None:
         plan = Plan(operator, options, *arguments.specs())
@@ -441,7 +334,7 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
             raise TypeError(f"{argument}: missing; {name} has no default for it")
     options = operator.read_options(**choices)
     outputs = operator.outputs(options)
-    entries = _out_entries(operator, outputs, out)
+    entries = out_entries(operator, outputs, out)
     out_specs = {
         output.name: _as_spec(operator.out_name(index, output), value)
         for index, (output, value) in enumerate(zip(outputs, entries, strict=True))

@@ -1,0 +1,199 @@
+"""One call's tensors: of one framework, on the CPU, in terms that a plan can compare."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import frameworks, layout, memory
+from .frameworks import Framework
+from .tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from .operators.contract import Operator, Output
+
+
+def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
+    """The caller's tensors for the wanted outputs, one entry for each result.
+
+    Raises:
+        TypeError: ``out`` is no tuple.
+        ValueError: it has too few entries, or too many.
+    """
+    if operator.out_is_tensor:
+        return (out,)
+    if out is None:
+        return (None,) * len(outputs)
+    allowed = f"a tuple of {len(outputs)} tensors or Nones"
+    if not isinstance(out, (tuple, list)):
+        raise TypeError(f"out: a {type(out).__name__}; allowed: {allowed}")
+    if len(out) != len(outputs):
+        raise ValueError(f"out: {len(out)} entries; allowed: {allowed}")
+    return [value if output.wanted else None for value, output in zip(out, outputs, strict=True)]
+
+
+class Arguments:
+    """One call's tensors.
+
+    Attributes:
+        framework: what they all belong to.
+        like: one of the caller's own.
+        opened: the inputs, in the form the framework's methods take; None where absent.
+        out: the caller's outputs, likewise.
+        given: the caller's outputs as they were given.
+        key: everything that a plan depends on.
+
+    Raises:
+        TypeError: something that is no tensor, or another framework's.
+        ValueError: a tensor on another device.
+    """
+
+    __slots__ = ("_operator", "_outputs", "framework", "given", "key", "like", "opened", "out")
+
+    def __init__(
+        self,
+        operator: Operator,
+        outputs: Sequence[Output],
+        values: Sequence[Any],
+        given: Sequence[Any],
+    ) -> None:
+        self._operator = operator
+        self._outputs = outputs
+        self.given = given
+        self.like = values[0]
+        framework = frameworks.BY_TYPE.get(type(self.like))
+        # The usual case first, in one go: plain tensors of one framework on the CPU.
+        if framework is not None:
+            self.framework = framework
+            self.key = framework.look(values, given)
+            if self.key is not None:
+                self.opened: Sequence[Any] = values
+                self.out: Sequence[Any] = given
+                return
+        self._open_all(values, given)
+
+    def _open_all(self, values: Sequence[Any], given: Sequence[Any]) -> None:
+        operator = self._operator
+        # Whatever is there decides the framework; a required tensor that is not is found missing
+        # when the specs are checked.
+        named = zip(operator.parameters, values, strict=True)
+        first: tuple[str, Any] = next(
+            ((parameter.name, value) for parameter, value in named if value is not None),
+            (operator.parameters[0].name, None),
+        )
+        self.like = first[1]
+        self.framework = frameworks.of(*first)
+        self.opened = [
+            None if value is None else self._open(parameter.name, value, writing=False)
+            for parameter, value in zip(operator.parameters, values, strict=True)
+        ]
+        self.out = [
+            None
+            if value is None
+            else self._open(operator.out_name(index, self._outputs[index]), value, writing=True)
+            for index, value in enumerate(given)
+        ]
+        self.key = self.framework.look(self.opened, self.out) or self._unusual_key()
+
+    def _open(self, name: str, value: Any, writing: bool) -> Any:
+        framework = frameworks.of(name, value)
+        if framework is not self.framework:
+            raise TypeError(
+                f"{name}: a {framework.name} among {self.framework.name}s; allowed: one kind for "
+                "all arguments"
+            )
+        device = framework.device(name, value)
+        if device != "cpu":
+            raise ValueError(f"{name}: on device {device}; allowed: cpu")
+        return framework.opened(name, value, writing)
+
+    def _unusual_key(self) -> Hashable:
+        """For tensors that are not plain: their specs say all that matters."""
+        specs, out_specs = self.specs()
+        return (self.framework, *specs.values(), *out_specs.values())
+
+    def specs(self) -> tuple[dict[str, TensorSpec | None], dict[str, TensorSpec | None]]:
+        """The inputs' and outputs' specs, by name.
+
+        Raises:
+            TypeError: a dtype that no operator takes.
+        """
+        spec = self.framework.spec
+        inputs = {
+            parameter.name: None if value is None else spec(parameter.name, value)
+            for parameter, value in zip(self._operator.parameters, self.opened, strict=True)
+        }
+        return inputs, {
+            output.name: None
+            if value is None
+            else spec(self._operator.out_name(index, output), value)
+            for index, (output, value) in enumerate(zip(self._outputs, self.out, strict=True))
+        }
+
+
+class Place:
+    """Where a tensor of known spec is allowed to be: the checks on memory, call by call."""
+
+    __slots__ = ("high", "low", "name", "spec")
+
+    def __init__(self, name: str, spec: TensorSpec) -> None:
+        self.name = name
+        self.spec = spec
+        low, end = spec.region(0).bounds()
+        self.low, self.high = low, end
+
+    def check_writable(self, framework: Framework, value: Any, address: int) -> None:
+        """Raise a ValueError if an output cannot be written."""
+        reason = framework.unwritable(value, address + self.low, address + self.high)
+        if reason is not None:
+            raise ValueError(f"{self.name}: {reason}")
+
+    def overlaps(self, address: int, other: Place, other_address: int) -> bool:
+        """Whether two tensors share a byte."""
+        if (
+            address + self.high <= other_address + other.low
+            or other_address + other.high <= address + self.low
+        ):
+            return False
+        return layout.overlap(self.spec.region(address), other.spec.region(other_address))
+
+
+class Scratch:
+    """A workspace: its aligned address, and what keeps it alive."""
+
+    __slots__ = ("address", "owner", "place", "start")
+
+    def __init__(self, size: int, alignment: int, workspace: Any = None) -> None:
+        if workspace is None:
+            self.owner: Any = np.empty(size, np.uint8)
+            self.start = self.owner.ctypes.data
+        else:
+            self.start, given, self.owner = _buffer(workspace)
+            if given < size:
+                raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
+            reason = memory.unwritable(self.start, self.start + size)
+            if reason is not None:
+                raise ValueError(f"workspace: {reason}")
+        self.address = -(-self.start // alignment) * alignment
+
+
+def _buffer(workspace: Any) -> tuple[int, int, Any]:
+    """Address, size in bytes and owner of a caller's scratch memory."""
+    if hasattr(workspace, "data_ptr"):
+        if workspace.device.type != "cpu" or not workspace.is_contiguous():
+            raise ValueError("workspace: not a contiguous CPU tensor; allowed: a contiguous one")
+        return workspace.data_ptr(), workspace.numel() * workspace.element_size(), workspace
+    try:
+        view = memoryview(workspace)
+    except TypeError:
+        raise TypeError(
+            f"workspace: a {type(workspace).__name__}; allowed: a writable buffer"
+        ) from None
+    if view.readonly or not view.c_contiguous:
+        raise ValueError(
+            "workspace: read-only or not contiguous; allowed: a writable, contiguous buffer"
+        )
+    array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
+    return array.ctypes.data, view.nbytes, array
