@@ -1,0 +1,173 @@
+"""The commands and their options; what they do is in :mod:`.run` and :mod:`.info`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import normgrad
+
+from ..operators import OPERATORS
+from . import interrupted, outputs, run, show
+from .files import InputError
+
+#: Exit statuses: an output over its bound; input or output that cannot be used.
+OVER_BOUND, UNUSABLE = 1, 2
+
+
+def _signatures() -> str:
+    """The operators with their arguments, those that may be left out in brackets."""
+    lines = []
+    for operator in OPERATORS.values():
+        tensors = [p.name if p.required else f"[{p.name}]" for p in operator.parameters]
+        choices = [
+            name if default is run.REQUIRED else f"[{name}]"
+            for name, default in run.choices_of(operator.name).items()
+        ]
+        lines.append(f"- **{operator.name}**: {', '.join(tensors)}; {', '.join(choices)}")
+    return "\n".join(lines)
+
+
+_RUN_HELP = f"""
+Compute the gradients of the tensors in a file; check and time them.
+
+FILE is a .npz or .safetensors file with the operator's tensors under the names of its
+parameters. Beside them stand the operator's name, as operator, and the arguments that are not
+tensors: in 0-d entries of a .npz, in the metadata of a .safetensors file. Options win over the
+file; entries that are no arguments are left alone.
+
+    np.savez("layer.npz",
+             operator="batch_norm_backward", training=True, eps=1e-5,
+             grad_out=dy, input=x, weight=weight,
+             save_mean=mean, save_invstd=invstd)
+
+    safetensors.numpy.save_file(
+        {{"grad_out": dy, "input": x, "mean": mean, "rstd": rstd}},
+        "layer.safetensors",
+        metadata={{"operator": "group_norm_backward",
+                  "num_groups": "32"}})
+
+    normgrad run layer.npz -o gradients.npz
+
+The operators, with what may be left out in brackets:
+
+{_signatures()}
+
+Each output's largest error against a float64 reference is shown in units of the bound that the
+library promises on any data. The exit status is 0 if all are at most 1, 1 if one is not (OUT is
+written all the same), 2 if FILE or OUT cannot be used.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="The gradients of normalisation layers: exact, fast and portable.",
+)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        show.complain(error)
+        raise typer.Exit(UNUSABLE) from None
+    except MemoryError as error:
+        show.complain(f"not enough memory ({error})" if str(error) else "not enough memory")
+        raise typer.Exit(UNUSABLE) from None
+    except KeyboardInterrupt:
+        interrupted()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"normgrad {normgrad.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _normgrad(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("run", help=_RUN_HELP)
+def _run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The tensors, .npz or .safetensors.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="OUT",
+            help="Write the gradients to exactly this name, in the format of its suffix, else "
+            "of FILE. It may be FILE.",
+        ),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(OPERATORS)}.")
+    ] = None,
+    training: Annotated[
+        bool | None,
+        typer.Option("--training/--evaluation", help="Which statistics the forward pass used."),
+    ] = None,
+    eps: Annotated[float | None, typer.Option(help="Added to a variance.")] = None,
+    num_groups: Annotated[int | None, typer.Option(help="Groups of group norm.")] = None,
+    channel_axis: Annotated[
+        int | None, typer.Option(help="1, or -1 for channels-last shapes.")
+    ] = None,
+    output_mask: Annotated[
+        str | None,
+        typer.Option(metavar="FLAGS", help="Which outputs to compute, such as 1,1,0."),
+    ] = None,
+    input_g: Annotated[
+        bool | None, typer.Option(help="Whether to compute sum_dy and sum_dy_xmu.")
+    ] = None,
+    weight_g: Annotated[bool | None, typer.Option(help="Whether to compute grad_weight.")] = None,
+    bias_g: Annotated[bool | None, typer.Option(help="Whether to compute grad_bias.")] = None,
+) -> None:
+    options = {
+        "training": training,
+        "eps": eps,
+        "num_groups": num_groups,
+        "channel_axis": channel_axis,
+        "output_mask": output_mask,
+        "input_g": input_g,
+        "weight_g": weight_g,
+        "bias_g": bias_g,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    with _one_line_errors():
+        request = run.load(file, operator, given)
+        kind = None if out is None else run.out_format(out, request)
+        report = run.execute(request, show.working)
+        # Before anything is printed: what reads it may go away.
+        if out is not None and kind is not None:
+            outputs.write(out, kind, {result.name: result.array for result in report.results})
+        for note in report.notes:
+            show.complain(f"note: {note}")
+        show.report(report, out)
+    if not report.passed:
+        raise typer.Exit(OVER_BOUND)
+
+
+@app.command("info")
+def _info() -> None:
+    """Show the versions, the CPU and what the kernels make of it."""
+    from . import info
+
+    with _one_line_errors():
+        show.table(info.gather())

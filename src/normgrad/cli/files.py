@@ -1,0 +1,330 @@
+"""Reading an operator's tensors from .npz and .safetensors files.
+
+What is read is not trusted: nothing is unpickled, no name in an archive becomes a path, and every
+size that a header claims is compared with what the file can hold before memory is allocated for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..dtypes import DType
+
+Array = npt.NDArray[Any]
+
+#: How many times its own size, and how many bytes beyond that, a .npz may unpack to. Deflate packs
+#: at most 1032 bytes into one, so that no honest archive is refused.
+MAX_RATIO, RATIO_SLACK = 1032, 1 << 20
+
+#: An entry that stands for a number, a word or a few flags is no larger than this.
+MAX_SCALAR_ELEMENTS, MAX_SCALAR_BYTES = 64, 4096
+
+_EITHER = "allowed: a .npz or .safetensors file"
+
+
+class InputError(Exception):
+    """What the user gave cannot be used; the text says what is wrong and what is allowed.
+
+    Args:
+        subject: the file, or the option.
+        what: what is wrong with it, and what is allowed.
+    """
+
+    def __init__(self, subject: object, what: str) -> None:
+        super().__init__(f"{subject}: {what}")
+
+
+class Format(Enum):
+    """The file formats; the value is the suffix."""
+
+    NPZ = ".npz"
+    SAFETENSORS = ".safetensors"
+
+    @staticmethod
+    def of_name(path: Path) -> Format | None:
+        """The format a file's suffix stands for."""
+        return next((known for known in Format if known.value == path.suffix.lower()), None)
+
+
+class _Look(NamedTuple):
+    """An entry without its data; ``dtype`` is None where NumPy has none for it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+    dtype_name: str
+
+
+class Contents(ABC):
+    """An open file's entries, read one by one as they are asked for.
+
+    Attributes:
+        path: the file.
+        format: what it is, whatever its name says.
+        names: the entries.
+        metadata: the words kept beside them.
+    """
+
+    format: Format
+    names: Sequence[str] = ()
+    metadata: Mapping[str, str] = {}
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self._most = MAX_RATIO * size + RATIO_SLACK
+
+    @abstractmethod
+    def _look(self, name: str) -> _Look: ...
+
+    @abstractmethod
+    def _read(self, name: str) -> Array: ...
+
+    @contextmanager
+    def _decoding(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (InputError, MemoryError):
+            raise
+        except Exception as error:  # a crafted file can make a decoder raise anything
+            reason = f"{error}" or type(error).__name__
+            raise InputError(
+                self.path,
+                f"{what}: damaged or truncated ({reason}); allowed: an intact {self.format.value} "
+                "file",
+            ) from None
+
+    def tensor(self, name: str, allowed: Sequence[DType]) -> Array:
+        """An entry's array.
+
+        Raises:
+            InputError: a dtype that is not among ``allowed``, or an entry that cannot be read.
+        """
+        look = self._look(name)
+        dtype = None if look.dtype is None else dtypes.from_numpy(look.dtype)
+        if dtype not in allowed:
+            names = ", ".join(
+                known.name
+                for known in allowed
+                if self.format is Format.SAFETENSORS or known is not dtypes.bfloat16
+            )
+            if self.format is Format.NPZ and dtypes.bfloat16 in allowed:
+                names += " (and bfloat16 in a .safetensors)"
+            raise InputError(self.path, f"{name}: dtype {look.dtype_name}; allowed: {names}")
+        # An array without elements may claim any number of channels at no cost in bytes, and the
+        # gradients of its parameters would have as many elements.
+        if max(look.shape, default=0) > self._most // dtypes.float64.itemsize:
+            raise InputError(
+                self.path,
+                f"{name}: shape {look.shape} in a file this small; allowed: axes of at most "
+                f"{self._most // dtypes.float64.itemsize}",
+            )
+        with self._decoding(name):
+            return self._read(name)
+
+    def value(self, name: str) -> Any:
+        """What an entry or the metadata say: a word, a number, a boolean, a list, or None.
+
+        Raises:
+            InputError: an entry that is something else, or that cannot be read.
+        """
+        if name in self.metadata:
+            return self.metadata[name]
+        if name not in self.names:
+            return None
+        look = self._look(name)
+        elements = math.prod(look.shape)
+        if (
+            look.dtype is None
+            or look.dtype.kind not in "biufUS"
+            or len(look.shape) > 1
+            or elements > MAX_SCALAR_ELEMENTS
+            or elements * look.dtype.itemsize > MAX_SCALAR_BYTES
+        ):
+            raise InputError(
+                self.path,
+                f"{name}: an array of shape {look.shape} and dtype {look.dtype_name}; allowed: a "
+                "0-d entry with a number, a boolean or a word",
+            )
+        with self._decoding(name):
+            value = self._read(name).tolist()
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+class _Npz(Contents):
+    """A zip archive of .npy members."""
+
+    format = Format.NPZ
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        super().__init__(path, size)
+        with self._decoding("the archive"):
+            self._archive = zipfile.ZipFile(file)
+        members = self._archive.infolist()
+        total = sum(member.file_size for member in members)
+        if total > self._most:
+            raise InputError(
+                path,
+                f"the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
+                f"{self._most}",
+            )
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        for member in members:
+            name = member.filename.removesuffix(".npy")
+            if name in self._members:
+                raise InputError(path, f"{name}: there twice; allowed: one entry of each name")
+            self._members[name] = member
+        self.names = tuple(self._members)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        member = self._members[name]
+        stored = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        with self._decoding(name), warnings.catch_warnings():
+            # NumPy warns of headers that Python 2 wrote, which it reads all the same.
+            warnings.simplefilter("ignore")
+            if member.compress_type not in stored:
+                # The others allocate what their own headers ask for; NumPy never writes them.
+                raise InputError(
+                    self.path,
+                    f"{name}: compression method {member.compress_type}; allowed: stored or "
+                    "deflated members, as NumPy writes them",
+                )
+            with self._archive.open(member) as opened:
+                yield opened
+
+    def _look(self, name: str) -> _Look:
+        with self._open(name) as member:
+            version = np.lib.format.read_magic(member)
+            if version == (1, 0):
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            elif version == (2, 0):
+                shape, _, dtype = np.lib.format.read_array_header_2_0(member)
+            else:
+                raise InputError(self.path, f"{name}: .npy version {version}; allowed: 1.0, 2.0")
+            if dtype.hasobject:
+                raise InputError(
+                    self.path,
+                    f"{name}: an array of Python objects, which are never unpickled; allowed: "
+                    "numbers, booleans and words, and no entry at all for None",
+                )
+            claimed = member.tell() + math.prod(shape) * dtype.itemsize
+            size = self._members[name].file_size
+            if min(shape, default=0) < 0 or claimed != size:
+                raise InputError(
+                    self.path,
+                    f"{name}: shape {shape} of {dtype} would be {claimed} bytes with its header, "
+                    f"and the entry has {size}; allowed: an intact .npz file",
+                )
+        if dtype.names is not None:
+            return _Look(shape, dtype, "record")
+        plain = dtype.isnative and dtype.kind in "biufc"
+        return _Look(shape, dtype, dtype.name if plain else dtype.str)
+
+    def _read(self, name: str) -> Array:
+        with self._open(name) as member:
+            array: Array = np.lib.format.read_array(member, allow_pickle=False)
+            member.read(1)  # the checksum is compared at the end alone
+        return array
+
+
+_SAFETENSORS_DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype(np.uint16),
+    "I16": np.dtype(np.int16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "U64": np.dtype(np.uint64),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "BF16": dtypes.bfloat16.numpy,
+}
+
+
+class _Safetensors(Contents):
+    """A safetensors file; the library checks that its tensors lie within it, side by side."""
+
+    format = Format.SAFETENSORS
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        import safetensors
+
+        super().__init__(path, size)
+        with self._decoding("the header"):
+            data = file.read()
+            # Not safetensors.numpy.load, which knows no bfloat16.
+            decode: Any = safetensors.deserialize
+            self._entries: dict[str, Any] = dict(sorted(decode(data)))
+            end = 8 + int.from_bytes(data[:8], "little")
+            self.metadata = json.loads(data[8:end]).get("__metadata__") or {}
+        self.names = tuple(self._entries)
+
+    def _look(self, name: str) -> _Look:
+        entry = self._entries[name]
+        dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
+        return _Look(tuple(entry["shape"]), dtype, entry["dtype"])
+
+    def _read(self, name: str) -> Array:
+        look = self._look(name)
+        assert look.dtype is not None
+        return np.ndarray(look.shape, look.dtype, self._entries[name]["data"])
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Contents]:
+    """A file's contents, by what is in it rather than by its name.
+
+    Raises:
+        InputError: a file that cannot be read, or that is neither format.
+    """
+    try:
+        status = path.stat()
+        # Not opened before this is known: opening a pipe waits for its writer.
+        if stat.S_ISDIR(status.st_mode):
+            raise InputError(path, f"a directory; {_EITHER}")
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(path, f"not a regular file; {_EITHER}")
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(path, f"{reason}; {_EITHER}") from None
+    with file:
+        yield _contents(path, file, status.st_size)
+
+
+def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
+    try:
+        start = file.read(9)
+        file.seek(0)
+    except OSError as error:
+        raise InputError(path, f"cannot be read ({error.strerror or error}); {_EITHER}") from None
+    if not start:
+        raise InputError(path, f"an empty file; {_EITHER}")
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _Npz(path, file, size)
+    if start[8:] == b"{":
+        return _Safetensors(path, file, size)
+    if start.startswith(b"\x93NUMPY"):
+        raise InputError(path, f"a .npy file, a single array without a name; {_EITHER}")
+    named = Format.of_name(path)
+    if named is Format.NPZ:
+        raise InputError(path, f"not a .npz file: it does not begin as a zip archive; {_EITHER}")
+    if named is Format.SAFETENSORS:
+        raise InputError(path, f"not a .safetensors file: it has no header; {_EITHER}")
+    raise InputError(path, f"neither a zip archive nor a safetensors header; {_EITHER}")

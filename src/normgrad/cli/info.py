@@ -1,0 +1,114 @@
+"""``normgrad info``: what the library finds where it runs."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import normgrad
+
+from ..machine import this_machine
+
+Rows = Sequence[tuple[str, str]]
+
+#: What the kernels run on, by the names that LLVM has for CPU features.
+FEATURES = (
+    *("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512bf16", "avx512fp16", "amx-bf16"),
+    *("neon", "fullfp16", "fp16fml", "bf16", "sve", "sve2"),
+)
+
+_PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
+
+#: Numba's threading layers, in the order in which it tries them, and the modules they are in.
+_LAYERS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
+
+
+def _version(package: str) -> str:
+    # Read, not imported: torch takes seconds.
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _versions() -> Rows:
+    return (
+        ("normgrad", normgrad.__version__),
+        ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
+        *((package, _version(package)) for package in _PACKAGES),
+    )
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The CPU's name as its maker gives it, and LLVM's for its kind."""
+    import llvmlite.binding as llvm
+
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(named, "") or platform.processor() or platform.machine()
+    return f"{name} ({llvm.get_host_cpu_name()})"
+
+
+def features(found: Mapping[str, bool]) -> str:
+    """Those that matter of LLVM's map of features."""
+    return ", ".join(name for name in FEATURES if found.get(name)) or "none that matter"
+
+
+def _cpu() -> Rows:
+    import llvmlite.binding as llvm
+
+    machine = this_machine()
+    return (
+        ("name", cpu_name()),
+        ("architecture", platform.machine()),
+        ("features", features(llvm.get_host_cpu_features())),
+        ("cores", f"{machine.cores} that this process may use"),
+        ("L2 cache", f"{machine.l2 / 2**20:g} MiB of one core"),
+        ("L3 cache", f"{machine.l3 / 2**20:g} MiB in all"),
+    )
+
+
+def _layers() -> str:
+    usable = []
+    for layer, module in _LAYERS.items():
+        try:
+            importlib.import_module(f"numba.np.ufunc.{module}")
+        except ImportError:
+            continue
+        usable.append(layer)
+    return ", ".join(usable) or "none"
+
+
+def kernel_folder() -> str:
+    """Where compiled kernels are kept."""
+    from ..backends.cpu import kernel, runtime
+
+    folder = runtime._cache_for(kernel.kernel).cache_path
+    return folder or "none that can be written; set NUMBA_CACHE_DIR to one"
+
+
+def _kernels() -> Rows:
+    import numba
+
+    return (
+        ("threads", f"{numba.get_num_threads()} (NUMBA_NUM_THREADS sets them)"),
+        ("threading layers", f"{_layers()} (usable, the first is taken)"),
+        ("kept in", kernel_folder()),
+    )
+
+
+def gather() -> list[tuple[str, Rows]]:
+    """All there is to say, in groups."""
+    return [
+        ("versions", _versions()),
+        ("cpu", _cpu()),
+        ("kernels", _kernels()),
+        ("backends", (("cpu", "usable"), ("gpu", "no GPU backend in this version"))),
+    ]

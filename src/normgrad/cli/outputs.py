@@ -1,0 +1,96 @@
+"""Writing gradients to .npz and .safetensors files, all or nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .files import Array, Format, InputError
+
+_ALLOWED = "allowed: the name of a file, new or old, in a folder that is there"
+
+
+@contextmanager
+def _reported(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(path, f"{what} ({error.strerror or error})") from None
+
+
+def _target(path: Path) -> Path:
+    """The file that a name or a link to it means: a link goes on pointing where it points."""
+    with suppress(RuntimeError):  # what Python before 3.13 says of a circle
+        target = path.resolve()
+        if not target.is_symlink():
+            return target
+    raise InputError(path, f"links in a circle; {_ALLOWED}")
+
+
+def check_writable(path: Path) -> None:
+    """Find out before any work what would keep :func:`write` from writing there.
+
+    Raises:
+        InputError: a directory, a device, or a name in a folder that is not there.
+    """
+    with _reported(path, "cannot be written"):
+        if path.is_dir():
+            raise InputError(path, f"a directory; {_ALLOWED}")
+        # Replacing a device or a pipe with a file would be no way to write to it.
+        if path.exists() and not path.is_file():
+            raise InputError(path, f"not a regular file; {_ALLOWED}")
+        target = _target(path)
+        if not target.parent.is_dir():
+            raise InputError(path, f"no folder {target.parent}; {_ALLOWED}")
+
+
+def write(path: Path, kind: Format, tensors: Mapping[str, Array]) -> None:
+    """Write arrays to exactly this name, all or nothing: what was there stays until all is written.
+
+    Raises:
+        InputError: what the system says against it.
+    """
+    target = _target(path)
+    with _reported(path, "cannot be written; what was there is as it was"):
+        handle, name = tempfile.mkstemp(prefix=".normgrad-", dir=target.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                _encode(file, kind, tensors)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(OSError):  # not every file system has permissions
+                temporary.chmod(_mode(target))
+            temporary.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def _encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
+    if kind is Format.NPZ:
+        arrays: dict[str, Any] = dict(tensors)
+        np.savez(file, **arrays)
+        return
+    from safetensors.numpy import save
+
+    # Contiguous, since it writes the memory as it lies.
+    file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+
+
+def _mode(target: Path) -> int:
+    """The permissions the file has, or would have had if it had been opened by its name."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

@@ -1,0 +1,368 @@
+"""``normgrad run``: a file's gradients, how exact they are and how long they take."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import normgrad
+
+from .. import dtypes, operators, precision, reference
+from ..operators import OPERATORS
+from ..operators.contract import Kind, Operator, Options
+from ..plans import Plan
+from . import files, outputs
+from .files import Array, Contents, Format, InputError
+
+#: Shows that something is under way, while it is.
+Working = Callable[[str], AbstractContextManager[object]]
+
+#: The timed calls: no fewer than MIN_CALLS, and as many more as fit in ENOUGH_SECONDS.
+MIN_CALLS, MAX_CALLS, ENOUGH_SECONDS = 5, 100, 0.2
+
+#: In a note, no more names than these.
+_MAX_NAMES = 8
+
+#: What other programs write into every file.
+_COMMON_METADATA = ("format",)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One output, measured.
+
+    Attributes:
+        name: the output's name.
+        array: its values.
+        norm: their L2 norm, in float64.
+        units: the largest error against the float64 reference, in units of the error bound.
+    """
+
+    name: str
+    array: Array
+    norm: float
+    units: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every element is within its bound."""
+        return self.units <= 1.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run found out.
+
+    Attributes:
+        operator: the operator's name.
+        results: the outputs that were asked for.
+        seconds: the time of one call, the median of ``calls``.
+        traffic: the data tensors that a call reads and writes, with their bytes.
+        path: the way through the kernels.
+        notes: what else there is to say, a line each.
+    """
+
+    operator: str
+    results: tuple[Result, ...]
+    seconds: float
+    calls: int
+    traffic: Mapping[str, int]
+    path: str
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is within its bound."""
+        return all(result.passed for result in self.results)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An operator with all its arguments, and the format of the file they come from."""
+
+    operator: Operator
+    tensors: Mapping[str, Array | None]
+    choices: Mapping[str, Any]
+    plan: Plan
+    format: Format
+    notes: tuple[str, ...]
+
+    @property
+    def options(self) -> Options:
+        """The arguments that are not tensors, checked."""
+        return self.operator.read_options(**self.choices)
+
+
+# The arguments that are not tensors
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, str):
+        value = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise ValueError("true or false")
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise ValueError("an integer")
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, (str, int, float, np.floating)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            pass
+    raise ValueError("a number")
+
+
+def _flags(value: Any) -> tuple[bool, ...]:
+    if isinstance(value, str):
+        value = value.strip("()[] ").split(",")
+    try:
+        return tuple(_flag(entry) for entry in value)
+    except (TypeError, ValueError):
+        raise ValueError("true or false for each output, such as 1,1,0") from None
+
+
+#: How each is read from a word, a number or a list of them.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "training": _flag,
+    "eps": _real,
+    "num_groups": _integer,
+    "channel_axis": _integer,
+    "output_mask": _flags,
+    "input_g": _flag,
+    "weight_g": _flag,
+    "bias_g": _flag,
+}
+
+
+#: In the place of a default, that there is none.
+REQUIRED = inspect.Parameter.empty
+
+
+def choices_of(name: str) -> dict[str, Any]:
+    """The arguments of an operator that are not tensors, with their defaults or REQUIRED."""
+    parameters = inspect.signature(getattr(operators, name)).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "out"
+    }
+
+
+def _operator(contents: Contents, given: Any) -> Operator:
+    name = contents.value("operator") if given is None else given
+    allowed = f"allowed: {', '.join(OPERATORS)}"
+    if name is None:
+        raise InputError(
+            contents.path,
+            f"operator: not named; name it in an entry operator, or with --operator; {allowed}",
+        )
+    operator = OPERATORS.get(name) if isinstance(name, str) else None
+    if operator is None:
+        subject = contents.path if given is None else "--operator"
+        what = "operator: " if given is None else ""
+        raise InputError(subject, f"{what}{reprlib.repr(name)}; {allowed}")
+    return operator
+
+
+def _spelled(name: str) -> str:
+    """An argument as its option is spelled."""
+    return "--training or --evaluation" if name == "training" else f"--{name.replace('_', '-')}"
+
+
+def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = choices_of(operator.name)
+    for name in given:
+        if name not in known:
+            raise InputError(
+                _spelled(name),
+                f"no argument of {operator.name}; allowed: {', '.join(map(_spelled, known))}",
+            )
+    choices = {}
+    for name, default in known.items():
+        value = given[name] if name in given else contents.value(name)
+        if value is None:
+            if default is REQUIRED:
+                raise InputError(
+                    contents.path,
+                    f"{name}: missing; {operator.name} needs it, in an entry {name} or with "
+                    f"{_spelled(name)}",
+                )
+            choices[name] = default
+            continue
+        try:
+            choices[name] = _READERS[name](value)
+        except ValueError as error:
+            subject = _spelled(name) if name in given else f"{contents.path}: {name}"
+            raise InputError(subject, f"{reprlib.repr(value)}; allowed: {error}") from None
+    return choices
+
+
+# The request
+
+
+def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
+    missing = [
+        parameter.name
+        for parameter in operator.parameters
+        if parameter.required and parameter.name not in contents.names
+    ]
+    if missing:
+        needed = ", ".join(p.name for p in operator.parameters if p.required)
+        others = ", ".join(p.name for p in operator.parameters if not p.required)
+        raise InputError(
+            contents.path,
+            f"no {', no '.join(missing)}; {operator.name} needs {needed}, and takes {others}",
+        )
+    return {
+        parameter.name: contents.tensor(
+            parameter.name, dtypes.COUNTS if parameter.kind is Kind.COUNT else dtypes.FLOATS
+        )
+        if parameter.name in contents.names
+        else None
+        for parameter in operator.parameters
+    }
+
+
+def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
+    used = {"operator", *arguments}
+    names = [name for name in contents.names if name not in used]
+    names += [name for name in contents.metadata if name not in {*used, *_COMMON_METADATA}]
+    if not names:
+        return ()
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return (f"{contents.path}: not used: {', '.join(names[:_MAX_NAMES])}{more}",)
+
+
+def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
+    """Read and check everything that a file and the command line say; nothing is computed.
+
+    Args:
+        path: the file.
+        operator: the operator's name; None to find it in the file.
+        given: arguments that win over the file's.
+
+    Raises:
+        InputError: whatever is wrong with them.
+    """
+    with files.reading(path) as contents:
+        found = _operator(contents, operator)
+        choices = _choices(contents, found, given)
+        tensors = _tensors(contents, found)
+        notes = _unused(contents, (*tensors, *choices))
+        kind = contents.format
+    try:
+        plan = normgrad.plan(found.name, **tensors, **choices)
+    except (TypeError, ValueError) as error:
+        raise InputError(path, str(error)) from None
+    return Request(found, tensors, choices, plan, kind, notes)
+
+
+def out_format(out: Path, request: Request) -> Format:
+    """The format to write, checked to be able to hold the gradients.
+
+    Raises:
+        InputError: it is not, or nothing can be written there.
+    """
+    outputs.check_writable(out)
+    kind = Format.of_name(out) or request.format
+    if kind is Format.NPZ:
+        wanted = request.operator.outputs(request.options)
+        for output, spec in zip(wanted, request.plan.output_specs, strict=True):
+            if spec is not None and spec.dtype is dtypes.bfloat16:
+                raise InputError(
+                    out,
+                    f"{output.name} is bfloat16, which a .npz cannot hold; allowed: a name that "
+                    "ends in .safetensors",
+                )
+    return kind
+
+
+# The run
+
+
+def execute(request: Request, working: Working) -> Report:
+    """Compute, time and check the gradients."""
+    function = getattr(normgrad, request.operator.name)
+
+    def call() -> Any:
+        return function(**request.tensors, **request.choices)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with working("compiling the kernels and computing"):
+            gradients = call()
+        seconds: list[float] = []
+        while len(seconds) < MIN_CALLS or (
+            sum(seconds) < ENOUGH_SECONDS and len(seconds) < MAX_CALLS
+        ):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+    with working("checking against the float64 reference"):
+        results = _checked(request, (gradients,) if request.operator.out_is_tensor else gradients)
+    return Report(
+        operator=request.operator.name,
+        results=results,
+        seconds=statistics.median(seconds),
+        calls=len(seconds),
+        traffic=_traffic(request, results),
+        path=request.plan.path,
+        notes=(*request.notes, *dict.fromkeys(str(warning.message) for warning in caught)),
+    )
+
+
+def _checked(request: Request, gradients: tuple[Array | None, ...]) -> tuple[Result, ...]:
+    oracle = getattr(reference, request.operator.name)
+    wanted = inspect.signature(oracle).parameters
+    choices = {name: value for name, value in request.choices.items() if name in wanted}
+    exact = oracle(**request.tensors, **choices)
+    arithmetic = dtypes.arithmetic(
+        *(dtypes.parse(_data(request, name).dtype) for name in ("grad_out", "input"))
+    )
+    names = [output.name for output in request.operator.outputs(request.options)]
+    results = []
+    for name, array in zip(names, gradients, strict=True):
+        if array is None:
+            continue
+        units = precision.error(array, exact[name], arithmetic)
+        with np.errstate(all="ignore"):
+            norm = np.linalg.norm(array.astype(np.float64).ravel())
+        results.append(Result(name, array, float(norm), float(units.max(initial=0.0))))
+    return tuple(results)
+
+
+def _data(request: Request, name: str) -> Array:
+    array = request.tensors[name]
+    assert array is not None
+    return array
+
+
+def _traffic(request: Request, results: tuple[Result, ...]) -> dict[str, int]:
+    """The data tensors that what was asked for depends on, with their bytes."""
+    if not results:
+        return {}
+    traffic = {"grad_out": _data(request, "grad_out").nbytes}
+    if not request.plan._program.input_is_grad_out:
+        traffic["input"] = _data(request, "input").nbytes
+    traffic.update((r.name, r.array.nbytes) for r in results if r.name == "grad_input")
+    return traffic

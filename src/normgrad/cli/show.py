@@ -1,0 +1,162 @@
+"""What the commands print: tables for people, readable in a pipe too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .files import InputError
+from .run import Report
+
+#: Columns, where there is no terminal to fit: wider than any table, so that none is cut.
+PIPE_WIDTH = 240
+
+
+def plain(text: object) -> str:
+    """The text on one line, with whatever would drive a terminal written out."""
+    return "".join(
+        character
+        if character.isprintable()
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in str(text)
+    )
+
+
+def complain(message: object) -> None:
+    """One line on stderr."""
+    print(f"normgrad: {plain(message)}", file=sys.stderr)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let no interrupt get lost.
+
+    One that comes while compiled code calls back into Python, as LLVM does when it has compiled
+    something, is dropped there with a complaint; here it counts, at the end.
+    """
+    dropped = False
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        nonlocal dropped
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            dropped = True
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+    if dropped:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr, if that is a terminal, while something is done that can be stopped."""
+    console = Console(stderr=True)
+    with _interruptible():
+        if not console.is_terminal:
+            yield
+            return
+        with console.status(Text(f"{what} …")):
+            yield
+
+
+def _print(*lines: Table | Text) -> None:
+    if sys.stdout is None:  # closed by whoever started this
+        return
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, highlight=False, width=PIPE_WIDTH)
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        with console.capture() as capture:
+            for line in lines:
+                console.print(line, soft_wrap=isinstance(line, Text))
+        sys.stdout.write(capture.get().encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read and went away has seen enough, which changes nothing about the result.
+        if not isinstance(error, BrokenPipeError):
+            raise InputError("standard output", f"{error.strerror or error}") from None
+
+
+def _column(table: Table, title: str, right: bool = False) -> None:
+    table.add_column(title, justify="right" if right else "left", overflow="fold")
+
+
+def _verdict(passed: bool) -> Text:
+    return Text("pass", "green") if passed else Text("FAIL", "bold red")
+
+
+def _bytes(count: int) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _seconds(seconds: float) -> str:
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def report(found: Report, out: Path | None) -> None:
+    """A run's table, and below it its time."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    _column(table, "output")
+    _column(table, "shape")
+    _column(table, "dtype")
+    _column(table, "L2 norm", right=True)
+    _column(table, "max error / bound", right=True)
+    _column(table, "check")
+    for result in found.results:
+        table.add_row(
+            result.name,
+            str(result.array.shape),
+            result.array.dtype.name,
+            f"{result.norm:.6g}",
+            f"{result.units:.3g}",
+            _verdict(result.passed),
+        )
+    moved = sum(found.traffic.values())
+    facts = [
+        f"time       {_seconds(found.seconds)} a call (median of {found.calls}, after a first one "
+        "that compiles)",
+        f"bandwidth  {moved / found.seconds / 1e9:.3g} GB/s (effective: {_bytes(moved)} of "
+        f"{', '.join(found.traffic) or 'nothing'}, over the time)",
+        f"path       {found.path}",
+        *([f"written    {plain(out)}"] if out is not None else []),
+    ]
+    _print(Text(found.operator, "bold"), table, *map(Text, facts))
+
+
+def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
+    """Groups of names and values, in one table."""
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    for column in ("group", "name", "value"):
+        _column(rows, column)
+    for title, group in groups:
+        for index, (name, value) in enumerate(group):
+            rows.add_row(
+                Text(title if index == 0 else "", "bold"),
+                Text(plain(name)),
+                Text(plain(value)),
+                end_section=index == len(group) - 1,
+            )
+    _print(rows)

@@ -1,0 +1,116 @@
+"""Files with small problems in them, and a way to run the command line on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from normgrad.cli.app import app
+
+SHAPE = (4, 6, 5, 3)
+
+
+class Problem:
+    """An operator's name, tensors and other arguments, and how to put them into files."""
+
+    def __init__(
+        self, operator: str, tensors: Mapping[str, Any], choices: Mapping[str, Any]
+    ) -> None:
+        self.operator = operator
+        self.tensors = dict(tensors)
+        self.choices = dict(choices)
+
+    def save(self, path: Path, **extra: Any) -> Path:
+        """Write everything to a file of the path's suffix."""
+        if path.suffix == ".npz":
+            np.savez(path, operator=self.operator, **self.choices, **self.tensors, **extra)
+        else:
+            words = {"operator": self.operator, **self.choices, **extra}
+            metadata = {name: str(value) for name, value in words.items()}
+            save_file(self.tensors, path, metadata=metadata)
+        return path
+
+
+def _statistics(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+    x = x.astype(np.float64)
+    mean = x.mean(axes)
+    invstd = 1 / np.sqrt(x.var(axes) + 1e-5)
+    return mean.astype(np.float32), invstd.astype(np.float32)
+
+
+def make_problem(name: str, dtype: Any = np.float32) -> Problem:
+    rng = np.random.default_rng(7)
+    x = (2 * rng.standard_normal(SHAPE) + 1).astype(dtype)
+    dy = rng.standard_normal(SHAPE).astype(dtype)
+    weight = rng.uniform(0.5, 2, SHAPE[1]).astype(np.float32)
+    mean, invstd = _statistics(x, (0, 2, 3))
+    data = {"grad_out": dy, "input": x}
+    if name == "batch_norm_backward":
+        tensors = {**data, "weight": weight, "save_mean": mean, "save_invstd": invstd}
+        return Problem(name, tensors, {"training": True, "eps": 1e-5})
+    if name == "batch_norm_backward_reduce":
+        return Problem(name, {**data, "mean": mean, "invstd": invstd, "weight": weight}, {})
+    if name == "batch_norm_backward_elemt":
+        xmu = x - mean[:, None, None]
+        sums = {
+            "sum_dy": dy.sum((0, 2, 3), dtype=np.float32),
+            "sum_dy_xmu": (dy * xmu).sum((0, 2, 3), dtype=np.float32),
+            "count": np.array([20, 40], np.int32),
+        }
+        return Problem(name, {**data, "mean": mean, "invstd": invstd, "weight": weight, **sums}, {})
+    mean, rstd = _statistics(x.reshape(4, 3, -1), (2,))
+    tensors = {**data, "mean": mean, "rstd": rstd, "gamma": weight}
+    return Problem("group_norm_backward", tensors, {"num_groups": 3})
+
+
+@pytest.fixture
+def problem() -> Callable[..., Problem]:
+    """Makes a problem for an operator."""
+    return make_problem
+
+
+@pytest.fixture
+def batch_norm() -> Problem:
+    return make_problem("batch_norm_backward")
+
+
+@pytest.fixture
+def cli() -> Callable[..., Any]:
+    """Runs ``normgrad`` with these arguments in this process."""
+
+    def invoke(*arguments: Any) -> Any:
+        return CliRunner().invoke(
+            app, [str(argument) for argument in arguments], catch_exceptions=False
+        )
+
+    return invoke
+
+
+@pytest.fixture
+def refused(cli: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
+    """Runs what must fail with one line and leave all files alone; the line, without its start."""
+
+    def run(file: Path, *arguments: Any, out: Path | None = None) -> str:
+        out = tmp_path / "gradients.npz" if out is None else out
+        if not out.exists() and out.parent.is_dir() and out.parent == tmp_path:
+            out.write_bytes(b"what was there")
+        before = snapshot(tmp_path)
+        result = cli("run", file, "-o", out, *arguments)
+        assert result.stdout == ""
+        assert result.exit_code == 2, result.stderr
+        assert snapshot(tmp_path) == before
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("normgrad: ")
+        return str(line.removeprefix("normgrad: "))
+
+    return run
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -1,0 +1,244 @@
+"""Files made to mislead: refused in one line, without memory or folders that they ask for."""
+
+import io
+import json
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+F = np.float32
+#: Far more than any of the files, far less than any of them claims.
+LITTLE = 8 << 20
+
+
+@pytest.fixture
+def cheaply_refused(refused):
+    """As ``refused``, in little memory."""
+
+    def run(file, *arguments):
+        tracemalloc.start()
+        try:
+            line = refused(file, *arguments)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < LITTLE
+        return line
+
+    return run
+
+
+def npy(shape, descr="<f4", data=b"", version=1):
+    """A .npy file with any header."""
+    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    header = header.ljust(117) + b"\n"
+    length = struct.pack("<H" if version == 1 else "<I", len(header))
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header + data
+
+
+def array(value):
+    buffer = io.BytesIO()
+    np.save(buffer, value)
+    return buffer.getvalue()
+
+
+def archive(path, compression=zipfile.ZIP_STORED, **members):
+    """A .npz of a batch norm, but for these members."""
+    small = array(np.ones((2, 3, 4), F))
+    words = {"operator": array("batch_norm_backward"), "training": array(True)}
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in {**words, "grad_out": small, "input": small, **members}.items():
+            file.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_the_honest_archive_is_taken(cli, tmp_path):
+    result = cli("run", archive(tmp_path / "layer.npz"))
+    assert result.exit_code == 0, result.stderr
+    version_2 = npy((3,), data=bytes(12), version=2)
+    result = cli("run", archive(tmp_path / "layer.npz", weight=version_2))
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", ["input", "training"])
+@pytest.mark.parametrize(
+    "shape", [(1 << 40,), (1 << 62, 1 << 62), (3, 1 << 33), (2, 3, 5), (2, 3, 3)]
+)
+def test_npy_headers_that_claim_another_size(cheaply_refused, tmp_path, name, shape):
+    member = npy(shape, data=bytes(96))
+    file = archive(tmp_path / "layer.npz", **{name: member})
+    claimed = 128 + 4 * int(np.prod([int(n) for n in shape], dtype=object))
+    assert cheaply_refused(file) == (
+        f"{file}: {name}: shape {shape} of float32 would be {claimed} bytes with its header, and "
+        "the entry has 224; allowed: an intact .npz file"
+    )
+
+
+def test_npy_headers_that_are_wrong(cheaply_refused, tmp_path):
+    for member, reason in [
+        (npy((-2, -12), data=bytes(96)), "shape (-2, -12) of float32 would be 224 bytes"),
+        (npy((24,), "|O", bytes(96)), "an array of Python objects, which are never unpickled"),
+        (npy((24,), "<f3", bytes(96)), "damaged or truncated ("),
+        (npy((24.5,), data=bytes(96)), "damaged or truncated (shape is not valid"),
+        (npy((10**4000, 10**4000)), "damaged or truncated ("),
+        (npy((24,), data=bytes(96), version=3), ".npy version (3, 0); allowed: 1.0, 2.0"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "damaged or truncated (EOF"),
+        (npy((24,), data=bytes(96))[:60], "damaged or truncated (EOF"),
+        (b"", "damaged or truncated (EOF"),
+        (b"GIF89a" + bytes(90), "damaged or truncated (the magic string is not correct"),
+        (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "damaged or truncated ("),
+    ]:
+        file = archive(tmp_path / "layer.npz", input=member)
+        line = cheaply_refused(file)
+        assert line.startswith(f"{file}: input: {reason}"), line
+
+
+def test_axes_that_cost_nothing(cheaply_refused, cli, tmp_path):
+    """No element, and yet so many channels that their gradients would fill any memory."""
+    empty = npy((0, 1 << 40, 2))
+    file = archive(tmp_path / "layer.npz", grad_out=empty, input=empty)
+    most = (1032 * file.stat().st_size + (1 << 20)) // 8
+    assert cheaply_refused(file) == (
+        f"{file}: grad_out: shape (0, {1 << 40}, 2) in a file this small; allowed: axes of at most "
+        f"{most}"
+    )
+    tensors = {"grad_out": np.zeros((0, 1 << 40), F), "input": np.zeros((0, 1 << 40), F)}
+    file = tmp_path / "layer.safetensors"
+    save_file(tensors, file, metadata={"operator": "batch_norm_backward", "training": "1"})
+    assert cheaply_refused(file).startswith(f"{file}: grad_out: shape (0, {1 << 40}) in a file")
+
+    empty = npy((0, 1000, 7))
+    result = cli("run", archive(tmp_path / "fair.npz", grad_out=empty, input=empty))
+    assert result.exit_code == 0, result.stderr
+    assert "(0, 1000, 7)" in result.stdout
+
+
+def test_zip_bombs(cheaply_refused, tmp_path):
+    """Nested compression that the directory admits to, and a directory that lies."""
+    file = archive(tmp_path / "layer.npz", zipfile.ZIP_DEFLATED)
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    struct.pack_into("<I", content, entry + 24, 0xFFFFFFF0)
+    file.write_bytes(content)
+    size = len(content)
+    total = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+    assert total > 0xFFFFFFF0
+    assert cheaply_refused(file) == (
+        f"{file}: the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
+        f"{1032 * size + (1 << 20)}"
+    )
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compression(cheaply_refused, tmp_path, method):
+    file = archive(tmp_path / "layer.npz", method)
+    assert cheaply_refused(file) == (
+        f"{file}: operator: compression method {method}; allowed: stored or deflated members, as "
+        "NumPy writes them"
+    )
+
+
+def test_damaged_members(cheaply_refused, tmp_path):
+    file = archive(tmp_path / "layer.npz", input=array(np.full((2, 3, 4), 0.1, F)))
+    content = file.read_bytes()
+    (number,) = struct.unpack("<I", struct.pack("<f", 0.1))
+    damaged = content.replace(struct.pack("<I", number), struct.pack("<I", number + 1), 1)
+    assert damaged != content
+    file.write_bytes(damaged)
+    assert cheaply_refused(file) == (
+        f"{file}: input: damaged or truncated (Bad CRC-32 for file 'input.npy'); allowed: an "
+        "intact .npz file"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_names_that_are_there_twice(cheaply_refused, tmp_path):
+    file = archive(tmp_path / "layer.npz")
+    with zipfile.ZipFile(file, "a") as opened:
+        opened.writestr("input.npy", array(np.zeros((2, 3, 4), F)))
+    assert cheaply_refused(file) == f"{file}: input: there twice; allowed: one entry of each name"
+
+
+def test_names_become_neither_paths_nor_commands_to_the_terminal(cli, tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    value = array(np.zeros(3))
+    names = {"../escaped": value, "/tmp/../absolute": value, "\x1b[31mred\n": value}
+    file = archive(inner / "layer.npz", **names)
+    result = cli("run", file)
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"normgrad: note: {file}: not used: ../escaped, /tmp/../absolute, \\x1b[31mred\\n\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["inner"]
+    assert [path.name for path in inner.iterdir()] == ["layer.npz"]
+
+
+def test_markup_in_names_is_not_read(cli, tmp_path):
+    file = archive(tmp_path / "layer.npz", **{"[bold]x[/nothing]": array(np.zeros(3))})
+    result = cli("run", file, "-o", tmp_path / "[red]out[bold]")
+    assert result.exit_code == 0
+    assert "[bold]x[/nothing]" in result.stderr
+    assert f"written    {tmp_path / '[red]out[bold]'}\n" in result.stdout
+
+
+def header(tensors, data=bytes(8)):
+    text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(shape, start, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header({"input": entry([1 << 40], 0, 8)}),
+        header({"input": entry([1 << 40], 0, 4 << 40)}),
+        header({"input": entry([1 << 62, 1 << 62], 0, 8)}),
+        header({"input": entry([-2], 0, 8)}),
+        header({"input": entry([1], 4, 8)}),
+        header({"a": entry([2], 0, 8), "b": entry([2], 0, 8)}),
+        header({"a": entry([1], 0, 4)}),
+        header({"input": entry([2], 0, 8, "F99")}),
+        header({"__metadata__": {"eps": 1}}, b""),
+        header(b'{"a":' + b"[" * 100_000),
+        struct.pack("<Q", (1 << 64) - 1) + b"{}",
+        struct.pack("<Q", 1 << 20) + b"{}",
+    ],
+    ids=range(12),
+)
+def test_safetensors_headers(cheaply_refused, tmp_path, content):
+    file = tmp_path / "layer.safetensors"
+    file.write_bytes(header({"input": entry([2], 0, 8)}))
+    assert cheaply_refused(file).startswith(f"{file}: operator: not named; ")
+
+    file.write_bytes(content)
+    line = cheaply_refused(file)
+    assert line.startswith(f"{file}: the header: damaged or truncated ("), line
+    assert line.endswith("); allowed: an intact .safetensors file")
+
+
+def test_dtypes_that_numpy_lacks(cli, refused, batch_norm, tmp_path):
+    """An eight-bit tensor: in the way as an argument alone."""
+    words = {"operator": "batch_norm_backward", "training": "true"}
+    tensors = {
+        "grad_out": entry([2, 3, 4], 0, 96),
+        "input": entry([2, 3, 4], 96, 192),
+        "weight": entry([3], 192, 195, "F8_E4M3"),
+    }
+    file = tmp_path / "layer.safetensors"
+    file.write_bytes(header({"__metadata__": words, **tensors}, bytes(195)))
+    assert refused(file) == (
+        f"{file}: weight: dtype F8_E4M3; allowed: float32, float16, bfloat16, float64"
+    )
+    tensors["other"] = tensors.pop("weight")
+    file.write_bytes(header({"__metadata__": words, **tensors}, bytes(195)))
+    result = cli("run", file)
+    assert result.exit_code == 0
+    assert result.stderr == f"normgrad: note: {file}: not used: other\n"
