@@ -1,0 +1,56 @@
+"""The examples run, and the captured files are what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DIGITS = Path(__file__).parents[1] / "examples" / "digits"
+FILES = [
+    f"{layer}_{dtype}"
+    for layer in ("batch_norm", "group_norm")
+    for dtype in ("float32", "bfloat16")
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_captured_gradients_are_within_their_bound(name, tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    from normgrad.cli import run, show
+
+    request = run.load(DIGITS / f"{name}.safetensors", None, {})
+    assert request.tensors["input"].dtype == name.rsplit("_", 1)[1]
+    assert request.notes == ()
+    report = run.execute(request, show.working)
+    assert [result.name for result in report.results][0] == "grad_input"
+    assert len(report.results) == 3
+    assert 0 < max(result.units for result in report.results) <= 1
+    assert safetensors is not None
+
+
+def test_captured_files_are_small():
+    sizes = [(DIGITS / f"{name}.safetensors").stat().st_size for name in FILES]
+    assert sum(sizes) < 1_000_000
+
+
+def test_capturing_anew(tmp_path):
+    """The script trains, captures all four files, and finds every error within the bound."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    done = subprocess.run(
+        [sys.executable, DIGITS / "capture.py", "--out-dir", tmp_path, "--epochs", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: loss" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"{name}.safetensors" for name in FILES
+    )
+    rows = [line.split() for line in done.stdout.splitlines() if ".safetensors  " in line]
+    assert len(rows) == 12
+    assert all(0 <= float(row[3]) <= 1 for row in rows)
