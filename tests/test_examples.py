@@ -25,7 +25,7 @@ def test_captured_gradients_are_within_their_bound(name, tmp_path):
     assert request.tensors["input"].dtype == name.rsplit("_", 1)[1]
     assert request.notes == ()
     report = run.execute(request, show.working)
-    assert [result.name for result in report.results][0] == "grad_input"
+    assert report.results[0].name == "grad_input"
     assert len(report.results) == 3
     assert 0 < max(result.units for result in report.results) <= 1
     assert safetensors is not None
