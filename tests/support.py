@@ -146,11 +146,12 @@ def bits(result: Any) -> dict[str, bytes | None]:
 
 @contextlib.contextmanager
 def cut_finely() -> Iterator[None]:
-    """Plans as for large tensors: many tasks, and channels in parts, whatever the size."""
+    """Plans as for large tensors: many tasks, channels in parts, dx written past the caches."""
     with (
         mock.patch.object(program, "SMALL", 1),
         mock.patch.object(program, "PART", 8),
         mock.patch.object(program, "CHANNELS_PER_TASK", 2),
+        mock.patch.object(program, "_streams", return_value=True),
         mock.patch.dict(plans._plans, clear=True),
     ):
         yield

@@ -122,13 +122,15 @@ class Arguments:
         """
         spec = self.framework.spec
         inputs = {
-            parameter.name: None if value is None else spec(parameter.name, value)
+            parameter.name: None
+            if value is None
+            else spec(parameter.name, value, parameter.kind.dtypes)
             for parameter, value in zip(self._operator.parameters, self.opened, strict=True)
         }
         return inputs, {
             output.name: None
             if value is None
-            else spec(self._operator.out_name(index, output), value)
+            else spec(self._operator.out_name(index, output), value, output.kind.dtypes)
             for index, (output, value) in enumerate(zip(self._outputs, self.out, strict=True))
         }
 

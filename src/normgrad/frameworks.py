@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from . import dlpack, dtypes, memory
+from .dtypes import DType
 from .tensor import TensorSpec
 
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
-def _reject_dtype(name: str, dtype: Any) -> NoReturn:
-    allowed = ", ".join(known.name for known in dtypes.FLOATS)
-    raise TypeError(f"{name}: dtype {dtype}; allowed: {allowed}")
+def _reject_dtype(name: str, dtype: Any, allowed: Sequence[DType]) -> NoReturn:
+    names = ", ".join(known.name for known in allowed)
+    raise TypeError(f"{name}: dtype {dtype}; allowed: {names}")
 
 
 class Framework(ABC):
@@ -51,11 +52,11 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def spec(self, name: str, value: Any) -> TensorSpec:
+    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         """The same as a :class:`TensorSpec`.
 
         Raises:
-            TypeError: a dtype that no operator takes.
+            TypeError: a dtype that no :class:`TensorSpec` has; the message names those allowed.
         """
 
     @abstractmethod
@@ -106,10 +107,12 @@ class NumPy(Framework):
                 return None
         return tuple(key)
 
-    def spec(self, name: str, value: Any) -> TensorSpec:
+    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = dtypes.from_numpy(value.dtype)
         if dtype is None:
-            _reject_dtype(name, value.dtype.str if not value.dtype.isnative else value.dtype)
+            _reject_dtype(
+                name, value.dtype.str if not value.dtype.isnative else value.dtype, allowed
+            )
         strides = []
         for step in value.strides:
             whole, rest = divmod(step, dtype.itemsize)
@@ -130,7 +133,11 @@ class NumPy(Framework):
         return "a read-only array; allowed: one that can be written"
 
     def empty(self, spec: TensorSpec) -> Any:
-        flat = np.empty(spec.elements, spec.dtype.numpy)
+        size = spec.elements * spec.dtype.itemsize
+        if size < memory.HUGE:
+            flat = np.empty(spec.elements, spec.dtype.numpy)
+        else:
+            flat = memory.aligned(size).view(spec.dtype.numpy)
         strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
         return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
 
@@ -185,10 +192,10 @@ class Torch(Framework):
                 return None
         return tuple(key)
 
-    def spec(self, name: str, value: Any) -> TensorSpec:
+    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
         if dtype is None:
-            _reject_dtype(name, str(value.dtype).removeprefix("torch."))
+            _reject_dtype(name, str(value.dtype).removeprefix("torch."), allowed)
         return TensorSpec(value.shape, dtype, value.stride())
 
     def address(self, name: str, value: Any) -> int:
@@ -208,7 +215,7 @@ class Torch(Framework):
         size = spec.elements * spec.dtype.itemsize
         if size < memory.HUGE:
             return self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-        flat = self._torch.from_numpy(np.empty(size, np.uint8)).view(dtype)
+        flat = self._torch.from_numpy(memory.aligned(size)).view(dtype)
         return flat.as_strided(spec.shape, spec.strides)
 
     def result(self, value: Any, like: Any) -> Any:
@@ -234,7 +241,7 @@ class DLPack(Framework):
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
         return None  # opening tells more than any look
 
-    def spec(self, name: str, value: Any) -> TensorSpec:
+    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         return TensorSpec(value.shape, value.dtype, value.strides)
 
     def address(self, name: str, value: Any) -> int:

@@ -17,6 +17,19 @@ class Machine:
     l2: int = 1 << 20
     l3: int = 32 << 20
 
+    @property
+    def cache(self) -> int:
+        """The bytes that may be hoped to stay in cache from one pass to the next.
+
+        A virtual machine of few cores sees the whole of a server's L3, which others use as well:
+        with two cores and 480 MiB reported, 75 MB did not stay.
+        """
+        return min(self.l3, self.cores * CACHE_OF_A_CORE)
+
+
+#: What of a shared L3 one core can count on.
+CACHE_OF_A_CORE = 8 << 20
+
 
 def _size(text: str) -> int:
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)

@@ -21,7 +21,7 @@ from .tensor import TensorSpec
 
 if TYPE_CHECKING:
     from .backends.cpu.runtime import Runner
-    from .operators.contract import Operator, Options
+    from .operators.contract import Kind, Operator, Options
 
 #: Plans kept; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
@@ -112,6 +112,11 @@ class Plan:
             )
             if spec is not None
         )
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether anything that was asked for depends on ``input``; if not, it is not read."""
+        return bool(self._program.steps) and not self._program.input_is_grad_out
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
         """Compute on tensors that look as the plan says.
@@ -319,12 +324,13 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
     specs: dict[str, TensorSpec | None] = {
         parameter.name: None for parameter in operator.parameters
     }
+    kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
     choices = {**function.__kwdefaults__}
     del choices["out"]
     known = inspect.signature(function).parameters
     for argument, value in arguments.items():
         if argument in specs:
-            specs[argument] = _as_spec(argument, value)
+            specs[argument] = _as_spec(argument, value, kinds[argument])
         elif argument in known:
             choices[argument] = value
         else:
@@ -336,14 +342,15 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
     outputs = operator.outputs(options)
     entries = out_entries(operator, outputs, out)
     out_specs = {
-        output.name: _as_spec(operator.out_name(index, output), value)
+        output.name: _as_spec(operator.out_name(index, output), value, output.kind)
         for index, (output, value) in enumerate(zip(outputs, entries, strict=True))
     }
     return Plan(operator, options, specs, out_specs)
 
 
-def _as_spec(name: str, value: Any) -> TensorSpec | None:
+def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
     if value is None or isinstance(value, TensorSpec):
         return value
     framework = frameworks.of(name, value)
-    return framework.spec(name, framework.opened(name, value, writing=False))
+    opened = framework.opened(name, value, writing=False)
+    return framework.spec(name, opened, kind.dtypes)

@@ -36,6 +36,40 @@ class Problem:
             save_file(self.tensors, path, metadata=metadata)
         return path
 
+    def textbook(self) -> list[Any]:
+        """The gradients in float64, through the normalised input."""
+        t = {name: value.astype(np.float64) for name, value in self.tensors.items()}
+        dy, x = t["grad_out"], t["input"]
+        if self.operator == "group_norm_backward":
+            n, c = x.shape[:2]
+            groups = (n, 3, c // 3, *x.shape[2:])
+            mean, rstd = t["mean"][..., None], t["rstd"][..., None]
+            xhat = ((x.reshape(n, 3, -1) - mean) * rstd).reshape(x.shape)
+            g = (t["gamma"][:, None, None] * dy).reshape(groups)
+            h = xhat.reshape(groups)
+            axes = (2, 3, 4)
+            inner = g - g.mean(axes, keepdims=True) - h * (g * h).mean(axes, keepdims=True)
+            dx = t["rstd"][..., None, None, None] * inner
+            return [dx.reshape(x.shape), (dy * xhat).sum((0, 2, 3)), dy.sum((0, 2, 3))]
+
+        def along(vector: Any) -> Any:
+            return vector[:, None, None]
+
+        axes = (0, 2, 3)
+        mean = t.get("save_mean", t.get("mean"))
+        invstd = t.get("save_invstd", t.get("invstd"))
+        xhat = (x - along(mean)) * along(invstd)
+        sums, projections = dy.sum(axes), (dy * xhat).sum(axes)
+        if self.operator == "batch_norm_backward_reduce":
+            return [sums, projections / invstd, projections, sums]
+        if self.operator == "batch_norm_backward_elemt":
+            n = t["count"].sum()
+            inner = dy - along(t["sum_dy"] / n) - xhat * along(t["sum_dy_xmu"] * invstd / n)
+            return [along(t["weight"] * invstd) * inner]
+        m = x.size / x.shape[1]
+        inner = dy - along(sums / m) - xhat * along(projections / m)
+        return [along(t["weight"] * invstd) * inner, projections, sums]
+
 
 def _statistics(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
     x = x.astype(np.float64)

@@ -335,24 +335,6 @@ def test_wrong_options(refused, batch_norm, tmp_path, arguments, line):
     assert refused(batch_norm.save(tmp_path / "layer.npz"), *arguments) == line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Missing command"),
-        (("walk",), "No such command"),
-        (("run",), "Missing argument"),
-        (("run", "x.npz", "--fast"), "No such option"),
-        (("run", "x.npz", "--eps", "tiny"), "Invalid value for '--eps'"),
-        (("info", "x.npz"), "unexpected extra argument"),
-    ],
-)
-def test_usage(cli, arguments, message):
-    result = cli(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert message in result.stderr
-
-
 def test_interrupt(cli, batch_norm, tmp_path, monkeypatch):
     file, out = batch_norm.save(tmp_path / "layer.npz"), tmp_path / "out.npz"
     out.write_bytes(b"before")

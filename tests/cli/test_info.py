@@ -1,4 +1,4 @@
-"""`normgrad info`, `--version` and the help."""
+"""`normgrad info`, `--version`, the help, and what is said of wrong usage."""
 
 import re
 from importlib import metadata
@@ -81,3 +81,21 @@ def test_help_says_what_a_file_must_contain(cli):
         assert f"{operator.name}: {first}," in shown
     assert "mean, rstd, [gamma]; num_groups, [output_mask], [channel_axis]" in shown
     assert "[save_invstd]; training, [eps], [output_mask], [channel_axis]" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing command"),
+        (("walk",), "No such command"),
+        (("run",), "Missing argument"),
+        (("run", "x.npz", "--fast"), "No such option"),
+        (("run", "x.npz", "--eps", "tiny"), "Invalid value for '--eps'"),
+        (("info", "x.npz"), "unexpected extra argument"),
+    ],
+)
+def test_usage(cli, arguments, message):
+    result = cli(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr

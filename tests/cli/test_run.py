@@ -32,41 +32,6 @@ def rows(stdout):
     return {name: rest for name, *rest in found}
 
 
-def textbook(problem):
-    """The gradients in float64, through the normalised input."""
-    t = {name: value.astype(np.float64) for name, value in problem.tensors.items()}
-    dy, x = t["grad_out"], t["input"]
-    if problem.operator == "group_norm_backward":
-        n, c = x.shape[:2]
-        groups = (n, 3, c // 3, *x.shape[2:])
-        mean, rstd = t["mean"][..., None], t["rstd"][..., None]
-        xhat = ((x.reshape(n, 3, -1) - mean) * rstd).reshape(x.shape)
-        g = (t["gamma"][:, None, None] * dy).reshape(groups)
-        h = xhat.reshape(groups)
-        axes = (2, 3, 4)
-        inner = g - g.mean(axes, keepdims=True) - h * (g * h).mean(axes, keepdims=True)
-        dx = t["rstd"][..., None, None, None] * inner
-        return [dx.reshape(x.shape), (dy * xhat).sum((0, 2, 3)), dy.sum((0, 2, 3))]
-
-    def along(vector):
-        return vector[:, None, None]
-
-    axes = (0, 2, 3)
-    mean = t.get("save_mean", t.get("mean"))
-    invstd = t.get("save_invstd", t.get("invstd"))
-    xhat = (x - along(mean)) * along(invstd)
-    sums, projections = dy.sum(axes), (dy * xhat).sum(axes)
-    if problem.operator == "batch_norm_backward_reduce":
-        return [sums, projections / invstd, projections, sums]
-    if problem.operator == "batch_norm_backward_elemt":
-        n = t["count"].sum()
-        inner = dy - along(t["sum_dy"] / n) - xhat * along(t["sum_dy_xmu"] * invstd / n)
-        return [along(t["weight"] * invstd) * inner]
-    m = x.size / x.shape[1]
-    inner = dy - along(sums / m) - xhat * along(projections / m)
-    return [along(t["weight"] * invstd) * inner, projections, sums]
-
-
 def called(problem, **choices):
     """What the public function gives, by output."""
     arguments = {"weight": None} if problem.operator == "batch_norm_backward_elemt" else {}
@@ -97,7 +62,7 @@ def test_every_operator_goes_through_either_format(cli, problem, tmp_path, opera
 
     found = load(out)
     assert_same(found, called(case))
-    for name, expected in zip(OUTPUTS[operator], textbook(case), strict=True):
+    for name, expected in zip(OUTPUTS[operator], case.textbook(), strict=True):
         np.testing.assert_allclose(found[name], expected, rtol=2e-5, atol=2e-5, err_msg=name)
 
     assert result.stdout.startswith(f"{operator}\n")
@@ -153,7 +118,7 @@ def test_bfloat16_in_safetensors(cli, problem, tmp_path):
     found = load(out)
     assert_same(found, called(case))
     assert {value.dtype for value in found.values()} == {np.dtype(ml_dtypes.bfloat16)}
-    for name, expected in zip(OUTPUTS[case.operator], textbook(case), strict=True):
+    for name, expected in zip(OUTPUTS[case.operator], case.textbook(), strict=True):
         np.testing.assert_allclose(
             found[name].astype(float), expected, rtol=2**-7, atol=2**-7, err_msg=name
         )
@@ -170,7 +135,7 @@ def test_float64_is_held_to_its_own_bound(cli, problem, tmp_path, monkeypatch, o
     for name in ("grad_out", "input"):
         if name != of:
             case.tensors[name] = case.tensors[name].astype(np.float32)
-    dx, *parameters = textbook(case)
+    dx, *parameters = case.textbook()
     single = [value.astype(np.float32).astype(np.float64) for value in parameters]
     file = case.save(tmp_path / "layer.npz")
     for gradients, status, verdict in [(parameters, 0, "pass"), (single, 1, "FAIL")]:

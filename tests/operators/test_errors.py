@@ -53,7 +53,7 @@ def test_dtypes(dtype):
 
 
 def test_count_dtype():
-    for dtype in (np.float64, ml_dtypes.bfloat16):
+    for dtype in (np.float64, ml_dtypes.bfloat16, np.uint8):
         expect(
             "elemt",
             TypeError,

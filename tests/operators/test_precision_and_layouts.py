@@ -227,6 +227,26 @@ def test_in_place(kind, layout, where):
         assert bits(case.call(out=out if kind == "elemt" else (out, None, None))) == expected
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "odd"])
+@pytest.mark.parametrize("kind", ["train", "eval", "elemt", "group_norm"])
+def test_writing_past_the_caches(kind, layout, dtype):
+    """At every alignment, and nothing beside the output."""
+    for shape in ((2, 64, 4, 8), (2, 16, 23, 31)):
+        case = make(kind, shape, dtype=dtype, layout=layout, num_groups=4)
+        size = case.tensors["input"].size
+        for offset in (0, 1, 5, 32):
+            memory = np.full(size + 128, np.nan, FLOATS[dtype])
+            start = (-memory.ctypes.data // memory.itemsize) % (64 // memory.itemsize) + offset
+            flat = memory[start : start + size]
+            out = np.lib.stride_tricks.as_strided(
+                flat, shape, np.empty_like(case.tensors["input"]).strides
+            )
+            with cut_finely():
+                run(case, out=out if kind == "elemt" else (out, None, None))
+            assert np.isnan(memory.astype(np.float64)).sum() == memory.size - size
+
+
 EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0), (0, 4), (3, 0)]
 
 

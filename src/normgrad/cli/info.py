@@ -88,9 +88,9 @@ def _layers() -> str:
 
 def kernel_folder() -> str:
     """Where compiled kernels are kept."""
-    from ..backends.cpu import kernel, runtime
+    from ..backends.cpu import runtime
 
-    folder = runtime._cache_for(kernel.kernel).cache_path
+    folder = runtime.cache_folder()
     return folder or "none that can be written; set NUMBA_CACHE_DIR to one"
 
 

@@ -362,7 +362,7 @@ def _traffic(request: Request, results: tuple[Result, ...]) -> dict[str, int]:
     if not results:
         return {}
     traffic = {"grad_out": _data(request, "grad_out").nbytes}
-    if not request.plan._program.input_is_grad_out:
+    if request.plan.reads_input:
         traffic["input"] = _data(request, "input").nbytes
     traffic.update((r.name, r.array.nbytes) for r in results if r.name == "grad_input")
     return traffic

@@ -33,6 +33,11 @@ class Kind(Enum):
     GROUP = "samples by groups"
     COUNT = "any shape"
 
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """What such a tensor may be of."""
+        return dtypes.COUNTS if self is Kind.COUNT else dtypes.FLOATS
+
 
 class Options(NamedTuple):
     """Everything that is not a tensor; operators use what they need."""
@@ -198,8 +203,7 @@ def check_inputs(
             if parameter.required:
                 raise TypeError(f"{parameter.name}: None; allowed: a tensor")
             continue
-        counts = parameter.kind is Kind.COUNT
-        _check_dtype(parameter.name, spec.dtype, dtypes.COUNTS if counts else dtypes.FLOATS)
+        _check_dtype(parameter.name, spec.dtype, parameter.kind.dtypes)
         present[parameter.name] = spec
     data = present["input"]
     if not MIN_RANK <= data.rank <= MAX_RANK:
@@ -247,7 +251,7 @@ def check_outputs(
             spec = TensorSpec(shape, dtype, strides)
         else:
             name = operator.out_name(index, output)
-            _check_dtype(name, spec.dtype, dtypes.FLOATS)
+            _check_dtype(name, spec.dtype, output.kind.dtypes)
             _check_shape(name, spec.shape, shape, output.kind.value)
             if layout.overlaps_itself(spec.shape, spec.strides):
                 raise ValueError(

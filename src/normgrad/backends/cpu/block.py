@@ -42,7 +42,9 @@ DATA_CODES = 115
 # How columns make their rows: RUN elements of each channel, of CHUNK channels at a time, and REPEAT
 # times over, for as many positions.
 RUN, REPEAT, CHUNK = 118, 119, 120
-BLOCK_WORDS = 121
+# Whether dx is written past the caches.
+STREAM = 121
+BLOCK_WORDS = 122
 
 # A step: the kernel's address, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.

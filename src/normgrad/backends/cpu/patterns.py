@@ -26,7 +26,7 @@ from numba import njit, types
 from numba.core.extending import models, overload, register_model
 
 from . import program
-from .block import CHANNEL_STRIDES, CHUNK, DATA_CODES, INNER_STRIDES, REPEAT, RUN
+from .block import CHANNEL_STRIDES, CHUNK, DATA_CODES, INNER_STRIDES, REPEAT, RUN, STREAM
 from .channels import add_error, clear, fold
 from .intrinsics import (
     address_of,
@@ -35,12 +35,14 @@ from .intrinsics import (
     doubles_at,
     float16s_at,
     get,
+    item_size,
     load,
     put,
     real_buffer,
     shift,
     singles_at,
     store,
+    stream,
     zero,
 )  # fmt: skip
 
@@ -149,6 +151,25 @@ def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count):
 
 
 @njit(fastmath=ELEMENTS, error_model="numpy")
+def row_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
+    """The same past the caches; dx is 64-byte aligned."""
+    for i in range(count):
+        stream(dx, i, scale * (gain * load(dy, i) - (offset + slope * (load(x, i) - mean))))
+
+
+@njit(error_model="numpy")
+def to_alignment(pointer, count):
+    """How many elements until the pointer is 64-byte aligned, at most count."""
+    return min(count, -(address_of(pointer) // item_size(pointer)) % (64 // item_size(pointer)))
+
+
+@njit(error_model="numpy")
+def whole_lines(pointer, count):
+    """Whether so many elements are whole cache lines."""
+    return (address_of(pointer) | count * item_size(pointer)) % 64 == 0
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
 def row_scale(dy, dx, scale, count):
     """dx = scale · dy."""
     for i in range(count):
@@ -190,6 +211,14 @@ def column_apply(dy, x, dx, mean, gain, offset, slope, scale, channels):
     for c in range(channels):
         inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
         store(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def column_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
+    """The same past the caches; dx is 64-byte aligned."""
+    for c in range(count):
+        inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
+        stream(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
 
 
 @njit(fastmath=ELEMENTS, error_model="numpy")
@@ -461,12 +490,22 @@ def _segment_apply(
             dy_channel = get(block, CHANNEL_STRIDES)
             x_channel = get(block, CHANNEL_STRIDES + 1)
             dx_channel = get(block, CHANNEL_STRIDES + 2)
+            streaming = get(block, STREAM) != 0
             for c in range(channels):
-                row_apply(
-                    shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
-                    shift(dx, dx_at + c * dx_channel),
-                    get(mean, c), get(gain, c), get(offset, c), get(slope, c), get(scale, c), count,
-                )  # fmt: skip
+                dys = shift(dy, dy_at + c * dy_channel)
+                xs = shift(x, x_at + c * x_channel)
+                dxs = shift(dx, dx_at + c * dx_channel)
+                mu, g, b = get(mean, c), get(gain, c), get(offset, c)
+                k, a = get(slope, c), get(scale, c)
+                if streaming:
+                    head = to_alignment(dxs, count)
+                    row_apply(dys, xs, dxs, mu, g, b, k, a, head)
+                    row_apply_streaming(
+                        shift(dys, head), shift(xs, head), shift(dxs, head), mu, g, b, k, a,
+                        count - head,
+                    )  # fmt: skip
+                else:
+                    row_apply(dys, xs, dxs, mu, g, b, k, a, count)
 
         return by_rows
 
@@ -483,6 +522,7 @@ def _segment_apply(
             means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
             offsets, slopes = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
             scales = real_buffer(SPAN, dy, x)
+            streaming = get(block, STREAM) != 0
             for c0 in range(0, channels, chunk):
                 n = min(chunk, channels - c0)
                 spread(mean, c0, n, run, repeat, means)
@@ -492,12 +532,18 @@ def _segment_apply(
                 spread(scale, c0, n, run, repeat, scales)
                 at = c0 * run
                 for i in range((count - 1) // repeat * repeat, -1, -repeat):
-                    m = min(repeat, count - i)
-                    column_apply(
-                        shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
-                        shift(dx, dx_at + at + i * dx_step),
-                        means, gains, offsets, slopes, scales, n * run * m,
-                    )  # fmt: skip
+                    width = n * run * min(repeat, count - i)
+                    dys = shift(dy, dy_at + at + i * dy_step)
+                    xs = shift(x, x_at + at + i * x_step)
+                    dxs = shift(dx, dx_at + at + i * dx_step)
+                    # Whole cache lines only: a line written in two halves past the caches is
+                    # slower than through them.
+                    if streaming and whole_lines(dxs, width):
+                        column_apply_streaming(
+                            dys, xs, dxs, means, gains, offsets, slopes, scales, width
+                        )
+                    else:
+                        column_apply(dys, xs, dxs, means, gains, offsets, slopes, scales, width)
 
         return by_columns
 

@@ -82,6 +82,12 @@ def _cache_for(function: Any) -> Any:
         return NullCache()
 
 
+def cache_folder() -> str | None:
+    """Where compiled kernels are kept, or None where they are not."""
+    path: str | None = _cache_for(kernel_module.kernel).cache_path
+    return path
+
+
 def _compiled(function: Any, signature: Any) -> CFunc:
     compiled = CFunc(
         function,
