@@ -70,11 +70,29 @@ def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None
     access.set_metadata("noalias", write if reads else read)
 
 
+def _constant(like: ir.Type, element: ir.Type, value: int) -> ir.Constant:
+    """A constant of an element type, or a vector of it where ``like`` is a vector."""
+    if isinstance(like, ir.VectorType):
+        return ir.Constant(ir.VectorType(element, like.count), [value] * like.count)
+    return ir.Constant(element, value)
+
+
+def _shaped(like: ir.Type, element: ir.Type) -> ir.Type:
+    return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
+
+
+def _element(kind: ir.Type) -> ir.Type:
+    return kind.element if isinstance(kind, ir.VectorType) else kind
+
+
 def _widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
+    """A stored value, or a vector of them, in the type of arithmetic."""
+    kind = value.type
     if storage == bfloat16:
-        return builder.bitcast(builder.shl(builder.zext(value, I32), I32(16)), F32)
+        bits = builder.shl(builder.zext(value, _shaped(kind, I32)), _constant(kind, I32, 16))
+        return builder.bitcast(bits, _shaped(kind, F32))
     if storage == float16:
-        return builder.fpext(builder.bitcast(value, F16), F32)
+        return builder.fpext(builder.bitcast(value, _shaped(kind, F16)), _shaped(kind, F32))
     return value
 
 
@@ -84,38 +102,94 @@ def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
     rounding to odd", IEEE Transactions on Computers 57(4), 2008.
     """
-    nearest = builder.fptrunc(value, F32)
-    back = builder.fpext(nearest, F64)
-    bits = builder.bitcast(nearest, I32)
-    magnitude = builder.and_(bits, I32(0x7FFFFFFF))
+    kind = value.type
+    single, word = _shaped(kind, F32), _shaped(kind, I32)
+    nearest = builder.fptrunc(value, single)
+    back = builder.fpext(nearest, kind)
+    bits = builder.bitcast(nearest, word)
+    magnitude = builder.and_(bits, _constant(kind, I32, 0x7FFFFFFF))
     inexact = builder.fcmp_ordered("one", back, value)
-    fabs = builder.module.declare_intrinsic("llvm.fabs", [F64])
-    over = builder.fcmp_ordered(">", builder.call(fabs, [back]), builder.call(fabs, [value]))
-    truncated = builder.sub(magnitude, builder.zext(over, I32))
-    odd = builder.or_(truncated, I32(1))
+    long, positive = _shaped(kind, I64), _constant(kind, I64, 0x7FFFFFFFFFFFFFFF)
+    over = builder.icmp_unsigned(
+        ">",
+        builder.and_(builder.bitcast(back, long), positive),
+        builder.and_(builder.bitcast(value, long), positive),
+    )
+    truncated = builder.sub(magnitude, builder.zext(over, word))
+    odd = builder.or_(truncated, _constant(kind, I32, 1))
     # A finite value beyond float32's range becomes its largest number, which the halves round to
     # infinity.
-    sign = builder.and_(bits, I32(-0x80000000))
-    result = builder.select(inexact, builder.or_(sign, odd), bits)
-    return builder.bitcast(result, F32)
+    sign = builder.and_(bits, _constant(kind, I32, -0x80000000))
+    return builder.bitcast(builder.select(inexact, builder.or_(sign, odd), bits), single)
 
 
 def _narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
-    """Round a float or double to ``storage``."""
+    """Round floats or doubles, one or a vector, to ``storage``."""
+    kind = value.type
     if storage == types.float64:
-        return builder.fpext(value, F64) if value.type == F32 else value
+        return builder.fpext(value, _shaped(kind, F64)) if _element(kind) == F32 else value
     if storage == types.float32:
-        return builder.fptrunc(value, F32) if value.type == F64 else value
-    if value.type == F64:
+        return builder.fptrunc(value, _shaped(kind, F32)) if _element(kind) == F64 else value
+    if _element(kind) == F64:
         value = _to_float32_odd(builder, value)
     if storage == float16:
-        return builder.bitcast(builder.fptrunc(value, F16), I16)
-    bits = builder.bitcast(value, I32)
-    even = builder.and_(builder.lshr(bits, I32(16)), I32(1))
-    rounded = builder.add(bits, builder.add(even, I32(0x7FFF)))
-    quiet = builder.or_(bits, I32(0x00400000))
+        return builder.bitcast(builder.fptrunc(value, _shaped(kind, F16)), _shaped(kind, I16))
+    bits = builder.bitcast(value, _shaped(kind, I32))
+    sixteen = _constant(kind, I32, 16)
+    even = builder.and_(builder.lshr(bits, sixteen), _constant(kind, I32, 1))
+    rounded = builder.add(bits, builder.add(even, _constant(kind, I32, 0x7FFF)))
+    quiet = builder.or_(bits, _constant(kind, I32, 0x00400000))
     nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.lshr(builder.select(nan, quiet, rounded), I32(16)), I16)
+    high = builder.lshr(builder.select(nan, quiet, rounded), sixteen)
+    return builder.trunc(high, _shaped(kind, I16))
+
+
+#: The side of the squares that are transposed in registers.
+SQUARE = 8
+
+
+def _transposed(builder: ir.IRBuilder, lines: list[ir.Value]) -> list[ir.Value]:
+    """The lines of a square, transposed: each step swaps one bit of lane and line numbers."""
+    swap = 1
+    while swap < SQUARE:
+        for i in range(SQUARE):
+            if i & swap:
+                continue
+            a, b = lines[i], lines[i + swap]
+            upper = [j if not j & swap else SQUARE + j - swap for j in range(SQUARE)]
+            lower = [j + swap if not j & swap else SQUARE + j for j in range(SQUARE)]
+            for line, lanes in ((i, upper), (i + swap, lower)):
+                mask = ir.Constant(ir.VectorType(I32, SQUARE), lanes)
+                lines[line] = builder.shuffle_vector(a, b, mask)
+        swap *= 2
+    return lines
+
+
+def _line(
+    builder: ir.IRBuilder, pointer: ir.Value, step: ir.Value, index: int, kind: ir.Type
+) -> ir.Value:
+    """A pointer to line ``index`` of a square, as a vector."""
+    at = _access(builder, pointer, builder.mul(step, I64(index)))
+    return builder.bitcast(at, ir.VectorType(kind, SQUARE).as_pointer())
+
+
+def _move_square(
+    context: Any, builder: Any, source: Any, target: Any, gathers: bool, args: Any
+) -> None:
+    from_pointer, from_step, to_pointer, to_step = args
+    kind = context.get_value_type(source)
+    lines = []
+    for index in range(SQUARE):
+        value = builder.load(_line(builder, from_pointer, from_step, index, kind), align=1)
+        if gathers:
+            _promise(builder, value, reads=True)
+        lines.append(_widen(builder, value, source))
+    kind = context.get_value_type(target)
+    for index, line in enumerate(_transposed(builder, lines)):
+        value = _narrow(builder, line, target)
+        access = builder.store(value, _line(builder, to_pointer, to_step, index, kind), align=1)
+        if not gathers:
+            _promise(builder, access, reads=False)
 
 
 def _access(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> ir.Value:
@@ -181,6 +255,28 @@ def item_size(typingctx: Any, pointer: Any) -> Any:
         return I64(size)
 
     return types.int64(pointer), codegen
+
+
+@intrinsic
+def gather_square(typingctx: Any, source: Any, step: Any, tile: Any, tile_step: Any) -> Any:
+    """Copy 8 by 8 elements, transposed, from a tensor to a tile of the arithmetic's type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _move_square(context, builder, source.dtype, tile.dtype, True, args)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, tile, types.intp), codegen
+
+
+@intrinsic
+def scatter_square(typingctx: Any, tile: Any, tile_step: Any, target: Any, step: Any) -> Any:
+    """Round 8 by 8 elements, transposed, from a tile into a tensor."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _move_square(context, builder, tile.dtype, target.dtype, False, args)
+        return context.get_dummy_value()
+
+    return types.void(tile, types.intp, target, types.intp), codegen
 
 
 @intrinsic

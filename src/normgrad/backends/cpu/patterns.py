@@ -29,16 +29,19 @@ from . import program
 from .block import CHANNEL_STRIDES, CHUNK, DATA_CODES, INNER_STRIDES, REPEAT, RUN, STREAM
 from .channels import add_error, clear, fold
 from .intrinsics import (
+    SQUARE,
     address_of,
     bfloat16s_at,
     double_buffer,
     doubles_at,
     float16s_at,
+    gather_square,
     get,
     item_size,
     load,
     put,
     real_buffer,
+    scatter_square,
     shift,
     singles_at,
     store,
@@ -57,8 +60,9 @@ ROWS = program.ROWS
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = program.SPAN
-#: A gathered tile: so many channels of BLOCK positions, 16 or 32 KiB a tensor, on the stack.
-TILE_CHANNELS = 16
+#: A gathered tile, on the stack: so many channels (a cache line of the halves) of BLOCK positions,
+#: 32 KiB a tensor, or 64 in float64.
+TILE_CHANNELS = program.TILE_CHANNELS
 TILE = TILE_CHANNELS * BLOCK
 
 # Sums may be reordered and contracted into fused multiply-adds; NaN and Inf must stay what they
@@ -262,37 +266,52 @@ def gather_sums(row_sums, c0, channels, run, repeat, sums):
 @njit(error_model="numpy")
 def gather_from(source, channel_step, step, tile, channels, count):
     """Copy a tile into dense rows of BLOCK, converted to the tile's type."""
+    first = 0
     if step == 1:
         for c in range(channels):
             row = shift(source, c * channel_step)
             for i in range(count):
                 put(tile, c * BLOCK + i, load(row, i))
-    elif abs(channel_step) < abs(step):
-        for i in range(count):
-            for c in range(channels):
-                put(tile, c * BLOCK + i, load(source, c * channel_step + i * step))
-    else:
+        return
+    if channel_step == 1 and channels >= SQUARE:
+        # Squares; then the channels that are left, and below the positions.
+        first = count // SQUARE * SQUARE
+        whole = channels // SQUARE * SQUARE
+        for i in range(0, first, SQUARE):
+            at = shift(source, i * step)
+            for c in range(0, whole, SQUARE):
+                gather_square(shift(at, c), step, shift(tile, c * BLOCK + i), BLOCK)
+            for j in range(i, i + SQUARE):
+                for c in range(whole, channels):
+                    put(tile, c * BLOCK + j, load(source, c + j * step))
+    for i in range(first, count):
         for c in range(channels):
-            for i in range(count):
-                put(tile, c * BLOCK + i, load(source, c * channel_step + i * step))
+            put(tile, c * BLOCK + i, load(source, c * channel_step + i * step))
 
 
 @njit(error_model="numpy")
 def scatter_to(tile, target, channel_step, step, channels, count):
     """Round a tile into the tensor it belongs to."""
+    first = 0
     if step == 1:
         for c in range(channels):
             row = shift(target, c * channel_step)
             for i in range(count):
                 store(row, i, get(tile, c * BLOCK + i))
-    elif abs(channel_step) < abs(step):
-        for i in range(count):
-            for c in range(channels):
-                store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
-    else:
+        return
+    if channel_step == 1 and channels >= SQUARE:
+        first = count // SQUARE * SQUARE
+        whole = channels // SQUARE * SQUARE
+        for i in range(0, first, SQUARE):
+            at = shift(target, i * step)
+            for c in range(0, whole, SQUARE):
+                scatter_square(shift(tile, c * BLOCK + i), BLOCK, shift(at, c), step)
+            for j in range(i, i + SQUARE):
+                for c in range(whole, channels):
+                    store(target, c + j * step, get(tile, c * BLOCK + j))
+    for i in range(first, count):
         for c in range(channels):
-            for i in range(count):
-                store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
+            store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
 
 
 @njit(error_model="numpy")

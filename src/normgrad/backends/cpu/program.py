@@ -116,6 +116,8 @@ class _Access:
 #: The longest row of columns, and how many rows are summed before they are folded; patterns.py says
 #: why.
 SPAN, ROWS = 1024, 8
+#: Channels of a tile; a task has whole tiles, since its channels share cache lines.
+TILE_CHANNELS = 32
 #: What a row's length should be a multiple of: the elements that one iteration of a loop takes on
 #: AVX-512, so that none are left over.
 LANES = 64
@@ -147,8 +149,9 @@ def _access(problem: Problem) -> tuple[_Access, Problem]:
     def all_strides(axis: Axis, stride: int) -> bool:
         return all(axis.strides[i] == stride for i in used)
 
+    tiles = _Access("tiles", chunk=min(channel.size, TILE_CHANNELS))
     if len(data) > 1:
-        return _Access("tiles"), problem
+        return tiles, problem
     if all_strides(inner, 1) and inner.size > 1:
         if inner.size < SHORT and all_strides(channel, inner.size) and problem.outer:
             chunk = _aligned(inner.size, problem.channel.size)
@@ -161,7 +164,7 @@ def _access(problem: Problem) -> tuple[_Access, Problem]:
         if channel.size * 2 <= SPAN and all_strides(inner, channel.size):
             repeat = max(1, _aligned(channel.size, inner.size))
         return _Access("columns", repeat=repeat, chunk=min(channel.size, SPAN)), problem
-    return _Access("tiles"), problem
+    return tiles, problem
 
 
 @dataclass(frozen=True)

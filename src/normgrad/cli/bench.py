@@ -1,0 +1,353 @@
+"""``normgrad bench``: the options, and what is printed; the work is in :mod:`normgrad.bench`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..machine import this_machine
+from . import show
+from .files import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench.results import Results, Row
+    from ..bench.startup import Start
+    from ..bench.suite import Case
+
+RESULTS = Path("benchmarks", "results")
+
+#: Misses printed of each target; the file has every case.
+MOST_MISSES = 10
+
+#: Interquartile range over median from which a figure says more about what else the machine did.
+NOISY = 0.2
+
+Titled = tuple[str, bool]  # a column's title, and whether it holds numbers
+
+
+def bench(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="With --report: in the place of --out.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A fixed small part of the suite, in under a minute.")
+    ] = False,
+    threads: Annotated[
+        str | None,
+        typer.Option(metavar="COUNTS", help="Numbers of threads, such as 1,2; else 1 and all."),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="TEXT", help="Cases with this in their id, or a regex."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the results are written.")
+    ] = RESULTS,
+    repeat: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rounds; else as time allows, 5 or more.")
+    ] = None,
+    cache: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIB",
+            min=1,
+            help="The cache to count on when results are held against the targets; else what the "
+            "kernels count on (normgrad info shows the L3 that the machine reports).",
+        ),
+    ] = None,
+    startup: Annotated[
+        bool,
+        typer.Option("--startup", help="Measure how a process starts, instead."),
+    ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Measure nothing: bring the tables of README.md and docs/performance.md, in this "
+            "directory, up to date with the results.",
+        ),
+    ] = False,
+) -> None:
+    """Measure the gradients against PyTorch's and against the memory's own speed.
+
+    Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
+    of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
+    is measured. The whole suite takes some ten minutes for each number of threads.
+    """
+    if folder is not None and not report:
+        raise InputError(
+            "DIR", f"{folder}; allowed: with --report alone; --out says where to write"
+        )
+    if report:
+        _report(folder or out)
+    elif startup:
+        _startup(out, repeat)
+    else:
+        command = _command(quick, threads, pattern, repeat, cache)
+        suffix = "-filtered" if pattern is not None else "-quick" if quick else ""
+        bytes_ = None if cache is None else cache << 20
+        _measure(_cases(quick, pattern), _counts(threads), out, repeat, bytes_, command, suffix)
+
+
+def _command(
+    quick: bool, threads: str | None, pattern: str | None, repeat: int | None, cache: int | None
+) -> str:
+    """What was asked for, without where it was to be written."""
+    words = ["normgrad", "bench", *(["--quick"] if quick else [])]
+    for name, value in (
+        *(("--threads", threads), ("--filter", pattern)),
+        *(("--repeat", repeat), ("--cache", cache)),
+    ):
+        words += [] if value is None else [name, str(value)]
+    return shlex.join(words)
+
+
+# What is asked for
+
+
+def _cases(quick: bool, pattern: str | None) -> tuple[Case, ...]:
+    from ..bench import run, suite
+
+    cases = suite.quick() if quick else suite.suite()
+    if pattern is None:
+        return cases
+    try:
+        found = run.select(cases, pattern)
+    except re.error as error:
+        raise InputError(
+            "--filter", f"{pattern!r}: {error}; allowed: a regular expression"
+        ) from None
+    if not found:
+        raise InputError(
+            "--filter",
+            f"{pattern!r} is in no case's id; allowed: such as 'train/32x64x56x56' or 'cropped$'",
+        )
+    return found
+
+
+def _counts(threads: str | None) -> tuple[int, ...]:
+    import numba
+
+    most = min(this_machine().cores, numba.config.NUMBA_NUM_THREADS)
+    if threads is None:
+        return tuple(dict.fromkeys((1, most)))
+    words = [word.strip() for word in threads.split(",")]
+    if not all(word.isdecimal() and 1 <= int(word) <= most for word in words):
+        raise InputError("--threads", f"{threads!r}; allowed: numbers from 1 to {most}, as in 1,2")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+@contextmanager
+def _reported(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(path, f"{what} ({error.strerror or error})") from None
+
+
+def _prepare(out: Path, *names: str) -> None:
+    """Find out before the work what would be in the way after it."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            extra = "torch" if name == "torch" else "cli"
+            raise InputError("bench", f"needs {name}: pip install 'normgrad[{extra}]'")
+    with _reported(out, "cannot be written to"):
+        out.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A bar on stderr, if that is a terminal; gives what moves it and what names the work."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), Remaining(), TextColumn("{task.description}"))
+    with (
+        show._interruptible(),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("", total=total)
+        yield lambda text, step=1: bar.update(task, advance=step, description=text)
+
+
+# The runs
+
+
+def _measure(
+    cases: Sequence[Case],
+    threads: Sequence[int],
+    out: Path,
+    repeat: int | None,
+    cache: int | None,
+    command: str,
+    suffix: str,
+) -> None:
+    from . import info
+
+    _prepare(out, "torch", "matplotlib")
+    from ..bench import picture, results, run, timing
+
+    cpu = info.cpu_name()
+    facts = results.facts(cpu, command, cache)
+    seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
+    rows: list[Row] = []
+    with _progress(len(cases) * len(threads)) as advance:
+        advance("", 0)
+        for row in run.run(cases, threads, run.Effort(seconds, repeat)):
+            rows.append(row)
+            advance(row.case)
+    found = results.Results(facts, tuple(rows))
+    path = out / f"cpu-{results.slug(cpu)}{suffix}.csv"
+    pictures = picture.draw(found)
+    # Before anything is printed: what reads it may go away.
+    with _reported(path, "cannot be written; what was there is as it was"):
+        results.write(path, results.table_of(facts, rows))
+        for ending, content in pictures.items():
+            results.write(path.with_suffix(ending), content)
+    _show(found, path)
+
+
+def _startup(out: Path, repeat: int | None) -> None:
+    from . import info
+
+    _prepare(out)
+    from ..bench import results, startup
+
+    cpu = info.cpu_name()
+    cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
+    command = shlex.join(
+        ["normgrad", "bench", "--startup", *(["--repeat", str(repeat)] if repeat else [])]
+    )
+    facts = results.facts(cpu, command)
+    with _progress(cold + warm) as advance:
+        advance("starting processes", 0)
+        try:
+            starts = startup.measure(cold, warm, tick=lambda: advance("starting processes"))
+        except RuntimeError as error:
+            raise InputError("bench", str(error)) from None
+    path = out / f"startup-{results.slug(cpu)}.csv"
+    with _reported(path, "cannot be written; what was there is as it was"):
+        results.write(path, results.table_of(facts, starts))
+    _show_starts(starts, path)
+
+
+def _report(folder: Path) -> None:
+    from ..bench import report
+
+    try:
+        with _reported(Path.cwd(), "cannot be brought up to date"):
+            written = report.write(folder, Path.cwd())
+    except report.ReportError as error:
+        raise InputError("bench", str(error)) from None
+    from rich.text import Text
+
+    show._print(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
+
+
+# What is printed
+
+
+def _table(columns: Sequence[Titled], rows: Iterable[Sequence[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title, number in columns:
+        show._column(table, title, right=number)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _us(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _show(found: Results, path: Path) -> None:
+    from rich.text import Text
+
+    lines: list[Any] = [_cases_table(found), *_targets_tables(found)]
+    lines.append(Text(f"written    {path}, .png, .svg"))
+    noisy = sum(row.spread > NOISY for row in found.rows)
+    if noisy:
+        lines.append(
+            Text(
+                f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
+                f"{NOISY:.0%}: the machine was doing something else"
+            )
+        )
+    show._print(*lines)
+
+
+def _cases_table(found: Results) -> Table:
+    titles = [
+        *(("case", False), ("threads", True), ("ours, µs", True), ("out=, µs", True)),
+        *(("plan, µs", True), ("torch, µs", True), ("triad, µs", True)),
+        *(("torch/ours", True), ("×triad", True), ("GB/s", True), ("path", False)),
+    ]
+    cells = [
+        [
+            *(row.case, str(row.threads)),
+            *map(_us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
+            *map(_us, (row.t_torch_us, row.t_triad_us)),
+            *(f"{row.speedup:.2f}", f"{row.xtriad:.2f}", f"{row.gbs:.1f}", row.path),
+        ]
+        for row in found.rows
+    ]
+    return _table(titles, cells)
+
+
+def _targets_tables(found: Results) -> list[Table]:
+    """How the targets were met, and the worst of those cases that missed one."""
+    from ..bench import targets
+
+    reached, misses = [], []
+    for count, held in targets.by_threads(found).items():
+        for target in held:
+            verdict = {None: "no such case", True: "met", False: "missed"}[target.met]
+            if target.misses:
+                verdict += f" by {len(target.misses)}"
+            value = "–" if target.reached is None else f"{target.reached:.3g}"
+            limit = target.limit if target.cases else "–"
+            reached.append([target.name, str(count), limit, value, str(target.cases), verdict])
+            misses += [
+                [target.name if index == 0 else "", str(count), case, f"{figure:.3g}"]
+                for index, (case, figure) in enumerate(target.misses[:MOST_MISSES])
+            ]
+    titles = [
+        *(("target", False), ("threads", True), ("limit", True)),
+        *(("mean or worst", True), ("cases", True), ("", False)),
+    ]
+    tables = [_table(titles, reached)]
+    if misses:
+        titles = [("worst misses", False), ("threads", True), ("case", False), ("figure", True)]
+        tables.append(_table(titles, misses))
+    return tables
+
+
+def _show_starts(starts: Sequence[Start], path: Path) -> None:
+    from rich.text import Text
+
+    titles = [("kernels", False), ("processes", True), ("whole process", True)]
+    titles += [("import numpy", True), ("import normgrad", True)]
+    titles += [("first call", True), ("second call, ms", True)]
+    cells = [
+        [
+            *(start.kernels, str(start.runs)),
+            *(f"{start.process_ms:,.0f}", f"{start.numpy_ms:.0f}", f"{start.import_ms:.1f}"),
+            *(f"{start.first_call_ms:,.0f}", f"{start.second_call_ms:.3f}"),
+        ]
+        for start in starts
+    ]
+    show._print(_table(titles, cells), Text(f"written    {path}"))
