@@ -37,14 +37,15 @@ W_MEAN, W_GAIN, W_SHIFT, W_SLOPE, W_SCALE, W_INVSTD, W_WEIGHT = 102, 103, 104, 1
 W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR, W_COUNT = 109, 110, 111, 112, 113
 # How many parts each channel's sums come in.
 SLOTS = 114
-# The dtype codes of dy, x and dx, for the kernel that learns them when it runs.
-DATA_CODES = 115
+# The item sizes of dy, x and dx, and the addresses of what copies their tiles.
+DATA_SIZES = 115
 # How columns make their rows: RUN elements of each channel, of CHUNK channels at a time, and REPEAT
 # times over, for as many positions.
 RUN, REPEAT, CHUNK = 118, 119, 120
 # Whether dx is written past the caches.
 STREAM = 121
-BLOCK_WORDS = 122
+MOVERS = 122
+BLOCK_WORDS = 125
 
 # A step: the kernel's address, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.

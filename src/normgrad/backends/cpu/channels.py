@@ -74,6 +74,7 @@ from .intrinsics import (
     int32s_at,
     integers_at,
     like,
+    not_inlined,
     put,
     shift,
     singles_at,
@@ -114,6 +115,7 @@ def _fold(total, error, index, value):
 @njit(error_model="numpy")
 def read(address, code, index):
     """An element of any of the listed types, as float64."""
+    not_inlined()
     if code == 0:
         return float(get(singles_at(address), index))
     if code == 1:
@@ -130,6 +132,7 @@ def read(address, code, index):
 @njit(error_model="numpy")
 def write(address, code, index, value):
     """Round a float64 once, to the element's own type."""
+    not_inlined()
     if code == 0:
         put(singles_at(address), index, value)
     elif code == 1:
@@ -170,6 +173,7 @@ def write_vector(block, slot, s, c, value):
 @njit(error_model="numpy")
 def total_count(block):
     """The sum of all elements of count, in float64."""
+    not_inlined()
     address = get(block, COUNT)
     code = get(block, COUNT_CODE)
     rank = get(block, COUNT_RANK)
@@ -191,6 +195,7 @@ def total_count(block):
 @njit(error_model="numpy")
 def prepare(block, real, s, c0, c1):
     """Read a set's statistics and weights as the arithmetic reads them."""
+    not_inlined()
     workspace = get(block, WORKSPACE)
     base = s * get(block, CHANNELS)
     mean = like(workspace + get(block, W_MEAN), real)
@@ -236,6 +241,7 @@ def _clear(total, error, index):
 @njit(error_model="numpy")
 def combine(block, real, base, count):
     """Add the parts' sums into the first part's, in the order of the parts."""
+    not_inlined()
     workspace = get(block, WORKSPACE)
     every = get(block, SETS) * get(block, CHANNELS)
     dy_total = doubles_at(workspace + get(block, W_SUM_DY))
@@ -284,6 +290,7 @@ def _kept_sum(total, error, index):
 @njit(error_model="numpy")
 def sum_dy_of(block, real, index):
     """Σdy of one (set, channel)."""
+    not_inlined()
     workspace = get(block, WORKSPACE)
     return kept_sum(
         doubles_at(workspace + get(block, W_SUM_DY)),
@@ -295,6 +302,7 @@ def sum_dy_of(block, real, index):
 @njit(error_model="numpy")
 def sum_dy_xmu_of(block, real, index):
     """Σdy·(x − μ) of one (set, channel)."""
+    not_inlined()
     workspace = get(block, WORKSPACE)
     return kept_sum(
         doubles_at(workspace + get(block, W_SUM_DY_XMU)),
@@ -310,6 +318,7 @@ def finish_mean(block, real, base, count):
     A second round about the first result leaves no more than its last rounding, which float64
     arithmetic needs; see the plan.
     """
+    not_inlined()
     mean = like(get(block, WORKSPACE) + get(block, W_MEAN), real)
     m = bits_to_double(get(block, DIVISOR))
     for i in range(base, base + count):
@@ -323,6 +332,7 @@ def finish_mean(block, real, base, count):
 @njit(error_model="numpy")
 def finish_invstd(block, real, base, count):
     """1/sqrt(mean((x − μ)²) + eps), rounded to the arithmetic's type."""
+    not_inlined()
     workspace = get(block, WORKSPACE)
     rounded = like(workspace + get(block, W_SLOPE), real)
     invstd = doubles_at(workspace + get(block, W_INVSTD))
@@ -345,6 +355,7 @@ def coefficients(block, real, s, c0, c1):
     where scale is r and γ the weight for group norm; batch norm has one channel to a statistic,
     and its weight goes into scale instead.
     """
+    not_inlined()
     workspace = get(block, WORKSPACE)
     gain = like(workspace + get(block, W_GAIN), real)
     offset = like(workspace + get(block, W_SHIFT), real)
@@ -389,6 +400,7 @@ def coefficients(block, real, s, c0, c1):
 @njit(error_model="numpy")
 def outputs(block, real, c0, c1):
     """The per-channel outputs: sums over the sets, in their order."""
+    not_inlined()
     invstd = doubles_at(get(block, WORKSPACE) + get(block, W_INVSTD))
     channels = get(block, CHANNELS)
     for c in range(c0, c1):
@@ -412,6 +424,7 @@ def outputs(block, real, c0, c1):
 @njit(error_model="numpy")
 def write_zeros(block, c0, c1):
     """The per-channel outputs of a tensor without elements."""
+    not_inlined()
     for c in range(c0, c1):
         write_vector(block, OUT_SUM_DY, 0, c, 0.0)
         write_vector(block, OUT_SUM_DY_XMU, 0, c, 0.0)

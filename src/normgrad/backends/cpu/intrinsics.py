@@ -17,7 +17,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.core.extending import intrinsic, models, register_model
 
 # mypy: disable-error-code="untyped-decorator"
@@ -397,6 +396,15 @@ def zero(typingctx: Any, dy: Any, x: Any) -> Any:
     return real(dy, x), codegen
 
 
+def _on_stack(builder: ir.IRBuilder, element: ir.Type, count: int) -> ir.Value:
+    """An uninitialised array in the function's frame. (Numba's own helper fills it with zeros, by
+    an instruction that LLVM takes half a minute to compile.)"""
+    with builder.goto_entry_block():
+        array = builder.alloca(ir.ArrayType(element, count))
+    array.align = 64
+    return builder.gep(array, [I32(0), I32(0)])
+
+
 @intrinsic(prefer_literal=True)
 def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
     """An array of the arithmetic's type on the stack, 64-byte aligned; ``count`` is a literal."""
@@ -404,11 +412,7 @@ def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
     size = count.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = cgutils.alloca_once(
-            builder, ir.ArrayType(context.get_value_type(real), size), name="buffer"
-        )
-        array.align = 64
-        return builder.gep(array, [I32(0), I32(0)])
+        return _on_stack(builder, context.get_value_type(real), size)
 
     return types.CPointer(real)(count, dy, x), codegen
 
@@ -419,9 +423,7 @@ def double_buffer(typingctx: Any, count: Any) -> Any:
     size = count.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = cgutils.alloca_once(builder, ir.ArrayType(F64, size), name="doubles")
-        array.align = 64
-        return builder.gep(array, [I32(0), I32(0)])
+        return _on_stack(builder, F64, size)
 
     return DOUBLE_POINTER(count), codegen
 
@@ -432,10 +434,24 @@ def int_buffer(typingctx: Any, count: Any) -> Any:
     size = count.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = cgutils.alloca_once(builder, ir.ArrayType(I64, size), name="block")
-        return builder.gep(array, [I32(0), I32(0)])
+        return _on_stack(builder, I64, size)
 
     return INT_POINTER(count), codegen
+
+
+@intrinsic
+def not_inlined(typingctx: Any) -> Any:
+    """Keep the function this stands in out of its callers.
+
+    LLVM would copy large loops into every place they are called from, and compiling takes as long
+    as there are copies.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic
@@ -499,6 +515,26 @@ def call_channels(
         return context.get_dummy_value()
 
     return types.void(types.int64, block, *[types.int64] * 4), codegen
+
+
+@intrinsic
+def call_mover(
+    typingctx: Any, mover: Any, address: Any, tile: Any, scatters: Any, channel_step: Any,
+    step: Any, channels: Any, count: Any,
+) -> Any:  # fmt: skip
+    """Call the mover at an address, for a tensor at another."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        mover, address, tile, *numbers = args
+        pointer = ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [pointer] * 2 + [I64] * 5)
+        builder.call(
+            builder.inttoptr(mover, function.as_pointer()),
+            [builder.inttoptr(address, pointer), builder.bitcast(tile, pointer), *numbers],
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, tile, *[types.int64] * 5), codegen
 
 
 @njit(error_model="numpy")

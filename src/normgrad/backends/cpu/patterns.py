@@ -11,8 +11,8 @@ treats a segment in its own way:
   then within each channel.
 - ``tiles``: anything else, any strides and any mixture of dtypes. A small tile is gathered into
   dense rows on the stack in the arithmetic's type, treated as rows, and scattered back; no tensor
-  is copied whole. This kernel learns the dtypes when it runs, so that two of it serve all 64
-  mixtures.
+  is copied whole. Two such kernels serve all 64 mixtures: copying a tile is compiled by itself, for
+  each dtype.
 
 Sums are formed in blocks whose float32 chains are at most 16 additions a lane long on four lanes
 or more, then folded into float64: the error bound allows 32.
@@ -26,24 +26,24 @@ from numba import njit, types
 from numba.core.extending import models, overload, register_model
 
 from . import program
-from .block import CHANNEL_STRIDES, CHUNK, DATA_CODES, INNER_STRIDES, REPEAT, RUN, STREAM
+from .block import CHANNEL_STRIDES, CHUNK, DATA_SIZES, INNER_STRIDES, MOVERS, REPEAT, RUN, STREAM
 from .channels import add_error, clear, fold
 from .intrinsics import (
+    POINTERS,
     SQUARE,
     address_of,
-    bfloat16s_at,
+    call_mover,
     double_buffer,
     doubles_at,
-    float16s_at,
     gather_square,
     get,
     item_size,
     load,
+    not_inlined,
     put,
     real_buffer,
     scatter_square,
     shift,
-    singles_at,
     store,
     stream,
     zero,
@@ -116,6 +116,7 @@ def block_moments(x, mean, count):
 @njit(error_model="numpy")
 def row_sums(dy, x, mean, count, sums, c):
     """Add a row's sums to channel c's."""
+    not_inlined()
     total, total_error, projection, projection_error = sums
     i = 0
     while i < count:
@@ -137,6 +138,7 @@ def row_sums(dy, x, mean, count, sums, c):
 @njit(error_model="numpy")
 def row_moments(x, mean, count, sums, c):
     """Add a row's moments to channel c's."""
+    not_inlined()
     first, first_error, second, second_error = sums
     i = 0
     while i < count:
@@ -150,6 +152,7 @@ def row_moments(x, mean, count, sums, c):
 @njit(fastmath=ELEMENTS, error_model="numpy")
 def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count):
     """dx = scale · (gain·dy − (offset + slope·(x − mean)))."""
+    not_inlined()
     for i in range(count):
         store(dx, i, scale * (gain * load(dy, i) - (offset + slope * (load(x, i) - mean))))
 
@@ -157,6 +160,7 @@ def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count):
 @njit(fastmath=ELEMENTS, error_model="numpy")
 def row_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
     """The same past the caches; dx is 64-byte aligned."""
+    not_inlined()
     for i in range(count):
         stream(dx, i, scale * (gain * load(dy, i) - (offset + slope * (load(x, i) - mean))))
 
@@ -176,6 +180,7 @@ def whole_lines(pointer, count):
 @njit(fastmath=ELEMENTS, error_model="numpy")
 def row_scale(dy, dx, scale, count):
     """dx = scale · dy."""
+    not_inlined()
     for i in range(count):
         store(dx, i, scale * load(dy, i))
 
@@ -184,8 +189,8 @@ def row_scale(dy, dx, scale, count):
 
 
 @njit(fastmath=SUMS, error_model="numpy")
-def column_sums(dy, x, dy_step, x_step, mean, channels, count, sums):
-    """Add `count` positions' terms to every channel's sums; count is a constant or small."""
+def rows_of_columns(dy, x, dy_step, x_step, mean, channels, count, sums):
+    """Add the terms of a few rows to the sums of their elements; count is a constant."""
     total, total_error, projection, projection_error = sums
     for c in range(channels):
         mu = load(mean, c)
@@ -200,8 +205,23 @@ def column_sums(dy, x, dy_step, x_step, mean, channels, count, sums):
 
 
 @njit(error_model="numpy")
+def column_sums(dy, x, dy_step, x_step, mean, width, sums):
+    """Add ROWS rows to the sums of their elements."""
+    not_inlined()
+    rows_of_columns(dy, x, dy_step, x_step, mean, width, ROWS, sums)
+
+
+@njit(error_model="numpy")
+def column_sums_of_one(dy, x, mean, width, sums):
+    """Add one row, or what is left of one, to the sums of its elements."""
+    not_inlined()
+    rows_of_columns(dy, x, 0, 0, mean, width, 1, sums)
+
+
+@njit(error_model="numpy")
 def column_moments(x, mean, channels, sums):
     """Add one position's moments to every channel's."""
+    not_inlined()
     first, first_error, second, second_error = sums
     for c in range(channels):
         d = float(load(x, c)) - float(load(mean, c))
@@ -212,6 +232,7 @@ def column_moments(x, mean, channels, sums):
 @njit(fastmath=ELEMENTS, error_model="numpy")
 def column_apply(dy, x, dx, mean, gain, offset, slope, scale, channels):
     """dx of one position, for all channels."""
+    not_inlined()
     for c in range(channels):
         inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
         store(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
@@ -220,6 +241,7 @@ def column_apply(dy, x, dx, mean, gain, offset, slope, scale, channels):
 @njit(fastmath=ELEMENTS, error_model="numpy")
 def column_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
     """The same past the caches; dx is 64-byte aligned."""
+    not_inlined()
     for c in range(count):
         inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
         stream(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
@@ -228,6 +250,7 @@ def column_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
 @njit(fastmath=ELEMENTS, error_model="numpy")
 def column_scale(dy, dx, scale, channels):
     """dx = scale · dy of one position, for all channels."""
+    not_inlined()
     for c in range(channels):
         store(dx, c, load(scale, c) * load(dy, c))
 
@@ -235,6 +258,7 @@ def column_scale(dy, dx, scale, channels):
 @njit(error_model="numpy")
 def spread(values, c0, channels, run, repeat, row):
     """Give each element of a row its channel's value."""
+    not_inlined()
     i = 0
     for _ in range(repeat):
         for c in range(channels):
@@ -247,6 +271,7 @@ def spread(values, c0, channels, run, repeat, row):
 @njit(error_model="numpy")
 def gather_sums(row_sums, c0, channels, run, repeat, sums):
     """Add the sums of a row's elements to their channels'."""
+    not_inlined()
     total, total_error, projection, projection_error = sums
     row_total, row_total_error, row_projection, row_projection_error = row_sums
     i = 0
@@ -314,44 +339,79 @@ def scatter_to(tile, target, channel_step, step, channels, count):
             store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
 
 
-@njit(error_model="numpy")
-def gather(block, tensor, base, offset, tile, channels, count):
-    """Gather a tile of tensor 0 (dy) or 1 (x), whatever its dtype."""
-    code = get(block, DATA_CODES + tensor)
-    channel_step = get(block, CHANNEL_STRIDES + tensor)
-    step = get(block, INNER_STRIDES + tensor)
-    at = address_of(base)
-    if code == 0:
-        gather_from(singles_at(at + 4 * offset), channel_step, step, tile, channels, count)
-    elif code == 1:
-        gather_from(doubles_at(at + 8 * offset), channel_step, step, tile, channels, count)
-    elif code == 2:
-        gather_from(float16s_at(at + 2 * offset), channel_step, step, tile, channels, count)
+def mover(tensor, tile, scatters, channel_step, step, channels, count):
+    """Copy a tile out of a tensor, or into it: compiled by itself, for each dtype.
+
+    The kernel calls it through its address, so that two of that (one for each type of tile) serve
+    every mixture of dtypes.
+    """
+    if scatters:
+        scatter_to(tile, tensor, channel_step, step, channels, count)
     else:
-        gather_from(bfloat16s_at(at + 2 * offset), channel_step, step, tile, channels, count)
+        gather_from(tensor, channel_step, step, tile, channels, count)
+
+
+def mover_signature(code: int, real: int) -> Any:
+    """A mover's type for a tensor's and the tile's dtype codes."""
+    return types.void(POINTERS[code], POINTERS[real], *[types.int64] * 5)
 
 
 @njit(error_model="numpy")
-def scatter(block, base, offset, tile, channels, count):
-    """Scatter a tile into dx, whatever its dtype."""
-    code = get(block, DATA_CODES + 2)
-    channel_step = get(block, CHANNEL_STRIDES + 2)
-    step = get(block, INNER_STRIDES + 2)
-    at = address_of(base)
-    if code == 0:
-        scatter_to(tile, singles_at(at + 4 * offset), channel_step, step, channels, count)
-    elif code == 1:
-        scatter_to(tile, doubles_at(at + 8 * offset), channel_step, step, channels, count)
-    elif code == 2:
-        scatter_to(tile, float16s_at(at + 2 * offset), channel_step, step, channels, count)
-    else:
-        scatter_to(tile, bfloat16s_at(at + 2 * offset), channel_step, step, channels, count)
+def move(block, tensor, at, offset, tile, channels, count):
+    """Gather a tile of tensor 0 (dy) or 1 (x), or scatter it to tensor 2 (dx)."""
+    call_mover(
+        get(block, MOVERS + tensor), at + offset * get(block, DATA_SIZES + tensor), tile,
+        tensor // 2, get(block, CHANNEL_STRIDES + tensor), get(block, INNER_STRIDES + tensor),
+        channels, count,
+    )  # fmt: skip
 
 
 @njit(error_model="numpy")
 def tile_offset(block, tensor, c, i):
     """How far channel c and position i of a segment are from its start."""
     return c * get(block, CHANNEL_STRIDES + tensor) + i * get(block, INNER_STRIDES + tensor)
+
+
+TILE_SUMS, TILE_MOMENTS, TILE_APPLY, TILE_SCALE = 0, 1, 2, 3
+
+
+# fmt: off
+@njit(error_model="numpy")
+def go_through_tiles(
+    mode, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, sums, coefficients
+):
+    """All that is done with tiles."""
+    not_inlined()
+    gain, offset, slope, scale = coefficients
+    dy_tile = real_buffer(TILE, dy, x)
+    x_tile = real_buffer(TILE, dy, x)
+    for c0 in range(0, channels, TILE_CHANNELS):
+        n = min(TILE_CHANNELS, channels - c0)
+        for i in range(0, count, BLOCK):
+            m = min(BLOCK, count - i)
+            for tensor in range(mode == TILE_MOMENTS, 1 if mode == TILE_SCALE else 2):
+                base, at, tile = address_of(dy), dy_at, dy_tile
+                if tensor == 1:
+                    base, at, tile = address_of(x), x_at, x_tile
+                move(block, tensor, base, at + tile_offset(block, tensor, c0, i), tile, n, m)
+            for c in range(n):
+                j = c0 + c
+                dys, xs = shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK)
+                if mode == TILE_SUMS:
+                    row_sums(dys, xs, get(mean, j), m, sums, j)
+                elif mode == TILE_MOMENTS:
+                    row_moments(xs, float(get(mean, j)), m, sums, j)
+                elif mode == TILE_APPLY:
+                    row_apply(
+                        dys, xs, dys, get(mean, j), get(gain, j), get(offset, j), get(slope, j),
+                        get(scale, j), m,
+                    )
+                else:
+                    row_scale(dys, dys, get(scale, j), m)
+            if mode in (TILE_APPLY, TILE_SCALE):
+                at = dx_at + tile_offset(block, 2, c0, i)
+                move(block, 2, address_of(dx), at, dy_tile, n, m)
+# fmt: on
 
 
 # A segment, by pattern. Offsets are where it starts in each tensor.
@@ -403,32 +463,23 @@ def _segment_sums(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sum
                     xs = shift(x, x_at + c0 * run + i * x_step)
                     if count - i >= ROWS * repeat:
                         column_sums(
-                            dys, xs, repeat * dy_step, repeat * x_step, means, width, ROWS, columns
+                            dys, xs, repeat * dy_step, repeat * x_step, means, width, columns
                         )
                         i += ROWS * repeat
                     else:
                         # One row, or what is left of one.
                         m = min(repeat, count - i)
-                        column_sums(dys, xs, 0, 0, means, n * run * m, 1, columns)
+                        column_sums_of_one(dys, xs, means, n * run * m, columns)
                         i += m
                 gather_sums(columns, c0, n, run, repeat, sums)
 
         return by_columns
 
     def by_tiles(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
-        dy_tile = real_buffer(TILE, dy, x)
-        x_tile = real_buffer(TILE, dy, x)
-        for c0 in range(0, channels, TILE_CHANNELS):
-            n = min(TILE_CHANNELS, channels - c0)
-            for i in range(0, count, BLOCK):
-                m = min(BLOCK, count - i)
-                gather(block, 0, dy, dy_at + tile_offset(block, 0, c0, i), dy_tile, n, m)
-                gather(block, 1, x, x_at + tile_offset(block, 1, c0, i), x_tile, n, m)
-                for c in range(n):
-                    row_sums(
-                        shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK), get(mean, c0 + c), m,
-                        sums, c0 + c,
-                    )  # fmt: skip
+        none = (mean, mean, mean, mean)
+        go_through_tiles(
+            TILE_SUMS, dy, x, dy, dy_at, x_at, 0, block, channels, count, mean, sums, none
+        )
 
     return by_tiles
 
@@ -476,14 +527,10 @@ def _segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums):
         return by_columns
 
     def by_tiles(pattern, dy, x, x_at, block, channels, count, mean, sums):
-        tile = real_buffer(TILE, dy, x)
-        for c0 in range(0, channels, TILE_CHANNELS):
-            n = min(TILE_CHANNELS, channels - c0)
-            for i in range(0, count, BLOCK):
-                m = min(BLOCK, count - i)
-                gather(block, 1, x, x_at + tile_offset(block, 1, c0, i), tile, n, m)
-                for c in range(n):
-                    row_moments(shift(tile, c * BLOCK), float(get(mean, c0 + c)), m, sums, c0 + c)
+        none = (mean, mean, mean, mean)
+        go_through_tiles(
+            TILE_MOMENTS, dy, x, dy, 0, x_at, 0, block, channels, count, mean, sums, none
+        )
 
     return by_tiles
 
@@ -569,23 +616,11 @@ def _segment_apply(
     def by_tiles(
         pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
     ):
-        gain, offset, slope, scale = coefficients
-        dy_tile = real_buffer(TILE, dy, x)
-        x_tile = real_buffer(TILE, dy, x)
-        for c0 in range(0, channels, TILE_CHANNELS):
-            n = min(TILE_CHANNELS, channels - c0)
-            for i in range(0, count, BLOCK):
-                m = min(BLOCK, count - i)
-                gather(block, 0, dy, dy_at + tile_offset(block, 0, c0, i), dy_tile, n, m)
-                gather(block, 1, x, x_at + tile_offset(block, 1, c0, i), x_tile, n, m)
-                for c in range(n):
-                    row = shift(dy_tile, c * BLOCK)
-                    j = c0 + c
-                    row_apply(
-                        row, shift(x_tile, c * BLOCK), row, get(mean, j), get(gain, j),
-                        get(offset, j), get(slope, j), get(scale, j), m,
-                    )  # fmt: skip
-                scatter(block, dx, dx_at + tile_offset(block, 2, c0, i), dy_tile, n, m)
+        none = (doubles_at(0), mean, doubles_at(0), mean)
+        go_through_tiles(
+            TILE_APPLY, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, none,
+            coefficients,
+        )  # fmt: skip
 
     return by_tiles
 
@@ -634,15 +669,11 @@ def _segment_scale(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, sca
         return by_columns
 
     def by_tiles(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
-        tile = real_buffer(TILE, dy, x)
-        for c0 in range(0, channels, TILE_CHANNELS):
-            n = min(TILE_CHANNELS, channels - c0)
-            for i in range(0, count, BLOCK):
-                m = min(BLOCK, count - i)
-                gather(block, 0, dy, dy_at + tile_offset(block, 0, c0, i), tile, n, m)
-                for c in range(n):
-                    row = shift(tile, c * BLOCK)
-                    row_scale(row, row, get(scale, c0 + c), m)
-                scatter(block, dx, dx_at + tile_offset(block, 2, c0, i), tile, n, m)
+        none = (doubles_at(0), scale, doubles_at(0), scale)
+        coefficients = (scale, scale, scale, scale)
+        go_through_tiles(
+            TILE_SCALE, dy, x, dx, dy_at, 0, dx_at, block, channels, count, scale, none,
+            coefficients,
+        )  # fmt: skip
 
     return by_tiles

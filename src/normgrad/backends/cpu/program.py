@@ -57,6 +57,7 @@ class Program:
         pattern: the access pattern, "rows", "columns" or "tiles".
         code: the dtype code that, with the pattern, names the kernel: the data's, or for "tiles"
             the arithmetic's.
+        data: the dtype codes of dy, x and dx.
         arithmetic: the dtype code of what is computed in.
         steps: run one after the other, the tasks of each in any order.
         template: the parameter block but for its addresses.
@@ -66,6 +67,7 @@ class Program:
 
     pattern: str
     code: int
+    data: tuple[int, int, int]
     arithmetic: int
     steps: tuple[Step, ...]
     template: npt.NDArray[np.int64]
@@ -378,10 +380,11 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.STREAM] = _streams(problem, access, machine)
     template[B.RUN : B.CHUNK + 1] = access.run, access.repeat, access.chunk
     data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
-    template[B.DATA_CODES : B.DATA_CODES + 3] = [dtype.code for dtype in data]
+    template[B.DATA_SIZES : B.DATA_SIZES + 3] = [dtype.itemsize for dtype in data]
     workspace_size = _fill_workspace(template, problem, parts) if _uses_workspace(steps) else 0
     return Program(
         pattern=access.pattern,
+        data=(data[0].code, data[1].code, data[2].code),
         code=(problem.arithmetic if access.pattern == "tiles" else problem.input).code,
         arithmetic=problem.arithmetic.code,
         steps=steps,

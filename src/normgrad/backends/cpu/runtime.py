@@ -24,7 +24,7 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
 from . import block as B
-from . import channels
+from . import channels, patterns
 from . import kernel as kernel_module
 from .program import Program
 
@@ -112,6 +112,12 @@ def compiled_channel_kernel(code: int) -> CFunc:
     return _compiled(channels.channel_kernel, channels.channel_signature(code))
 
 
+@cache
+def compiled_mover(code: int, real: int) -> CFunc:
+    """What copies tiles of a dtype, compiled or from the disk."""
+    return _compiled(patterns.mover, patterns.mover_signature(code, real))
+
+
 def _driver(name: str, parallel: bool) -> Any:
     # Under a name of its own: Numba's cache tells functions apart by name, not by options.
     drive = kernel_module.drive
@@ -164,7 +170,10 @@ class Runner:
     def __init__(self, program: Program) -> None:
         self._kernel = compiled_kernel(program.pattern, program.code)
         self._channel_kernel = compiled_channel_kernel(program.arithmetic)
-        self._template = program.template
+        self._template = program.template.copy()
+        if program.pattern == "tiles":
+            self._movers = [compiled_mover(code, program.arithmetic) for code in program.data]
+            self._template[B.MOVERS : B.MOVERS + 3] = [mover.address for mover in self._movers]
         steps = np.zeros((len(program.steps), B.STEP_WORDS), np.int64)
         for words, step in zip(steps, program.steps, strict=True):
             words[B.KERNEL] = self._kernel.address
