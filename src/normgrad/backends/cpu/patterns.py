@@ -57,6 +57,8 @@ BLOCK = 256
 SMALL_BLOCK = 16
 #: Rows of columns summed before they are folded.
 ROWS = program.ROWS
+#: Rows of columns whose dx is written together.
+DX_ROWS = 4
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = program.SPAN
@@ -229,29 +231,54 @@ def column_moments(x, mean, channels, sums):
         fold(second, second_error, c, d * d)
 
 
+# fmt: off
 @njit(fastmath=ELEMENTS, error_model="numpy")
-def column_apply(dy, x, dx, mean, gain, offset, slope, scale, channels):
-    """dx of one position, for all channels."""
-    not_inlined()
-    for c in range(channels):
-        inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
-        store(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def column_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
-    """The same past the caches; dx is 64-byte aligned."""
-    not_inlined()
-    for c in range(count):
-        inner = load(offset, c) + load(slope, c) * (load(x, c) - load(mean, c))
-        stream(dx, c, load(scale, c) * (load(gain, c) * load(dy, c) - inner))
+def rows_of_dx(
+    dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width, count
+):
+    """dx of a few rows, element by element; count is a constant."""
+    for c in range(width):
+        mu, g, b, k, a = load(mean, c), load(gain, c), load(offset, c), load(slope, c), load(scale, c)
+        for r in range(count):
+            inner = b + k * (load(x, r * x_step + c) - mu)
+            store(dx, r * dx_step + c, a * (g * load(dy, r * dy_step + c) - inner))
 
 
 @njit(fastmath=ELEMENTS, error_model="numpy")
-def column_scale(dy, dx, scale, channels):
-    """dx = scale · dy of one position, for all channels."""
+def column_apply(dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width):
+    """dx of DX_ROWS rows."""
     not_inlined()
-    for c in range(channels):
+    rows_of_dx(
+        dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width, DX_ROWS
+    )
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def column_apply_of_one(dy, x, dx, mean, gain, offset, slope, scale, width):
+    """dx of one row, or of what is left of one."""
+    not_inlined()
+    rows_of_dx(dy, x, dx, 0, 0, 0, mean, gain, offset, slope, scale, width, 1)
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def column_apply_streaming(
+    dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width
+):
+    """dx of DX_ROWS rows, past the caches; the rows of dx are 64-byte aligned."""
+    not_inlined()
+    for c in range(width):
+        mu, g, b, k, a = load(mean, c), load(gain, c), load(offset, c), load(slope, c), load(scale, c)
+        for r in range(DX_ROWS):
+            inner = b + k * (load(x, r * x_step + c) - mu)
+            stream(dx, r * dx_step + c, a * (g * load(dy, r * dy_step + c) - inner))
+# fmt: on
+
+
+@njit(fastmath=ELEMENTS, error_model="numpy")
+def column_scale(dy, dx, scale, width):
+    """dx = scale · dy of one row."""
+    not_inlined()
+    for c in range(width):
         store(dx, c, load(scale, c) * load(dy, c))
 
 
@@ -597,19 +624,37 @@ def _segment_apply(
                 spread(slope, c0, n, run, repeat, slopes)
                 spread(scale, c0, n, run, repeat, scales)
                 at = c0 * run
-                for i in range((count - 1) // repeat * repeat, -1, -repeat):
-                    width = n * run * min(repeat, count - i)
+                width = n * run * repeat
+                # Whole cache lines only: a line written in two halves past the caches is slower
+                # than through them.
+                aligned = whole_lines(shift(dx, dx_at + at), width) and whole_lines(
+                    dx, repeat * dx_step
+                )
+                end = count
+                while end > 0:
+                    left = end % (repeat * DX_ROWS)
+                    # Several rows at once, whose coefficients are loaded once; at the end the rows
+                    # that are left, and before them what is left of a row.
+                    m = repeat * DX_ROWS if left == 0 else (end % repeat or repeat)
+                    i = end - m
                     dys = shift(dy, dy_at + at + i * dy_step)
                     xs = shift(x, x_at + at + i * x_step)
                     dxs = shift(dx, dx_at + at + i * dx_step)
-                    # Whole cache lines only: a line written in two halves past the caches is
-                    # slower than through them.
-                    if streaming and whole_lines(dxs, width):
-                        column_apply_streaming(
-                            dys, xs, dxs, means, gains, offsets, slopes, scales, width
+                    if left != 0:
+                        column_apply_of_one(
+                            dys, xs, dxs, means, gains, offsets, slopes, scales, n * run * m
                         )
+                    elif streaming and aligned:
+                        column_apply_streaming(
+                            dys, xs, dxs, repeat * dy_step, repeat * x_step, repeat * dx_step,
+                            means, gains, offsets, slopes, scales, width,
+                        )  # fmt: skip
                     else:
-                        column_apply(dys, xs, dxs, means, gains, offsets, slopes, scales, width)
+                        column_apply(
+                            dys, xs, dxs, repeat * dy_step, repeat * x_step, repeat * dx_step,
+                            means, gains, offsets, slopes, scales, width,
+                        )  # fmt: skip
+                    end = i
 
         return by_columns
 
