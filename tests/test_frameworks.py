@@ -345,3 +345,73 @@ def test_plans_take_torch_tensors():
     assert torch.equal(result.grad_input, torch.zeros_like(x))
     with pytest.raises(ValueError, match=r"^workspace: not a contiguous CPU tensor; allowed: "):
         plan.run(x, x, workspace=torch.zeros(plan.workspace_size, 2)[:, 0])
+
+
+def test_new_results_are_on_the_cpu_whatever_the_default_device():
+    x, dy = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
+    expected = ng.batch_norm_backward(dy, x, training=True)
+    with torch.device("meta"):
+        result = ng.batch_norm_backward(dy, x, training=True)
+    assert all(map(torch.equal, result, expected))
+    big = torch.randn(8, 64, 64, 64)
+    with torch.device("meta"):
+        assert ng.batch_norm_backward(big, big, training=True).grad_input.is_cpu
+
+
+def test_new_results_under_a_mode_that_fakes_them():
+    x = torch.randn(3, 4, 5)
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(
+            TypeError, match=r"^new tensors are FakeTensors under the mode that is active"
+        ),
+    ):
+        ng.batch_norm_backward(x, x, training=True)
+
+
+def test_torch_tensors_of_other_sorts():
+    x = torch.randn(3, 4, 5)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(TypeError, match=r"^input: a "):
+        ng.batch_norm_backward(x, nested, training=True)
+    with pytest.raises(TypeError, match=r"^weight: an uninitialized parameter; allowed: one with"):
+        ng.batch_norm_backward(x, x, torch.nn.UninitializedParameter(), training=True)
+    with pytest.raises(TypeError, match=r"^channel_axis: .+; allowed: an integer"):
+        ng.batch_norm_backward(x, x, training=True, channel_axis=torch.tensor(1, device="meta"))
+    shrunk = torch.empty(3, 4, 5)
+    shrunk.untyped_storage().resize_(0)
+    with pytest.raises(
+        TypeError, match=r"^out\[0\] \(grad_input\): a Tensor without memory; allowed"
+    ):
+        ng.batch_norm_backward(x, x, training=True, out=(shrunk, None, None))
+    with pytest.raises(
+        TypeError, match=r"^grad_out: a Tensor without memory; allowed: a tensor with"
+    ):
+        ng.batch_norm_backward(shrunk, x, training=True)
+
+
+def test_fake_tensors_are_specs():
+    fake = torch._subclasses.FakeTensorMode().from_tensor(torch.zeros(2, 3, 4))
+    plan = ng.plan("batch_norm_backward", grad_out=fake, input=fake, training=True)
+    assert plan.output_specs[0] == ng.TensorSpec((2, 3, 4), "float32")
+
+
+def test_empty_results_keep_the_layout():
+    x = torch.zeros(0, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert ng.batch_norm_backward(x, x, training=True).grad_input.stride() == x.stride()
+
+
+def test_dlpack_namespaces_that_cannot_take_the_result():
+    """What was computed is not lost: it comes back as NumPy."""
+
+    class Modern(Speaker):
+        def __array_namespace__(self):
+            return np
+
+    case = make("train", (3, 4, 5), dtype="bfloat16")
+    expected = bits(case.call())
+    result = ng.batch_norm_backward(
+        **{name: Modern(value) for name, value in case.tensors.items()}, training=True
+    )
+    assert isinstance(result.grad_input, np.ndarray)
+    assert bits(result) == expected

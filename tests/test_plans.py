@@ -170,6 +170,27 @@ def test_errors_of_plan():
     )
 
 
+def test_specs_that_no_memory_could_hold():
+    for shape, strides in (((2**40, 3, 2**40), None), ((2, 2), (2**62, 1)), ((1, 2), (2**70, 1))):
+        with pytest.raises(
+            ValueError, match=r": reaches over \d+ bytes or more; allowed: what an "
+        ):
+            TensorSpec(shape, "float32", strides)
+    with pytest.raises(TypeError, match=r"^dtype: None is not supported; allowed: float32"):
+        TensorSpec((2, 3), None)
+    with pytest.raises(ValueError, match=r"^name: \[\]; allowed: batch_norm_backward, "):
+        ng.plan([])
+
+
+def test_nan_options_are_cached_too(monkeypatch):
+    monkeypatch.setattr(plans, "_plans", {})
+    case = make("train", (3, 4, 5))
+    for eps in (float("nan"), np.float32("nan"), -float("nan")):
+        case.options["eps"] = eps
+        case.call()
+    assert len(plans._plans) == 1
+
+
 def test_errors_of_run():
     case = make("train", (3, 4, 5))
     plan = plan_of(case)
@@ -227,6 +248,15 @@ def test_errors_of_the_workspace():
     refuse(ValueError, kinds, run_with(bytes(size)))
     refuse(ValueError, kinds, run_with(np.zeros((size, 2), np.uint8)[:, 0]))
     refuse(TypeError, "workspace: a int; allowed: a writable buffer", run_with(4096))
+    objects = np.empty(size, object)
+    refuse(
+        TypeError,
+        "workspace: a buffer of Python objects; allowed: one of plain bytes",
+        run_with(objects),
+    )
+    assert objects[0] is None
+    for dtype in (FLOATS["bfloat16"], "M8[s]", ">f4"):
+        assert bits(run_with(np.empty(size, dtype))()) == bits(case.call())
     memory = np.zeros(size + 240, np.uint8)
     out = memory[:240].view(np.float32).reshape(3, 4, 5)
     refuse(

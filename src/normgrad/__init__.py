@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from .operators import (
+    BatchNormGradients,
+    BatchNormReductions,
+    GroupNormGradients,
     batch_norm_backward,
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
@@ -14,6 +17,9 @@ from .tensor import TensorSpec
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchNormGradients",
+    "BatchNormReductions",
+    "GroupNormGradients",
     "Plan",
     "TensorSpec",
     "__version__",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,20 +38,29 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
 class Arguments:
     """One call's tensors.
 
+    Plain tensors are looked at, no more: enough to find out whether the like of them has been seen.
+    If not, :meth:`open` makes sure of them.
+
     Attributes:
         framework: what they all belong to.
         like: one of the caller's own.
         opened: the inputs, in the form the framework's methods take; None where absent.
         out: the caller's outputs, likewise.
         given: the caller's outputs as they were given.
-        key: everything that a plan depends on.
-
-    Raises:
-        TypeError: something that is no tensor, or another framework's.
-        ValueError: a tensor on another device.
+        key: everything that a plan depends on; None until opened, where they are not plain.
     """
 
-    __slots__ = ("_operator", "_outputs", "framework", "given", "key", "like", "opened", "out")
+    __slots__ = (
+        "_operator",
+        "_outputs",
+        "_values",
+        "framework",
+        "given",
+        "key",
+        "like",
+        "opened",
+        "out",
+    )
 
     def __init__(
         self,
@@ -61,20 +71,25 @@ class Arguments:
     ) -> None:
         self._operator = operator
         self._outputs = outputs
+        self._values = values
         self.given = given
         self.like = values[0]
+        self.opened: Sequence[Any] = values
+        self.out: Sequence[Any] = given
         framework = frameworks.BY_TYPE.get(type(self.like))
-        # The usual case first, in one go: plain tensors of one framework on the CPU.
+        self.key: Hashable = None
         if framework is not None:
-            self.framework = framework
+            self.framework: Framework = framework
             self.key = framework.look(values, given)
-            if self.key is not None:
-                self.opened: Sequence[Any] = values
-                self.out: Sequence[Any] = given
-                return
-        self._open_all(values, given)
 
-    def _open_all(self, values: Sequence[Any], given: Sequence[Any]) -> None:
+    def open(self) -> None:
+        """Check every tensor, and bring it into the form that the framework's methods take.
+
+        Raises:
+            TypeError: something that is no tensor, or another framework's.
+            ValueError: a tensor on another device.
+        """
+        values, given = self._values, self.given
         operator = self._operator
         # Whatever is there decides the framework; a required tensor that is not is found missing
         # when the specs are checked.
@@ -84,6 +99,8 @@ class Arguments:
             (operator.parameters[0].name, None),
         )
         self.like = first[1]
+        if self.like is None:
+            raise TypeError(f"{first[0]}: None; allowed: a tensor")
         self.framework = frameworks.of(*first)
         self.opened = [
             None if value is None else self._open(parameter.name, value, writing=False)
@@ -95,7 +112,11 @@ class Arguments:
             else self._open(operator.out_name(index, self._outputs[index]), value, writing=True)
             for index, value in enumerate(given)
         ]
-        self.key = self.framework.look(self.opened, self.out) or self._unusual_key()
+        as_they_are = zip((*values, *given), (*self.opened, *self.out), strict=True)
+        if self.key is None or any(value is not opened for value, opened in as_they_are):
+            # Not plain tensors: their specs say all that matters.
+            specs, out_specs = self.specs()
+            self.key = (self.framework, *specs.values(), *out_specs.values())
 
     def _open(self, name: str, value: Any, writing: bool) -> Any:
         framework = frameworks.of(name, value)
@@ -108,11 +129,6 @@ class Arguments:
         if device != "cpu":
             raise ValueError(f"{name}: on device {device}; allowed: cpu")
         return framework.opened(name, value, writing)
-
-    def _unusual_key(self) -> Hashable:
-        """For tensors that are not plain: their specs say all that matters."""
-        specs, out_specs = self.specs()
-        return (self.framework, *specs.values(), *out_specs.values())
 
     def specs(self) -> tuple[dict[str, TensorSpec | None], dict[str, TensorSpec | None]]:
         """The inputs' and outputs' specs, by name.
@@ -165,37 +181,51 @@ class Place:
 class Scratch:
     """A workspace: its aligned address, and what keeps it alive."""
 
-    __slots__ = ("address", "owner", "place", "start")
+    __slots__ = ("address", "owner", "region")
 
     def __init__(self, size: int, alignment: int, workspace: Any = None) -> None:
         if workspace is None:
             self.owner: Any = np.empty(size, np.uint8)
-            self.start = self.owner.ctypes.data
+            start = self.owner.ctypes.data
         else:
-            self.start, given, self.owner = _buffer(workspace)
+            start, given, self.owner = _buffer(workspace)
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
-            reason = memory.unwritable(self.start, self.start + size)
+            reason = memory.unwritable(start, start + size)
             if reason is not None:
                 raise ValueError(f"workspace: {reason}")
-        self.address = -(-self.start // alignment) * alignment
+        self.region = layout.Region(start, (size,), (1,), 1)
+        self.address = -(-start // alignment) * alignment
 
 
 def _buffer(workspace: Any) -> tuple[int, int, Any]:
     """Address, size in bytes and owner of a caller's scratch memory."""
-    if hasattr(workspace, "data_ptr"):
-        if workspace.device.type != "cpu" or not workspace.is_contiguous():
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(workspace, torch.Tensor):
+        plain = frameworks.of("workspace", workspace)
+        if not (plain.look((workspace,), ()) and workspace.is_contiguous()):
             raise ValueError("workspace: not a contiguous CPU tensor; allowed: a contiguous one")
-        return workspace.data_ptr(), workspace.numel() * workspace.element_size(), workspace
+        size = workspace.numel() * workspace.element_size()
+        return plain.address("workspace", workspace), size, workspace
     try:
-        view = memoryview(workspace)
-    except TypeError:
+        if isinstance(workspace, np.ndarray):  # of any dtype; not all can be a memoryview
+            array = np.asarray(workspace)
+            holds_objects, read_only = array.dtype.hasobject, not array.flags.writeable
+            contiguous = array.flags.c_contiguous
+        else:
+            view = memoryview(workspace)
+            holds_objects, read_only = "O" in view.format, view.readonly
+            contiguous = view.c_contiguous
+    except (TypeError, ValueError):
         raise TypeError(
             f"workspace: a {type(workspace).__name__}; allowed: a writable buffer"
         ) from None
-    if view.readonly or not view.c_contiguous:
+    if holds_objects:
+        raise TypeError("workspace: a buffer of Python objects; allowed: one of plain bytes")
+    if read_only or not contiguous:
         raise ValueError(
             "workspace: read-only or not contiguous; allowed: a writable, contiguous buffer"
         )
-    array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-    return array.ctypes.data, view.nbytes, array
+    if not isinstance(workspace, np.ndarray):
+        array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
+    return array.ctypes.data, array.nbytes, array

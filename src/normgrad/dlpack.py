@@ -28,6 +28,8 @@ _DTYPES = {
     (0, 32): dtypes.int32,
     (0, 64): dtypes.int64,
 }
+#: More axes than any framework has.
+_MAX_RANK = 64
 _KINDS = {0: "int", 1: "uint", 2: "float", 3: "handle", _BFLOAT: "bfloat", 5: "complex", 6: "bool"}
 
 
@@ -73,7 +75,8 @@ class View:
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: DType
+    dtype: DType | None
+    dtype_name: str
     read_only: bool
     copied: bool
 
@@ -89,6 +92,19 @@ def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
     if name == b"dltensor":
         return _DLTensor.from_address(_get_pointer(capsule, name)), 0
     raise TypeError(f"a DLPack capsule named {name!r} cannot be read")
+
+
+def _axes_of(tensor: _DLTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides, as far as they can be true."""
+    rank = tensor.ndim
+    if not 0 <= rank <= _MAX_RANK or (rank and not tensor.shape):
+        raise TypeError(f"it says it has {rank} axes")
+    shape = tuple(tensor.shape[:rank])
+    if any(size < 0 for size in shape):
+        raise TypeError(f"it says its shape is {shape}")
+    if not tensor.strides:
+        return shape, layout.contiguous_strides(shape)
+    return shape, tuple(tensor.strides[:rank])
 
 
 def device_of(name: str, producer: Any) -> str:
@@ -109,7 +125,7 @@ def open_view(name: str, producer: Any) -> View:
     """Read a CPU tensor's description from anything with ``__dlpack__``, without a copy.
 
     Raises:
-        TypeError: the object does not speak DLPack after all, or its dtype is not supported.
+        TypeError: the object does not speak DLPack after all, or what it says cannot be.
     """
     try:
         try:
@@ -119,28 +135,25 @@ def open_view(name: str, producer: Any) -> View:
         if type(capsule) is not _Capsule:
             raise TypeError(f"__dlpack__() returned a {type(capsule).__name__}, not a capsule")
         tensor, flags = _tensor_in(capsule)
+        shape, strides = _axes_of(tensor)
+        address = (tensor.data or 0) + tensor.byte_offset
+        if address >= 2**63 or (address == 0 and 0 not in shape):
+            raise TypeError(f"it says its data are at address {address}")
     except Exception as error:
         raise TypeError(
             f"{name}: {type(producer).__name__} cannot be read through DLPack ({error}); allowed: "
             "NumPy arrays, PyTorch tensors and objects that speak DLPack"
         ) from None
-    dtype = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if dtype is None:
-        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
-        lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
-        allowed = ", ".join(known.name for known in dtypes.FLOATS)
-        raise TypeError(f"{name}: dtype {kind}{tensor.bits}{lanes}; allowed: {allowed}")
-    shape = tuple(tensor.shape[: tensor.ndim])
-    strides = (
-        tuple(tensor.strides[: tensor.ndim]) if tensor.strides else layout.contiguous_strides(shape)
-    )
+    kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
+    lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
     return View(
         producer=producer,
         capsule=capsule,
-        address=(tensor.data or 0) + tensor.byte_offset,
+        address=address,
         shape=shape,
         strides=strides,
-        dtype=dtype,
+        dtype=_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None,
+        dtype_name=f"{kind}{tensor.bits}{lanes}",
         read_only=bool(flags & _READ_ONLY),
         copied=bool(flags & _COPIED),
     )
@@ -164,9 +177,8 @@ class _BFloat16:
 
 def give_back(array: npt.NDArray[Any], producer: Any) -> Any:
     """A new array in the producer's kind, through its array namespace; else the NumPy array."""
-    try:
-        from_dlpack = producer.__array_namespace__().from_dlpack
-    except Exception:  # no namespace, or one without from_dlpack
-        return array
     speaker = _BFloat16(array) if dtypes.from_numpy(array.dtype) is dtypes.bfloat16 else array
-    return from_dlpack(speaker)
+    try:
+        return producer.__array_namespace__().from_dlpack(speaker)
+    except Exception:  # no namespace, or one that cannot take this
+        return array

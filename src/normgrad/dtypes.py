@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,7 @@ def parse(dtype: Any) -> DType:
         return dtype
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     found = BY_NAME.get(name)
-    if found is None:
+    if found is None and dtype is not None:  # which NumPy would take for float64
         try:
             found = from_numpy(np.dtype(dtype))
         except TypeError:
@@ -67,6 +68,11 @@ def parse(dtype: Any) -> DType:
     if found is None:
         raise TypeError(f"dtype: {dtype!r} is not supported; allowed: {', '.join(BY_NAME)}")
     return found
+
+
+def unsupported(name: str, dtype: object, allowed: Sequence[DType]) -> TypeError:
+    """The error for an argument's dtype."""
+    return TypeError(f"{name}: dtype {dtype}; allowed: {', '.join(map(str, allowed))}")
 
 
 def arithmetic(*dtypes: DType) -> DType:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,6 @@ from .dtypes import DType
 from .tensor import TensorSpec
 
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
-
-
-def _reject_dtype(name: str, dtype: Any, allowed: Sequence[DType]) -> NoReturn:
-    names = ", ".join(known.name for known in allowed)
-    raise TypeError(f"{name}: dtype {dtype}; allowed: {names}")
 
 
 class Framework(ABC):
@@ -59,6 +54,14 @@ class Framework(ABC):
             TypeError: a dtype that no :class:`TensorSpec` has; the message names those allowed.
         """
 
+    def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+        """The spec of a tensor whose data are not looked at, wherever they are.
+
+        Raises:
+            TypeError: a dtype, or a sort of tensor, that no operator takes.
+        """
+        return self.spec(name, self.opened(name, value, writing=False), allowed)
+
     @abstractmethod
     def address(self, name: str, value: Any) -> int:
         """Where the first element is.
@@ -83,15 +86,28 @@ class Framework(ABC):
         """Told after a caller's tensor was written."""
 
 
+def _whole_strides(array: Any) -> bool:
+    """Whether all strides that are ever taken are whole items; a field of a record may differ."""
+    return all(
+        step % array.itemsize == 0
+        for step, size in zip(array.strides, array.shape, strict=True)
+        if size > 1
+    )
+
+
 class NumPy(Framework):
-    """numpy.ndarray."""
+    """numpy.ndarray. An input whose strides are no whole items is copied."""
 
     name = "NumPy array"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
-        return value
+        # The array itself, whatever a subclass makes of it.
+        array = np.asarray(value)
+        if not writing and dtypes.from_numpy(array.dtype) and not _whole_strides(array):
+            return np.array(array)
+        return array
 
     def device(self, name: str, value: Any) -> str:
         return "cpu"
@@ -110,27 +126,24 @@ class NumPy(Framework):
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = dtypes.from_numpy(value.dtype)
         if dtype is None:
-            _reject_dtype(
-                name, value.dtype.str if not value.dtype.isnative else value.dtype, allowed
+            shown = value.dtype if value.dtype.isnative else value.dtype.str
+            raise dtypes.unsupported(name, shown, allowed)
+        if not _whole_strides(value):
+            raise ValueError(
+                f"{name}: strides {value.strides} bytes; allowed: multiples of the item size, "
+                f"{dtype.itemsize}"
             )
-        strides = []
-        for step in value.strides:
-            whole, rest = divmod(step, dtype.itemsize)
-            if rest:
-                raise ValueError(
-                    f"{name}: strides {value.strides} bytes; allowed: multiples of the item size, "
-                    f"{dtype.itemsize}"
-                )
-            strides.append(whole)
+        strides = [step // dtype.itemsize for step in value.strides]
         return TensorSpec(value.shape, dtype, strides)
 
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data)
 
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        if value.flags.writeable:
-            return None
-        return "a read-only array; allowed: one that can be written"
+        if not value.flags.writeable:
+            return "a read-only array; allowed: one that can be written"
+        # An array may say so over memory of which it knows nothing.
+        return memory.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.elements * spec.dtype.itemsize
@@ -146,7 +159,10 @@ class NumPy(Framework):
 
 
 class Torch(Framework):
-    """torch.Tensor. Autograd is not touched: data are read and written through their address."""
+    """torch.Tensor. Autograd is not touched: data are read and written through their address.
+
+    A view that negates (the imaginary part of a conjugate) is copied to be read.
+    """
 
     name = "PyTorch tensor"
 
@@ -164,13 +180,24 @@ class Torch(Framework):
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own; allowed: {_KINDS}"
             )
-        if value.layout is not self._torch.strided:
-            raise TypeError(f"{name}: a tensor with layout {value.layout}; allowed: torch.strided")
+        self._check_strided(name, value)
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
             return value.resolve_neg()
         return value
+
+    def _check_strided(self, name: str, value: Any) -> None:
+        if value.is_nested:
+            raise TypeError(f"{name}: a nested tensor; allowed: one with a shape")
+        if isinstance(value, self._torch.nn.parameter.UninitializedTensorMixin):
+            raise TypeError(f"{name}: an uninitialized parameter; allowed: one with a shape")
+        if value.layout is not self._torch.strided:
+            raise TypeError(f"{name}: a tensor with layout {value.layout}; allowed: torch.strided")
+
+    def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+        self._check_strided(name, value)
+        return self.spec(name, value, allowed)
 
     def device(self, name: str, value: Any) -> str:
         return str(value.device)
@@ -186,6 +213,7 @@ class Torch(Framework):
                 and value.is_cpu
                 and value.layout is strided
                 and not value.is_neg()
+                and not value.is_nested
             ):
                 key += value.shape, value.stride(), value.dtype
             else:
@@ -195,7 +223,7 @@ class Torch(Framework):
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
         if dtype is None:
-            _reject_dtype(name, str(value.dtype).removeprefix("torch."), allowed)
+            raise dtypes.unsupported(name, str(value.dtype).removeprefix("torch."), allowed)
         return TensorSpec(value.shape, dtype, value.stride())
 
     def address(self, name: str, value: Any) -> int:
@@ -214,9 +242,16 @@ class Torch(Framework):
         dtype = self._to_torch[spec.dtype]
         size = spec.elements * spec.dtype.itemsize
         if size < memory.HUGE:
-            return self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-        flat = self._torch.from_numpy(memory.aligned(size)).view(dtype)
-        return flat.as_strided(spec.shape, spec.strides)
+            new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
+        else:
+            flat = self._torch.from_numpy(memory.aligned(size)).view(dtype)
+            new = flat.as_strided(spec.shape, spec.strides)
+        if type(new) is not self._torch.Tensor:
+            raise TypeError(
+                f"new tensors are {type(new).__name__}s under the mode that is active; allowed: "
+                "plain tensors, or out= for all results"
+            )
+        return new
 
     def result(self, value: Any, like: Any) -> Any:
         return value
@@ -242,6 +277,8 @@ class DLPack(Framework):
         return None  # opening tells more than any look
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+        if value.dtype is None:
+            raise dtypes.unsupported(name, value.dtype_name, allowed)
         return TensorSpec(value.shape, value.dtype, value.strides)
 
     def address(self, name: str, value: Any) -> int:

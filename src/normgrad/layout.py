@@ -28,8 +28,10 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
 
     A tensor that is dense already keeps its strides; gaps close and negative strides turn
     positive. An axis whose stride says nothing of its place (size 1, or expanded with stride 0)
-    goes just outside its right-hand neighbour.
+    goes just outside its right-hand neighbour. Without elements any strides do, and stay.
     """
+    if 0 in shape:
+        return tuple(strides)
     told = [axis for axis, size in enumerate(shape) if size > 1 and strides[axis] != 0]
     told.sort(key=lambda axis: -abs(strides[axis]))
     step = 1

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import frameworks
+from . import frameworks, layout
 from .arguments import Arguments, Place, Scratch, out_entries
 from .backends.cpu import program as cpu
 from .machine import this_machine
@@ -150,11 +150,12 @@ class Plan:
             tensors = tuple([values.get(name) for name in names])
         given = out_entries(self._operator, self._outputs, out)
         arguments = Arguments(self._operator, self._outputs, tensors, given)
-        key = arguments.key
-        if key not in self._known:
-            self._compare(arguments)
-            if len(self._known) < CACHE_SIZE:
-                self._known.add(key)
+        if arguments.key is None or arguments.key not in self._known:
+            arguments.open()
+            if arguments.key not in self._known:
+                self._compare(arguments)
+                if len(self._known) < CACHE_SIZE:
+                    self._known.add(arguments.key)
         return self._run(arguments, workspace)
 
     def _compare(self, arguments: Arguments) -> None:
@@ -242,6 +243,11 @@ class Plan:
         ]
         for index, slot, spec, place in given:
             where = framework.address(place.name, out[index])
+            if where == 0 and spec.elements:
+                raise TypeError(
+                    f"{place.name}: a {type(arguments.given[index]).__name__} without memory; "
+                    "allowed: a tensor with data"
+                )
             place.check_writable(framework, out[index], where)
             for other, elsewhere in places:
                 if place.overlaps(where, other, elsewhere):
@@ -267,15 +273,13 @@ class Plan:
         addresses: Sequence[int],
     ) -> None:
         """The caller's workspace: apart from all arguments."""
-        here = Place("workspace", TensorSpec((self.workspace_size // 4,), "int32"))
-        here.high = self.workspace_size
         places = [
             (place, arguments.framework.address(place.name, arguments.opened[index]))
             for index, place in self._input_places
         ]
         places += [(place, addresses[slot]) for _, slot, _, place in given]
         for other, elsewhere in places:
-            if here.overlaps(scratch.start, other, elsewhere):
+            if layout.overlap(scratch.region, other.spec.region(elsewhere)):
                 raise ValueError(
                     f"workspace: shares memory with {other.name}; allowed: memory of its own"
                 )
@@ -288,13 +292,18 @@ def call(operator: Operator, options: Options, tensors: Sequence[Any], out: Any)
     """What the public functions do."""
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
-    key = (operator.name, options, arguments.key)
-    plan = _plans.get(key)
+    plan = None
+    if arguments.key is not None:
+        plan = _plans.get((operator.name, options, arguments.key))
     if plan is None:
-        plan = Plan(operator, options, *arguments.specs())
-        while len(_plans) >= CACHE_SIZE:
-            _plans.pop(next(iter(_plans)), None)
-        _plans[key] = plan
+        arguments.open()
+        key = (operator.name, options, arguments.key)
+        plan = _plans.get(key)
+        if plan is None:
+            plan = Plan(operator, options, *arguments.specs())
+            while len(_plans) >= CACHE_SIZE:
+                _plans.pop(next(iter(_plans)), None)
+            _plans[key] = plan
     return plan._run(arguments, None)
 
 
@@ -317,7 +326,7 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
     """
     from . import operators
 
-    operator = operators.OPERATORS.get(name)
+    operator = operators.OPERATORS.get(name) if isinstance(name, str) else None
     if operator is None:
         raise ValueError(f"name: {name!r}; allowed: {', '.join(operators.OPERATORS)}")
     function = getattr(operators, name)
@@ -351,6 +360,4 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
 def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
     if value is None or isinstance(value, TensorSpec):
         return value
-    framework = frameworks.of(name, value)
-    opened = framework.opened(name, value, writing=False)
-    return framework.spec(name, opened, kind.dtypes)
+    return frameworks.of(name, value).described(name, value, kind.dtypes)

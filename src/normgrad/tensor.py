@@ -10,6 +10,9 @@ from typing import Any
 from . import dtypes, layout
 from .dtypes import DType
 
+#: Sizes, strides and offsets are 64-bit integers to the kernels.
+_MOST_BYTES = 2**62
+
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
@@ -30,7 +33,7 @@ class TensorSpec:
 
     Raises:
         TypeError: an unknown dtype, or sizes that are not integers.
-        ValueError: a negative size, or not as many strides as sizes.
+        ValueError: a negative size, not as many strides as sizes, or more than memory can hold.
     """
 
     shape: tuple[int, ...]
@@ -50,8 +53,15 @@ class TensorSpec:
                     f"strides: {steps} has {len(steps)} entries; allowed: {len(sizes)}, one for "
                     f"each axis of shape {sizes}"
                 )
+        kind = dtypes.parse(dtype)
+        low, high = layout.extent(sizes, steps) if 0 not in sizes else (0, 0)
+        if max(high - low + 1, *map(abs, (0, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
+            raise ValueError(
+                f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
+                "allowed: what an address can reach"
+            )
         object.__setattr__(self, "shape", sizes)
-        object.__setattr__(self, "dtype", dtypes.parse(dtype))
+        object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
 
     @property

@@ -235,16 +235,18 @@ def test_writing_past_the_caches(kind, layout, dtype):
     for shape in ((2, 64, 4, 8), (2, 16, 23, 31)):
         case = make(kind, shape, dtype=dtype, layout=layout, num_groups=4)
         size = case.tensors["input"].size
-        for offset in (0, 1, 5, 32):
-            memory = np.full(size + 128, np.nan, FLOATS[dtype])
-            start = (-memory.ctypes.data // memory.itemsize) % (64 // memory.itemsize) + offset
-            flat = memory[start : start + size]
+        for offset in (0, 1, 2, 4, 20, 32):  # bytes: also at no multiple of the item
+            itemsize = FLOATS[dtype].itemsize
+            memory = np.full(size * itemsize + 128, 0xAB, np.uint8)
+            start = -memory.ctypes.data % 64 + offset
+            flat = memory[start : start + size * itemsize].view(FLOATS[dtype])
             out = np.lib.stride_tricks.as_strided(
                 flat, shape, np.empty_like(case.tensors["input"]).strides
             )
             with cut_finely():
                 run(case, out=out if kind == "elemt" else (out, None, None))
-            assert np.isnan(memory.astype(np.float64)).sum() == memory.size - size
+            assert (memory[:start] == 0xAB).all()
+            assert (memory[start + size * itemsize :] == 0xAB).all()
 
 
 EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0), (0, 4), (3, 0)]
@@ -265,6 +267,45 @@ def test_empty(kind, shape):
     if kind == "train":
         case.tensors["save_invstd"] = np.full(shape[1], np.inf, np.float32)
         assert (case.call().grad_weight == 0).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_few_elements_to_a_statistic(layout, dtype, count):
+    """Statistics that are not the data's own, over few elements: each rounding shows."""
+    rng = np.random.default_rng(count)
+    channels = 20_000
+    dy, x = (lay_out(v.astype(dtype), layout) for v in rng.standard_normal((2, count, channels)))
+    weight, mean, a, b = rng.standard_normal((4, channels)).astype(dtype)
+    invstd = np.abs(rng.standard_normal(channels).astype(dtype)) + np.dtype(dtype).type(0.5)
+    data = {"grad_out": dy, "input": x}
+    statistics = {"weight": weight, "save_mean": mean, "save_invstd": invstd}
+    run(Case("batch_norm_backward", {**data, **statistics}, {"training": True}), normal=True)
+    sums = {"sum_dy": a, "sum_dy_xmu": b, "count": np.array(count, np.int64)}
+    tensors = {**data, "mean": mean, "invstd": invstd, "weight": weight, **sums}
+    run(Case("batch_norm_backward_elemt", tensors), normal=True)
+    if channels % count == 0:
+        groups = channels // count
+        by_group = {"mean": mean[:groups], "rstd": invstd[:groups]}
+        by_group = {k: np.tile(v, (count, 1)) for k, v in by_group.items()}
+        run(
+            Case(
+                "group_norm_backward",
+                {**data, **by_group, "gamma": weight},
+                {"num_groups": groups},
+            ),
+            normal=True,
+        )
+
+
+def test_factors_that_vanish_or_overflow():
+    """Products of the coefficients beyond float32, where the formula's own terms are within."""
+    for weight, r in ((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (0.0, 1.0), (1e20, 1e-19)):
+        case = make("train", (4, 3, 50))
+        case.tensors["weight"] = np.full(3, weight, np.float32)
+        case.tensors["save_invstd"] = np.full(3, r, np.float32)
+        run(case)
 
 
 def test_one_element_per_channel():

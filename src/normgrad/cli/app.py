@@ -12,7 +12,7 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import interrupted, outputs, run, show
+from . import bench, interrupted, outputs, run, show
 from .files import InputError
 
 #: Exit statuses: an output over its bound; input or output that cannot be used.
@@ -58,7 +58,7 @@ The operators, with what may be left out in brackets:
 {_signatures()}
 
 Each output's largest error against a float64 reference is shown in units of the bound that the
-library promises on any data. The exit status is 0 if all are at most 1, 1 if one is not (OUT is
+library keeps on any data whose intermediates stay in float32's normal range. The exit status is 0 if all are at most 1, 1 if one is not (OUT is
 written all the same), 2 if FILE or OUT cannot be used.
 """
 
@@ -171,3 +171,6 @@ def _info() -> None:
 
     with _one_line_errors():
         show.table(info.gather())
+
+
+app.command("bench")(_one_line_errors()(bench.bench))

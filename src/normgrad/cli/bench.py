@@ -36,7 +36,7 @@ Titled = tuple[str, bool]  # a column's title, and whether it holds numbers
 
 def bench(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="With --report: in the place of --out.")
+        Path | None, typer.Argument(metavar="DIR", help="With --report: in the place of --out.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A fixed small part of the suite, in under a minute.")
@@ -174,7 +174,7 @@ def _progress(total: int) -> Iterator[Any]:
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), Remaining(), TextColumn("{task.description}"))
     with (
-        show._interruptible(),
+        show.interruptible(),
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task("", total=total)
@@ -252,7 +252,7 @@ def _report(folder: Path) -> None:
         raise InputError("bench", str(error)) from None
     from rich.text import Text
 
-    show._print(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
+    show.print_lines(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
 
 
 # What is printed
@@ -264,7 +264,7 @@ def _table(columns: Sequence[Titled], rows: Iterable[Sequence[str]]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title, number in columns:
-        show._column(table, title, right=number)
+        show.column(table, title, right=number)
     for row in rows:
         table.add_row(*row)
     return table
@@ -287,7 +287,7 @@ def _show(found: Results, path: Path) -> None:
                 f"{NOISY:.0%}: the machine was doing something else"
             )
         )
-    show._print(*lines)
+    show.print_lines(*lines)
 
 
 def _cases_table(found: Results) -> Table:
@@ -350,4 +350,4 @@ def _show_starts(starts: Sequence[Start], path: Path) -> None:
         ]
         for start in starts
     ]
-    show._print(_table(titles, cells), Text(f"written    {path}"))
+    show.print_lines(_table(titles, cells), Text(f"written    {path}"))

@@ -36,7 +36,7 @@ def complain(message: object) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let no interrupt get lost.
 
     One that comes while compiled code calls back into Python, as LLVM does when it has compiled
@@ -65,7 +65,7 @@ def _interruptible() -> Iterator[None]:
 def working(what: str) -> Iterator[None]:
     """A spinner on stderr, if that is a terminal, while something is done that can be stopped."""
     console = Console(stderr=True)
-    with _interruptible():
+    with interruptible():
         if not console.is_terminal:
             yield
             return
@@ -73,7 +73,8 @@ def working(what: str) -> Iterator[None]:
             yield
 
 
-def _print(*lines: Table | Text) -> None:
+def print_lines(*lines: Table | Text) -> None:
+    """Write to standard output: as wide as the terminal, or else as wide as it takes."""
     if sys.stdout is None:  # closed by whoever started this
         return
     console = Console(file=sys.stdout, highlight=False)
@@ -94,7 +95,8 @@ def _print(*lines: Table | Text) -> None:
             raise InputError("standard output", f"{error.strerror or error}") from None
 
 
-def _column(table: Table, title: str, right: bool = False) -> None:
+def column(table: Table, title: str, right: bool = False) -> None:
+    """Add a column that folds what is too wide rather than cutting it."""
     table.add_column(title, justify="right" if right else "left", overflow="fold")
 
 
@@ -119,12 +121,12 @@ def _seconds(seconds: float) -> str:
 def report(found: Report, out: Path | None) -> None:
     """A run's table, and below it its time."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    _column(table, "output")
-    _column(table, "shape")
-    _column(table, "dtype")
-    _column(table, "L2 norm", right=True)
-    _column(table, "max error / bound", right=True)
-    _column(table, "check")
+    column(table, "output")
+    column(table, "shape")
+    column(table, "dtype")
+    column(table, "L2 norm", right=True)
+    column(table, "max error / bound", right=True)
+    column(table, "check")
     for result in found.results:
         table.add_row(
             result.name,
@@ -143,14 +145,14 @@ def report(found: Report, out: Path | None) -> None:
         f"path       {found.path}",
         *([f"written    {plain(out)}"] if out is not None else []),
     ]
-    _print(Text(found.operator, "bold"), table, *map(Text, facts))
+    print_lines(Text(found.operator, "bold"), table, *map(Text, facts))
 
 
 def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     """Groups of names and values, in one table."""
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
-    for column in ("group", "name", "value"):
-        _column(rows, column)
+    for name in ("group", "name", "value"):
+        column(rows, name)
     for title, group in groups:
         for index, (name, value) in enumerate(group):
             rows.add_row(
@@ -159,4 +161,4 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
                 Text(plain(value)),
                 end_section=index == len(group) - 1,
             )
-    _print(rows)
+    print_lines(rows)

@@ -6,6 +6,7 @@ dtypes. Everything is checked on specs, before anything is computed or written.
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator as operators
 from collections.abc import Callable, Mapping, Sequence
@@ -112,9 +113,13 @@ def flag(name: str, value: Any) -> bool:
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     """Which outputs to compute."""
     if type(value) is not tuple or len(value) != len(outputs):
-        if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-            raise TypeError(f"{name}: {value!r}; allowed: {len(outputs)} booleans")
-        value = tuple(value)
+        allowed = f"allowed: {len(outputs)} booleans"
+        if isinstance(value, (str, bytes)):
+            raise TypeError(f"{name}: {value!r}; {allowed}")
+        try:
+            value = tuple(value)
+        except TypeError:  # a scalar, or an array without axes
+            raise TypeError(f"{name}: {value!r}; {allowed}") from None
         if len(value) != len(outputs):
             raise ValueError(
                 f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
@@ -130,17 +135,20 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: {value!r}; allowed: an integer")
     try:
         return operators.index(value)
-    except TypeError:
+    except Exception:  # a tensor of one element raises what it likes
         raise TypeError(f"{name}: {value!r}; allowed: an integer") from None
 
 
 def real(name: str, value: Any) -> float:
     """A real argument."""
-    if type(value) is float:
-        return value
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
-    raise TypeError(f"{name}: {value!r}; allowed: a real number")
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: {value!r}; allowed: a real number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: too large; allowed: a number that float64 can hold") from None
+    # One NaN for all: others are unlike each other, and options are looked up in a cache.
+    return number if number == number else math.nan
 
 
 # Tensors
@@ -148,8 +156,7 @@ def real(name: str, value: Any) -> float:
 
 def _check_dtype(name: str, dtype: DType, allowed: Sequence[DType]) -> None:
     if dtype not in allowed:
-        names = ", ".join(known.name for known in allowed)
-        raise TypeError(f"{name}: dtype {dtype}; allowed: {names}")
+        raise dtypes.unsupported(name, dtype, allowed)
 
 
 def _check_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, ...], why: str) -> None:

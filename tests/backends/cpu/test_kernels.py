@@ -192,6 +192,23 @@ def test_calls_after_fork():
     assert child.exitcode == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+def test_calls_after_fork_where_others_started_the_threads():
+    """Numba's threads run after a question about their number, or a function of the user's."""
+    code = (
+        "import os, sys, numba, numpy as np, normgrad as ng\n"
+        "x = np.ones((16, 8, 64, 64), np.float32)\n"
+        "numba.set_num_threads(1); ng.batch_norm_backward(x, x, training=True)\n"
+        "numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ng.batch_norm_backward(x, x, training=True); os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "7\n"
+
+
 def test_the_gil_is_released():
     """Python goes on while a kernel runs."""
     case = make("train", (64, 32, 128, 128))

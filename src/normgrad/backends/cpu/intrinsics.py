@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic, models, register_model
+
+from ...memory import LINE
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -236,7 +239,7 @@ def stream(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, position, number = args
         access = builder.store(
-            _narrow(builder, number, storage), _access(builder, target, position), align=64
+            _narrow(builder, number, storage), _access(builder, target, position), align=LINE
         )
         _promise(builder, access, reads=False)
         access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
@@ -401,7 +404,7 @@ def _on_stack(builder: ir.IRBuilder, element: ir.Type, count: int) -> ir.Value:
     an instruction that LLVM takes half a minute to compile.)"""
     with builder.goto_entry_block():
         array = builder.alloca(ir.ArrayType(element, count))
-    array.align = 64
+    array.align = LINE
     return builder.gep(array, [I32(0), I32(0)])
 
 
@@ -437,6 +440,39 @@ def int_buffer(typingctx: Any, count: Any) -> Any:
         return _on_stack(builder, I64, size)
 
     return INT_POINTER(count), codegen
+
+
+@intrinsic
+def double(typingctx: Any, value: Any) -> Any:
+    """A number as float64. (Numba's own float() leaves a float32 as it is.)"""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.cast(builder, args[0], value, types.float64)
+
+    return types.float64(value), codegen
+
+
+@intrinsic
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a·b + c in float64, rounded once."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return types.float64(types.float64, types.float64, types.float64), codegen
+
+
+@intrinsic
+def normal_range(typingctx: Any, pointer: Any) -> Any:
+    """The smallest and the largest normal number of the arithmetic's type, as float64."""
+    limits = np.finfo(np.float64 if pointer.dtype == types.float64 else np.float32)
+    pair = types.UniTuple(types.float64, 2)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = [F64(float(limits.tiny)), F64(float(limits.max))]
+        return context.make_tuple(builder, pair, values)
+
+    return pair(pointer), codegen
 
 
 @intrinsic

@@ -1,7 +1,7 @@
 """The kernel: what one task of one step does; and the driver that runs a program's steps.
 
-The kernel is compiled once for each access pattern and each triple of dtypes, as a C function
-without threads in it. The driver calls it through its address, from as many threads as there are.
+The kernel is compiled once for each access pattern and dtype, as a C function without threads in
+it. The driver calls it through its address, from as many threads as there are.
 So the machine code, and with it every bit of the results, is the same however a program is run.
 """
 

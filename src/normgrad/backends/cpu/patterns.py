@@ -25,6 +25,7 @@ from typing import Any
 from numba import njit, types
 from numba.core.extending import models, overload, register_model
 
+from ...memory import LINE
 from . import program
 from .block import CHANNEL_STRIDES, CHUNK, DATA_SIZES, INNER_STRIDES, MOVERS, REPEAT, RUN, STREAM
 from .channels import add_error, clear, fold
@@ -33,8 +34,10 @@ from .intrinsics import (
     SQUARE,
     address_of,
     call_mover,
+    double,
     double_buffer,
     doubles_at,
+    fma,
     gather_square,
     get,
     item_size,
@@ -46,6 +49,7 @@ from .intrinsics import (
     shift,
     store,
     stream,
+    two_sum,
     zero,
 )  # fmt: skip
 
@@ -53,7 +57,7 @@ from .intrinsics import (
 
 #: Elements whose sum is one loop; 64 lanes at a time on AVX-512, 16 on NEON.
 BLOCK = 256
-#: The same for what is left of a row: at most one vector, or a chain of this length.
+#: The same for what is left of a row; what is then left is summed exactly, one by one.
 SMALL_BLOCK = 16
 #: Rows of columns summed before they are folded.
 ROWS = program.ROWS
@@ -103,13 +107,45 @@ def block_sums(dy, x, mean, count):
     return total, projection
 
 
+def add_term(sums: Any, c: Any, dy: Any, x: Any, mean: Any) -> None:
+    """Add one element's terms to channel c's sums, without a rounding in the arithmetic's type.
+
+    Where a statistic is over few elements, the rounding of each term shows in the result.
+    """
+    raise NotImplementedError
+
+
+@overload(add_term, jit_options={"error_model": "numpy"})
+def _add_term(sums, c, dy, x, mean):
+    if sums[1].dtype == types.float64:
+
+        def compensated(sums, c, dy, x, mean):
+            total, total_error, projection, projection_error = sums
+            xmu, xmu_error = two_sum(x, -mean)
+            product = dy * xmu
+            rounding = fma(dy, xmu, -product) + dy * xmu_error
+            fold(total, total_error, c, dy)
+            fold(projection, projection_error, c, product)
+            put(projection_error, c, get(projection_error, c) + rounding)
+
+        return compensated
+
+    def plain(sums, c, dy, x, mean):
+        total, total_error, projection, projection_error = sums
+        d = double(dy)
+        fold(total, total_error, c, d)
+        fold(projection, projection_error, c, d * (double(x) - double(mean)))
+
+    return plain
+
+
 @njit(fastmath=SUMS, error_model="numpy")
 def block_moments(x, mean, count):
     """Σ(x − mean) and Σ(x − mean)² over a short block, in float64."""
     first = 0.0
     second = 0.0
     for i in range(count):
-        d = float(load(x, i)) - mean
+        d = double(load(x, i)) - mean
         first += d
         second += d * d
     return first, second
@@ -130,8 +166,9 @@ def row_sums(dy, x, mean, count, sums, c):
             n = SMALL_BLOCK
             s, q = block_sums(shift(dy, i), shift(x, i), mean, SMALL_BLOCK)
         else:
-            n = count - i
-            s, q = block_sums(shift(dy, i), shift(x, i), mean, n)
+            for j in range(i, count):
+                add_term(sums, c, load(dy, j), load(x, j), mean)
+            return
         fold(total, total_error, c, s)
         fold(projection, projection_error, c, q)
         i += n
@@ -169,14 +206,18 @@ def row_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
 
 @njit(error_model="numpy")
 def to_alignment(pointer, count):
-    """How many elements until the pointer is 64-byte aligned, at most count."""
-    return min(count, -(address_of(pointer) // item_size(pointer)) % (64 // item_size(pointer)))
+    """How many elements until the pointer is at a cache line; all if it never is."""
+    size = item_size(pointer)
+    address = address_of(pointer)
+    if address % size != 0:
+        return count
+    return min(count, -(address // size) % (LINE // size))
 
 
 @njit(error_model="numpy")
 def whole_lines(pointer, count):
     """Whether so many elements are whole cache lines."""
-    return (address_of(pointer) | count * item_size(pointer)) % 64 == 0
+    return (address_of(pointer) | count * item_size(pointer)) % LINE == 0
 
 
 @njit(fastmath=ELEMENTS, error_model="numpy")
@@ -191,14 +232,15 @@ def row_scale(dy, dx, scale, count):
 
 
 @njit(fastmath=SUMS, error_model="numpy")
-def rows_of_columns(dy, x, dy_step, x_step, mean, channels, count, sums):
-    """Add the terms of a few rows to the sums of their elements; count is a constant."""
+def column_sums(dy, x, dy_step, x_step, mean, width, sums):
+    """Add ROWS rows to the sums of their elements."""
+    not_inlined()
     total, total_error, projection, projection_error = sums
-    for c in range(channels):
+    for c in range(width):
         mu = load(mean, c)
         s = zero(dy, x)
         q = zero(dy, x)
-        for r in range(count):
+        for r in range(ROWS):
             d = load(dy, r * dy_step + c)
             s += d
             q += d * (load(x, r * x_step + c) - mu)
@@ -207,17 +249,11 @@ def rows_of_columns(dy, x, dy_step, x_step, mean, channels, count, sums):
 
 
 @njit(error_model="numpy")
-def column_sums(dy, x, dy_step, x_step, mean, width, sums):
-    """Add ROWS rows to the sums of their elements."""
-    not_inlined()
-    rows_of_columns(dy, x, dy_step, x_step, mean, width, ROWS, sums)
-
-
-@njit(error_model="numpy")
 def column_sums_of_one(dy, x, mean, width, sums):
     """Add one row, or what is left of one, to the sums of its elements."""
     not_inlined()
-    rows_of_columns(dy, x, 0, 0, mean, width, 1, sums)
+    for c in range(width):
+        add_term(sums, c, load(dy, c), load(x, c), load(mean, c))
 
 
 @njit(error_model="numpy")
@@ -226,7 +262,7 @@ def column_moments(x, mean, channels, sums):
     not_inlined()
     first, first_error, second, second_error = sums
     for c in range(channels):
-        d = float(load(x, c)) - float(load(mean, c))
+        d = double(load(x, c)) - double(load(mean, c))
         fold(first, first_error, c, d)
         fold(second, second_error, c, d * d)
 
@@ -238,7 +274,8 @@ def rows_of_dx(
 ):
     """dx of a few rows, element by element; count is a constant."""
     for c in range(width):
-        mu, g, b, k, a = load(mean, c), load(gain, c), load(offset, c), load(slope, c), load(scale, c)
+        mu, g, b = load(mean, c), load(gain, c), load(offset, c)
+        k, a = load(slope, c), load(scale, c)
         for r in range(count):
             inner = b + k * (load(x, r * x_step + c) - mu)
             store(dx, r * dx_step + c, a * (g * load(dy, r * dy_step + c) - inner))
@@ -267,7 +304,8 @@ def column_apply_streaming(
     """dx of DX_ROWS rows, past the caches; the rows of dx are 64-byte aligned."""
     not_inlined()
     for c in range(width):
-        mu, g, b, k, a = load(mean, c), load(gain, c), load(offset, c), load(slope, c), load(scale, c)
+        mu, g, b = load(mean, c), load(gain, c), load(offset, c)
+        k, a = load(slope, c), load(scale, c)
         for r in range(DX_ROWS):
             inner = b + k * (load(x, r * x_step + c) - mu)
             stream(dx, r * dx_step + c, a * (g * load(dy, r * dy_step + c) - inner))
@@ -427,7 +465,7 @@ def go_through_tiles(
                 if mode == TILE_SUMS:
                     row_sums(dys, xs, get(mean, j), m, sums, j)
                 elif mode == TILE_MOMENTS:
-                    row_moments(xs, float(get(mean, j)), m, sums, j)
+                    row_moments(xs, double(get(mean, j)), m, sums, j)
                 elif mode == TILE_APPLY:
                     row_apply(
                         dys, xs, dys, get(mean, j), get(gain, j), get(offset, j), get(slope, j),
@@ -526,7 +564,7 @@ def _segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums):
         def by_rows(pattern, dy, x, x_at, block, channels, count, mean, sums):
             x_channel = get(block, CHANNEL_STRIDES + 1)
             for c in range(channels):
-                row_moments(shift(x, x_at + c * x_channel), float(get(mean, c)), count, sums, c)
+                row_moments(shift(x, x_at + c * x_channel), double(get(mean, c)), count, sums, c)
 
         return by_rows
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ... import dtypes
 from ...layout import Axis
 from ...machine import Machine
+from ...memory import LINE
 from ...problem import Problem, Role, Rule
 from . import block as B
 
@@ -34,7 +35,7 @@ CHANNELS_PER_TASK = 1024
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
-ALIGNMENT = 64
+ALIGNMENT = LINE
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,9 @@ def _streams(problem: Problem, access: _Access, machine: Machine) -> bool:
     112, 112) 0.86; bfloat16 (32, 64, 56, 56) 0.91; bfloat16 (8, 3, 224, 224), 7 MB in all, 1.09.
     """
     if problem.grad_input is None:
+        return False
+    if access.pattern == "rows" and problem.inner.size < SHORT:
+        # Rows apart from each other, whose ends are parts of lines.
         return False
     elements = problem.sets.size * problem.channel.size * problem.positions * access.run
     itemsizes = problem.grad_out.itemsize + problem.input.itemsize + problem.grad_input.itemsize

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from numba import types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.np.ufunc import parallel as numba_threads
 
 from . import block as B
 from . import channels, patterns
@@ -154,8 +155,9 @@ class _Threads:
         self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.Lock()
 
     def forked(self) -> None:
-        # OpenMP's threads do not survive a fork, and starting new ones ends the child.
-        self.usable = self.usable and not self.started
+        # OpenMP's threads do not survive a fork, and starting new ones ends the child. Whoever
+        # started them: a function of the user's, or a question about their number.
+        self.usable = self.usable and not getattr(numba_threads, "_is_initialized", True)
         self.one_at_a_time = threading.Lock()
 
 

@@ -1,0 +1,194 @@
+"""Who runs on a case's data: normgrad in three ways, torch, and what memory itself allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import normgrad
+
+from ..operators import OPERATORS
+from . import compositions
+from .compositions import EPS, Call, Candidates
+from .data import Data, load_torch
+from .suite import Case, Operator
+
+#: How often each of several compositions is tried before the fastest is taken.
+TRIALS = 3
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A call to be timed.
+
+    Attributes:
+        call: makes it.
+        pool: whose threads it runs on: numba and torch bring an OpenMP of their own each, and the
+            threads of one spin for a while after a call, on the other's cores.
+    """
+
+    call: Call
+    pool: str
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """Everything timed on a case, by name, in the order in which it runs.
+
+    Attributes:
+        calls: "ours", the public function with new outputs; "out", the same with outputs given;
+            "plan", a plan's run with outputs and workspace given; "torch", torch's gradients, with
+            new outputs; "bound", the memory's part of the work.
+        torch: what torch computes with.
+        bound: what stands for the memory.
+        path: the plan's way through the kernels.
+    """
+
+    calls: Mapping[str, Contender]
+    torch: str
+    bound: str
+    path: str
+
+
+def fastest(candidates: Candidates) -> tuple[str, Call]:
+    """The first kernel that takes the tensors, or else the fastest composition.
+
+    Raises:
+        RuntimeError: torch can do nothing with them.
+    """
+    for name, call in candidates.kernels.items():
+        try:
+            call()
+        except RuntimeError:  # no such kernel for the CPU, or none for these dtypes
+            continue
+        return name, call
+    times: dict[str, float] = {}
+    for name, call in candidates.compositions.items():
+        with suppress(RuntimeError):
+            times[name] = min(_seconds(call) for _ in range(TRIALS))
+    if not times:
+        raise RuntimeError("torch has neither a kernel nor a composition for these tensors")
+    name = min(times, key=times.__getitem__)
+    return name, candidates.compositions[name]
+
+
+def _seconds(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the public function takes: tensors and options, by name."""
+    both = {"grad_out": data.grad_out, "input": data.input}
+    if case.operator is Operator.GROUP_NORM:
+        tensors = {**both, "mean": data.mean, "rstd": data.invstd, "gamma": data.weight}
+        return tensors, {"num_groups": case.groups}
+    statistics = {"mean": data.mean, "invstd": data.invstd, "weight": data.weight}
+    if case.operator is Operator.REDUCE:
+        return {**both, **statistics}, {}
+    if case.operator is Operator.ELEMT:
+        sums = {"sum_dy": data.sum_dy, "sum_dy_xmu": data.sum_dy_xmu, "count": data.count}
+        return {**both, **statistics, **sums}, {}
+    both["weight"] = data.weight
+    if case.operator is Operator.TRAIN:
+        tensors = {**both, "save_mean": data.mean, "save_invstd": data.invstd}
+        return tensors, {"training": True, "eps": EPS}
+    tensors = {**both, "running_mean": data.mean, "running_var": data.var}
+    options: dict[str, Any] = {"training": False, "eps": EPS}
+    if case.operator is Operator.EVAL_INPUT:
+        options["output_mask"] = (True, False, False)
+    return tensors, options
+
+
+def _outputs(torch: Any, plan: normgrad.Plan) -> Any:
+    """New tensors for what a plan computes, in the form that ``out`` has."""
+    outputs = tuple(
+        None
+        if spec is None
+        else torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype.name))
+        for spec in plan.output_specs
+    )
+    return outputs[0] if plan.name == Operator.ELEMT.function else outputs
+
+
+def _bound(torch: Any, case: Case, data: Data) -> tuple[str, Call]:
+    """The same traffic as the operator's, with as little arithmetic as there can be."""
+    dy, x = data.grad_out, data.input
+    if case.operator is Operator.REDUCE:
+        flat_dy, flat_x = _flat(torch, dy), _flat(torch, x)
+        return "read: torch.dot over the memory", lambda: torch.dot(flat_dy, flat_x)
+    out = torch.empty(x.shape, dtype=x.dtype).as_strided(x.shape, _dense_strides(x))
+    if case.operator is Operator.EVAL_INPUT:
+        return "scale: torch.mul(dy, 3, out=)", lambda: torch.mul(dy, 3, out=out)
+    return "triad: torch.add(x, dy, out=)", lambda: torch.add(x, dy, out=out)
+
+
+def _dense_strides(tensor: Any) -> tuple[int, ...]:
+    strides = [0] * tensor.dim()
+    step = 1
+    for axis in sorted(range(tensor.dim()), key=lambda axis: tensor.stride(axis)):
+        strides[axis] = step
+        step *= tensor.shape[axis]
+    return tuple(strides)
+
+
+def _flat(torch: Any, tensor: Any) -> Any:
+    """All the memory a tensor lies in, as one row of numbers that torch reads at full speed.
+
+    torch adds halves up one by one; as float64 their memory is read by MKL. What the numbers are
+    does not matter, nor what comes out.
+    """
+    dtype = torch.float32 if tensor.dtype == torch.float32 else torch.float64
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    usable = whole.numel() // dtype.itemsize * dtype.itemsize
+    return whole[:usable].view(dtype)
+
+
+def _ours(torch: Any, case: Case, data: Data) -> tuple[dict[str, Call], str]:
+    function = getattr(normgrad, case.operator.function)
+    named, options = _arguments(case, data)
+    out = _outputs(torch, normgrad.plan(case.operator.function, **named, **options))
+    plan = normgrad.plan(case.operator.function, **named, **options, out=out)
+    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8)
+    # By position, as torch's operators are called.
+    parameters = OPERATORS[case.operator.function].parameters
+    tensors = [named.get(parameter.name) for parameter in parameters]
+    calls: dict[str, Call] = {
+        "ours": lambda: function(*tensors, **options),
+        "out": lambda: function(*tensors, **options, out=out),
+        "plan": lambda: plan.run(*tensors, out=out, workspace=workspace),
+    }
+    return calls, plan.path
+
+
+def gather(case: Case, data: Data) -> Contenders:
+    """Make ready everything that is timed on a case; each has run once.
+
+    Raises:
+        TorchMissingError: there is no torch.
+    """
+    torch = load_torch()
+    calls, path = _ours(torch, case, data)
+    theirs, kernel = fastest(compositions.candidates(torch, case, data))
+    bound, memory = _bound(torch, case, data)
+    contenders = {
+        **{name: Contender(call, "numba") for name, call in calls.items()},
+        "torch": Contender(kernel, "torch"),
+        "bound": Contender(memory, "torch"),
+    }
+    for contender in contenders.values():
+        contender.call()
+    return Contenders(contenders, theirs, bound, path)
+
+
+def threads(count: int) -> None:
+    """How many threads torch and Numba use from here on."""
+    import numba
+
+    load_torch().set_num_threads(count)
+    numba.set_num_threads(count)

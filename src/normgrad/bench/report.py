@@ -1,0 +1,302 @@
+"""Tables for the documents, made from the files of runs and put between markers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from . import results, targets
+from .results import Results, Row, spelled_bytes
+from .startup import Start
+from .suite import RESNET_50, Layout, Operator, spelled
+from .targets import Target, geometric_mean
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+#: Files of runs begin so, and those of starts so; a run of a part has a suffix and is left out.
+RUNS, STARTS = "cpu-", "startup-"
+PARTIAL = ("-quick", "-filtered")
+
+#: Misses listed of each target; the file has them all.
+MOST_MISSES = 12
+
+
+class ReportError(Exception):
+    """There is nothing to report, or nowhere to put it."""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _verdict(target: Target) -> str:
+    if target.met is None:
+        return "no such case"
+    if target.met:
+        return "met"
+    if target.misses:
+        return f"**missed** by {len(target.misses)} of {target.cases}"
+    return "**missed**"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _where(found: Results) -> str:
+    facts = found.facts
+    l2, l3 = (spelled_bytes(int(facts[name])) for name in ("l2_bytes", "l3_bytes"))
+    versions = ", ".join(
+        f"{title} {facts[name]}"
+        for title, name in (
+            *(("normgrad", "normgrad"), ("Python", "python"), ("NumPy", "numpy")),
+            *(("Numba", "numba"), ("PyTorch", "torch")),
+        )
+    )
+    return (
+        f"{facts['cpu']}, {facts['cores']} cores, L2 {l2}, L3 {l3}, of which "
+        f"{spelled_bytes(found.cache)} are counted on. {versions}. {facts['date'][:10]}, "
+        f"`{facts['command']}`."
+    )
+
+
+def _targets(found: Results) -> str:
+    by_threads = targets.by_threads(found)
+    counts = list(by_threads)
+    header = ["", *(cell for n in counts for cell in (f"target, {_threads(n)}", "reached", ""))]
+    rows = []
+    for line in zip(*by_threads.values(), strict=True):
+        cells = [[t.limit if t.cases else "–", _figure(t.reached), _verdict(t)] for t in line]
+        rows.append([line[0].name, *(cell for group in cells for cell in group)])
+    return _table(header, rows)
+
+
+def _means(
+    rows: Sequence[Row],
+    title: str,
+    group: Callable[[Row], str],
+    figure: Callable[[Row], float],
+    order: Sequence[str],
+) -> str:
+    """Geometric means of a figure, a line for each operator and a column for each group."""
+    present = {group(row) for row in rows}
+    groups = [name for name in order if name in present]
+
+    def mean(mine: Sequence[Row]) -> str:
+        return _figure(geometric_mean(figure(row) for row in mine))
+
+    lines = []
+    for operator in Operator:
+        mine = [row for row in rows if row.operator == operator.value]
+        if mine:
+            by_group = [[row for row in mine if group(row) == name] for name in groups]
+            lines.append([operator.value, *map(mean, by_group), mean(mine)])
+    return _table([title, *groups, "all"], lines)
+
+
+def _dtype(row: Row) -> str:
+    return row.dtype if row.parameters == "float32" else f"{row.dtype}, half parameters"
+
+
+_DTYPES = (
+    *("float32", "bfloat16", "float16"),
+    *("bfloat16, half parameters", "float16, half parameters"),
+)
+_LAYOUTS = tuple(layout.value for layout in Layout)
+
+
+def _resnet(found: Results) -> str:
+    """The layers of ResNet-50 in training."""
+    counts = sorted({row.threads for row in found.rows})
+    shapes = tuple(map(spelled, RESNET_50))
+    mine: dict[str, dict[int, Row]] = {}
+    for row in found.rows:
+        common = row.parameters == "float32" and row.layout in _LAYOUTS[:2]
+        if row.operator == Operator.TRAIN.value and row.shape in shapes and common:
+            name = f"{row.shape} {row.dtype} {row.layout}"
+            mine.setdefault(name, {})[row.threads] = row
+    lines = []
+    for name, rows in mine.items():
+        cells = [name]
+        for count in counts:
+            row = rows[count]
+            times = (row.t_ours_us, row.t_out_us, row.t_torch_us, row.t_triad_us)
+            cells += [f"{time / 1e3:.3g}" for time in times]
+            cells += [_figure(row.speedup), _figure(row.xtriad)]
+        lines.append(cells)
+    columns = ("ours", "`out=`", "torch", "triad", "torch / ours", "×triad")
+    header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
+    return _table(["times in ms", *header], lines)
+
+
+def _misses(found: Results) -> str:
+    lines = []
+    for count, reached in targets.by_threads(found).items():
+        for target in reached:
+            if target.met is not False or not target.misses:
+                continue
+            worst = [f"`{case}` {_figure(value)}" for case, value in target.misses[:MOST_MISSES]]
+            more = len(target.misses) - len(worst)
+            lines.append(
+                f"- {target.name} ({target.limit}), {_threads(count)}: {len(target.misses)} of "
+                f"{target.cases}: {', '.join(worst)}{f', and {more} more' if more else ''}"
+            )
+    return "\n".join(lines) or "None."
+
+
+def _starts(starts: Sequence[Start]) -> str:
+    rows = [
+        [
+            f"{start.kernels}, {start.operator} {start.dtype}",
+            *(
+                _figure(value)
+                for value in (
+                    *(start.process_ms, start.numpy_ms, start.import_ms),
+                    *(start.first_call_ms, start.second_call_ms),
+                )
+            ),
+        ]
+        for start in starts
+    ]
+    header = ["kernels", "whole process", "import numpy", "import normgrad", "first call", "second"]
+    return _table([f"{header[0]} (times in ms)", *header[1:]], rows)
+
+
+def details(found: Results, starts: Sequence[Start], picture: str | None) -> str:
+    """A run in full: for docs/performance.md."""
+    parts = [
+        f"### {found.facts['cpu']}",
+        _where(found),
+        *([f"![Times over the memory's own time]({picture})"] if picture else []),
+        "#### Targets",
+        _targets(found),
+        "#### Misses",
+        _misses(found),
+        "#### Times as fast as PyTorch",
+        "Geometric means of torch / ours, both with new outputs.",
+        *_both_means(found, lambda row: row.speedup),
+        "#### Times the memory's own time",
+        "Geometric means of ours with `out=` over what stands for the memory.",
+        *_both_means(found, lambda row: row.xtriad),
+        "#### ResNet-50 at batch 32, training",
+        _resnet(found),
+        *(["#### Starting", _starts(starts)] if starts else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def _both_means(found: Results, figure: Callable[[Row], float]) -> list[str]:
+    """The means by dtype and by layout, for each number of threads."""
+    tables = []
+    for count in sorted({row.threads for row in found.rows}):
+        rows = [row for row in found.rows if row.threads == count]
+        tables.append(_means(rows, _threads(count), _dtype, figure, _DTYPES))
+        tables.append(_means(rows, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
+    return tables
+
+
+def summary(found: Results) -> str:
+    """A run in short: for the README."""
+    counts = sorted({row.threads for row in found.rows})
+
+    def cells(rows: Sequence[Row]) -> list[str]:
+        return [
+            cell
+            for n in counts
+            for cell in (
+                _figure(geometric_mean(row.speedup for row in rows if row.threads == n)),
+                _figure(geometric_mean(row.xtriad for row in rows if row.threads == n)),
+            )
+        ]
+
+    lines = [
+        [operator.value, *cells(mine)]
+        for operator in Operator
+        if (mine := [row for row in found.rows if row.operator == operator.value])
+    ]
+    lines.append(["all", *cells(found.rows)])
+    columns = (f"{what}, {_threads(n)}" for n in counts for what in ("torch / ours", "×triad"))
+    cases = len({row.case for row in found.rows})
+    return f"{_where(found)} Geometric means over {cases} cases:\n\n" + _table(
+        ["", *columns], lines
+    )
+
+
+def replace_between(text: str, content: str) -> str | None:
+    """The text with what stands between the markers replaced; None if they are not there.
+
+    Raises:
+        ReportError: one is missing, or there are several.
+    """
+    if (text.count(BEGIN), text.count(END)) == (0, 0):
+        return None
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in before + after:
+        raise ReportError(f"markers do not pair; allowed: one {BEGIN} and after it one {END}")
+    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+
+
+def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
+    found = []
+    for path in sorted(folder.glob(f"{RUNS}*.csv")):
+        if path.stem.endswith(PARTIAL):
+            continue
+        begin = folder / f"{STARTS}{path.stem.removeprefix(RUNS)}.csv"
+        try:
+            starts = results.read_table(begin, Start)[1] if begin.exists() else []
+            found.append((results.read(path), starts, path))
+        except (OSError, ValueError, KeyError) as error:
+            raise ReportError(f"{path}: no file of a run ({error})") from None
+    if not found:
+        raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
+    return found
+
+
+def write(folder: Path, checkout: Path) -> list[Path]:
+    """Bring the documents of a checkout up to date with the runs in a folder.
+
+    Returns:
+        The documents that have markers, written.
+
+    Raises:
+        ReportError: there are no runs, or no markers.
+        OSError: what the system says.
+    """
+    runs = _load(folder)
+    readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
+    contents = {
+        readme: "\n\n".join(summary(found) for found, _, _ in runs),
+        performance: "\n\n".join(
+            details(found, starts, _picture(path, performance.parent))
+            for found, starts, path in runs
+        ),
+    }
+    changed = {}
+    for document, content in contents.items():
+        if document.exists():
+            new = replace_between(document.read_text(encoding="utf-8"), content)
+            if new is not None:
+                changed[document] = new
+    if not changed:
+        names = " nor ".join(str(document.relative_to(checkout)) for document in contents)
+        raise ReportError(f"{checkout}: neither {names} has the marker {BEGIN}")
+    for document, text in changed.items():
+        results.write(document, text.encode())
+    return list(changed)
+
+
+def _picture(path: Path, documents: Path) -> str | None:
+    """A run's picture as a document refers to it."""
+    picture = path.with_suffix(".svg")
+    if not picture.exists():
+        return None
+    return Path(os.path.relpath(picture, documents)).as_posix()

@@ -1,0 +1,244 @@
+"""A run's figures, and the file they are kept in."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import io
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import normgrad
+
+from ..machine import this_machine
+from .contenders import Contenders
+from .suite import Case, spelled
+from .timing import Times
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case at one number of threads; the fields are the file's columns.
+
+    Attributes:
+        case: its id.
+        operator, shape, dtype, parameters, layout: the case's.
+        groups: of group norm, else 0.
+        threads: that torch and Numba used.
+        elements: of one tensor.
+        bytes: what has to go through memory: dy, x and dx once each, without dx for reduce and
+            without x for eval-input.
+        contender: what torch computed with.
+        bound: what stood for the memory.
+        t_ours_us: the public function with new outputs; all times are microseconds a call.
+        t_out_us: the same with ``out=``.
+        t_plan_us: a plan's run with ``out=`` and ``workspace=``.
+        t_torch_us: torch, with new outputs.
+        t_triad_us: the memory's time.
+        speedup: t_torch_us / t_ours_us.
+        xtriad: t_out_us / t_triad_us.
+        gbs: bytes / t_out_us, in 10⁹ bytes a second.
+        rounds: how often each was timed.
+        spread: interquartile range over median, the largest of the five.
+        path: the plan's way through the kernels.
+    """
+
+    case: str
+    operator: str
+    shape: str
+    dtype: str
+    parameters: str
+    layout: str
+    groups: int
+    threads: int
+    elements: int
+    bytes: int
+    contender: str
+    bound: str
+    t_ours_us: float
+    t_out_us: float
+    t_plan_us: float
+    t_torch_us: float
+    t_triad_us: float
+    speedup: float
+    xtriad: float
+    gbs: float
+    rounds: int
+    spread: float
+    path: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a file holds: facts about the run, by name, and the rows."""
+
+    facts: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+    @property
+    def cache(self) -> int:
+        """The bytes of cache that the run counted on."""
+        return int(self.facts["cache_bytes"])
+
+
+def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
+    """A case's row."""
+    us = {name: seconds * 1e6 for name, seconds in times.medians.items()}
+    return Row(
+        case=case.id,
+        operator=case.operator.value,
+        shape=spelled(case.shape),
+        dtype=case.dtype,
+        parameters=case.parameters,
+        layout=case.layout.value,
+        groups=case.groups,
+        threads=threads,
+        elements=case.elements,
+        bytes=case.bytes,
+        contender=contenders.torch,
+        bound=contenders.bound,
+        t_ours_us=us["ours"],
+        t_out_us=us["out"],
+        t_plan_us=us["plan"],
+        t_torch_us=us["torch"],
+        t_triad_us=us["bound"],
+        speedup=us["torch"] / us["ours"],
+        xtriad=us["out"] / us["bound"],
+        gbs=case.bytes / us["out"] / 1e3,
+        rounds=times.rounds,
+        spread=times.spread,
+        path=contenders.path,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
+    """Where and with what a run was made.
+
+    Args:
+        cpu: the CPU's name.
+        command: what was asked for.
+        cache: the bytes of the last cache to count on; None for what the kernels count on, which on
+            a virtual machine is less than the L3 of the server it shares.
+    """
+    machine = this_machine()
+    # Who else is running decides about a figure as much as the CPU does.
+    load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "cpu": cpu,
+        "cores": str(machine.cores),
+        "l2_bytes": str(machine.l2),
+        "l3_bytes": str(machine.l3),
+        "cache_bytes": str(machine.cache if cache is None else cache),
+        "load_before": load,
+        "system": f"{platform.system()} {platform.machine()}",
+        "normgrad": normgrad.__version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in ("numpy", "numba", "torch")},
+    }
+
+
+def slug(cpu: str) -> str:
+    """A CPU's name as part of a file's."""
+    plain = re.sub(r"\((R|TM|C)\)", " ", cpu, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "unknown"
+
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def spelled_bytes(count: float) -> str:
+    """Bytes in the largest unit that fits: 480 MiB."""
+    for size, unit in _UNITS:
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} B"
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def table_of(facts: Mapping[str, str], rows: Sequence[Any]) -> bytes:
+    """Rows of one dataclass as a file: the facts in comments, a header, the rows."""
+    text = io.StringIO(newline="")
+    for name, value in facts.items():
+        text.write(f"# {name}: {' '.join(str(value).split())}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in fields(rows[0]))
+    for entry in rows:
+        writer.writerow(_cell(value) for value in asdict(entry).values())
+    return text.getvalue().encode()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file, all or nothing: what was there stays until all is written.
+
+    Raises:
+        OSError: what the system says against it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".normgrad-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp's files are for their owner alone
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_table(path: Path, kind: type[Any]) -> tuple[dict[str, str], list[Any]]:
+    """A file's facts, and its rows as objects of a dataclass.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not such a file.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found: dict[str, str] = {}
+    while lines and lines[0].startswith("#"):
+        name, _, value = lines.pop(0).removeprefix("#").partition(":")
+        found[name.strip()] = value.strip()
+    types = get_type_hints(kind)
+    reader = csv.DictReader(lines)
+    if list(reader.fieldnames or ()) != list(types):
+        raise ValueError(f"columns {reader.fieldnames}; allowed: {', '.join(types)}")
+    return found, [kind(**{name: types[name](value) for name, value in r.items()}) for r in reader]
+
+
+def read(path: Path) -> Results:
+    """A run's file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file.
+    """
+    found, rows = read_table(path, Row)
+    missing = [name for name in facts("", "") if name not in found]
+    if missing or not rows:
+        raise ValueError(f"no {', '.join(missing) or 'rows'}")
+    return Results(found, tuple(rows))

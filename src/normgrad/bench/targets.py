@@ -1,0 +1,182 @@
+"""What the library wants to reach, and how far a run's figures are from it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .results import Results, Row
+from .suite import SMALL, Layout, Operator, spelled
+
+#: Times as fast as torch over the whole suite, in the geometric mean.
+SPEEDUP = 3.0
+#: Cases of so many elements are to be no slower than torch, each; reduce is held to its bound from
+#: there on. Below it the fixed cost of a call decides, which the small tensors' targets hold.
+LARGE_ELEMENTS = 1 << 16
+NO_SLOWER = 1.0
+#: Times the memory's own time where the data exceed the cache; more for channels-last where
+#: not even a cache line's width of channels fits it.
+XTRIAD, XTRIAD_STRIPED = 1.25, 1.7
+#: And where they fit, in the geometric mean.
+XTRIAD_CACHED = 2.0
+REDUCE = 1.25
+#: A call on small tensors, and a plan's run, in terms of torch's time.
+SMALL_CALL, SMALL_PLAN = 2.5, 1.2
+
+_LINE = 64
+
+_SMALL_SHAPES = tuple(map(spelled, SMALL))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target and how it was met.
+
+    Attributes:
+        name: what is to be reached.
+        limit: in the form "≥ 3"; without a number if no case counts.
+        reached: a geometric mean, or the worst case's figure; None if no case counts.
+        cases: how many count.
+        misses: the ids of those that are off, each with its figure, the worst first; empty for a
+            mean.
+        met: whether it was reached; None if no case counts.
+    """
+
+    name: str
+    limit: str
+    reached: float | None
+    cases: int
+    misses: tuple[tuple[str, float], ...]
+    met: bool | None
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """None of nothing."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(statistics.fmean(logarithms)) if logarithms else None
+
+
+def _each(
+    name: str,
+    rows: Sequence[Row],
+    figure: Callable[[Row], float],
+    limit: Callable[[Row], float],
+    at_least: bool = False,
+) -> Target:
+    """Every case is to keep its limit."""
+
+    def excess(row: Row) -> float:
+        return limit(row) / figure(row) if at_least else figure(row) / limit(row)
+
+    worst_first = sorted(rows, key=excess, reverse=True)
+    misses = tuple((row.case, figure(row)) for row in worst_first if excess(row) > 1)
+    return Target(
+        name,
+        f"{_sign(at_least)} {' or '.join(f'{value:g}' for value in sorted(set(map(limit, rows))))}",
+        figure(worst_first[0]) if rows else None,
+        len(rows),
+        misses,
+        not misses if rows else None,
+    )
+
+
+def _mean(name: str, values: Sequence[float], limit: float, at_least: bool = False) -> Target:
+    mean = geometric_mean(values)
+    met = None if mean is None else mean >= limit if at_least else mean <= limit
+    return Target(name, f"{_sign(at_least)} {limit:g}", mean, len(values), (), met)
+
+
+def _sign(at_least: bool) -> str:
+    return "≥" if at_least else "≤"
+
+
+def exceeds_cache(row: Row, cache: int) -> bool:
+    """Whether what goes through memory is more than the cache holds."""
+    return row.bytes > cache
+
+
+def stripe_bytes(row: Row) -> int:
+    """What a task reads of channels-last x and dy to sum as few channels as a cache line holds."""
+    channels = int(row.shape.split("x")[1])
+    return 2 * _LINE * (row.elements // channels)
+
+
+def xtriad_limit(row: Row, cache: int) -> float:
+    """How many times the memory's own time a case larger than the cache may take."""
+    if row.layout == Layout.CHANNELS_LAST.value and stripe_bytes(row) > cache:
+        return XTRIAD_STRIPED
+    return XTRIAD
+
+
+def evaluate(rows: Sequence[Row], cache: int) -> list[Target]:
+    """The targets for rows of one number of threads.
+
+    Args:
+        rows: the cases.
+        cache: the bytes of cache to count on.
+    """
+    large = [row for row in rows if row.elements >= LARGE_ELEMENTS]
+    writes = [row for row in rows if row.operator != Operator.REDUCE.value]
+    beyond = [row for row in writes if exceeds_cache(row, cache)]
+    within = [row for row in writes if not exceeds_cache(row, cache)]
+    reduce = [row for row in large if row.operator == Operator.REDUCE.value]
+    small = [row for row in rows if row.shape in _SMALL_SHAPES]
+    return [
+        _mean("torch / ours, geometric mean of all cases", _all(rows, _speedup), SPEEDUP, True),
+        _each("torch / ours, each case of 2¹⁶ elements or more", large, _speedup, _no_slower, True),
+        _each(
+            "×triad, each case larger than the cache",
+            beyond,
+            _xtriad,
+            lambda r: xtriad_limit(r, cache),
+        ),
+        _mean(
+            "×triad, geometric mean of cases that fit the cache",
+            _all(within, _xtriad),
+            XTRIAD_CACHED,
+        ),
+        _each("reduce / time to read, each of 2¹⁶ elements or more", reduce, _xtriad, _reduce),
+        _each(
+            "small tensors: a call / torch's",
+            small,
+            lambda row: row.t_ours_us / row.t_torch_us,
+            lambda row: SMALL_CALL,
+        ),
+        _each(
+            "small tensors: a plan's run / torch's call",
+            small,
+            lambda row: row.t_plan_us / row.t_torch_us,
+            lambda row: SMALL_PLAN,
+        ),
+    ]
+
+
+def _all(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[float]:
+    return [figure(row) for row in rows]
+
+
+def _speedup(row: Row) -> float:
+    return row.speedup
+
+
+def _xtriad(row: Row) -> float:
+    return row.xtriad
+
+
+def _no_slower(row: Row) -> float:
+    return NO_SLOWER
+
+
+def _reduce(row: Row) -> float:
+    return REDUCE
+
+
+def by_threads(results: Results) -> dict[int, list[Target]]:
+    """The targets, for each number of threads that was run."""
+    counts = sorted({row.threads for row in results.rows})
+    return {
+        count: evaluate([row for row in results.rows if row.threads == count], results.cache)
+        for count in counts
+    }

@@ -1,0 +1,151 @@
+"""``normgrad bench`` from end to end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import normgrad.bench.results as files
+from normgrad.bench import startup
+from normgrad.cli import bench
+
+CASE = "train/8x16x8x8/float32/contiguous"
+
+
+def errors(result):
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_a_case_into_a_folder(cli, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "new" / "folder"
+    result = cli("--filter", CASE, "--repeat", 1, "--threads", "1", "--out", out)
+    assert result.exit_code == 0, result.stderr
+    (table,) = out.glob("*.csv")
+    assert table.stem.startswith("cpu-")
+    assert table.stem.endswith("-filtered")
+    assert sorted(path.suffix for path in out.iterdir()) == [".csv", ".png", ".svg"]
+    found = files.read(table)
+    assert [(row.case, row.threads, row.rounds) for row in found.rows] == [(CASE, 1, 1)]
+    (row,) = found.rows
+    assert row.contender == "aten::native_batch_norm_backward"
+    assert row.path.split()[0] in ("rows", "columns", "tiles")
+    assert min(row.t_ours_us, row.t_out_us, row.t_plan_us, row.t_torch_us, row.t_triad_us) > 0
+    assert found.facts["command"] == f"normgrad bench --threads 1 --filter {CASE} --repeat 1"
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[1].startswith("case threads ours, µs out=, µs plan, µs torch, µs triad, µs")
+    assert any(line.startswith(f"{CASE} 1 ") for line in lines)
+    assert any(
+        line.startswith("torch / ours, geometric mean of all cases 1 ≥ 3 ") for line in lines
+    )
+    assert any(str(table) in line for line in lines)
+
+
+def test_without_torch(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    line = errors(cli("--quick", "--out", tmp_path / "out"))
+    assert line == "normgrad: bench: needs torch: pip install 'normgrad[torch]'"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--filter", "no such case"), "--filter: 'no such case' is in no case's id; allowed: "),
+        (("--filter", "("), "--filter: '(': missing ), unterminated subpattern"),
+        (("--threads", "0"), "--threads: '0'; allowed: numbers from 1 to "),
+        (("--threads", "1,many"), "--threads: '1,many'; allowed: numbers from 1 to "),
+        (("somewhere",), "DIR: somewhere; allowed: with --report alone"),
+    ],
+)
+def test_what_it_does_not_take(cli, arguments, line):
+    assert errors(cli(*arguments)).startswith(f"normgrad: {line}")
+
+
+def test_a_folder_that_is_a_file(cli, tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "file"
+    out.write_text("a file")
+    assert errors(cli("--quick", "--out", out)) == (
+        f"normgrad: {out}: cannot be written to (File exists)"
+    )
+
+
+def test_interrupted(tmp_path):
+    """One line, status 130, and the old file as it was."""
+    pytest.importorskip("torch")
+    old = tmp_path / "cpu-x-quick.csv"
+    old.write_bytes(b"old")
+    code = (
+        "import sys\n"
+        "from normgrad.bench import results, run\n"
+        "def runs(*arguments):\n"
+        "    raise KeyboardInterrupt\n"
+        "    yield\n"
+        "run.run = runs\n"
+        "results.slug = lambda cpu: 'x'\n"
+        "from normgrad.cli import main\n"
+        f"sys.argv = ['normgrad', 'bench', '--quick', '--out', {str(tmp_path)!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "normgrad: interrupted\n"
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(old.name, b"old")]
+
+
+def test_report(cli, tmp_path, monkeypatch, row, results):
+    monkeypatch.chdir(tmp_path)
+    assert errors(cli("--report")).endswith("no file of a full run; make one with normgrad bench")
+    found = results(row(speedup=4))
+    files.write(bench.RESULTS / "cpu-x.csv", files.table_of(found.facts, found.rows))
+    assert "has the marker" in errors(cli("--report"))
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- bench: begin -->\n<!-- bench: end -->\n")
+    result = cli("--report")
+    assert (result.exit_code, result.stdout) == (0, "written    README.md\n")
+    text = readme.read_text()
+    assert "| train | 4 | 1 |" in text
+    assert cli("--report", bench.RESULTS).exit_code == 0
+    assert readme.read_text() == text
+
+
+def test_startup(cli, tmp_path, monkeypatch):
+    """The command, on processes that are not started."""
+
+    def start(cache, dtype):
+        times = {"process_ms": 840.0, "numpy_ms": 99.0, "import_ms": 51.0}
+        return {**times, "first_call_ms": 498.0, "second_call_ms": 0.25}
+
+    monkeypatch.setattr(startup, "_start", start)
+    result = cli("--startup", "--out", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    (path,) = tmp_path.iterdir()
+    found, rows = files.read_table(path, startup.Start)
+    assert [(start.kernels, start.runs) for start in rows] == [("compiled", 3), ("from disk", 7)]
+    assert found["command"] == "normgrad bench --startup"
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "from disk 7 840 99 51.0 498 0.250" in lines
+
+
+def test_a_start_is_measured(tmp_path):
+    """One process, with whatever kernels there are."""
+    from normgrad.backends.cpu import runtime
+
+    folder = runtime.cache_folder()
+    found = startup._start(folder or tmp_path, "float32")
+    assert set(found) == {
+        *("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
+    }
+    assert found["process_ms"] > found["first_call_ms"] > 0
+
+
+def test_a_start_that_fails(tmp_path):
+    with pytest.raises(RuntimeError, match="measured failed: TypeError"):
+        startup._start(tmp_path, "no such dtype")

@@ -1,0 +1,130 @@
+"""The files: what is written is what is read, and never half of it."""
+
+import dataclasses
+import os
+import stat
+
+import pytest
+
+from normgrad.bench import picture, results, startup, timing
+from normgrad.bench.contenders import Contender, Contenders
+from normgrad.bench.results import Row
+from normgrad.bench.suite import Case, Layout, Operator
+
+
+def test_there_and_back(row, results_file):
+    rows = (row(), row(Operator.REDUCE, speedup=1.23456789, threads=2))
+    found = results.read(results_file(*rows))
+    assert found.facts["cpu"] == "Some CPU (R) 9000"
+    assert found.facts["command"] == "normgrad bench"
+    assert found.cache == 16 << 20
+    assert {"normgrad", "python", "numpy", "numba", "torch", "date", "cores"} <= set(found.facts)
+    for name, value in dataclasses.asdict(rows[0]).items():
+        same = pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+        assert getattr(found.rows[0], name) == same
+    assert found.rows[1].speedup == 1.23457  # six digits are more than there are
+    assert found.rows[1].contender == "aten::a, b"
+
+
+@pytest.fixture
+def results_file(tmp_path, request):
+    make = request.getfixturevalue("results")
+
+    def write(*rows):
+        found = make(*rows)
+        path = tmp_path / "cpu-some.csv"
+        results.write(path, results.table_of(found.facts, found.rows))
+        return path
+
+    return write
+
+
+def test_facts_stay_on_their_lines(row):
+    text = results.table_of({"cpu": "a\nb", "date": "today"}, [row()]).decode()
+    assert text.splitlines()[:2] == ["# cpu: a b", "# date: today"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("case,operator", "operator,case"), ("# cache_bytes", "# cash"), (",4,", ",four,")],
+)
+def test_what_is_no_such_file(row, results_file, old, new):
+    path = results_file(row())
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=r"allowed|no |could not"):
+        results.read(path)
+
+
+def test_starts_there_and_back(tmp_path):
+    start = startup.Start("compiled", "batch_norm_backward", "float32", 3, 9.0, 1.5, 2.0, 3.0, 0.5)
+    path = tmp_path / "startup.csv"
+    results.write(path, results.table_of({"cpu": "x"}, [start]))
+    assert results.read_table(path, startup.Start) == ({"cpu": "x"}, [start])
+
+
+def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "folder" / "file"
+    results.write(path, b"old")
+    assert path.read_bytes() == b"old"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+    def interrupted(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        results.write(path, b"new and longer")
+    assert [(file.name, file.read_bytes()) for file in path.parent.iterdir()] == [("file", b"old")]
+
+
+def test_row():
+    case = Case(Operator.EVAL, (2, 4, 3, 3), layout=Layout.CHANNELS_LAST)
+    contender = Contender(lambda: None, "numba")
+    seconds = {"ours": 2e-6, "out": 1.5e-6, "plan": 1e-6, "torch": 8e-6, "bound": 0.5e-6}
+    made = results.row(
+        case,
+        2,
+        Contenders(dict.fromkeys(seconds, contender), "kernel", "triad", "rows"),
+        timing.Times(seconds, 7, 0.125),
+    )
+    assert (made.case, made.shape, made.threads) == (case.id, "2x4x3x3", 2)
+    assert (made.elements, made.bytes) == (72, 3 * 72 * 4)
+    assert made.speedup == pytest.approx(4)
+    assert made.xtriad == pytest.approx(3)
+    assert made.gbs == pytest.approx(864 / 1.5 / 1e3)
+    assert (made.t_plan_us, made.t_triad_us) == (pytest.approx(1), pytest.approx(0.5))
+    assert [field.name for field in dataclasses.fields(Row)][-3:] == ["rounds", "spread", "path"]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "slug"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz", "intel-xeon-platinum-8375c-cpu-2-90ghz"),
+        ("AMD EPYC 7R13 (znver3)", "amd-epyc-7r13-znver3"),
+        ("../../etc", "etc"),
+        ("", "unknown"),
+    ],
+)
+def test_slug(cpu, slug):
+    assert results.slug(cpu) == slug
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(100, "100 B"), (1536, "1.5 KiB"), (480 << 20, "480 MiB"), (3 << 30, "3 GiB")],
+)
+def test_spelled_bytes(count, text):
+    assert results.spelled_bytes(count) == text
+
+
+def test_picture(row, results):
+    pytest.importorskip("matplotlib")
+    rows = [row(operator) for operator in Operator]
+    rows += [row(layout=layout, threads=2, xtriad=3) for layout in Layout]
+    files = picture.draw(results(*rows))
+    assert files[".png"].startswith(b"\x89PNG")
+    assert b"</svg>" in files[".svg"]
+    assert files == picture.draw(results(*rows))
