@@ -58,8 +58,9 @@ The operators, with what may be left out in brackets:
 {_signatures()}
 
 Each output's largest error against a float64 reference is shown in units of the bound that the
-library keeps on any data whose intermediates stay in float32's normal range. The exit status is 0 if all are at most 1, 1 if one is not (OUT is
-written all the same), 2 if FILE or OUT cannot be used.
+library keeps on any data whose intermediates stay in float32's normal range. The exit status is 0
+if all are at most 1, 1 if one is not (OUT is written all the same), 2 if FILE or OUT cannot be
+used.
 """
 
 app = typer.Typer(
