@@ -1,7 +1,7 @@
 """Per-channel arithmetic, in float64: from statistics and sums to coefficients and outputs.
 
 Everything here runs over C values (N·C for group norm), so it is written for clarity; the loops
-over whole tensors are in :mod:`.patterns`.
+over whole tensors are elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from math import isfinite, sqrt
 from typing import Any
 
 from numba import njit, types
-from numba.core.extending import overload
 
 from ...problem import Rule
 from .block import (
@@ -83,36 +82,11 @@ from .intrinsics import (
     singles_at,
     two_sum,
 )  # fmt: skip
+from .sums import add_error, corrected, fold, kept_sum
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 TRAIN, EVAL, ELEMT, GROUP = map(int, (Rule.TRAIN, Rule.EVAL, Rule.ELEMT, Rule.GROUP))
-
-
-def fold(total: Any, error: Any, index: Any, value: Any) -> None:
-    """Add a block's sum to a running total in float64.
-
-    In float64 arithmetic the error of each addition is kept too: otherwise a long tensor's chain
-    of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
-    """
-    raise NotImplementedError
-
-
-@overload(fold, jit_options={"error_model": "numpy"})
-def _fold(total, error, index, value):
-    if error.dtype == types.float64:
-
-        def compensated(total, error, index, value):
-            s, e = two_sum(get(total, index), value)
-            put(total, index, s)
-            put(error, index, get(error, index) + e)
-
-        return compensated
-
-    def plain(total, error, index, value):
-        put(total, index, get(total, index) + value)
-
-    return plain
 
 
 @njit(error_model="numpy")
@@ -224,23 +198,6 @@ def prepare(block, real, s, c0, c1):
         put(weight, i, double(get(rounded, i)))
 
 
-def clear(total: Any, error: Any, index: Any) -> None:
-    """Start a sum from zero."""
-    raise NotImplementedError
-
-
-@overload(clear)
-def _clear(total, error, index):
-    if error.dtype == types.float64:
-
-        def compensated(total, error, index):
-            put(total, index, 0.0)
-            put(error, index, 0.0)
-
-        return compensated
-    return lambda total, error, index: put(total, index, 0.0)
-
-
 @njit(error_model="numpy")
 def combine(block, real, base, count):
     """Add the parts' sums into the first part's, in the order of the parts."""
@@ -258,36 +215,6 @@ def combine(block, real, base, count):
             add_error(dy_error, i, dy_error, j)
             fold(xmu_total, xmu_error, i, get(xmu_total, j))
             add_error(xmu_error, i, xmu_error, j)
-
-
-def add_error(into: Any, at: Any, error: Any, index: Any) -> None:
-    """Add one error term to another, where the arithmetic keeps them."""
-    raise NotImplementedError
-
-
-@overload(add_error)
-def _add_error(into, at, error, index):
-    if error.dtype == types.float64:
-        return lambda into, at, error, index: put(into, at, get(into, at) + get(error, index))
-    return lambda into, at, error, index: None
-
-
-@njit(error_model="numpy")
-def corrected(total, error):
-    """A compensated sum. The error of an infinite one is NaN and must not spoil it."""
-    return total + error if isfinite(total) else total
-
-
-def kept_sum(total: Any, error: Any, index: Any) -> Any:
-    """A sum, with its error term where the arithmetic keeps one."""
-    raise NotImplementedError
-
-
-@overload(kept_sum)
-def _kept_sum(total, error, index):
-    if error.dtype == types.float64:
-        return lambda total, error, index: corrected(get(total, index), get(error, index))
-    return lambda total, error, index: get(total, index)
 
 
 @njit(error_model="numpy")

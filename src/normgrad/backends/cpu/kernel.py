@@ -51,7 +51,6 @@ from .block import (
     W_SUM_DY_XMU_ERROR,
     WORKSPACE,
 )  # fmt: skip
-from .channels import clear
 from .intrinsics import (
     INT_POINTER,
     POINTERS,
@@ -68,6 +67,7 @@ from .intrinsics import (
     shift,
 )  # fmt: skip
 from .patterns import PATTERNS, segment_apply, segment_moments, segment_scale, segment_sums
+from .sums import clear
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -116,7 +116,7 @@ class _Access:
     chunk: int = 1
 
 
-#: The longest row of columns, and how many rows are summed before they are folded; patterns.py says
+#: The longest row of columns, and how many rows are summed before they are folded; columns.py says
 #: why.
 SPAN, ROWS = 1024, 8
 #: Channels of a tile; a task has whole tiles, since its channels share cache lines.

@@ -25,7 +25,7 @@ from numba.core.ccallback import CFunc
 from numba.np.ufunc import parallel as numba_threads
 
 from . import block as B
-from . import channels, patterns
+from . import channels, tiles
 from . import kernel as kernel_module
 from .program import Program
 
@@ -116,7 +116,7 @@ def compiled_channel_kernel(code: int) -> CFunc:
 @cache
 def compiled_mover(code: int, real: int) -> CFunc:
     """What copies tiles of a dtype, compiled or from the disk."""
-    return _compiled(patterns.mover, patterns.mover_signature(code, real))
+    return _compiled(tiles.mover, tiles.mover_signature(code, real))
 
 
 def _driver(name: str, parallel: bool) -> Any:

@@ -1,0 +1,128 @@
+"""Sums that are carried in float64 from one block to the next.
+
+In float64 arithmetic the rounding error of each addition is carried too: otherwise a long tensor's
+chain of additions would break the bound. In float32 arithmetic float64 is exact enough by itself,
+and the pointer to the errors is only a type.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from numba import njit, types
+from numba.core.extending import overload
+
+from .intrinsics import double, fma, get, put, two_sum
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+# Sums may be reordered and contracted into fused multiply-adds; NaN and Inf must stay what they
+# are, so neither 'nnan' nor 'ninf'. What is not a sum keeps its order.
+SUMS = {"reassoc", "contract", "nsz", "arcp"}
+ELEMENTS = {"contract", "nsz"}
+
+
+def fold(total: Any, error: Any, index: Any, value: Any) -> None:
+    """Add a block's sum to a running total in float64.
+
+    In float64 arithmetic the error of each addition is kept too: otherwise a long tensor's chain
+    of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
+    """
+    raise NotImplementedError
+
+
+@overload(fold, jit_options={"error_model": "numpy"})
+def _fold(total, error, index, value):
+    if error.dtype == types.float64:
+
+        def compensated(total, error, index, value):
+            s, e = two_sum(get(total, index), value)
+            put(total, index, s)
+            put(error, index, get(error, index) + e)
+
+        return compensated
+
+    def plain(total, error, index, value):
+        put(total, index, get(total, index) + value)
+
+    return plain
+
+
+def clear(total: Any, error: Any, index: Any) -> None:
+    """Start a sum from zero."""
+    raise NotImplementedError
+
+
+@overload(clear)
+def _clear(total, error, index):
+    if error.dtype == types.float64:
+
+        def compensated(total, error, index):
+            put(total, index, 0.0)
+            put(error, index, 0.0)
+
+        return compensated
+    return lambda total, error, index: put(total, index, 0.0)
+
+
+def add_error(into: Any, at: Any, error: Any, index: Any) -> None:
+    """Add one error term to another, where the arithmetic keeps them."""
+    raise NotImplementedError
+
+
+@overload(add_error)
+def _add_error(into, at, error, index):
+    if error.dtype == types.float64:
+        return lambda into, at, error, index: put(into, at, get(into, at) + get(error, index))
+    return lambda into, at, error, index: None
+
+
+@njit(error_model="numpy")
+def corrected(total, error):
+    """A compensated sum. The error of an infinite one is NaN and must not spoil it."""
+    return total + error if isfinite(total) else total
+
+
+def kept_sum(total: Any, error: Any, index: Any) -> Any:
+    """A sum, with its error term where the arithmetic keeps one."""
+    raise NotImplementedError
+
+
+@overload(kept_sum)
+def _kept_sum(total, error, index):
+    if error.dtype == types.float64:
+        return lambda total, error, index: corrected(get(total, index), get(error, index))
+    return lambda total, error, index: get(total, index)
+
+
+def add_term(sums: Any, c: Any, dy: Any, x: Any, mean: Any) -> None:
+    """Add one element's terms to channel c's sums, without a rounding in the arithmetic's type.
+
+    Where a statistic is over few elements, the rounding of each term shows in the result.
+    """
+    raise NotImplementedError
+
+
+@overload(add_term, jit_options={"error_model": "numpy"})
+def _add_term(sums, c, dy, x, mean):
+    if sums[1].dtype == types.float64:
+
+        def compensated(sums, c, dy, x, mean):
+            total, total_error, projection, projection_error = sums
+            xmu, xmu_error = two_sum(x, -mean)
+            product = dy * xmu
+            rounding = fma(dy, xmu, -product) + dy * xmu_error
+            fold(total, total_error, c, dy)
+            fold(projection, projection_error, c, product)
+            put(projection_error, c, get(projection_error, c) + rounding)
+
+        return compensated
+
+    def plain(sums, c, dy, x, mean):
+        total, total_error, projection, projection_error = sums
+        d = double(dy)
+        fold(total, total_error, c, d)
+        fold(projection, projection_error, c, d * (double(x) - double(mean)))
+
+    return plain

@@ -1,0 +1,221 @@
+"""Tiles: any strides, and any mixture of dtypes.
+
+A small tile is gathered into dense rows on the stack in the arithmetic's type, treated as rows, and
+scattered back; no tensor is copied whole. Two such kernels serve all 64 mixtures: copying a tile is
+compiled by itself, for each dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit, types
+
+from . import program
+from .block import CHANNEL_STRIDES, DATA_SIZES, INNER_STRIDES, MOVERS
+from .intrinsics import (
+    POINTERS,
+    SQUARE,
+    address_of,
+    call_mover,
+    double,
+    doubles_at,
+    gather_square,
+    get,
+    load,
+    not_inlined,
+    put,
+    real_buffer,
+    scatter_square,
+    shift,
+    store,
+)
+from .rows import BLOCK, row_apply, row_moments, row_scale, row_sums
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: A gathered tile, on the stack: so many channels (a cache line of the halves) of BLOCK positions,
+#: 32 KiB a tensor, or 64 in float64.
+TILE_CHANNELS = program.TILE_CHANNELS
+TILE = TILE_CHANNELS * BLOCK
+
+
+@njit(error_model="numpy")
+def gather_from(source, channel_step, step, tile, channels, count):
+    """Copy a tile into dense rows of BLOCK, converted to the tile's type."""
+    first = 0
+    if step == 1:
+        for c in range(channels):
+            row = shift(source, c * channel_step)
+            for i in range(count):
+                put(tile, c * BLOCK + i, load(row, i))
+        return
+    if channel_step == 1 and channels >= SQUARE:
+        # Squares; then the channels that are left, and below the positions.
+        first = count // SQUARE * SQUARE
+        whole = channels // SQUARE * SQUARE
+        for i in range(0, first, SQUARE):
+            at = shift(source, i * step)
+            for c in range(0, whole, SQUARE):
+                gather_square(shift(at, c), step, shift(tile, c * BLOCK + i), BLOCK)
+            for j in range(i, i + SQUARE):
+                for c in range(whole, channels):
+                    put(tile, c * BLOCK + j, load(source, c + j * step))
+    for i in range(first, count):
+        for c in range(channels):
+            put(tile, c * BLOCK + i, load(source, c * channel_step + i * step))
+
+
+@njit(error_model="numpy")
+def scatter_to(tile, target, channel_step, step, channels, count):
+    """Round a tile into the tensor it belongs to."""
+    first = 0
+    if step == 1:
+        for c in range(channels):
+            row = shift(target, c * channel_step)
+            for i in range(count):
+                store(row, i, get(tile, c * BLOCK + i))
+        return
+    if channel_step == 1 and channels >= SQUARE:
+        first = count // SQUARE * SQUARE
+        whole = channels // SQUARE * SQUARE
+        for i in range(0, first, SQUARE):
+            at = shift(target, i * step)
+            for c in range(0, whole, SQUARE):
+                scatter_square(shift(tile, c * BLOCK + i), BLOCK, shift(at, c), step)
+            for j in range(i, i + SQUARE):
+                for c in range(whole, channels):
+                    store(target, c + j * step, get(tile, c * BLOCK + j))
+    for i in range(first, count):
+        for c in range(channels):
+            store(target, c * channel_step + i * step, get(tile, c * BLOCK + i))
+
+
+def mover(tensor, tile, scatters, channel_step, step, channels, count):
+    """Copy a tile out of a tensor, or into it: compiled by itself, for each dtype.
+
+    The kernel calls it through its address, so that two of that (one for each type of tile) serve
+    every mixture of dtypes.
+    """
+    if scatters:
+        scatter_to(tile, tensor, channel_step, step, channels, count)
+    else:
+        gather_from(tensor, channel_step, step, tile, channels, count)
+
+
+def mover_signature(code: int, real: int) -> Any:
+    """A mover's type for a tensor's and the tile's dtype codes."""
+    return types.void(POINTERS[code], POINTERS[real], *[types.int64] * 5)
+
+
+@njit(error_model="numpy")
+def move(block, tensor, at, offset, tile, channels, count):
+    """Gather a tile of tensor 0 (dy) or 1 (x), or scatter it to tensor 2 (dx)."""
+    call_mover(
+        get(block, MOVERS + tensor), at + offset * get(block, DATA_SIZES + tensor), tile,
+        tensor // 2, get(block, CHANNEL_STRIDES + tensor), get(block, INNER_STRIDES + tensor),
+        channels, count,
+    )  # fmt: skip
+
+
+@njit(error_model="numpy")
+def tile_offset(block, tensor, c, i):
+    """How far channel c and position i of a segment are from its start."""
+    return c * get(block, CHANNEL_STRIDES + tensor) + i * get(block, INNER_STRIDES + tensor)
+
+
+TILE_SUMS, TILE_MOMENTS, TILE_APPLY, TILE_SCALE = 0, 1, 2, 3
+
+
+# fmt: off
+@njit(error_model="numpy")
+def go_through_tiles(
+    mode, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, sums, coefficients
+):
+    """All that is done with tiles."""
+    not_inlined()
+    gain, offset, slope, scale = coefficients
+    dy_tile = real_buffer(TILE, dy, x)
+    x_tile = real_buffer(TILE, dy, x)
+    for c0 in range(0, channels, TILE_CHANNELS):
+        n = min(TILE_CHANNELS, channels - c0)
+        for i in range(0, count, BLOCK):
+            m = min(BLOCK, count - i)
+            for tensor in range(mode == TILE_MOMENTS, 1 if mode == TILE_SCALE else 2):
+                base, at, tile = address_of(dy), dy_at, dy_tile
+                if tensor == 1:
+                    base, at, tile = address_of(x), x_at, x_tile
+                move(block, tensor, base, at + tile_offset(block, tensor, c0, i), tile, n, m)
+            for c in range(n):
+                j = c0 + c
+                dys, xs = shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK)
+                if mode == TILE_SUMS:
+                    row_sums(dys, xs, get(mean, j), m, sums, j)
+                elif mode == TILE_MOMENTS:
+                    row_moments(xs, double(get(mean, j)), m, sums, j)
+                elif mode == TILE_APPLY:
+                    row_apply(
+                        dys, xs, dys, get(mean, j), get(gain, j), get(offset, j), get(slope, j),
+                        get(scale, j), m,
+                    )
+                else:
+                    row_scale(dys, dys, get(scale, j), m)
+            if mode in (TILE_APPLY, TILE_SCALE):
+                at = dx_at + tile_offset(block, 2, c0, i)
+                move(block, 2, address_of(dx), at, dy_tile, n, m)
+# fmt: on
+
+
+# fmt: off
+@njit(error_model="numpy")
+def segment_sums(
+    dy, x, dy_at, x_at, block, channels, count, mean, sums,
+):
+    """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
+    none = (mean, mean, mean, mean)
+    go_through_tiles(
+        TILE_SUMS, dy, x, dy, dy_at, x_at, 0, block, channels, count, mean, sums, none
+    )
+# fmt: on
+
+
+# fmt: off
+@njit(error_model="numpy")
+def segment_moments(
+    dy, x, x_at, block, channels, count, mean, sums,
+):
+    """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
+    none = (mean, mean, mean, mean)
+    go_through_tiles(
+        TILE_MOMENTS, dy, x, dy, 0, x_at, 0, block, channels, count, mean, sums, none
+    )
+# fmt: on
+
+
+# fmt: off
+@njit(error_model="numpy")
+def segment_apply(
+    dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
+):
+    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
+    none = (doubles_at(0), mean, doubles_at(0), mean)
+    go_through_tiles(
+        TILE_APPLY, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, none,
+        coefficients,
+    )  # fmt: skip
+# fmt: on
+
+
+# fmt: off
+@njit(error_model="numpy")
+def segment_scale(
+    dy, x, dx, dy_at, dx_at, block, channels, count, scale,
+):
+    """Write a segment of dx = scale · dy."""
+    none = (doubles_at(0), scale, doubles_at(0), scale)
+    coefficients = (scale, scale, scale, scale)
+    go_through_tiles(
+        TILE_SCALE, dy, x, dx, dy_at, 0, dx_at, block, channels, count, scale, none,
+        coefficients,
+    )  # fmt: skip
+# fmt: on
