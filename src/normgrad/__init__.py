@@ -10,8 +10,9 @@ from .operators import (
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
     group_norm_backward,
+    plan,
 )
-from .plans import Plan, plan
+from .plans import Plan
 from .tensor import TensorSpec
 
 __version__ = "0.1.0"

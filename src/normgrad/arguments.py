@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from . import frameworks, layout, memory
+from .contract import Operator, Output
 from .frameworks import Framework
 from .tensor import TensorSpec
-
-if TYPE_CHECKING:
-    from .operators.contract import Operator, Output
 
 
 def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:

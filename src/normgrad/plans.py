@@ -7,21 +7,20 @@ the plan in the cache, allocate what the caller did not give, run.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import frameworks, layout
+from . import contract, layout
 from .arguments import Arguments, Place, Scratch, out_entries
 from .backends.cpu import program as cpu
+from .contract import Operator, Options
 from .machine import this_machine
 from .problem import Role
 from .tensor import TensorSpec
 
 if TYPE_CHECKING:
     from .backends.cpu.runtime import Runner
-    from .operators.contract import Kind, Operator, Options
 
 #: Plans kept; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
@@ -76,8 +75,6 @@ class Plan:
         specs: Mapping[str, TensorSpec | None],
         out_specs: Mapping[str, TensorSpec | None],
     ) -> None:
-        from .operators import contract
-
         present = contract.check_inputs(operator, options, specs)
         outputs = contract.check_outputs(operator, options, present, out_specs)
         self.name = operator.name
@@ -305,59 +302,3 @@ def call(operator: Operator, options: Options, tensors: Sequence[Any], out: Any)
                 _plans.pop(next(iter(_plans)), None)
             _plans[key] = plan
     return plan._run(arguments, None)
-
-
-def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
-    """Plan an operator from what its tensors look like.
-
-    Args:
-        name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt" or
-            "group_norm_backward".
-        arguments: the operator's arguments by keyword. In the place of a tensor stands a
-            :class:`TensorSpec`, or an array or tensor whose data are not looked at.
-        out: the same for the outputs; None, or None entries, for outputs in the input's layout.
-
-    Returns:
-        A plan that runs on any tensors of that look.
-
-    Raises:
-        TypeError: an unknown or missing argument, or a dtype.
-        ValueError: an unknown operator, a shape, or an output that overlaps itself.
-    """
-    from . import operators
-
-    operator = operators.OPERATORS.get(name) if isinstance(name, str) else None
-    if operator is None:
-        raise ValueError(f"name: {name!r}; allowed: {', '.join(operators.OPERATORS)}")
-    function = getattr(operators, name)
-    specs: dict[str, TensorSpec | None] = {
-        parameter.name: None for parameter in operator.parameters
-    }
-    kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
-    choices = {**function.__kwdefaults__}
-    del choices["out"]
-    known = inspect.signature(function).parameters
-    for argument, value in arguments.items():
-        if argument in specs:
-            specs[argument] = _as_spec(argument, value, kinds[argument])
-        elif argument in known:
-            choices[argument] = value
-        else:
-            raise TypeError(f"{argument}: no argument of {name}; allowed: {', '.join(known)}")
-    for argument, parameter in known.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and argument not in (*choices, "out"):
-            raise TypeError(f"{argument}: missing; {name} has no default for it")
-    options = operator.read_options(**choices)
-    outputs = operator.outputs(options)
-    entries = out_entries(operator, outputs, out)
-    out_specs = {
-        output.name: _as_spec(operator.out_name(index, output), value, output.kind)
-        for index, (output, value) in enumerate(zip(outputs, entries, strict=True))
-    }
-    return Plan(operator, options, specs, out_specs)
-
-
-def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
-    if value is None or isinstance(value, TensorSpec):
-        return value
-    return frameworks.of(name, value).described(name, value, kind.dtypes)

@@ -18,8 +18,8 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, operators, precision, reference
+from ..contract import Kind, Operator, Options
 from ..operators import OPERATORS
-from ..operators.contract import Kind, Operator, Options
 from ..plans import Plan
 from . import files, outputs
 from .files import Array, Contents, Format, InputError

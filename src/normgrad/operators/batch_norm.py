@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .. import contract
+from ..contract import Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
 from ..problem import Problem, Role, Rule
-from . import contract, views
-from .contract import Kind, Operator, Options, Output, Parameter, Specs
+from . import views
 
 _OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
 
@@ -56,25 +57,19 @@ def _roles(options: Options) -> dict[str, Role]:
 
 
 def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    grad_out, data, grad_input = specs["grad_out"], specs["input"], outputs.get("grad_input")
+    data = specs["input"]
     axis = contract.axis_of(options, data)
-    axes = views.split(grad_out, data, grad_input, axis)
-    vectors = views.vectors(_roles(options), specs, outputs)
-    return Problem(
-        rule=Rule.TRAIN if options.training else Rule.EVAL,
-        grad_out=grad_out.dtype,
-        input=data.dtype,
-        grad_input=grad_input.dtype if grad_input else None,
-        sets=axes.sets,
-        outer=axes.outer,
-        channel=axes.channel,
-        inner=axes.inner,
-        vectors=vectors,
+    return views.problem(
+        Rule.TRAIN if options.training else Rule.EVAL,
+        _roles(options),
+        specs,
+        outputs,
+        channel_axis=axis,
         eps=options.eps,
         divisor=float(data.elements // max(1, data.shape[axis])),
         spread_is_variance=not options.training,
-        missing_mean=options.training and Role.MEAN not in vectors,
-        missing_spread=options.training and Role.SPREAD not in vectors,
+        missing_mean=options.training and "save_mean" not in specs,
+        missing_spread=options.training and "save_invstd" not in specs,
     )
 
 

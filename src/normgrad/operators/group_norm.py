@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .. import contract
+from ..contract import Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
 from ..problem import Problem, Role, Rule
-from . import contract, views
-from .contract import Kind, Operator, Options, Output, Parameter, Specs
+from . import views
 
 _OUTPUTS = ("grad_input", "grad_gamma", "grad_beta")
 
@@ -50,21 +51,17 @@ def _roles(options: Options) -> dict[str, Role]:
 
 
 def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    grad_out, data, grad_input = specs["grad_out"], specs["input"], outputs.get("grad_input")
+    data = specs["input"]
     axis = contract.axis_of(options, data)
-    axes = views.split(grad_out, data, grad_input, axis, set_axis=0)
     per_group = data.shape[axis] // options.num_groups
     positions = data.elements // max(1, data.shape[0] * data.shape[axis])
-    return Problem(
-        rule=Rule.GROUP,
-        grad_out=grad_out.dtype,
-        input=data.dtype,
-        grad_input=grad_input.dtype if grad_input else None,
-        sets=axes.sets,
-        outer=axes.outer,
-        channel=axes.channel,
-        inner=axes.inner,
-        vectors=views.vectors(_roles(options), specs, outputs),
+    return views.problem(
+        Rule.GROUP,
+        _roles(options),
+        specs,
+        outputs,
+        channel_axis=axis,
+        set_axis=0,
         divisor=float(per_group * positions),
         per_group=max(1, per_group),
     )

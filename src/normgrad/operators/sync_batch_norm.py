@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .. import contract
+from ..contract import Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
 from ..problem import Problem, Role, Rule
-from . import contract, views
-from .contract import Kind, Operator, Options, Output, Parameter, Specs
+from . import views
 
 
 class BatchNormReductions(NamedTuple):
@@ -53,19 +54,8 @@ def _reduce_roles(options: Options) -> dict[str, Role]:
 
 
 def _reduce_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    grad_out, data = specs["grad_out"], specs["input"]
-    axes = views.split(grad_out, data, None, contract.axis_of(options, data))
-    return Problem(
-        rule=Rule.REDUCE,
-        grad_out=grad_out.dtype,
-        input=data.dtype,
-        grad_input=None,
-        sets=axes.sets,
-        outer=axes.outer,
-        channel=axes.channel,
-        inner=axes.inner,
-        vectors=views.vectors(_reduce_roles(options), specs, outputs),
-    )
+    axis = contract.axis_of(options, specs["input"])
+    return views.problem(Rule.REDUCE, _reduce_roles(options), specs, outputs, channel_axis=axis)
 
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(
@@ -157,18 +147,12 @@ def _elemt_roles(options: Options) -> dict[str, Role]:
 
 
 def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    grad_out, data, grad_input = specs["grad_out"], specs["input"], outputs["grad_input"]
-    axes = views.split(grad_out, data, grad_input, contract.axis_of(options, data))
-    return Problem(
-        rule=Rule.ELEMT,
-        grad_out=grad_out.dtype,
-        input=data.dtype,
-        grad_input=grad_input.dtype,
-        sets=axes.sets,
-        outer=axes.outer,
-        channel=axes.channel,
-        inner=axes.inner,
-        vectors=views.vectors(_elemt_roles(options), specs, outputs),
+    return views.problem(
+        Rule.ELEMT,
+        _elemt_roles(options),
+        specs,
+        outputs,
+        channel_axis=contract.axis_of(options, specs["input"]),
         count=specs["count"],
     )
 

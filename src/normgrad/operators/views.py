@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from .. import layout
+from ..contract import Specs
 from ..layout import Axis
-from ..problem import Role, Vector
-from ..tensor import TensorSpec
-from .contract import Specs
+from ..problem import Problem, Role, Rule, Vector
 
 #: The roles of the data tensors, by the names they have in every operator.
 DATA_ROLES = {
@@ -20,43 +19,53 @@ DATA_ROLES = {
 NOT_VECTORS = {*DATA_ROLES.values(), Role.COUNT}
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The axes of a problem's data tensors."""
-
-    sets: Axis
-    outer: tuple[Axis, ...]
-    channel: Axis
-    inner: Axis
-
-
 _ONE = Axis(1, (1, 1, 1))
 
 
-def split(
-    grad_out: TensorSpec,
-    data: TensorSpec,
-    grad_input: TensorSpec | None,
+def problem(
+    rule: Rule,
+    roles: Mapping[str, Role],
+    specs: Specs,
+    outputs: Specs,
+    *,
     channel_axis: int,
     set_axis: int | None = None,
-) -> Axes:
-    """The axes of grad_out, input and grad_input (in whose absence input's stand in)."""
+    **rest: Any,
+) -> Problem:
+    """The problem that specs make under a rule.
+
+    Args:
+        rule, roles: as in the operator.
+        specs, outputs: what goes in and what is wanted. In the absence of grad_input the input
+            stands in for its axes.
+        channel_axis: the axis of channels, from the front.
+        set_axis: the axis whose every index has statistics of its own, if there is one.
+        rest: the problem's other attributes.
+    """
+    grad_out, data, grad_input = specs["grad_out"], specs["input"], outputs.get("grad_input")
     tensors = (grad_out, data, grad_input or data)
     axes = [
         Axis(size, tuple(tensor.strides[index] for tensor in tensors))
         for index, size in enumerate(data.shape)
     ]
-    rest = [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
-    merged = layout.merge_axes(rest)
-    return Axes(
+    positions = layout.merge_axes(
+        [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
+    )
+    return Problem(
+        rule=rule,
+        grad_out=grad_out.dtype,
+        input=data.dtype,
+        grad_input=grad_input.dtype if grad_input else None,
         sets=_ONE if set_axis is None else axes[set_axis],
-        outer=tuple(merged[:-1]),
+        outer=tuple(positions[:-1]),
         channel=axes[channel_axis],
-        inner=merged[-1] if merged else _ONE,
+        inner=positions[-1] if positions else _ONE,
+        vectors=_vectors(roles, specs, outputs),
+        **rest,
     )
 
 
-def vectors(roles: Mapping[str, Role], *specs: Specs) -> dict[Role, Vector]:
+def _vectors(roles: Mapping[str, Role], *specs: Specs) -> dict[Role, Vector]:
     """The per-channel vectors that are there; of two axes the first runs over sets."""
     found = {}
     for name, spec in (item for group in specs for item in group.items()):

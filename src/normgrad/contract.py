@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes, layout
-from ..dtypes import DType
-from ..problem import Problem, Role
-from ..tensor import TensorSpec
+from . import dtypes, layout
+from .dtypes import DType
+from .problem import Problem, Role
+from .tensor import TensorSpec
 
 MIN_RANK, MAX_RANK = 2, 8
 

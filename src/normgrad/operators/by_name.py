@@ -1,0 +1,102 @@
+"""Operators and plans by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .. import frameworks
+from ..arguments import out_entries
+from ..contract import Kind
+from ..plans import Plan
+from ..tensor import TensorSpec
+from .batch_norm import BATCH_NORM_BACKWARD, batch_norm_backward
+from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
+from .sync_batch_norm import (
+    BATCH_NORM_BACKWARD_ELEMT,
+    BATCH_NORM_BACKWARD_REDUCE,
+    batch_norm_backward_elemt,
+    batch_norm_backward_reduce,
+)
+
+#: Every operator, by the name that plans and files call it.
+OPERATORS = {
+    operator.name: operator
+    for operator in (
+        BATCH_NORM_BACKWARD,
+        BATCH_NORM_BACKWARD_REDUCE,
+        BATCH_NORM_BACKWARD_ELEMT,
+        GROUP_NORM_BACKWARD,
+    )
+}
+
+#: The public functions, by the same names; their signatures hold the defaults.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        batch_norm_backward,
+        batch_norm_backward_reduce,
+        batch_norm_backward_elemt,
+        group_norm_backward,
+    )
+}
+
+
+def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
+    """Plan an operator from what its tensors look like.
+
+    Args:
+        name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt" or
+            "group_norm_backward".
+        arguments: the operator's arguments by keyword. In the place of a tensor stands a
+            :class:`TensorSpec`, or an array or tensor whose data are not looked at.
+        out: the same for the outputs; None, or None entries, for outputs in the input's layout.
+
+    Returns:
+        A plan that runs on any tensors of that look.
+
+    Raises:
+        TypeError: an unknown or missing argument, or a dtype.
+        ValueError: an unknown operator, a shape, or an output that overlaps itself.
+    """
+    operator = OPERATORS.get(name) if isinstance(name, str) else None
+    if operator is None:
+        raise ValueError(f"name: {name!r}; allowed: {', '.join(OPERATORS)}")
+    function = FUNCTIONS[name]
+    specs: dict[str, TensorSpec | None] = {
+        parameter.name: None for parameter in operator.parameters
+    }
+    kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
+    known = inspect.signature(function).parameters
+    choices = {
+        argument: parameter.default
+        for argument, parameter in known.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+        and parameter.default is not parameter.empty
+        and argument != "out"
+    }
+    for argument, value in arguments.items():
+        if argument in specs:
+            specs[argument] = _as_spec(argument, value, kinds[argument])
+        elif argument in known:
+            choices[argument] = value
+        else:
+            raise TypeError(f"{argument}: no argument of {name}; allowed: {', '.join(known)}")
+    for argument, parameter in known.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and argument not in (*choices, "out"):
+            raise TypeError(f"{argument}: missing; {name} has no default for it")
+    options = operator.read_options(**choices)
+    outputs = operator.outputs(options)
+    entries = out_entries(operator, outputs, out)
+    out_specs = {
+        output.name: _as_spec(operator.out_name(index, output), value, output.kind)
+        for index, (output, value) in enumerate(zip(outputs, entries, strict=True))
+    }
+    return Plan(operator, options, specs, out_specs)
+
+
+def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
+    if value is None or isinstance(value, TensorSpec):
+        return value
+    return frameworks.of(name, value).described(name, value, kind.dtypes)
