@@ -151,6 +151,7 @@ def cut_finely() -> Iterator[None]:
         mock.patch.object(program, "SMALL", 1),
         mock.patch.object(program, "PART", 8),
         mock.patch.object(program, "CHANNELS_PER_TASK", 2),
+        mock.patch.object(program, "ROWS_OF_PART", 1),
         mock.patch.object(program, "_streams", return_value=True),
         mock.patch.dict(plans._plans, clear=True),
     ):

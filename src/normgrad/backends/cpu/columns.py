@@ -140,13 +140,17 @@ def column_scale(dy, dx, scale, width):
 def spread(values, c0, channels, run, repeat, row):
     """Give each element of a row its channel's value."""
     not_inlined()
-    i = 0
+    at = 0
     for _ in range(repeat):
-        for c in range(channels):
-            value = get(values, c0 + c)
-            for _ in range(run):
-                put(row, i, value)
-                i += 1
+        if run == 1:  # a loop that can be vectorised
+            for c in range(channels):
+                put(row, at + c, load(values, c0 + c))
+        else:
+            for c in range(channels):
+                value = load(values, c0 + c)
+                for i in range(run):
+                    put(row, at + c * run + i, value)
+        at += channels * run
 
 
 @njit(error_model="numpy")
@@ -155,15 +159,17 @@ def gather_sums(row_sums, c0, channels, run, repeat, sums):
     not_inlined()
     total, total_error, projection, projection_error = sums
     row_total, row_total_error, row_projection, row_projection_error = row_sums
-    i = 0
+    at = 0
     for _ in range(repeat):
-        for c in range(c0, c0 + channels):
-            for _ in range(run):
-                fold(total, total_error, c, get(row_total, i))
-                add_error(total_error, c, row_total_error, i)
-                fold(projection, projection_error, c, get(row_projection, i))
-                add_error(projection_error, c, row_projection_error, i)
-                i += 1
+        # Element by element within the channels, so that one addition does not wait for the last.
+        for i in range(run):
+            for c in range(channels):
+                j = at + c * run + i
+                fold(total, total_error, c0 + c, get(row_total, j))
+                add_error(total_error, c0 + c, row_total_error, j)
+                fold(projection, projection_error, c0 + c, get(row_projection, j))
+                add_error(projection_error, c0 + c, row_projection_error, j)
+        at += channels * run
 
 
 # fmt: off
