@@ -58,6 +58,14 @@ def _describe(spec: TensorSpec | None) -> str:
     return f"{spec.dtype} with shape {spec.shape} and strides {spec.strides}"
 
 
+def _check_memory(name: str, spec: TensorSpec | None, value: Any) -> None:
+    """Raise a TypeError for a tensor at address 0, unless it has no elements."""
+    if spec is not None and spec.elements:
+        raise TypeError(
+            f"{name}: a {type(value).__name__} without memory; allowed: a tensor with data"
+        )
+
+
 class Plan:
     """An operator bound to the specs of its tensors; made by :func:`normgrad.plan`.
 
@@ -180,7 +188,7 @@ class Plan:
         for index, slot in self._input_slots:
             where = address(names[index], opened[index])
             if where == 0:
-                self._check_memory(index, opened[index])
+                _check_memory(names[index], self._inputs[index], opened[index])
             addresses[slot] = where
         given = [entry for entry in self._output_slots if out[entry[0]] is not None]
         if given:
@@ -215,13 +223,13 @@ class Plan:
                 results[index] = framework.result(results[index], arguments.like)
         return self._operator.result(results)
 
-    def _check_memory(self, index: int, value: Any) -> None:
-        spec = self._inputs[index]
-        if spec is not None and spec.elements:
-            raise TypeError(
-                f"{self._names[index]}: a {type(value).__name__} without memory; allowed: a "
-                "tensor with data"
-            )
+    def _places(self, arguments: Arguments) -> list[tuple[Place, int]]:
+        """Every input, and where it is."""
+        address = arguments.framework.address
+        return [
+            (place, address(place.name, arguments.opened[index]))
+            for index, place in self._input_places
+        ]
 
     def _check_given(
         self,
@@ -233,18 +241,12 @@ class Plan:
 
         Only grad_input may be the very memory of grad_out or of input.
         """
-        framework, opened, out = arguments.framework, arguments.opened, arguments.out
-        places = [
-            (place, framework.address(place.name, opened[index]))
-            for index, place in self._input_places
-        ]
+        framework, out = arguments.framework, arguments.out
+        places = self._places(arguments)
         for index, slot, spec, place in given:
             where = framework.address(place.name, out[index])
-            if where == 0 and spec.elements:
-                raise TypeError(
-                    f"{place.name}: a {type(arguments.given[index]).__name__} without memory; "
-                    "allowed: a tensor with data"
-                )
+            if where == 0:
+                _check_memory(place.name, spec, arguments.given[index])
             place.check_writable(framework, out[index], where)
             for other, elsewhere in places:
                 if place.overlaps(where, other, elsewhere):
@@ -270,10 +272,7 @@ class Plan:
         addresses: Sequence[int],
     ) -> None:
         """The caller's workspace: apart from all arguments."""
-        places = [
-            (place, arguments.framework.address(place.name, arguments.opened[index]))
-            for index, place in self._input_places
-        ]
+        places = self._places(arguments)
         places += [(place, addresses[slot]) for _, slot, _, place in given]
         for other, elsewhere in places:
             if layout.overlap(scratch.region, other.spec.region(elsewhere)):

@@ -15,6 +15,7 @@ import typer
 from ..machine import this_machine
 from . import show
 from .files import InputError
+from .outputs import reported
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -146,21 +147,13 @@ def _counts(threads: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, words)))
 
 
-@contextmanager
-def _reported(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(path, f"{what} ({error.strerror or error})") from None
-
-
 def _prepare(out: Path, *names: str) -> None:
     """Find out before the work what would be in the way after it."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             extra = "torch" if name == "torch" else "cli"
             raise InputError("bench", f"needs {name}: pip install 'normgrad[{extra}]'")
-    with _reported(out, "cannot be written to"):
+    with reported(out, "cannot be written to"):
         out.mkdir(parents=True, exist_ok=True)
 
 
@@ -211,7 +204,7 @@ def _measure(
     path = out / f"cpu-{results.slug(cpu)}{suffix}.csv"
     pictures = picture.draw(found)
     # Before anything is printed: what reads it may go away.
-    with _reported(path, "cannot be written; what was there is as it was"):
+    with reported(path, "cannot be written; what was there is as it was"):
         results.write(path, results.table_of(facts, rows))
         for ending, content in pictures.items():
             results.write(path.with_suffix(ending), content)
@@ -237,7 +230,7 @@ def _startup(out: Path, repeat: int | None) -> None:
         except RuntimeError as error:
             raise InputError("bench", str(error)) from None
     path = out / f"startup-{results.slug(cpu)}.csv"
-    with _reported(path, "cannot be written; what was there is as it was"):
+    with reported(path, "cannot be written; what was there is as it was"):
         results.write(path, results.table_of(facts, starts))
     _show_starts(starts, path)
 
@@ -246,7 +239,7 @@ def _report(folder: Path) -> None:
     from ..bench import report
 
     try:
-        with _reported(Path.cwd(), "cannot be brought up to date"):
+        with reported(Path.cwd(), "cannot be brought up to date"):
             written = report.write(folder, Path.cwd())
     except report.ReportError as error:
         raise InputError("bench", str(error)) from None

@@ -18,7 +18,8 @@ _ALLOWED = "allowed: the name of a file, new or old, in a folder that is there"
 
 
 @contextmanager
-def _reported(path: Path, what: str) -> Iterator[None]:
+def reported(path: Path, what: str) -> Iterator[None]:
+    """Say of a failure of the system which file it is about."""
     try:
         yield
     except OSError as error:
@@ -40,7 +41,7 @@ def check_writable(path: Path) -> None:
     Raises:
         InputError: a directory, a device, or a name in a folder that is not there.
     """
-    with _reported(path, "cannot be written"):
+    with reported(path, "cannot be written"):
         if path.is_dir():
             raise InputError(path, f"a directory; {_ALLOWED}")
         # Replacing a device or a pipe with a file would be no way to write to it.
@@ -58,7 +59,7 @@ def write(path: Path, kind: Format, tensors: Mapping[str, Array]) -> None:
         InputError: what the system says against it.
     """
     target = _target(path)
-    with _reported(path, "cannot be written; what was there is as it was"):
+    with reported(path, "cannot be written; what was there is as it was"):
         handle, name = tempfile.mkstemp(prefix=".normgrad-", dir=target.parent)
         temporary = Path(name)
         try:
