@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .memory import release_memory
 from .operators import (
     BatchNormGradients,
     BatchNormReductions,
@@ -29,4 +30,5 @@ __all__ = [
     "batch_norm_backward_reduce",
     "group_norm_backward",
     "plan",
+    "release_memory",
 ]
