@@ -36,7 +36,8 @@ def test_memory_is_used_again_when_its_last_array_is_gone(pool):
     assert pool.kept == SIZE
     assert pool.take(SIZE + 1).ctypes.data != where
     again = pool.take(SIZE)
-    assert again.ctypes.data == where and again.nbytes == SIZE
+    assert again.ctypes.data == where
+    assert again.nbytes == SIZE
     again[:] = 7
     assert (again == 7).all()
 
@@ -50,7 +51,8 @@ def test_no_more_is_kept_than_the_limit(pool):
     assert {pool.take(SIZE).ctypes.data for _ in range(1)} <= set(last)
     pool.release()
     assert pool.kept == 0
-    assert pool.take(5 * SIZE).base is not None and pool.kept == 0
+    assert pool.take(5 * SIZE).base is not None
+    assert pool.kept == 0
 
 
 def test_what_is_kept_longest_is_the_systems_to_take(pool, monkeypatch):

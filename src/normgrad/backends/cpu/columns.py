@@ -15,7 +15,6 @@ from . import program
 from .block import CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
 from .intrinsics import (
     address_of,
-    double,
     double_buffer,
     get,
     item_size,
@@ -24,16 +23,29 @@ from .intrinsics import (
     put,
     real_buffer,
     shift,
-    store,
-    stream,
-    zero,
 )
-from .sums import ELEMENTS, SUMS, add_error, add_term, clear, fold
+from .lanes import (
+    LANES,
+    PAST_CACHES,
+    as_loaded,
+    double_lanes,
+    get_lanes,
+    in_sequence,
+    keep_part,
+    load_part,
+    put_lanes,
+    store_part,
+    zero_lanes,
+)
+from .sums import add_error, add_terms, clear, fold, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Rows of columns summed before they are folded.
+#: Rows of columns summed before they are folded into float64, a chain of as many additions.
 ROWS = program.ROWS
+#: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
+#: term shows.
+FEW_ROWS = 4
 #: Rows of columns whose dx is written together.
 DX_ROWS = 4
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
@@ -47,98 +59,123 @@ def whole_lines(pointer, count):
     return (address_of(pointer) | count * item_size(pointer)) % LINE == 0
 
 
-@njit(fastmath=SUMS, error_model="numpy")
-def column_sums(dy, x, dy_step, x_step, mean, width, sums):
-    """Add ROWS rows to the sums of their elements."""
-    not_inlined()
+@njit(error_model="numpy")
+def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, part):
+    """Add some rows to the sums of a part of their elements, from c on."""
     total, total_error, projection, projection_error = sums
-    for c in range(width):
-        mu = load(mean, c)
-        s = zero(dy, x)
-        q = zero(dy, x)
-        for r in range(ROWS):
-            d = load(dy, r * dy_step + c)
-            s += d
-            q += d * (load(x, r * x_step + c) - mu)
-        fold(total, total_error, c, s)
-        fold(projection, projection_error, c, q)
+    mu = get_lanes(mean, c)
+    s, q = zero_lanes(dy, x), zero_lanes(dy, x)
+    for r in range(rows):
+        d = load_part(dy, r * dy_step + c, part)
+        s = s + d
+        q = q + keep_part(dy, d * (load_part(x, r * x_step + c, part) - mu), part)
+    fold_lanes(total, total_error, c, s)
+    fold_lanes(projection, projection_error, c, q)
+
+
+@njit(error_model="numpy")
+def column_sums(dy, x, dy_step, x_step, rows, mean, width, sums):
+    """Add some rows to the sums of their elements."""
+    not_inlined()
+    whole = width // LANES * LANES
+    for c in range(0, whole, LANES):
+        add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, None)
+    if whole < width:
+        add_rows(dy, x, dy_step, x_step, rows, mean, whole, sums, width - whole)
+
+
+@njit(error_model="numpy")
+def add_one_row(dy, x, mean, c, sums, part):
+    """Add one row's terms, in float64, to the sums of a part of its elements."""
+    add_terms(sums, c, dy, load_part(dy, c, part), load_part(x, c, part), get_lanes(mean, c), part)
 
 
 @njit(error_model="numpy")
 def column_sums_of_one(dy, x, mean, width, sums):
     """Add one row, or what is left of one, to the sums of its elements."""
     not_inlined()
-    for c in range(width):
-        add_term(sums, c, load(dy, c), load(x, c), load(mean, c))
+    whole = width // LANES * LANES
+    for c in range(0, whole, LANES):
+        add_one_row(dy, x, mean, c, sums, None)
+    if whole < width:
+        add_one_row(dy, x, mean, whole, sums, width - whole)
 
 
 @njit(error_model="numpy")
-def column_moments(x, mean, channels, sums):
-    """Add one position's moments to every channel's."""
-    not_inlined()
+def add_moments(x, mean, c, sums, part):
+    """Add one row's moments to those of a part of its elements."""
     first, first_error, second, second_error = sums
-    for c in range(channels):
-        d = double(load(x, c)) - double(load(mean, c))
-        fold(first, first_error, c, d)
-        fold(second, second_error, c, d * d)
-
-
-# fmt: off
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def rows_of_dx(
-    dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width, count
-):
-    """dx of a few rows, element by element; count is a constant."""
-    for c in range(width):
-        mu, g, b = load(mean, c), load(gain, c), load(offset, c)
-        k, a = load(slope, c), load(scale, c)
-        for r in range(count):
-            inner = b + k * (load(x, r * x_step + c) - mu)
-            store(dx, r * dx_step + c, a * (g * load(dy, r * dy_step + c) - inner))
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def column_apply(dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width):
-    """dx of DX_ROWS rows."""
-    not_inlined()
-    rows_of_dx(
-        dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width, DX_ROWS
-    )
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def column_apply_of_one(dy, x, dx, mean, gain, offset, slope, scale, width):
-    """dx of one row, or of what is left of one."""
-    not_inlined()
-    rows_of_dx(dy, x, dx, 0, 0, 0, mean, gain, offset, slope, scale, width, 1)
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def column_apply_streaming(
-    dy, x, dx, dy_step, x_step, dx_step, mean, gain, offset, slope, scale, width
-):
-    """dx of DX_ROWS rows, past the caches; the rows of dx are 64-byte aligned."""
-    not_inlined()
-    for c in range(width):
-        mu, g, b = load(mean, c), load(gain, c), load(offset, c)
-        k, a = load(slope, c), load(scale, c)
-        for r in range(DX_ROWS):
-            inner = b + k * (load(x, r * x_step + c) - mu)
-            stream(dx, r * dx_step + c, a * (g * load(dy, r * dy_step + c) - inner))
-# fmt: on
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def column_scale(dy, dx, scale, width):
-    """dx = scale · dy of one row."""
-    not_inlined()
-    for c in range(width):
-        store(dx, c, load(scale, c) * load(dy, c))
+    d = double_lanes(load_part(x, c, part)) - double_lanes(get_lanes(mean, c))
+    d = keep_part(x, d, part)
+    fold_lanes(first, first_error, c, d)
+    fold_lanes(second, second_error, c, d * d)
 
 
 @njit(error_model="numpy")
-def spread(values, c0, channels, run, repeat, row):
-    """Give each element of a row its channel's value."""
+def column_moments(x, mean, width, sums):
+    """Add one row's moments to those of its elements."""
+    not_inlined()
+    whole = width // LANES * LANES
+    for c in range(0, whole, LANES):
+        add_moments(x, mean, c, sums, None)
+    if whole < width:
+        add_moments(x, mean, whole, sums, width - whole)
+
+
+@njit(error_model="numpy")
+def part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, part):
+    """dx of a part of some rows, from c on."""
+    mean, gain, offset, slope, scale = terms
+    mu, g, b = get_lanes(mean, c), get_lanes(gain, c), get_lanes(offset, c)
+    k, a = get_lanes(slope, c), get_lanes(scale, c)
+    for r in range(rows):
+        inner = b + k * (load_part(x, r * x_step + c, part) - mu)
+        value = a * (g * load_part(dy, r * dy_step + c, part) - inner)
+        store_part(dx, r * dx_step + c, value, part)
+
+
+@njit(error_model="numpy")
+def column_apply(dy, x, dx, dy_step, x_step, dx_step, rows, terms, width, streaming):
+    """dx of some rows; past the caches if all of dx's rows are whole cache lines."""
+    not_inlined()
+    whole = width // LANES * LANES
+    if streaming:
+        for c in range(0, whole, LANES):
+            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, PAST_CACHES)
+    else:
+        for c in range(0, whole, LANES):
+            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, None)
+    if whole < width:
+        left = width - whole
+        part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, whole, left)
+
+
+@njit(error_model="numpy")
+def part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, part):
+    """scale · dy of a part of some rows, from c on."""
+    a = get_lanes(scale, c)
+    for r in range(rows):
+        store_part(dx, r * dx_step + c, a * load_part(dy, r * dy_step + c, part), part)
+
+
+@njit(error_model="numpy")
+def column_scale(dy, dx, dy_step, dx_step, rows, scale, width, streaming):
+    """dx = scale · dy of some rows; past the caches if all of dx's rows are whole cache lines."""
+    not_inlined()
+    whole = width // LANES * LANES
+    if streaming:
+        for c in range(0, whole, LANES):
+            part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, PAST_CACHES)
+    else:
+        for c in range(0, whole, LANES):
+            part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, None)
+    if whole < width:
+        part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, whole, width - whole)
+
+
+@njit(error_model="numpy")
+def spread(values, c0, channels, run, repeat, dy, row):
+    """Give each element of a row its channel's value, in the order in which dy is loaded."""
     not_inlined()
     at = 0
     for _ in range(repeat):
@@ -151,14 +188,28 @@ def spread(values, c0, channels, run, repeat, row):
                 for i in range(run):
                     put(row, at + c * run + i, value)
         at += channels * run
+    for i in range(0, at, LANES):
+        put_lanes(row, i, as_loaded(dy, get_lanes(row, i)))
 
 
 @njit(error_model="numpy")
-def gather_sums(row_sums, c0, channels, run, repeat, sums):
+def start_sums(columns, width):
+    """Sums of a row's elements, from zero, in whole lanes."""
+    total, total_error, projection, projection_error = columns
+    for i in range(-(-width // LANES) * LANES):
+        clear(total, total_error, i)
+        clear(projection, projection_error, i)
+
+
+@njit(error_model="numpy")
+def gather_sums(row_sums, c0, channels, run, repeat, dy, sums):
     """Add the sums of a row's elements to their channels'."""
     not_inlined()
     total, total_error, projection, projection_error = sums
     row_total, row_total_error, row_projection, row_projection_error = row_sums
+    for i in range(0, channels * run * repeat, LANES):
+        put_lanes(row_total, i, in_sequence(dy, get_lanes(row_total, i)))
+        put_lanes(row_projection, i, in_sequence(dy, get_lanes(row_projection, i)))
     at = 0
     for _ in range(repeat):
         # Element by element within the channels, so that one addition does not wait for the last.
@@ -188,25 +239,24 @@ def segment_sums(
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
         width = n * run * repeat
-        spread(mean, c0, n, run, repeat, means)
-        for i in range(width):
-            clear(totals, total_errors, i)
-            clear(projections, projection_errors, i)
+        spread(mean, c0, n, run, repeat, dy, means)
+        start_sums(columns, width)
         i = 0
         while i < count:
             dys = shift(dy, dy_at + c0 * run + i * dy_step)
             xs = shift(x, x_at + c0 * run + i * x_step)
-            if count - i >= ROWS * repeat:
+            rows = min(ROWS, (count - i) // repeat)
+            if rows >= FEW_ROWS:
                 column_sums(
-                    dys, xs, repeat * dy_step, repeat * x_step, means, width, columns
+                    dys, xs, repeat * dy_step, repeat * x_step, rows, means, width, columns
                 )
-                i += ROWS * repeat
+                i += rows * repeat
             else:
                 # One row, or what is left of one.
                 m = min(repeat, count - i)
                 column_sums_of_one(dys, xs, means, n * run * m, columns)
                 i += m
-        gather_sums(columns, c0, n, run, repeat, sums)
+        gather_sums(columns, c0, n, run, repeat, dy, sums)
 # fmt: on
 
 
@@ -224,16 +274,27 @@ def segment_moments(
     columns = (firsts, first_errors, seconds, second_errors)
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
-        spread(mean, c0, n, run, repeat, means)
-        for i in range(n * run * repeat):
-            clear(firsts, first_errors, i)
-            clear(seconds, second_errors, i)
+        spread(mean, c0, n, run, repeat, x, means)
+        start_sums(columns, n * run * repeat)
         for i in range(0, count, repeat):
             m = min(repeat, count - i)
             xs = shift(x, x_at + c0 * run + i * x_step)
             column_moments(xs, means, n * run * m, columns)
-        gather_sums(columns, c0, n, run, repeat, sums)
+        gather_sums(columns, c0, n, run, repeat, x, sums)
 # fmt: on
+
+
+@njit(error_model="numpy")
+def rows_before(end, repeat):
+    """How many rows to write before position ``end``, and how many positions those are.
+
+    Several rows at once, whose coefficients are loaded once; at the end of a segment the rows that
+    are left over, and before them what is left of a row.
+    """
+    left = end % (repeat * DX_ROWS)
+    if left == 0:
+        return DX_ROWS, repeat * DX_ROWS
+    return 1, end % repeat or repeat
 
 
 # fmt: off
@@ -250,45 +311,30 @@ def segment_apply(
     means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
     offsets, slopes = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
     scales = real_buffer(SPAN, dy, x)
+    terms = (means, gains, offsets, slopes, scales)
     streaming = get(block, STREAM) != 0
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
-        spread(mean, c0, n, run, repeat, means)
-        spread(gain, c0, n, run, repeat, gains)
-        spread(offset, c0, n, run, repeat, offsets)
-        spread(slope, c0, n, run, repeat, slopes)
-        spread(scale, c0, n, run, repeat, scales)
+        spread(mean, c0, n, run, repeat, dy, means)
+        spread(gain, c0, n, run, repeat, dy, gains)
+        spread(offset, c0, n, run, repeat, dy, offsets)
+        spread(slope, c0, n, run, repeat, dy, slopes)
+        spread(scale, c0, n, run, repeat, dy, scales)
         at = c0 * run
-        width = n * run * repeat
         # Whole cache lines only: a line written in two halves past the caches is slower
         # than through them.
-        aligned = whole_lines(shift(dx, dx_at + at), width) and whole_lines(
+        aligned = whole_lines(shift(dx, dx_at + at), n * run * repeat) and whole_lines(
             dx, repeat * dx_step
         )
         end = count
         while end > 0:
-            left = end % (repeat * DX_ROWS)
-            # Several rows at once, whose coefficients are loaded once; at the end the rows
-            # that are left, and before them what is left of a row.
-            m = repeat * DX_ROWS if left == 0 else (end % repeat or repeat)
+            rows, m = rows_before(end, repeat)
             i = end - m
-            dys = shift(dy, dy_at + at + i * dy_step)
-            xs = shift(x, x_at + at + i * x_step)
-            dxs = shift(dx, dx_at + at + i * dx_step)
-            if left != 0:
-                column_apply_of_one(
-                    dys, xs, dxs, means, gains, offsets, slopes, scales, n * run * m
-                )
-            elif streaming and aligned:
-                column_apply_streaming(
-                    dys, xs, dxs, repeat * dy_step, repeat * x_step, repeat * dx_step,
-                    means, gains, offsets, slopes, scales, width,
-                )  # fmt: skip
-            else:
-                column_apply(
-                    dys, xs, dxs, repeat * dy_step, repeat * x_step, repeat * dx_step,
-                    means, gains, offsets, slopes, scales, width,
-                )  # fmt: skip
+            column_apply(
+                shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
+                shift(dx, dx_at + at + i * dx_step), repeat * dy_step, repeat * x_step,
+                repeat * dx_step, rows, terms, n * run * (m // rows), streaming and aligned,
+            )  # fmt: skip
             end = i
 # fmt: on
 
@@ -303,14 +349,22 @@ def segment_scale(
     dy_step = get(block, INNER_STRIDES)
     dx_step = get(block, INNER_STRIDES + 2)
     scales = real_buffer(SPAN, dy, x)
+    streaming = get(block, STREAM) != 0
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
-        spread(scale, c0, n, run, repeat, scales)
+        spread(scale, c0, n, run, repeat, dy, scales)
         at = c0 * run
-        for i in range((count - 1) // repeat * repeat, -1, -repeat):
-            m = min(repeat, count - i)
+        aligned = whole_lines(shift(dx, dx_at + at), n * run * repeat) and whole_lines(
+            dx, repeat * dx_step
+        )
+        end = count
+        while end > 0:
+            rows, m = rows_before(end, repeat)
+            i = end - m
             column_scale(
                 shift(dy, dy_at + at + i * dy_step), shift(dx, dx_at + at + i * dx_step),
-                scales, n * run * m,
+                repeat * dy_step, repeat * dx_step, rows, scales, n * run * (m // rows),
+                streaming and aligned,
             )  # fmt: skip
+            end = i
 # fmt: on

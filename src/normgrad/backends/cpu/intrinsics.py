@@ -228,27 +228,6 @@ def store(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
-def stream(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
-    """Like ``store``, past the caches; only for a pointer that is 64-byte aligned at index 0.
-
-    The alignment is claimed of every element, which is what makes LLVM use whole vectors; it holds
-    for the vectors, and single elements do not depend on it.
-    """
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, position, number = args
-        access = builder.store(
-            _narrow(builder, number, storage), _access(builder, target, position), align=LINE
-        )
-        _promise(builder, access, reads=False)
-        access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, value), codegen
-
-
-@intrinsic
 def item_size(typingctx: Any, pointer: Any) -> Any:
     """The size of an element in bytes."""
     size = {types.float64: 8, types.float32: 4}.get(pointer.dtype, 2)
@@ -386,17 +365,6 @@ def real_of(typingctx: Any, dy: Any, x: Any) -> Any:
         return context.get_constant_null(pointer)
 
     return pointer(dy, x), codegen
-
-
-@intrinsic
-def zero(typingctx: Any, dy: Any, x: Any) -> Any:
-    """0 in the arithmetic's type: what a sum starts from."""
-    real = _real(dy, x)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.get_constant(real, 0.0)
-
-    return real(dy, x), codegen
 
 
 def _on_stack(builder: ir.IRBuilder, element: ir.Type, count: int) -> ir.Value:

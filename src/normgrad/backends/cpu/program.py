@@ -123,7 +123,7 @@ class _Access:
 
 #: The longest row of columns, and how many rows are summed before they are folded; columns.py says
 #: why.
-SPAN, ROWS = 1024, 8
+SPAN, ROWS = 1024, 16
 #: Channels of a tile; a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 32
 #: What a row's length should be a multiple of: the elements that one iteration of a loop takes on

@@ -1,7 +1,7 @@
 """Rows: a channel's positions are contiguous in every tensor, which all have one dtype.
 
-Sums are formed in blocks whose chains of additions in the arithmetic's type are at most 16 long, on
-four lanes or more, then folded into float64: the error bound allows 32.
+Sums are formed in lanes, in the arithmetic's type, over blocks; a chain of additions is at most 22
+long before it is folded into float64: the error bound allows 32.
 """
 
 from __future__ import annotations
@@ -10,73 +10,66 @@ from numba import njit
 
 from ...memory import LINE
 from .block import CHANNEL_STRIDES, STREAM
-from .intrinsics import (
-    address_of,
-    double,
-    get,
-    item_size,
-    load,
-    not_inlined,
-    shift,
-    store,
-    stream,
-    zero,
+from .intrinsics import address_of, double, get, item_size, not_inlined, shift
+from .lanes import (
+    LANES,
+    PAST_CACHES,
+    double_lanes,
+    keep_part,
+    load_part,
+    splat,
+    store_part,
+    sum_of_lanes,
+    zero_lanes,
 )
-from .sums import ELEMENTS, SUMS, add_term, fold
+from .sums import add_row_of_terms, fold
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Elements whose sum is one loop; 64 lanes at a time on AVX-512, 16 on NEON.
-BLOCK = 256
-#: The same for what is left of a row; what is then left is summed exactly, one by one.
-SMALL_BLOCK = 16
+#: Elements whose sum is one loop: 16 additions in each of twice LANES lanes, and 6 more to add
+#: those. Two of each, since one addition waits for the last.
+BLOCK = 16 * 2 * LANES
 
 
-@njit(fastmath=SUMS, error_model="numpy")
-def block_sums(dy, x, mean, count):
-    """Σdy and Σdy·(x − mean) over a short block, in the arithmetic's type."""
-    total = zero(dy, x)
-    projection = zero(dy, x)
-    for i in range(count):
-        d = load(dy, i)
-        total += d
-        projection += d * (load(x, i) - mean)
-    return total, projection
-
-
-@njit(fastmath=SUMS, error_model="numpy")
-def block_moments(x, mean, count):
-    """Σ(x − mean) and Σ(x − mean)² over a short block, in float64."""
-    first = 0.0
-    second = 0.0
-    for i in range(count):
-        d = double(load(x, i)) - mean
-        first += d
-        second += d * d
-    return first, second
+@njit(error_model="numpy")
+def add_part(dy, x, i, mean, s, q, part):
+    """Two sums of lanes, with a part of a row added."""
+    d = load_part(dy, i, part)
+    return s + d, q + keep_part(dy, d * (load_part(x, i, part) - mean), part)
 
 
 @njit(error_model="numpy")
 def row_sums(dy, x, mean, count, sums, c):
     """Add a row's sums to channel c's."""
     not_inlined()
+    if count < LANES:
+        add_row_of_terms(sums, c, dy, x, mean, count)
+        return
     total, total_error, projection, projection_error = sums
-    i = 0
-    while i < count:
-        if count - i >= BLOCK:
-            # A constant trip count: no remainder loop, and a known length of chain.
-            n = BLOCK
-            s, q = block_sums(shift(dy, i), shift(x, i), mean, BLOCK)
-        elif count - i >= SMALL_BLOCK:
-            n = SMALL_BLOCK
-            s, q = block_sums(shift(dy, i), shift(x, i), mean, SMALL_BLOCK)
-        else:
-            for j in range(i, count):
-                add_term(sums, c, load(dy, j), load(x, j), mean)
-            return
-        fold(total, total_error, c, s)
-        fold(projection, projection_error, c, q)
-        i += n
+    mu = splat(mean)
+    for start in range(0, count, BLOCK):
+        end = min(start + BLOCK, count)
+        s, q = zero_lanes(dy, x), zero_lanes(dy, x)
+        s2, q2 = zero_lanes(dy, x), zero_lanes(dy, x)
+        i = start
+        while i + 2 * LANES <= end:
+            s, q = add_part(dy, x, i, mu, s, q, None)
+            s2, q2 = add_part(dy, x, i + LANES, mu, s2, q2, None)
+            i += 2 * LANES
+        if i + LANES <= end:
+            s, q = add_part(dy, x, i, mu, s, q, None)
+            i += LANES
+        if i < end:
+            s2, q2 = add_part(dy, x, i, mu, s2, q2, end - i)
+        fold(total, total_error, c, sum_of_lanes(s + s2))
+        fold(projection, projection_error, c, sum_of_lanes(q + q2))
+
+
+@njit(error_model="numpy")
+def add_moments_of_part(x, i, mean, s, q, part):
+    """Two sums of lanes in float64, with the moments of a part of a row added."""
+    d = keep_part(x, double_lanes(load_part(x, i, part)) - mean, part)
+    return s + d, q + d * d
 
 
 @njit(error_model="numpy")
@@ -84,47 +77,82 @@ def row_moments(x, mean, count, sums, c):
     """Add a row's moments to channel c's."""
     not_inlined()
     first, first_error, second, second_error = sums
-    i = 0
-    while i < count:
-        n = min(BLOCK, count - i)
-        s, q = block_moments(shift(x, i), mean, n)
-        fold(first, first_error, c, s)
-        fold(second, second_error, c, q)
-        i += n
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count):
-    """dx = scale · (gain·dy − (offset + slope·(x − mean)))."""
-    not_inlined()
-    for i in range(count):
-        store(dx, i, scale * (gain * load(dy, i) - (offset + slope * (load(x, i) - mean))))
-
-
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def row_apply_streaming(dy, x, dx, mean, gain, offset, slope, scale, count):
-    """The same past the caches; dx is 64-byte aligned."""
-    not_inlined()
-    for i in range(count):
-        stream(dx, i, scale * (gain * load(dy, i) - (offset + slope * (load(x, i) - mean))))
+    mu = splat(mean)
+    for start in range(0, count, BLOCK):
+        end = min(start + BLOCK, count)
+        s, q = splat(0.0), splat(0.0)
+        i = start
+        while i + LANES <= end:
+            s, q = add_moments_of_part(x, i, mu, s, q, None)
+            i += LANES
+        if i < end:
+            s, q = add_moments_of_part(x, i, mu, s, q, end - i)
+        fold(first, first_error, c, sum_of_lanes(s))
+        fold(second, second_error, c, sum_of_lanes(q))
 
 
 @njit(error_model="numpy")
-def to_alignment(pointer, count):
-    """How many elements until the pointer is at a cache line; all if it never is."""
+def lines_to_stream(pointer, count):
+    """Where in a row the whole cache lines begin, and where lanes of them end."""
     size = item_size(pointer)
     address = address_of(pointer)
-    if address % size != 0:
-        return count
-    return min(count, -(address // size) % (LINE // size))
+    head = -(address // size) % (LINE // size)
+    if address % size != 0 or head >= count:
+        return 0, 0
+    return head, head + (count - head) // LANES * LANES
 
 
-@njit(fastmath=ELEMENTS, error_model="numpy")
-def row_scale(dy, dx, scale, count):
-    """dx = scale · dy."""
+@njit(error_model="numpy")
+def part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, part):
+    """dx of a part of a row."""
+    inner = offset + slope * (load_part(x, i, part) - mean)
+    store_part(dx, i, scale * (gain * load_part(dy, i, part) - inner), part)
+
+
+@njit(error_model="numpy")
+def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count, streaming):
+    """dx = scale · (gain·dy − (offset + slope·(x − mean))), past the caches where that is asked."""
     not_inlined()
-    for i in range(count):
-        store(dx, i, scale * load(dy, i))
+    mu, g, b, k, a = splat(mean), splat(gain), splat(offset), splat(slope), splat(scale)
+    i = 0
+    if streaming:
+        i, end = lines_to_stream(dx, count)
+        if i > 0:
+            part_of_dx(dy, x, dx, 0, mu, g, b, k, a, i)
+        while i < end:
+            part_of_dx(dy, x, dx, i, mu, g, b, k, a, PAST_CACHES)
+            i += LANES
+    while i + LANES <= count:
+        part_of_dx(dy, x, dx, i, mu, g, b, k, a, None)
+        i += LANES
+    if i < count:
+        part_of_dx(dy, x, dx, i, mu, g, b, k, a, count - i)
+
+
+@njit(error_model="numpy")
+def part_of_scaled(dy, dx, i, scale, part):
+    """scale · dy of a part of a row."""
+    store_part(dx, i, scale * load_part(dy, i, part), part)
+
+
+@njit(error_model="numpy")
+def row_scale(dy, dx, scale, count, streaming):
+    """dx = scale · dy, past the caches where that is asked."""
+    not_inlined()
+    a = splat(scale)
+    i = 0
+    if streaming:
+        i, end = lines_to_stream(dx, count)
+        if i > 0:
+            part_of_scaled(dy, dx, 0, a, i)
+        while i < end:
+            part_of_scaled(dy, dx, i, a, PAST_CACHES)
+            i += LANES
+    while i + LANES <= count:
+        part_of_scaled(dy, dx, i, a, None)
+        i += LANES
+    if i < count:
+        part_of_scaled(dy, dx, i, a, count - i)
 
 
 # fmt: off
@@ -167,20 +195,11 @@ def segment_apply(
     dx_channel = get(block, CHANNEL_STRIDES + 2)
     streaming = get(block, STREAM) != 0
     for c in range(channels):
-        dys = shift(dy, dy_at + c * dy_channel)
-        xs = shift(x, x_at + c * x_channel)
-        dxs = shift(dx, dx_at + c * dx_channel)
-        mu, g, b = get(mean, c), get(gain, c), get(offset, c)
-        k, a = get(slope, c), get(scale, c)
-        if streaming:
-            head = to_alignment(dxs, count)
-            row_apply(dys, xs, dxs, mu, g, b, k, a, head)
-            row_apply_streaming(
-                shift(dys, head), shift(xs, head), shift(dxs, head), mu, g, b, k, a,
-                count - head,
-            )  # fmt: skip
-        else:
-            row_apply(dys, xs, dxs, mu, g, b, k, a, count)
+        row_apply(
+            shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
+            shift(dx, dx_at + c * dx_channel), get(mean, c), get(gain, c), get(offset, c),
+            get(slope, c), get(scale, c), count, streaming,
+        )  # fmt: skip
 # fmt: on
 
 
@@ -192,9 +211,10 @@ def segment_scale(
     """Write a segment of dx = scale · dy."""
     dy_channel = get(block, CHANNEL_STRIDES)
     dx_channel = get(block, CHANNEL_STRIDES + 2)
+    streaming = get(block, STREAM) != 0
     for c in range(channels):
         row_scale(
             shift(dy, dy_at + c * dy_channel), shift(dx, dx_at + c * dx_channel),
-            get(scale, c), count,
+            get(scale, c), count, streaming,
         )  # fmt: skip
 # fmt: on

@@ -13,7 +13,20 @@ from typing import Any
 from numba import njit, types
 from numba.core.extending import overload
 
-from .intrinsics import double, fma, get, put, two_sum
+from .intrinsics import double, fma, get, load, put, two_sum
+from .lanes import (
+    double_lanes,
+    fused,
+    get_lanes,
+    keep_part,
+    keep_some,
+    load_some,
+    minus,
+    product,
+    put_lanes,
+    splat,
+    sum_of_lanes,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -96,33 +109,94 @@ def _kept_sum(total, error, index):
     return lambda total, error, index: get(total, index)
 
 
-def add_term(sums: Any, c: Any, dy: Any, x: Any, mean: Any) -> None:
-    """Add one element's terms to channel c's sums, without a rounding in the arithmetic's type.
+@njit(error_model="numpy")
+def add_term(sums, c, dy, x, mean):
+    """Add one element's terms to channel c's sums, in float64 arithmetic without a rounding.
 
     Where a statistic is over few elements, the rounding of each term shows in the result.
     """
+    total, total_error, projection, projection_error = sums
+    xmu, xmu_error = two_sum(x, -mean)
+    value = dy * xmu
+    rounding = fma(dy, xmu, -value) + dy * xmu_error
+    fold(total, total_error, c, dy)
+    fold(projection, projection_error, c, value)
+    put(projection_error, c, get(projection_error, c) + rounding)
+
+
+def fold_lanes(total: Any, error: Any, index: Any, lanes: Any) -> None:
+    """``fold`` for totals that follow each other."""
     raise NotImplementedError
 
 
-@overload(add_term, jit_options={"error_model": "numpy"})
-def _add_term(sums, c, dy, x, mean):
-    if sums[1].dtype == types.float64:
+@overload(fold_lanes, jit_options={"error_model": "numpy"})
+def _fold_lanes(total, error, index, lanes):
+    if error.dtype == types.float64:
 
-        def compensated(sums, c, dy, x, mean):
-            total, total_error, projection, projection_error = sums
-            xmu, xmu_error = two_sum(x, -mean)
-            product = dy * xmu
-            rounding = fma(dy, xmu, -product) + dy * xmu_error
-            fold(total, total_error, c, dy)
-            fold(projection, projection_error, c, product)
-            put(projection_error, c, get(projection_error, c) + rounding)
+        def compensated(total, error, index, lanes):
+            s, e = two_sum(get_lanes(total, index), lanes)
+            put_lanes(total, index, s)
+            put_lanes(error, index, get_lanes(error, index) + e)
 
         return compensated
 
-    def plain(sums, c, dy, x, mean):
+    def plain(total, error, index, lanes):
+        put_lanes(total, index, get_lanes(total, index) + double_lanes(lanes))
+
+    return plain
+
+
+def add_terms(sums: Any, c: Any, tensor: Any, dy: Any, x: Any, mean: Any, part: Any) -> None:
+    """``add_term`` for the lanes of a part of a tensor's row, whose sums follow each other."""
+    raise NotImplementedError
+
+
+@overload(add_terms, jit_options={"error_model": "numpy"})
+def _add_terms(sums, c, tensor, dy, x, mean, part):
+    if sums[1].dtype == types.float64:
+
+        def compensated(sums, c, tensor, dy, x, mean, part):
+            total, total_error, projection, projection_error = sums
+            xmu, xmu_error = two_sum(x, minus(mean))
+            value = product(dy, xmu)
+            rounding = fused(dy, xmu, minus(value)) + product(dy, xmu_error)
+            fold_lanes(total, total_error, c, dy)
+            fold_lanes(projection, projection_error, c, keep_part(tensor, value, part))
+            error = get_lanes(projection_error, c) + keep_part(tensor, rounding, part)
+            put_lanes(projection_error, c, error)
+
+        return compensated
+
+    def plain(sums, c, tensor, dy, x, mean, part):
         total, total_error, projection, projection_error = sums
-        d = double(dy)
-        fold(total, total_error, c, d)
-        fold(projection, projection_error, c, d * (double(x) - double(mean)))
+        d = double_lanes(dy)
+        value = product(d, double_lanes(x) - double_lanes(mean))
+        fold_lanes(total, total_error, c, d)
+        fold_lanes(projection, projection_error, c, keep_part(tensor, value, part))
+
+    return plain
+
+
+def add_row_of_terms(sums: Any, c: Any, dy: Any, x: Any, mean: Any, count: Any) -> None:
+    """``add_term`` for a row of fewer elements than lanes, of one channel."""
+    raise NotImplementedError
+
+
+@overload(add_row_of_terms, jit_options={"error_model": "numpy"})
+def _add_row_of_terms(sums, c, dy, x, mean, count):
+    if sums[1].dtype == types.float64:
+
+        def compensated(sums, c, dy, x, mean, count):
+            for i in range(count):
+                add_term(sums, c, load(dy, i), load(x, i), mean)
+
+        return compensated
+
+    def plain(sums, c, dy, x, mean, count):
+        total, total_error, projection, projection_error = sums
+        d = double_lanes(load_some(dy, 0, count))
+        value = product(d, double_lanes(load_some(x, 0, count)) - double_lanes(splat(mean)))
+        fold(total, total_error, c, sum_of_lanes(d))
+        fold(projection, projection_error, c, sum_of_lanes(keep_some(dy, value, count)))
 
     return plain

@@ -30,12 +30,13 @@ from .intrinsics import (
     shift,
     store,
 )
-from .rows import BLOCK, row_apply, row_moments, row_scale, row_sums
+from .rows import row_apply, row_moments, row_scale, row_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: A gathered tile, on the stack: so many channels (a cache line of the halves) of BLOCK positions,
 #: 32 KiB a tensor, or 64 in float64.
+BLOCK = 256
 TILE_CHANNELS = program.TILE_CHANNELS
 TILE = TILE_CHANNELS * BLOCK
 
@@ -156,10 +157,10 @@ def go_through_tiles(
                 elif mode == TILE_APPLY:
                     row_apply(
                         dys, xs, dys, get(mean, j), get(gain, j), get(offset, j), get(slope, j),
-                        get(scale, j), m,
+                        get(scale, j), m, False,
                     )
                 else:
-                    row_scale(dys, dys, get(scale, j), m)
+                    row_scale(dys, dys, get(scale, j), m, False)
             if mode in (TILE_APPLY, TILE_SCALE):
                 at = dx_at + tile_offset(block, 2, c0, i)
                 move(block, 2, address_of(dx), at, dy_tile, n, m)
