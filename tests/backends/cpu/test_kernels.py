@@ -336,3 +336,20 @@ def test_cutting_into_parts_follows_the_shape_alone():
             numba.set_num_threads(before)
     with cut_finely():
         assert not plans._plans
+
+
+@pytest.mark.parametrize("bits_", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF])
+@pytest.mark.parametrize("name", ["weight", "mean", "invstd"])
+def test_any_nan_of_a_statistic_stays_one_in_bfloat16(name, bits_):
+    """Whatever its payload: rounding it as a number would make it an infinity or a zero."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    data = np.ones((2, 40, 3), ml_dtypes.bfloat16)
+    vectors = {key: np.ones(40, np.float32) for key in ("weight", "mean", "invstd")}
+    vectors[name].view(np.uint32)[::2] = bits_
+    grad_input, _, _ = ng.batch_norm_backward(
+        data, data, vectors["weight"], None, None, vectors["mean"], vectors["invstd"],
+        training=True,
+    )  # fmt: skip
+    is_nan = np.isnan(grad_input.astype(np.float32))
+    assert is_nan[:, ::2].all()
+    assert not is_nan[:, 1::2].any()

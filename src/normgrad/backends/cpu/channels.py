@@ -1,12 +1,12 @@
 """Per-channel arithmetic, in float64: from statistics and sums to coefficients and outputs.
 
-Everything here runs over C values (N·C for group norm), so it is written for clarity; the loops
-over whole tensors are elsewhere.
+Everything here runs over C values (N·C for group norm). Where tensors are small that is most of the
+work, so each loop has one thing to do, without a branch, for all channels: LLVM vectorises it.
 """
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 from typing import Any
 
 from numba import njit, types
@@ -68,23 +68,29 @@ from .intrinsics import (
     bfloat16s_at,
     bits_to_double,
     double,
+    double_buffer,
     doubles_at,
     float16s_at,
-    fma,
     get,
     int32s_at,
     integers_at,
     like,
+    load,
     normal_range,
     not_inlined,
     put,
+    real_buffer,
     shift,
     singles_at,
+    store,
     two_sum,
 )  # fmt: skip
-from .sums import add_error, corrected, fold, kept_sum
+from .sums import add_error, clear, divided, finished, fold, kept_sum, sum_and_error, times
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Channels whose outputs are summed together, on the stack.
+SOME = 128
 
 TRAIN, EVAL, ELEMT, GROUP = map(int, (Rule.TRAIN, Rule.EVAL, Rule.ELEMT, Rule.GROUP))
 
@@ -107,44 +113,83 @@ def read(address, code, index):
 
 
 @njit(error_model="numpy")
-def write(address, code, index, value):
-    """Round a float64 once, to the element's own type."""
-    not_inlined()
-    if code == 0:
-        put(singles_at(address), index, value)
-    elif code == 1:
-        put(doubles_at(address), index, value)
-    elif code == 2:
-        put(float16s_at(address), index, value)
+def canonical(value):
+    """The number; any NaN as the one that survives rounding to bfloat16 (see lanes.py)."""
+    return value if value == value else nan
+
+
+@njit(error_model="numpy")
+def copy_row(source, stride, count, row):
+    """Numbers of any type, so many elements apart, to scratch memory."""
+    if stride == 1:  # a loop that can be vectorised
+        for c in range(count):
+            store(row, c, canonical(double(load(source, c))))
     else:
-        put(bfloat16s_at(address), index, value)
+        for c in range(count):
+            store(row, c, canonical(double(load(source, c * stride))))
 
 
 @njit(error_model="numpy")
-def vector_index(block, slot, s, c):
-    """Where channel c of set s stands in a per-channel vector."""
+def read_row(block, slot, s, first, count, row):
+    """A per-channel input from ``first`` on, rounded to the row's type."""
+    not_inlined()
     words = shift(block, VECTORS + VECTOR_WORDS * (slot - MEAN))
-    return s * get(words, SET_STRIDE) + c * get(words, STRIDE)
-
-
-@njit(error_model="numpy")
-def vector_code(block, slot):
-    """The dtype code of a per-channel vector."""
-    return get(block, VECTORS + VECTOR_WORDS * (slot - MEAN) + CODE)
-
-
-@njit(error_model="numpy")
-def read_vector(block, slot, s, c):
-    """Channel c of set s of a per-channel input."""
-    return read(get(block, slot), vector_code(block, slot), vector_index(block, slot, s, c))
-
-
-@njit(error_model="numpy")
-def write_vector(block, slot, s, c, value):
-    """Channel c of set s of a per-channel output, if it is asked for."""
+    stride, code = get(words, STRIDE), get(words, CODE)
+    at = s * get(words, SET_STRIDE) + first * stride
     address = get(block, slot)
-    if address != 0:
-        write(address, vector_code(block, slot), vector_index(block, slot, s, c), value)
+    if code == 0:
+        copy_row(shift(singles_at(address), at), stride, count, row)
+    elif code == 1:
+        copy_row(shift(doubles_at(address), at), stride, count, row)
+    elif code == 2:
+        copy_row(shift(float16s_at(address), at), stride, count, row)
+    else:
+        copy_row(shift(bfloat16s_at(address), at), stride, count, row)
+
+
+@njit(error_model="numpy")
+def read_groups(block, slot, s, c0, c1, row):
+    """A per-channel input, or one per group of channels, for channels c0 to c1 (whole groups)."""
+    per_group = get(block, PER_GROUP)
+    first, count = c0 // per_group, (c1 - c0) // per_group
+    read_row(block, slot, s, first, count, row)
+    if per_group > 1:
+        # From the last on, so that none is written over before it is read.
+        for g in range(count - 1, -1, -1):
+            value = get(row, g)
+            for c in range(g * per_group, (g + 1) * per_group):
+                put(row, c, value)
+
+
+@njit(error_model="numpy")
+def round_row(target, stride, count, totals, errors):
+    """Round sums once, to numbers of any type so many elements apart."""
+    if stride == 1:  # a loop that can be vectorised
+        for c in range(count):
+            put(target, c, kept_sum(totals, errors, c))
+    else:
+        for c in range(count):
+            put(target, c * stride, kept_sum(totals, errors, c))
+
+
+@njit(error_model="numpy")
+def write_row(block, slot, first, count, totals, errors):
+    """Sums in scratch memory to a per-channel output from ``first`` on, if it is asked for."""
+    not_inlined()
+    address = get(block, slot)
+    if address == 0:
+        return
+    words = shift(block, VECTORS + VECTOR_WORDS * (slot - MEAN))
+    stride, code = get(words, STRIDE), get(words, CODE)
+    at = first * stride
+    if code == 0:
+        round_row(shift(singles_at(address), at), stride, count, totals, errors)
+    elif code == 1:
+        round_row(shift(doubles_at(address), at), stride, count, totals, errors)
+    elif code == 2:
+        round_row(shift(float16s_at(address), at), stride, count, totals, errors)
+    else:
+        round_row(shift(bfloat16s_at(address), at), stride, count, totals, errors)
 
 
 @njit(error_model="numpy")
@@ -170,32 +215,47 @@ def total_count(block):
 
 
 @njit(error_model="numpy")
+def fill(row, count, value):
+    """One number for every channel."""
+    for c in range(count):
+        put(row, c, value)
+
+
+@njit(error_model="numpy")
 def prepare(block, real, s, c0, c1):
-    """Read a set's statistics and weights as the arithmetic reads them."""
+    """Read a set's statistics and weights as the arithmetic reads them.
+
+    A float64 statistic beside float32 data is rounded: it goes through the arithmetic's type.
+    """
     not_inlined()
     workspace = get(block, WORKSPACE)
-    base = s * get(block, CHANNELS)
-    mean = like(workspace + get(block, W_MEAN), real)
-    rounded = like(workspace + get(block, W_SLOPE), real)
-    invstd = doubles_at(workspace + get(block, W_INVSTD))
-    weight = doubles_at(workspace + get(block, W_WEIGHT))
+    base = s * get(block, CHANNELS) + c0
+    count = c1 - c0
+    mean = shift(like(workspace + get(block, W_MEAN), real), base)
+    rounded = shift(like(workspace + get(block, W_SLOPE), real), base)
+    invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
+    weight = shift(doubles_at(workspace + get(block, W_WEIGHT)), base)
     eps = bits_to_double(get(block, EPS))
-    per_group = get(block, PER_GROUP)
-    has_mean = get(block, MEAN) != 0
-    has_spread = get(block, SPREAD) != 0
-    has_weight = get(block, WEIGHT) != 0
-    is_variance = get(block, SPREAD_IS_VARIANCE) != 0
-    for c in range(c0, c1):
-        i = base + c
-        g = c // per_group
-        put(mean, i, read_vector(block, MEAN, s, g) if has_mean else 0.0)
-        # Through the arithmetic's type and back: a float64 statistic beside float32 data is
-        # rounded.
-        put(rounded, i, read_vector(block, SPREAD, s, g) if has_spread else 1.0)
-        spread = double(get(rounded, i))
-        put(invstd, i, 1.0 / sqrt(spread + eps) if is_variance else spread)
-        put(rounded, i, read_vector(block, WEIGHT, s, c) if has_weight else 1.0)
-        put(weight, i, double(get(rounded, i)))
+    if get(block, MEAN) != 0:
+        read_groups(block, MEAN, s, c0, c1, mean)
+    else:
+        fill(mean, count, 0.0)
+    if get(block, SPREAD) != 0:
+        read_groups(block, SPREAD, s, c0, c1, rounded)
+    else:
+        fill(rounded, count, 1.0)
+    if get(block, SPREAD_IS_VARIANCE) != 0:
+        for c in range(count):
+            store(invstd, c, 1.0 / sqrt(double(load(rounded, c)) + eps))
+    else:
+        for c in range(count):
+            store(invstd, c, double(load(rounded, c)))
+    if get(block, WEIGHT) != 0:
+        read_row(block, WEIGHT, s, c0, count, rounded)
+        for c in range(count):
+            store(weight, c, double(load(rounded, c)))
+    else:
+        fill(weight, count, 1.0)
 
 
 @njit(error_model="numpy")
@@ -213,32 +273,10 @@ def combine(block, real, base, count):
             j = part * every + i
             fold(dy_total, dy_error, i, get(dy_total, j))
             add_error(dy_error, i, dy_error, j)
+        for i in range(base, base + count):
+            j = part * every + i
             fold(xmu_total, xmu_error, i, get(xmu_total, j))
             add_error(xmu_error, i, xmu_error, j)
-
-
-@njit(error_model="numpy")
-def sum_dy_of(block, real, index):
-    """Σdy of one (set, channel)."""
-    not_inlined()
-    workspace = get(block, WORKSPACE)
-    return kept_sum(
-        doubles_at(workspace + get(block, W_SUM_DY)),
-        like(workspace + get(block, W_SUM_DY_ERROR), real),
-        index,
-    )
-
-
-@njit(error_model="numpy")
-def sum_dy_xmu_of(block, real, index):
-    """Σdy·(x − μ) of one (set, channel)."""
-    not_inlined()
-    workspace = get(block, WORKSPACE)
-    return kept_sum(
-        doubles_at(workspace + get(block, W_SUM_DY_XMU)),
-        like(workspace + get(block, W_SUM_DY_XMU_ERROR), real),
-        index,
-    )
 
 
 @njit(error_model="numpy")
@@ -249,14 +287,17 @@ def finish_mean(block, real, base, count):
     arithmetic needs; see the plan.
     """
     not_inlined()
-    mean = like(get(block, WORKSPACE) + get(block, W_MEAN), real)
+    workspace = get(block, WORKSPACE)
+    mean = like(workspace + get(block, W_MEAN), real)
+    totals = doubles_at(workspace + get(block, W_SUM_DY))
+    errors = like(workspace + get(block, W_SUM_DY_ERROR), real)
     m = bits_to_double(get(block, DIVISOR))
     for i in range(base, base + count):
         about = double(get(mean, i))
-        change = sum_dy_of(block, real, i) / m
+        change = kept_sum(totals, errors, i) / m
         # After an infinite or NaN first result there is nothing to improve.
         if isfinite(about):
-            put(mean, i, about + change)
+            put(mean, i, canonical(about + change))
 
 
 @njit(error_model="numpy")
@@ -266,32 +307,71 @@ def finish_invstd(block, real, base, count):
     workspace = get(block, WORKSPACE)
     rounded = like(workspace + get(block, W_SLOPE), real)
     invstd = doubles_at(workspace + get(block, W_INVSTD))
+    totals = doubles_at(workspace + get(block, W_SUM_DY_XMU))
+    errors = like(workspace + get(block, W_SUM_DY_XMU_ERROR), real)
     m = bits_to_double(get(block, DIVISOR))
     eps = bits_to_double(get(block, EPS))
     for i in range(base, base + count):
-        put(rounded, i, 1.0 / sqrt(sum_dy_xmu_of(block, real, i) / m + eps))
+        put(rounded, i, 1.0 / sqrt(kept_sum(totals, errors, i) / m + eps))
         put(invstd, i, double(get(rounded, i)))
-
-
-@njit(error_model="numpy")
-def times(value, error, factor, factor_error):
-    """A product of two numbers and their errors, with the error of the product."""
-    product = value * factor
-    rounding = fma(value, factor, -product)
-    return product, rounding + value * factor_error + error * factor
-
-
-@njit(error_model="numpy")
-def divided(value, error, divisor):
-    """A quotient, with its error."""
-    quotient = value / divisor
-    return quotient, (fma(-quotient, divisor, value) + error) / divisor
 
 
 @njit(error_model="numpy")
 def is_normal(value, smallest, largest):
     """Whether the arithmetic's type holds a number to full precision."""
-    return value == 0.0 or smallest <= abs(value) <= largest
+    return (value == 0.0) | ((smallest <= abs(value)) & (abs(value) <= largest))
+
+
+@njit(error_model="numpy")
+def coefficients_of(real, w, r, m, total, total_error, projection, projection_error, one_group):
+    """Gain, shift, slope and scale of a channel, from its weight, 1/std and group's sums."""
+    smallest, largest = normal_range(real)
+    t, t_error = divided(real, total, total_error, m)
+    p, p_error = divided(real, projection, projection_error, m)
+    square, square_error = times(real, r, 0.0, r, 0.0)
+    p, p_error = times(real, p, p_error, square, square_error)
+    wr, wr_error = times(real, w, 0.0, r, 0.0)
+    # The group's sums hold its weights already.
+    o = r if one_group else wr
+    o_error = 0.0 if one_group else wr_error
+    ot = finished(real, *times(real, o, o_error, t, t_error))
+    op = finished(real, *times(real, o, o_error, p, p_error))
+    multiplied = (
+        is_normal(wr, smallest, largest)
+        & is_normal(ot, smallest, largest)
+        & is_normal(op, smallest, largest)
+        # A product may vanish though its factors do not.
+        & ((ot != 0.0) | (o == 0.0) | (t == 0.0))
+        & ((op != 0.0) | (o == 0.0) | (p == 0.0))
+        & ((wr != 0.0) | (w == 0.0) | (r == 0.0))
+    )
+    g = w if one_group else 1.0
+    return (
+        finished(real, wr, wr_error) if multiplied else g,
+        ot if multiplied else finished(real, t, t_error),
+        op if multiplied else finished(real, p, p_error),
+        1.0 if multiplied else o,
+    )
+
+
+@njit(error_model="numpy")
+def put_coefficients(rows, c, values):
+    """Write a channel's coefficients."""
+    for row, value in zip(rows, values):  # noqa: B905 - not known to Numba
+        store(row, c, canonical(value))
+
+
+@njit(error_model="numpy")
+def coefficients_of_channels(real, rows, weight, invstd, m, totals, errors, xmus, xmu_errors, n):
+    """Coefficients of channels with statistics of their own, from their sums."""
+    for c in range(n):
+        total, total_error = sum_and_error(totals, errors, c)
+        projection, projection_error = sum_and_error(xmus, xmu_errors, c)
+        values = coefficients_of(
+            real, load(weight, c), load(invstd, c), m, total, total_error, projection,
+            projection_error, False,
+        )  # fmt: skip
+        put_coefficients(rows, c, values)
 
 
 @njit(error_model="numpy")
@@ -311,103 +391,113 @@ def coefficients(block, real, s, c0, c1):
     """
     not_inlined()
     workspace = get(block, WORKSPACE)
-    gain = like(workspace + get(block, W_GAIN), real)
-    offset = like(workspace + get(block, W_SHIFT), real)
-    slope = like(workspace + get(block, W_SLOPE), real)
-    scale = like(workspace + get(block, W_SCALE), real)
-    invstd = doubles_at(workspace + get(block, W_INVSTD))
-    weight = doubles_at(workspace + get(block, W_WEIGHT))
-    count = doubles_at(workspace + get(block, W_COUNT))
+    base = s * get(block, CHANNELS) + c0
+    count = c1 - c0
+    gain = shift(like(workspace + get(block, W_GAIN), real), base)
+    offset = shift(like(workspace + get(block, W_SHIFT), real), base)
+    slope = shift(like(workspace + get(block, W_SLOPE), real), base)
+    scale = shift(like(workspace + get(block, W_SCALE), real), base)
+    rows = (gain, offset, slope, scale)
+    invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
+    weight = shift(doubles_at(workspace + get(block, W_WEIGHT)), base)
+    totals = shift(doubles_at(workspace + get(block, W_SUM_DY)), base)
+    errors = shift(like(workspace + get(block, W_SUM_DY_ERROR), real), base)
+    xmus = shift(doubles_at(workspace + get(block, W_SUM_DY_XMU)), base)
+    xmu_errors = shift(like(workspace + get(block, W_SUM_DY_XMU_ERROR), real), base)
+    m = bits_to_double(get(block, DIVISOR))
     rule = get(block, RULE)
-    per_group = get(block, PER_GROUP)
-    m = get(count, 0) if rule == ELEMT else bits_to_double(get(block, DIVISOR))
-    smallest, largest = normal_range(real)
-    base = s * get(block, CHANNELS)
-    for first in range(base + c0, base + c1, per_group):
-        r = get(invstd, first)
-        total, total_error, projection, projection_error = 0.0, 0.0, 0.0, 0.0
-        if rule == ELEMT:
-            # As the arithmetic reads them: rounded to float32 beside float32 data.
-            put(slope, first, read_vector(block, SUM_DY, 0, first))
-            total = double(get(slope, first))
-            put(slope, first, read_vector(block, SUM_DY_XMU, 0, first))
-            projection = double(get(slope, first))
-        elif rule == TRAIN:
-            total = sum_dy_of(block, real, first)
-            projection = sum_dy_xmu_of(block, real, first)
-        elif rule == GROUP:
-            for i in range(first, first + per_group):
-                w = get(weight, i)
-                total, e = two_sum(total, w * sum_dy_of(block, real, i))
+    if rule == EVAL:
+        for c in range(count):
+            store(gain, c, 1.0)
+            store(offset, c, 0.0)
+            store(slope, c, 0.0)
+            store(
+                scale,
+                c,
+                canonical(finished(real, *times(real, load(weight, c), 0.0, load(invstd, c), 0.0))),
+            )
+    elif rule == ELEMT:
+        # As the arithmetic reads them: rounded to float32 beside float32 data.
+        m = get(doubles_at(workspace + get(block, W_COUNT)), 0)
+        read_row(block, SUM_DY, 0, c0, count, offset)
+        read_row(block, SUM_DY_XMU, 0, c0, count, slope)
+        for c in range(count):
+            values = coefficients_of(
+                real, load(weight, c), load(invstd, c), m, double(load(offset, c)), 0.0,
+                double(load(slope, c)), 0.0, False,
+            )  # fmt: skip
+            put_coefficients(rows, c, values)
+    elif rule == TRAIN:
+        coefficients_of_channels(
+            real, rows, weight, invstd, m, totals, errors, xmus, xmu_errors, count
+        )
+    else:
+        per_group = get(block, PER_GROUP)
+        for first in range(0, count, per_group):
+            total, total_error, projection, projection_error = 0.0, 0.0, 0.0, 0.0
+            for c in range(first, first + per_group):
+                w = load(weight, c)
+                total, e = two_sum(total, w * kept_sum(totals, errors, c))
                 total_error += e
-                projection, e = two_sum(projection, w * sum_dy_xmu_of(block, real, i))
+                projection, e = two_sum(projection, w * kept_sum(xmus, xmu_errors, c))
                 projection_error += e
-        t, t_error = divided(total, total_error, m)
-        p, p_error = divided(projection, projection_error, m)
-        square, square_error = times(r, 0.0, r, 0.0)
-        p, p_error = times(p, p_error, square, square_error)
-        for i in range(first, first + per_group):
-            w = get(weight, i)
-            wr, wr_error = times(w, 0.0, r, 0.0)
-            o, o_error, g = wr, wr_error, 1.0
-            if rule == GROUP:
-                o, o_error, g = r, 0.0, w
-            ot = corrected(*times(o, o_error, t, t_error))
-            op = corrected(*times(o, o_error, p, p_error))
-            if (
-                rule != EVAL
-                and is_normal(wr, smallest, largest)
-                and is_normal(ot, smallest, largest)
-                and is_normal(op, smallest, largest)
-                # A product may vanish though its factors do not.
-                and (ot != 0.0 or o == 0.0 or t == 0.0)
-                and (op != 0.0 or o == 0.0 or p == 0.0)
-                and (wr != 0.0 or w == 0.0 or r == 0.0)
-            ):
-                put(gain, i, corrected(wr, wr_error))
-                put(offset, i, ot)
-                put(slope, i, op)
-                put(scale, i, 1.0)
-            else:
-                put(gain, i, g)
-                put(offset, i, corrected(t, t_error))
-                put(slope, i, corrected(p, p_error))
-                put(scale, i, o)
+            r = load(invstd, first)
+            for c in range(first, first + per_group):
+                values = coefficients_of(
+                    real, load(weight, c), r, m, total, total_error, projection,
+                    projection_error, True,
+                )  # fmt: skip
+                put_coefficients(rows, c, values)
 
 
 @njit(error_model="numpy")
 def outputs(block, real, c0, c1):
     """The per-channel outputs: sums over the sets, in their order."""
     not_inlined()
-    invstd = doubles_at(get(block, WORKSPACE) + get(block, W_INVSTD))
-    channels = get(block, CHANNELS)
-    for c in range(c0, c1):
-        total, total_error, projection, projection_error = 0.0, 0.0, 0.0, 0.0
-        scaled, scaled_error = 0.0, 0.0
+    workspace = get(block, WORKSPACE)
+    totals, projections = double_buffer(SOME), double_buffer(SOME)
+    scaled = double_buffer(SOME)
+    total_errors, projection_errors = (
+        real_buffer(SOME, real, real), real_buffer(SOME, real, real)
+    )  # fmt: skip
+    scaled_errors = real_buffer(SOME, real, real)
+    for first in range(c0, c1, SOME):
+        count = min(SOME, c1 - first)
+        for c in range(count):
+            clear(totals, total_errors, c)
+            clear(projections, projection_errors, c)
+            clear(scaled, scaled_errors, c)
         for s in range(get(block, SETS)):
-            i = s * channels + c
-            q = sum_dy_xmu_of(block, real, i)
-            total, e = two_sum(total, sum_dy_of(block, real, i))
-            total_error += e
-            projection, e = two_sum(projection, q)
-            projection_error += e
-            scaled, e = two_sum(scaled, get(invstd, i) * q)
-            scaled_error += e
-        write_vector(block, OUT_SUM_DY, 0, c, corrected(total, total_error))
-        write_vector(block, OUT_SUM_DY_XMU, 0, c, corrected(projection, projection_error))
-        write_vector(block, OUT_WEIGHT, 0, c, corrected(scaled, scaled_error))
-        write_vector(block, OUT_BIAS, 0, c, corrected(total, total_error))
+            base = s * get(block, CHANNELS) + first
+            invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
+            dys = shift(doubles_at(workspace + get(block, W_SUM_DY)), base)
+            dy_errors = shift(like(workspace + get(block, W_SUM_DY_ERROR), real), base)
+            xmus = shift(doubles_at(workspace + get(block, W_SUM_DY_XMU)), base)
+            xmu_errors = shift(like(workspace + get(block, W_SUM_DY_XMU_ERROR), real), base)
+            for c in range(count):
+                q = kept_sum(xmus, xmu_errors, c)
+                fold(totals, total_errors, c, kept_sum(dys, dy_errors, c))
+                fold(projections, projection_errors, c, q)
+                fold(scaled, scaled_errors, c, get(invstd, c) * q)
+        write_row(block, OUT_SUM_DY, first, count, totals, total_errors)
+        write_row(block, OUT_SUM_DY_XMU, first, count, projections, projection_errors)
+        write_row(block, OUT_WEIGHT, first, count, scaled, scaled_errors)
+        write_row(block, OUT_BIAS, first, count, totals, total_errors)
 
 
 @njit(error_model="numpy")
-def write_zeros(block, c0, c1):
+def write_zeros(block, real, c0, c1):
     """The per-channel outputs of a tensor without elements."""
     not_inlined()
-    for c in range(c0, c1):
-        write_vector(block, OUT_SUM_DY, 0, c, 0.0)
-        write_vector(block, OUT_SUM_DY_XMU, 0, c, 0.0)
-        write_vector(block, OUT_WEIGHT, 0, c, 0.0)
-        write_vector(block, OUT_BIAS, 0, c, 0.0)
+    zeros, errors = double_buffer(SOME), real_buffer(SOME, real, real)
+    for c in range(SOME):
+        clear(zeros, errors, c)
+    for first in range(c0, c1, SOME):
+        count = min(SOME, c1 - first)
+        write_row(block, OUT_SUM_DY, first, count, zeros, errors)
+        write_row(block, OUT_SUM_DY_XMU, first, count, zeros, errors)
+        write_row(block, OUT_WEIGHT, first, count, zeros, errors)
+        write_row(block, OUT_BIAS, first, count, zeros, errors)
 
 
 def channel_kernel(real, block, flags, s, c0, c1):
@@ -428,7 +518,7 @@ def channel_kernel(real, block, flags, s, c0, c1):
     if flags & DO_COEFFICIENTS:
         coefficients(block, real, s, c0, c1)
     if flags & DO_ZERO:
-        write_zeros(block, c0, c1)
+        write_zeros(block, real, c0, c1)
 
 
 def channel_signature(code: int) -> Any:

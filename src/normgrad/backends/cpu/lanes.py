@@ -26,7 +26,6 @@ from .intrinsics import (
     F32,
     F64,
     I32,
-    I64,
     _access,
     _narrow,
     _promise,
@@ -173,7 +172,7 @@ def load_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = _stored_type(context, storage)
-        value = builder.load(_vector_at(builder, *args, kind), align=1)
+        value = builder.load(_vector_at(builder, args[0], args[1], kind), align=1)
         _promise(builder, value, reads=True)
         return _unpacked(builder, value, storage)
 
@@ -264,7 +263,7 @@ def get_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = _vector(context.get_value_type(pointer.dtype))
-        return builder.load(_vector_at(builder, *args, kind), align=1)
+        return builder.load(_vector_at(builder, args[0], args[1], kind), align=1)
 
     return Lanes(pointer.dtype)(pointer, types.intp), codegen
 

@@ -13,7 +13,7 @@ from typing import Any
 from numba import njit, types
 from numba.core.extending import overload
 
-from .intrinsics import double, fma, get, load, put, two_sum
+from .intrinsics import fma, get, load, put, two_sum
 from .lanes import (
     double_lanes,
     fused,
@@ -107,6 +107,69 @@ def _kept_sum(total, error, index):
     if error.dtype == types.float64:
         return lambda total, error, index: corrected(get(total, index), get(error, index))
     return lambda total, error, index: get(total, index)
+
+
+def sum_and_error(total: Any, error: Any, index: Any) -> Any:
+    """A sum and its error term; 0 where the arithmetic keeps none."""
+    raise NotImplementedError
+
+
+@overload(sum_and_error)
+def _sum_and_error(total, error, index):
+    if error.dtype == types.float64:
+        return lambda total, error, index: (corrected(get(total, index), get(error, index)), 0.0)
+    return lambda total, error, index: (get(total, index), 0.0)
+
+
+# Products and quotients of a few per-channel numbers. In float64 arithmetic they carry the error
+# of each rounding; beside float32 data float64 itself is exact enough.
+
+
+def times(real: Any, value: Any, error: Any, factor: Any, factor_error: Any) -> Any:
+    """A product of two numbers and their errors, with the error of the product."""
+    raise NotImplementedError
+
+
+@overload(times, jit_options={"error_model": "numpy"})
+def _times(real, value, error, factor, factor_error):
+    if real.dtype == types.float64:
+
+        def compensated(real, value, error, factor, factor_error):
+            product = value * factor
+            rounding = fma(value, factor, -product)
+            return product, rounding + value * factor_error + error * factor
+
+        return compensated
+    return lambda real, value, error, factor, factor_error: (value * factor, 0.0)
+
+
+def divided(real: Any, value: Any, error: Any, divisor: Any) -> Any:
+    """A quotient, with its error."""
+    raise NotImplementedError
+
+
+@overload(divided, jit_options={"error_model": "numpy"})
+def _divided(real, value, error, divisor):
+    if real.dtype == types.float64:
+
+        def compensated(real, value, error, divisor):
+            quotient = value / divisor
+            return quotient, (fma(-quotient, divisor, value) + error) / divisor
+
+        return compensated
+    return lambda real, value, error, divisor: (value / divisor, 0.0)
+
+
+def finished(real: Any, value: Any, error: Any) -> Any:
+    """A number with its error added."""
+    raise NotImplementedError
+
+
+@overload(finished, jit_options={"error_model": "numpy"})
+def _finished(real, value, error):
+    if real.dtype == types.float64:
+        return lambda real, value, error: corrected(value, error)
+    return lambda real, value, error: value
 
 
 @njit(error_model="numpy")
