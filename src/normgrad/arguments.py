@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import frameworks, layout, memory
+from . import frameworks, layout
 from .contract import Operator, Output
 from .frameworks import Framework
 from .tensor import TensorSpec
@@ -25,6 +25,8 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
         return (out,)
     if out is None:
         return (None,) * len(outputs)
+    if type(out) is tuple and len(out) == len(outputs):
+        return [value if output.wanted else None for value, output in zip(out, outputs)]  # noqa: B905 - a small call's time
     allowed = f"a tuple of {len(outputs)} tensors or Nones"
     if not isinstance(out, (tuple, list)):
         raise TypeError(f"out: a {type(out).__name__}; allowed: {allowed}")
@@ -46,18 +48,22 @@ class Arguments:
         out: the caller's outputs, likewise.
         given: the caller's outputs as they were given.
         key: everything that a plan depends on; None until opened, where they are not plain.
+        addresses: where the inputs and then the caller's outputs are; 0 where absent.
+        plain: whether all are plain tensors, and the outputs not known to be read-only.
     """
 
     __slots__ = (
         "_operator",
         "_outputs",
         "_values",
+        "addresses",
         "framework",
         "given",
         "key",
         "like",
         "opened",
         "out",
+        "plain",
     )
 
     def __init__(
@@ -76,9 +82,12 @@ class Arguments:
         self.out: Sequence[Any] = given
         framework = frameworks.BY_TYPE.get(type(self.like))
         self.key: Hashable = None
+        self.plain = True
         if framework is not None:
             self.framework: Framework = framework
-            self.key = framework.look(values, given)
+            look = framework.look(values, given)
+            if look is not None:
+                self.key, self.addresses = look
 
     def open(self) -> None:
         """Check every tensor, and bring it into the form that the framework's methods take.
@@ -110,11 +119,24 @@ class Arguments:
             else self._open(operator.out_name(index, self._outputs[index]), value, writing=True)
             for index, value in enumerate(given)
         ]
+        self.addresses = [
+            0 if value is None else self.framework.address(name, value)
+            for name, value in zip(self._names(), (*self.opened, *self.out), strict=True)
+        ]
         as_they_are = zip((*values, *given), (*self.opened, *self.out), strict=True)
         if self.key is None or any(value is not opened for value, opened in as_they_are):
             # Not plain tensors: their specs say all that matters.
+            self.plain = False
             specs, out_specs = self.specs()
             self.key = (self.framework, *specs.values(), *out_specs.values())
+
+    def _names(self) -> list[str]:
+        """What messages call the inputs and the caller's outputs."""
+        operator = self._operator
+        return [
+            *(parameter.name for parameter in operator.parameters),
+            *(operator.out_name(index, output) for index, output in enumerate(self._outputs)),
+        ]
 
     def _open(self, name: str, value: Any, writing: bool) -> Any:
         framework = frameworks.of(name, value)
@@ -177,9 +199,9 @@ class Place:
 
 
 class Scratch:
-    """A workspace: its aligned address, and what keeps it alive."""
+    """A workspace: its first aligned address, and what keeps it alive."""
 
-    __slots__ = ("address", "owner", "region")
+    __slots__ = ("address", "owner")
 
     def __init__(self, size: int, alignment: int, workspace: Any = None) -> None:
         if workspace is None:
@@ -189,10 +211,6 @@ class Scratch:
             start, given, self.owner = _buffer(workspace)
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
-            reason = memory.unwritable(start, start + size)
-            if reason is not None:
-                raise ValueError(f"workspace: {reason}")
-        self.region = layout.Region(start, (size,), (1,), 1)
         self.address = -(-start // alignment) * alignment
 
 
@@ -200,11 +218,10 @@ def _buffer(workspace: Any) -> tuple[int, int, Any]:
     """Address, size in bytes and owner of a caller's scratch memory."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(workspace, torch.Tensor):
-        plain = frameworks.of("workspace", workspace)
-        if not (plain.look((workspace,), ()) and workspace.is_contiguous()):
+        look = frameworks.of("workspace", workspace).look((workspace,), ())
+        if look is None or not workspace.is_contiguous():
             raise ValueError("workspace: not a contiguous CPU tensor; allowed: a contiguous one")
-        size = workspace.numel() * workspace.element_size()
-        return plain.address("workspace", workspace), size, workspace
+        return look[1][0], workspace.nbytes, workspace
     try:
         if isinstance(workspace, np.ndarray):  # of any dtype; not all can be a memoryview
             array = np.asarray(workspace)

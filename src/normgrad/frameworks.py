@@ -20,6 +20,11 @@ from .tensor import TensorSpec
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
+#: Shapes, strides and dtypes of tensors in a framework's own terms; and each one's address, 0 for
+#: None.
+Look = tuple[Hashable, list[int]]
+
+
 class Framework(ABC):
     """What the operators need of a framework. ``value`` is always one of its own tensors."""
 
@@ -39,11 +44,11 @@ class Framework(ABC):
         """Where it is: "cpu", "cuda:0"."""
 
     @abstractmethod
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
-        """What a plan depends on, of inputs and outputs together: shapes, strides, dtypes.
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
+        """What a plan depends on, of inputs and outputs together, and where they are.
 
         In one pass, as cheap as can be: it is most of what a small call costs. None where a value
-        is not one of this framework's plain tensors on the CPU.
+        is not one of this framework's plain tensors on the CPU, or an output cannot be written.
         """
 
     @abstractmethod
@@ -82,8 +87,8 @@ class Framework(ABC):
     def result(self, value: Any, like: Any) -> Any:
         """What the caller gets for an opened tensor; ``like`` is one of the caller's."""
 
-    def wrote(self, value: Any) -> None:  # noqa: B027 - most frameworks keep no count
-        """Told after a caller's tensor was written."""
+    def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
+        """Told after a caller's tensors were written."""
 
 
 def _whole_strides(array: Any) -> bool:
@@ -112,16 +117,21 @@ class NumPy(Framework):
     def device(self, name: str, value: Any) -> str:
         return "cpu"
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         key: list[Any] = []
+        addresses: list[int] = []
         for value in (*values, *given):
             if value is None:
                 key.append(None)
+                addresses.append(0)
             elif type(value) is np.ndarray:
                 key += value.shape, value.strides, value.dtype
+                addresses.append(value.ctypes.data)
             else:
                 return None
-        return tuple(key)
+        if not all(value is None or value.flags.writeable for value in given):
+            return None
+        return tuple(key), addresses
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = dtypes.from_numpy(value.dtype)
@@ -202,23 +212,23 @@ class Torch(Framework):
     def device(self, name: str, value: Any) -> str:
         return str(value.device)
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
-        plain, strided = self._plain, self._torch.strided
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
+        plain = self._plain
         key: list[Any] = []
-        for value in (*values, *given):
-            if value is None:
-                key.append(None)
-            elif (
-                type(value) in plain
-                and value.is_cpu
-                and value.layout is strided
-                and not value.is_neg()
-                and not value.is_nested
-            ):
-                key += value.shape, value.stride(), value.dtype
-            else:
-                return None
-        return tuple(key)
+        addresses: list[int] = []
+        try:
+            for value in (*values, *given):
+                if value is None:
+                    key.append(None)
+                    addresses.append(0)
+                elif type(value) in plain and value.is_cpu and not value.is_neg():
+                    key += value.shape, value.stride(), value.dtype
+                    addresses.append(value.data_ptr())
+                else:
+                    return None
+        except (RuntimeError, NotImplementedError):
+            return None  # nested and sparse tensors have no strides
+        return tuple(key), addresses
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
@@ -256,10 +266,13 @@ class Torch(Framework):
     def result(self, value: Any, like: Any) -> Any:
         return value
 
-    def wrote(self, value: Any) -> None:
+    def wrote(self, values: Sequence[Any]) -> None:
         # So that autograd notices when a tensor it has saved was overwritten.
-        if not value.is_inference():
-            self._torch.autograd.graph.increment_version(value)
+        increment = self._torch.autograd.graph.increment_version
+        try:
+            increment(values)
+        except RuntimeError:  # tensors of inference mode have no version
+            increment([value for value in values if not value.is_inference()])
 
 
 class DLPack(Framework):
@@ -273,7 +286,7 @@ class DLPack(Framework):
     def device(self, name: str, value: Any) -> str:
         return dlpack.device_of(name, value)
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Hashable:
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         return None  # opening tells more than any look
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:

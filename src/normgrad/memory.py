@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 #: madvise(2), Linux 5.14: make pages present for writing, as writing to them would, and leave what
 #: is in them. It fails on a mapping that is read-only.
-_MADV_POPULATE_WRITE = 23
+POPULATE_WRITE = 23
 
 
 @cache
@@ -37,7 +37,7 @@ def _madvise() -> ctypes._NamedFuncPointer | None:
         view = ctypes.c_char.from_buffer(page)
         address = ctypes.addressof(view)
         del view
-        if madvise(address, mmap.PAGESIZE, _MADV_POPULATE_WRITE) != 0:
+        if madvise(address, mmap.PAGESIZE, POPULATE_WRITE) != 0:
             return None  # an older kernel
     return madvise
 
@@ -180,6 +180,12 @@ def release_memory() -> None:
     pool().release()
 
 
+def madvise_address() -> int:
+    """Where the system call is, for compiled code; 0 where it does not tell what can be written."""
+    madvise = _madvise()
+    return 0 if madvise is None else ctypes.cast(madvise, ctypes.c_void_p).value or 0
+
+
 def unwritable(first: int, end: int) -> str | None:
     """Why bytes cannot be written: their first or last page is mapped read-only. None if they can.
 
@@ -191,8 +197,8 @@ def unwritable(first: int, end: int) -> str | None:
         return None
     page = mmap.PAGESIZE
     start, last = first // page * page, (end - 1) // page * page
-    if madvise(start, page, _MADV_POPULATE_WRITE) == 0 and (
-        start == last or madvise(last, page, _MADV_POPULATE_WRITE) == 0
+    if madvise(start, page, POPULATE_WRITE) == 0 and (
+        start == last or madvise(last, page, POPULATE_WRITE) == 0
     ):
         return None
     reason = os.strerror(ctypes.get_errno())

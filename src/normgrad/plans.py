@@ -11,8 +11,9 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import contract, layout
+from . import contract, layout, memory
 from .arguments import Arguments, Place, Scratch, out_entries
+from .backends.cpu import guard
 from .backends.cpu import program as cpu
 from .contract import Operator, Options
 from .machine import this_machine
@@ -27,10 +28,6 @@ CACHE_SIZE = 4096
 
 #: Workspaces up to this many bytes are kept, one for each thread, for calls that bring none.
 KEPT_SCRATCH = 1 << 20
-
-#: Places in a kernel's list of addresses.
-_SLOTS = len(Role) + 1
-_WORKSPACE = len(Role)
 
 _IN_PLACE = ", or all of grad_out or input with the same strides and dtype"
 
@@ -99,14 +96,18 @@ class Plan:
         self._known: set[Hashable] = set()
 
         roles = operator.roles(options)
+        self._unread = self._program.input_is_grad_out
+        # Every input there is, those too that take no part in the arithmetic: an output must not
+        # share their memory.
+        others = iter(range(guard.OTHERS, guard.PLACES))
         self._input_slots = tuple(
-            (index, int(roles[name]))
-            for index, name in enumerate(self._names)
-            if name in present and name in roles
-        )
-        # Every input there is, those too that take no part in the arithmetic.
-        self._input_places = tuple(
-            (index, Place(name, spec))
+            (
+                index,
+                next(others)
+                if name not in present or name not in roles or (self._unread and name == "input")
+                else int(roles[name]),
+                Place(name, spec),
+            )
             for index, (name, spec) in enumerate(zip(self._names, self._inputs, strict=True))
             if spec is not None
         )
@@ -117,11 +118,16 @@ class Plan:
             )
             if spec is not None
         )
+        self._guard = guard.table(
+            {slot: place for _, slot, place in self._input_slots},
+            {slot: place for _, slot, _, place in self._output_slots},
+            self.workspace_size,
+        )
 
     @property
     def reads_input(self) -> bool:
         """Whether anything that was asked for depends on ``input``; if not, it is not read."""
-        return bool(self._program.steps) and not self._program.input_is_grad_out
+        return bool(self._program.steps) and not self._unread
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
         """Compute on tensors that look as the plan says.
@@ -181,70 +187,66 @@ class Plan:
                 )
 
     def _run(self, arguments: Arguments, workspace: Any) -> Any:
-        framework, opened, out = arguments.framework, arguments.opened, arguments.out
-        address = framework.address
-        names = self._names
-        addresses = [0] * _SLOTS
-        for index, slot in self._input_slots:
-            where = address(names[index], opened[index])
-            if where == 0:
-                _check_memory(names[index], self._inputs[index], opened[index])
-            addresses[slot] = where
-        given = [entry for entry in self._output_slots if out[entry[0]] is not None]
-        if given:
-            self._check_given(arguments, given, addresses)
+        framework, out, found = arguments.framework, arguments.out, arguments.addresses
+        addresses = [0] * guard.PLACES
+        for index, slot, _ in self._input_slots:
+            addresses[slot] = found[index]
+        if self._unread:
+            addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
+        results = [*out]
+        given = 0
+        for index, slot, spec, place in self._output_slots:
+            if results[index] is None:
+                results[index] = new = framework.empty(spec)
+                addresses[slot] = framework.address(place.name, new)
+            else:
+                given |= 1 << slot
+                addresses[slot] = found[len(self._names) + index]
         if self.workspace_size:
             if workspace is None:
                 scratch = _scratch(self.workspace_size)
             else:
                 scratch = Scratch(self.workspace_size, cpu.ALIGNMENT, workspace)
-                self._check_apart(scratch, arguments, given, addresses)
-            addresses[_WORKSPACE] = scratch.address
+                given |= 1 << guard.WORKSPACE
+            addresses[guard.WORKSPACE] = scratch.address
 
-        results = list(out)
-        for index, slot, spec, place in self._output_slots:
-            if results[index] is None:
-                results[index] = framework.empty(spec)
-                addresses[slot] = address(place.name, results[index])
-        if self._program.input_is_grad_out:
-            addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
         if self._program.steps:
             if self._runner is None:
                 from .backends.cpu.runtime import Runner
 
-                self._runner = Runner(self._program)
-            self._runner.run(addresses)
+                self._runner = Runner(self._program, self._guard)
+            if not arguments.plain or self._runner.run(addresses, given) != 0:
+                # It takes more than addresses to tell interleaved views apart.
+                self._check(arguments, addresses, given)
+                self._runner.run(addresses, guard.UNGUARDED)
+        else:
+            self._check(arguments, addresses, given)
 
+        if given:
+            framework.wrote([value for value in out if value is not None])
         for index, _, _, _ in self._output_slots:
             if out[index] is not None:
-                framework.wrote(results[index])
                 results[index] = arguments.given[index]
             else:
                 results[index] = framework.result(results[index], arguments.like)
         return self._operator.result(results)
 
-    def _places(self, arguments: Arguments) -> list[tuple[Place, int]]:
-        """Every input, and where it is."""
-        address = arguments.framework.address
-        return [
-            (place, address(place.name, arguments.opened[index]))
-            for index, place in self._input_places
-        ]
+    def _check(self, arguments: Arguments, addresses: Sequence[int], given: int) -> None:
+        """What the guard found wrong, exactly and in words.
 
-    def _check_given(
-        self,
-        arguments: Arguments,
-        given: Sequence[tuple[int, int, TensorSpec, Place]],
-        addresses: list[int],
-    ) -> None:
-        """The caller's outputs: writable, and apart from every other argument.
-
-        Only grad_input may be the very memory of grad_out or of input.
+        Every tensor has memory. The caller's outputs are writable, and apart from every other
+        argument: only grad_input may be the very memory of grad_out or of input.
         """
-        framework, out = arguments.framework, arguments.out
-        places = self._places(arguments)
-        for index, slot, spec, place in given:
-            where = framework.address(place.name, out[index])
+        framework, out, found = arguments.framework, arguments.out, arguments.addresses
+        places: list[tuple[Place, int]] = []
+        for index, _, place in self._input_slots:
+            if found[index] == 0:
+                _check_memory(place.name, place.spec, arguments.opened[index])
+            places.append((place, found[index]))
+        for index, slot, spec, place in self._output_slots:
+            if out[index] is None:
+                continue
+            where = addresses[slot]
             if where == 0:
                 _check_memory(place.name, spec, arguments.given[index])
             place.check_writable(framework, out[index], where)
@@ -253,7 +255,7 @@ class Plan:
                     in_place = slot == Role.GRAD_INPUT
                     if not (
                         in_place
-                        and other.name in ("grad_out", "input")
+                        and other.name in guard.IN_PLACE
                         and where == elsewhere
                         and spec == other.spec
                     ):
@@ -262,23 +264,18 @@ class Plan:
                             f"its own{_IN_PLACE if in_place else ''}"
                         )
             places.append((place, where))
-            addresses[slot] = where
-
-    def _check_apart(
-        self,
-        scratch: Scratch,
-        arguments: Arguments,
-        given: Sequence[tuple[int, int, TensorSpec, Place]],
-        addresses: Sequence[int],
-    ) -> None:
-        """The caller's workspace: apart from all arguments."""
-        places = self._places(arguments)
-        places += [(place, addresses[slot]) for _, slot, _, place in given]
-        for other, elsewhere in places:
-            if layout.overlap(scratch.region, other.spec.region(elsewhere)):
-                raise ValueError(
-                    f"workspace: shares memory with {other.name}; allowed: memory of its own"
-                )
+        if given >> guard.WORKSPACE & 1:
+            size = guard.used(self.workspace_size)
+            start = addresses[guard.WORKSPACE]
+            reason = memory.unwritable(start, start + size)
+            if reason is not None:
+                raise ValueError(f"workspace: {reason}")
+            region = layout.Region(start, (size,), (1,), 1)
+            for other, elsewhere in places:
+                if layout.overlap(region, other.spec.region(elsewhere)):
+                    raise ValueError(
+                        f"workspace: shares memory with {other.name}; allowed: memory of its own"
+                    )
 
 
 _plans: dict[Hashable, Plan] = {}

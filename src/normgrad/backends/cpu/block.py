@@ -61,3 +61,12 @@ DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE, DO_ZERO = (
 # What the channel kernel does before a tile's sums and after them.
 BEFORE = DO_COUNT | DO_PREPARE | DO_ZERO
 AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_OUTPUTS | DO_COEFFICIENTS
+
+# The guard's table (see guard.py): a row for each address of a call, those of a block and those of
+# inputs that take no part in it; the first byte and one past the last, from the address on, and
+# flags. Then the address of madvise(2), or 0, and the size of a page.
+OTHERS, PLACES = ADDRESSES, ADDRESSES + 3
+GUARD_LOW, GUARD_HIGH, GUARD_FLAGS, GUARD_SLOT = 0, 1, 2, 3
+HAS_BYTES, MAY_BE_DX = 1, 2
+GUARD_MADVISE, GUARD_PAGE = GUARD_SLOT * PLACES, GUARD_SLOT * PLACES + 1
+GUARD_WORDS = GUARD_PAGE + 1

@@ -500,6 +500,22 @@ def call_kernel(typingctx: Any, kernel: Any, block: Any, step: Any, task: Any) -
 
 
 @intrinsic
+def call_madvise(typingctx: Any, function: Any, address: Any, length: Any, advice: Any) -> Any:
+    """Call madvise(2) at an address; 0 if it succeeds."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function, address, length, advice = args
+        kind = ir.FunctionType(I32, [I64, I64, I32])
+        result = builder.call(
+            builder.inttoptr(function, kind.as_pointer()),
+            [address, length, builder.trunc(advice, I32)],
+        )
+        return builder.sext(result, I64)
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def call_channels(
     typingctx: Any, kernel: Any, block: Any, flags: Any, s: Any, c0: Any, c1: Any
 ) -> Any:

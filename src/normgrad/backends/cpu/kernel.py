@@ -11,6 +11,7 @@ from typing import Any
 
 from numba import njit, prange, types
 
+from ...memory import POPULATE_WRITE
 from .block import (
     ADDRESSES,
     AFTER,
@@ -24,16 +25,26 @@ from .block import (
     DO_MOMENTS,
     DO_SCALE,
     DO_SUMS,
+    DX,
     FLAGS,
+    GUARD_FLAGS,
+    GUARD_HIGH,
+    GUARD_LOW,
+    GUARD_MADVISE,
+    GUARD_PAGE,
+    GUARD_SLOT,
+    HAS_BYTES,
     INNER,
     INNER_STRIDES,
     KERNEL,
+    MAY_BE_DX,
     OUTER_MAX,
     OUTER_RANK,
     OUTER_SIZES,
     OUTER_STRIDES,
     PART_SIZE,
     PARTS,
+    PLACES,
     POSITIONS,
     SET_STRIDES,
     SETS,
@@ -57,6 +68,7 @@ from .intrinsics import (
     address_of,
     call_channels,
     call_kernel,
+    call_madvise,
     doubles_at,
     get,
     int_buffer,
@@ -189,22 +201,89 @@ def signature(pattern: str, code: int) -> Any:
     return types.void(PATTERNS[pattern], *data, INT_POINTER, INT_POINTER, types.int64)
 
 
+@njit(error_model="numpy")
+def row_of(guards, slot):
+    """A tensor's row of the guard's table."""
+    return shift(guards, GUARD_SLOT * slot)
+
+
+@njit(error_model="numpy")
+def can_be_written(guards, start):
+    """Whether the page that starts there can be."""
+    madvise, page = get(guards, GUARD_MADVISE), get(guards, GUARD_PAGE)
+    return madvise == 0 or call_madvise(madvise, start, page, POPULATE_WRITE) == 0
+
+
+@njit(error_model="numpy")
+def is_apart(guards, addresses, slot):
+    """Whether an output shares no byte with any other tensor."""
+    address = get(addresses, slot)
+    low = address + get(row_of(guards, slot), GUARD_LOW)
+    high = address + get(row_of(guards, slot), GUARD_HIGH)
+    for other in range(PLACES):
+        flags = get(row_of(guards, other), GUARD_FLAGS)
+        elsewhere = get(addresses, other)
+        if (
+            other != slot
+            and flags & HAS_BYTES
+            and low < elsewhere + get(row_of(guards, other), GUARD_HIGH)
+            and elsewhere + get(row_of(guards, other), GUARD_LOW) < high
+            and not (slot == DX and flags & MAY_BE_DX and address == elsewhere)
+        ):
+            return False
+    return True
+
+
+@njit(error_model="numpy")
+def passes(guards, given, addresses):
+    """Whether nothing is wrong with a call's memory; ``given`` has a bit for each output."""
+    page = get(guards, GUARD_PAGE)
+    seen = -1
+    for slot in range(PLACES):
+        if get(row_of(guards, slot), GUARD_FLAGS) & HAS_BYTES == 0:
+            continue
+        address = get(addresses, slot)
+        if address == 0:
+            return False
+        if given >> slot & 1:
+            if not is_apart(guards, addresses, slot):
+                return False
+            # The first and the last page; short outputs, one after the other, often share one.
+            first = (address + get(row_of(guards, slot), GUARD_LOW)) // page * page
+            last = (address + get(row_of(guards, slot), GUARD_HIGH) - 1) // page * page
+            if first != seen and not can_be_written(guards, first):
+                return False
+            if last != first and not can_be_written(guards, last):
+                return False
+            seen = last
+    return True
+
+
 # fmt: off
 def drive(
-    template, steps, step_count, dy, x, dx, mean, spread, weight, sum_dy, sum_dy_xmu,
-    out_sum_dy, out_sum_dy_xmu, out_weight, out_bias, count, workspace,
+    template, steps, step_count, guards, given, dy, x, dx, mean, spread, weight, sum_dy,
+    sum_dy_xmu, out_sum_dy, out_sum_dy_xmu, out_weight, out_bias, count, workspace, other, another,
+    third,
 ):
-    """Run a program: copy its block, fill in the addresses, and call its steps one by one."""
+    """Run a program: copy its block, fill in the addresses, and call its steps one by one.
+
+    0 if that was done; 1 if the guard found something wrong first.
+    """
+    places = (
+        dy, x, dx, mean, spread, weight, sum_dy, sum_dy_xmu, out_sum_dy, out_sum_dy_xmu,
+        out_weight, out_bias, count, workspace, other, another, third,
+    )
+    addresses = int_buffer(PLACES)
+    for slot in range(PLACES):
+        put(addresses, slot, places[slot])
+    if given >= 0 and not passes(integers_at(guards), given, addresses):
+        return 1
     block = int_buffer(BLOCK_WORDS)
     source = integers_at(template)
+    for slot in range(ADDRESSES):
+        put(block, slot, get(addresses, slot))
     for word in range(ADDRESSES, BLOCK_WORDS):
         put(block, word, get(source, word))
-    addresses = (
-        dy, x, dx, mean, spread, weight, sum_dy, sum_dy_xmu, out_sum_dy, out_sum_dy_xmu,
-        out_weight, out_bias, count, workspace,
-    )
-    for slot in range(ADDRESSES):
-        put(block, slot, addresses[slot])
     here = address_of(block)
     for index in range(step_count):
         step = steps + 8 * STEP_WORDS * index
@@ -217,4 +296,5 @@ def drive(
         else:
             for task in prange(tasks):
                 call_kernel(kernel_address, here, step, task)
+    return 0
 # fmt: on

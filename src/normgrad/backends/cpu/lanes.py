@@ -97,7 +97,7 @@ def _unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     even = builder.shl(value, _constants(I32, [16] * _HALF))
     odd = builder.and_(value, _constants(I32, [-65536] * _HALF))
     halves = [builder.bitcast(half, single) for half in (even, odd)]
-    return _shuffled(builder, *halves, range(LANES))
+    return _shuffled(builder, halves[0], halves[1], range(LANES))
 
 
 def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:

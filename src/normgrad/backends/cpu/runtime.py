@@ -127,8 +127,10 @@ def _driver(name: str, parallel: bool) -> Any:
     function.__module__ = drive.__module__
     dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
     dispatcher._cache = _cache_for(function)
-    dispatcher.compile(types.void(*[types.int64] * drive.__code__.co_argcount))
-    return dispatcher
+    signature = types.int64(*[types.int64] * drive.__code__.co_argcount)
+    dispatcher.compile(signature)
+    # Past the dispatcher, which would find out every argument's type again.
+    return dispatcher.overloads[signature.args].entry_point
 
 
 @cache
@@ -169,7 +171,8 @@ if hasattr(os, "register_at_fork"):
 class Runner:
     """A program with its kernel compiled, ready for addresses."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, guards: npt.NDArray[np.int64]) -> None:
+        self._guards = guards
         self._kernel = compiled_kernel(program.pattern, program.code)
         self._channel_kernel = compiled_channel_kernel(program.arithmetic)
         self._template = program.template.copy()
@@ -187,19 +190,25 @@ class Runner:
             words[B.PART_SIZE] = step.part_size
             words[B.THREADS] = step.parallel and step.tasks > 1
         self._steps: npt.NDArray[np.int64] = steps
-        self._fixed = (self._template.ctypes.data, steps.ctypes.data, len(program.steps))
+        self._fixed = (
+            self._template.ctypes.data, steps.ctypes.data, len(program.steps), guards.ctypes.data
+        )  # fmt: skip
         self._parallel = bool(steps[:, B.THREADS].any())
         self._serial = _serial_driver()
 
-    def run(self, addresses: Sequence[int]) -> None:
-        """Compute, with the addresses of a block in their order; the GIL is released."""
+    def run(self, addresses: Sequence[int], given: int) -> int:
+        """Compute, with the addresses of a block in their order; the GIL is released.
+
+        ``given`` has a bit for each output that the caller brought. If something is wrong with
+        their memory, or with an input's, nothing is done and the result is not 0.
+        """
         if not self._parallel or not _threads.usable or numba.get_num_threads() == 1:
-            self._serial(*self._fixed, *addresses)
-            return
+            return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
         driver = _parallel_driver()
         with _threads.one_at_a_time:
-            driver(*self._fixed, *addresses)
+            status: int = driver(*self._fixed, given, *addresses)
         if not _threads.started:
             _threads.started = True
             if numba.threading_layer() != "workqueue":
                 _threads.one_at_a_time = contextlib.nullcontext()
+        return status

@@ -1,0 +1,65 @@
+"""What must hold of memory before anything is written, as a table that the driver goes through.
+
+Every tensor has an address, an output shares no byte with another tensor, and it can be written.
+Here a view is all bytes from its first to its last. So what passes is right; what does not is
+looked at again, exactly and with words for what is wrong (see plans.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import memory
+from ...arguments import Place
+from ...problem import Role
+from .block import (
+    GUARD_FLAGS,
+    GUARD_HIGH,
+    GUARD_LOW,
+    GUARD_MADVISE,
+    GUARD_PAGE,
+    GUARD_WORDS,
+    HAS_BYTES,
+    MAY_BE_DX,
+)
+from .block import GUARD_SLOT as SLOT
+from .block import OTHERS as OTHERS
+from .block import PLACES as PLACES
+from .block import WORKSPACE as WORKSPACE
+from .program import ALIGNMENT
+
+#: In the place of the outputs that were given: nothing is looked at.
+UNGUARDED = -1
+
+#: What grad_input may be the very memory of.
+IN_PLACE = ("grad_out", "input")
+
+
+def used(workspace_size: int) -> int:
+    """How many bytes of a workspace are used, from its first aligned one on."""
+    return max(0, workspace_size - ALIGNMENT + 1)
+
+
+def table(
+    inputs: Mapping[int, Place], outputs: Mapping[int, Place], workspace_size: int
+) -> npt.NDArray[np.int64]:
+    """The words of the table, for tensors at slots of the list of addresses."""
+    words = np.zeros(GUARD_WORDS, np.int64)
+    dx = outputs.get(int(Role.GRAD_INPUT))
+    for slot, place in (*inputs.items(), *outputs.items()):
+        row = words[SLOT * slot :]
+        row[GUARD_LOW], row[GUARD_HIGH] = place.low, place.high
+        if place.low < place.high:
+            row[GUARD_FLAGS] = HAS_BYTES
+            if slot in inputs and dx and place.name in IN_PLACE and place.spec == dx.spec:
+                row[GUARD_FLAGS] |= MAY_BE_DX
+    if workspace_size:
+        row = words[SLOT * WORKSPACE :]
+        row[GUARD_HIGH], row[GUARD_FLAGS] = used(workspace_size), HAS_BYTES
+    words[GUARD_MADVISE] = memory.madvise_address()
+    words[GUARD_PAGE] = mmap.PAGESIZE
+    return words
