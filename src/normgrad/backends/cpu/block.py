@@ -42,10 +42,10 @@ DATA_SIZES = 115
 # How columns make their rows: RUN elements of each channel, of CHUNK channels at a time, and REPEAT
 # times over, for as many positions.
 RUN, REPEAT, CHUNK = 118, 119, 120
-# Whether dx is written past the caches.
-STREAM = 121
+# Whether dx is written past the caches, and what columns read next fetched ahead.
+STREAM, AHEAD = 121, 125
 MOVERS = 122
-BLOCK_WORDS = 125
+BLOCK_WORDS = 126
 
 # A step: the kernel's address, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.

@@ -12,7 +12,7 @@ from numba import njit
 
 from ...memory import LINE
 from . import program
-from .block import CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
+from .block import AHEAD, CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
 from .intrinsics import (
     address_of,
     double_buffer,
@@ -33,6 +33,7 @@ from .lanes import (
     in_sequence,
     keep_part,
     load_part,
+    prefetch_lanes,
     put_lanes,
     store_part,
     zero_lanes,
@@ -60,12 +61,15 @@ def whole_lines(pointer, count):
 
 
 @njit(error_model="numpy")
-def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, part):
+def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, part):
     """Add some rows to the sums of a part of their elements, from c on."""
     total, total_error, projection, projection_error = sums
     mu = get_lanes(mean, c)
     s, q = zero_lanes(dy, x), zero_lanes(dy, x)
     for r in range(rows):
+        if ahead:
+            prefetch_lanes(dy, (r + rows) * dy_step + c)
+            prefetch_lanes(x, (r + rows) * x_step + c)
         d = load_part(dy, r * dy_step + c, part)
         s = s + d
         q = q + keep_part(dy, d * (load_part(x, r * x_step + c, part) - mu), part)
@@ -74,14 +78,14 @@ def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, part):
 
 
 @njit(error_model="numpy")
-def column_sums(dy, x, dy_step, x_step, rows, mean, width, sums):
+def column_sums(dy, x, dy_step, x_step, rows, mean, width, sums, ahead):
     """Add some rows to the sums of their elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, None)
+        add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, None)
     if whole < width:
-        add_rows(dy, x, dy_step, x_step, rows, mean, whole, sums, width - whole)
+        add_rows(dy, x, dy_step, x_step, rows, mean, whole, sums, ahead, width - whole)
 
 
 @njit(error_model="numpy")
@@ -123,31 +127,34 @@ def column_moments(x, mean, width, sums):
 
 
 @njit(error_model="numpy")
-def part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, part):
+def part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, part):
     """dx of a part of some rows, from c on."""
     mean, gain, offset, slope, scale = terms
     mu, g, b = get_lanes(mean, c), get_lanes(gain, c), get_lanes(offset, c)
     k, a = get_lanes(slope, c), get_lanes(scale, c)
     for r in range(rows):
+        if ahead:
+            prefetch_lanes(dy, (r - 2 * rows) * dy_step + c)
+            prefetch_lanes(x, (r - 2 * rows) * x_step + c)
         inner = b + k * (load_part(x, r * x_step + c, part) - mu)
         value = a * (g * load_part(dy, r * dy_step + c, part) - inner)
         store_part(dx, r * dx_step + c, value, part)
 
 
 @njit(error_model="numpy")
-def column_apply(dy, x, dx, dy_step, x_step, dx_step, rows, terms, width, streaming):
+def column_apply(dy, x, dx, dy_step, x_step, dx_step, rows, terms, width, streaming, ahead):
     """dx of some rows; past the caches if all of dx's rows are whole cache lines."""
     not_inlined()
     whole = width // LANES * LANES
     if streaming:
         for c in range(0, whole, LANES):
-            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, PAST_CACHES)
+            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, PAST_CACHES)
     else:
         for c in range(0, whole, LANES):
-            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, None)
+            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, None)
     if whole < width:
         left = width - whole
-        part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, whole, left)
+        part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, whole, ahead, left)
 
 
 @njit(error_model="numpy")
@@ -236,6 +243,7 @@ def segment_sums(
     totals, projections = double_buffer(SPAN), double_buffer(SPAN)
     total_errors, projection_errors = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
     columns = (totals, total_errors, projections, projection_errors)
+    ahead = get(block, AHEAD) != 0
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
         width = n * run * repeat
@@ -248,7 +256,8 @@ def segment_sums(
             rows = min(ROWS, (count - i) // repeat)
             if rows >= FEW_ROWS:
                 column_sums(
-                    dys, xs, repeat * dy_step, repeat * x_step, rows, means, width, columns
+                    dys, xs, repeat * dy_step, repeat * x_step, rows, means, width, columns,
+                    ahead,
                 )
                 i += rows * repeat
             else:
@@ -312,6 +321,7 @@ def segment_apply(
     offsets, slopes = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
     scales = real_buffer(SPAN, dy, x)
     terms = (means, gains, offsets, slopes, scales)
+    ahead = get(block, AHEAD) != 0
     streaming = get(block, STREAM) != 0
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
@@ -333,7 +343,7 @@ def segment_apply(
             column_apply(
                 shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
                 shift(dx, dx_at + at + i * dx_step), repeat * dy_step, repeat * x_step,
-                repeat * dx_step, rows, terms, n * run * (m // rows), streaming and aligned,
+                repeat * dx_step, rows, terms, n * run * (m // rows), streaming and aligned, ahead,
             )  # fmt: skip
             end = i
 # fmt: on

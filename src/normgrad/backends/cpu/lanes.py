@@ -26,6 +26,7 @@ from .intrinsics import (
     F32,
     F64,
     I32,
+    I64,
     _access,
     _narrow,
     _promise,
@@ -177,6 +178,27 @@ def load_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
         return _unpacked(builder, value, storage)
 
     return Lanes(_value_type(storage))(pointer, types.intp), codegen
+
+
+@intrinsic
+def prefetch_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
+    """Bring elements, which may be beyond the tensor, into the second-level cache."""
+    size = {types.float64: 8, types.float32: 4}.get(pointer.dtype, 2)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.IntType(8).as_pointer()
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name)
+        if function is None:
+            types_ = ir.FunctionType(ir.VoidType(), [kind, I32, I32, I32])
+            function = ir.Function(builder.module, types_, name)
+        read, second_level, data = I32(0), I32(2), I32(1)
+        for line in range(0, LANES, LINE // size):
+            at = _access(builder, args[0], builder.add(args[1], I64(line)))
+            builder.call(function, [builder.bitcast(at, kind), read, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp), codegen
 
 
 @intrinsic
