@@ -15,6 +15,7 @@ from .operators import (
 )
 from .plans import Plan
 from .tensor import TensorSpec
+from .threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
 
@@ -28,7 +29,9 @@ __all__ = [
     "batch_norm_backward",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
+    "get_num_threads",
     "group_norm_backward",
     "plan",
     "release_memory",
+    "set_num_threads",
 ]

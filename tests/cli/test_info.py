@@ -32,7 +32,7 @@ def test_info(cli, monkeypatch):
     assert found["cores"] == f"{machine.cores} that this process may use"
     assert found["L2 cache"] == f"{machine.l2 / 2**20:g} MiB of one core"
     assert found["L3 cache"] == f"{machine.l3 / 2**20:g} MiB in all"
-    assert found["threads"].startswith(f"{numba.get_num_threads()} (")
+    assert found["threads"].startswith(f"{normgrad.get_num_threads()} (")
     assert "workqueue" in found["threading layers"]
     assert found["cpu"] == "usable"
     assert found["gpu"] == "no GPU backend in this version"

@@ -187,8 +187,5 @@ def gather(case: Case, data: Data) -> Contenders:
 
 
 def threads(count: int) -> None:
-    """How many threads torch and Numba use from here on."""
-    import numba
-
+    """How many threads torch uses from here on, and normgrad with it."""
     load_torch().set_num_threads(count)
-    numba.set_num_threads(count)

@@ -12,7 +12,7 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import bench, interrupted, outputs, run, show
+from . import bench, interrupted, outputs, run, show, warmup
 from .files import InputError
 
 #: Exit statuses: an output over its bound; input or output that cannot be used.
@@ -175,3 +175,10 @@ def _info() -> None:
 
 
 app.command("bench")(_one_line_errors()(bench.bench))
+
+
+@app.command("warmup")
+def _warmup() -> None:
+    """Compile every kernel now, so that no first call has to; a minute or two the first time."""
+    with _one_line_errors():
+        warmup.warmup()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,23 +156,6 @@ def _prepare(out: Path, *names: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on stderr, if that is a terminal; gives what moves it and what names the work."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), Remaining(), TextColumn("{task.description}"))
-    with (
-        show.interruptible(),
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        task = bar.add_task("", total=total)
-        yield lambda text, step=1: bar.update(task, advance=step, description=text)
-
-
 # The runs
 
 
@@ -195,7 +177,7 @@ def _measure(
     facts = results.facts(cpu, command, cache)
     seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
     rows: list[Row] = []
-    with _progress(len(cases) * len(threads)) as advance:
+    with show.progress(len(cases) * len(threads)) as advance:
         advance("", 0)
         for row in run.run(cases, threads, run.Effort(seconds, repeat)):
             rows.append(row)
@@ -223,7 +205,7 @@ def _startup(out: Path, repeat: int | None) -> None:
         ["normgrad", "bench", "--startup", *(["--repeat", str(repeat)] if repeat else [])]
     )
     facts = results.facts(cpu, command)
-    with _progress(cold + warm) as advance:
+    with show.progress(cold + warm) as advance:
         advance("starting processes", 0)
         try:
             starts = startup.measure(cold, warm, tick=lambda: advance("starting processes"))

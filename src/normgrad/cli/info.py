@@ -11,6 +11,7 @@ from pathlib import Path
 import normgrad
 
 from ..machine import this_machine
+from ..threads import VARIABLE, get_num_threads
 
 Rows = Sequence[tuple[str, str]]
 
@@ -95,10 +96,10 @@ def kernel_folder() -> str:
 
 
 def _kernels() -> Rows:
-    import numba
+    import numba  # noqa: F401 - it has the last word on threads
 
     return (
-        ("threads", f"{numba.get_num_threads()} (NUMBA_NUM_THREADS sets them)"),
+        ("threads", f"{get_num_threads()} ({VARIABLE} sets them)"),
         ("threading layers", f"{_layers()} (usable, the first is taken)"),
         ("kept in", kernel_folder()),
     )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -162,3 +163,20 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
                 end_section=index == len(group) - 1,
             )
     print_lines(rows)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Any]:
+    """A bar on stderr, if that is a terminal; gives what moves it and what names the work."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), Remaining(), TextColumn("{task.description}"))
+    with (
+        interruptible(),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("", total=total)
+        yield lambda text, step=1: bar.update(task, advance=step, description=text)

@@ -47,19 +47,17 @@ STREAM, AHEAD = 121, 125
 MOVERS = 122
 BLOCK_WORDS = 126
 
-# A step: the kernel's address, how many tasks, and how a task's number gives its tile.
+# A step: the kernels' addresses, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.
-KERNEL, TASKS, FLAGS, CHANNEL_BLOCK, PARTS, PART_SIZE, THREADS = 0, 1, 2, 3, 4, 5, 6
-CHANNEL_KERNEL = 7
-STEP_WORDS = 8
+SUMS_KERNEL, TASKS, FLAGS, CHANNEL_BLOCK, PARTS, PART_SIZE, THREADS = 0, 1, 2, 3, 4, 5, 6
+CHANNEL_KERNEL, DX_KERNEL = 7, 8
+STEP_WORDS = 9
 
 # What a step does with its tile, in this order.
 DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
-DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE, DO_ZERO = (
-    32, 64, 128, 256, 512, 1024, 2048,
-)  # fmt: skip
+DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024
 # What the channel kernel does before a tile's sums and after them.
-BEFORE = DO_COUNT | DO_PREPARE | DO_ZERO
+BEFORE = DO_COUNT | DO_PREPARE
 AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_OUTPUTS | DO_COEFFICIENTS
 
 # The guard's table (see guard.py): a row for each address of a call, those of a block and those of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import isfinite, nan, sqrt
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from ...problem import Rule
 from .block import (
@@ -28,7 +28,6 @@ from .block import (
     DO_MEAN,
     DO_OUTPUTS,
     DO_PREPARE,
-    DO_ZERO,
     EPS,
     MEAN,
     OUT_BIAS,
@@ -72,12 +71,14 @@ from .intrinsics import (
     doubles_at,
     float16s_at,
     get,
+    helper,
     int32s_at,
     integers_at,
     like,
     load,
     normal_range,
     not_inlined,
+    plain,
     put,
     real_buffer,
     shift,
@@ -95,7 +96,7 @@ SOME = 128
 TRAIN, EVAL, ELEMT, GROUP = map(int, (Rule.TRAIN, Rule.EVAL, Rule.ELEMT, Rule.GROUP))
 
 
-@njit(error_model="numpy")
+@helper
 def read(address, code, index):
     """An element of any of the listed types, as float64."""
     not_inlined()
@@ -112,13 +113,13 @@ def read(address, code, index):
     return double(get(integers_at(address), index))
 
 
-@njit(error_model="numpy")
+@helper
 def canonical(value):
     """The number; any NaN as the one that survives rounding to bfloat16 (see lanes.py)."""
     return value if value == value else nan
 
 
-@njit(error_model="numpy")
+@helper
 def copy_row(source, stride, count, row):
     """Numbers of any type, so many elements apart, to scratch memory."""
     if stride == 1:  # a loop that can be vectorised
@@ -129,7 +130,7 @@ def copy_row(source, stride, count, row):
             store(row, c, canonical(double(load(source, c * stride))))
 
 
-@njit(error_model="numpy")
+@helper
 def read_row(block, slot, s, first, count, row):
     """A per-channel input from ``first`` on, rounded to the row's type."""
     not_inlined()
@@ -147,7 +148,7 @@ def read_row(block, slot, s, first, count, row):
         copy_row(shift(bfloat16s_at(address), at), stride, count, row)
 
 
-@njit(error_model="numpy")
+@helper
 def read_groups(block, slot, s, c0, c1, row):
     """A per-channel input, or one per group of channels, for channels c0 to c1 (whole groups)."""
     per_group = get(block, PER_GROUP)
@@ -161,7 +162,7 @@ def read_groups(block, slot, s, c0, c1, row):
                 put(row, c, value)
 
 
-@njit(error_model="numpy")
+@helper
 def round_row(target, stride, count, totals, errors):
     """Round sums once, to numbers of any type so many elements apart."""
     if stride == 1:  # a loop that can be vectorised
@@ -172,7 +173,7 @@ def round_row(target, stride, count, totals, errors):
             put(target, c * stride, kept_sum(totals, errors, c))
 
 
-@njit(error_model="numpy")
+@helper
 def write_row(block, slot, first, count, totals, errors):
     """Sums in scratch memory to a per-channel output from ``first`` on, if it is asked for."""
     not_inlined()
@@ -192,7 +193,7 @@ def write_row(block, slot, first, count, totals, errors):
         round_row(shift(bfloat16s_at(address), at), stride, count, totals, errors)
 
 
-@njit(error_model="numpy")
+@helper
 def total_count(block):
     """The sum of all elements of count, in float64."""
     not_inlined()
@@ -214,14 +215,14 @@ def total_count(block):
     put(doubles_at(get(block, WORKSPACE) + get(block, W_COUNT)), 0, total)
 
 
-@njit(error_model="numpy")
+@helper
 def fill(row, count, value):
     """One number for every channel."""
     for c in range(count):
         put(row, c, value)
 
 
-@njit(error_model="numpy")
+@helper
 def prepare(block, real, s, c0, c1):
     """Read a set's statistics and weights as the arithmetic reads them.
 
@@ -237,11 +238,11 @@ def prepare(block, real, s, c0, c1):
     weight = shift(doubles_at(workspace + get(block, W_WEIGHT)), base)
     eps = bits_to_double(get(block, EPS))
     if get(block, MEAN) != 0:
-        read_groups(block, MEAN, s, c0, c1, mean)
+        read_groups(block, plain(MEAN), s, c0, c1, mean)
     else:
         fill(mean, count, 0.0)
     if get(block, SPREAD) != 0:
-        read_groups(block, SPREAD, s, c0, c1, rounded)
+        read_groups(block, plain(SPREAD), s, c0, c1, rounded)
     else:
         fill(rounded, count, 1.0)
     if get(block, SPREAD_IS_VARIANCE) != 0:
@@ -251,14 +252,14 @@ def prepare(block, real, s, c0, c1):
         for c in range(count):
             store(invstd, c, double(load(rounded, c)))
     if get(block, WEIGHT) != 0:
-        read_row(block, WEIGHT, s, c0, count, rounded)
+        read_row(block, plain(WEIGHT), s, c0, count, rounded)
         for c in range(count):
             store(weight, c, double(load(rounded, c)))
     else:
         fill(weight, count, 1.0)
 
 
-@njit(error_model="numpy")
+@helper
 def combine(block, real, base, count):
     """Add the parts' sums into the first part's, in the order of the parts."""
     not_inlined()
@@ -279,7 +280,7 @@ def combine(block, real, base, count):
             add_error(xmu_error, i, xmu_error, j)
 
 
-@njit(error_model="numpy")
+@helper
 def finish_mean(block, real, base, count):
     """The mean of x, from Σ(x − μ) about the mean so far (0 at first).
 
@@ -300,7 +301,7 @@ def finish_mean(block, real, base, count):
             put(mean, i, canonical(about + change))
 
 
-@njit(error_model="numpy")
+@helper
 def finish_invstd(block, real, base, count):
     """1/sqrt(mean((x − μ)²) + eps), rounded to the arithmetic's type."""
     not_inlined()
@@ -316,13 +317,13 @@ def finish_invstd(block, real, base, count):
         put(invstd, i, double(get(rounded, i)))
 
 
-@njit(error_model="numpy")
+@helper
 def is_normal(value, smallest, largest):
     """Whether the arithmetic's type holds a number to full precision."""
     return (value == 0.0) | ((smallest <= abs(value)) & (abs(value) <= largest))
 
 
-@njit(error_model="numpy")
+@helper
 def coefficients_of(real, w, r, m, total, total_error, projection, projection_error, one_group):
     """Gain, shift, slope and scale of a channel, from its weight, 1/std and group's sums."""
     smallest, largest = normal_range(real)
@@ -354,14 +355,14 @@ def coefficients_of(real, w, r, m, total, total_error, projection, projection_er
     )
 
 
-@njit(error_model="numpy")
+@helper
 def put_coefficients(rows, c, values):
     """Write a channel's coefficients."""
     for row, value in zip(rows, values):  # noqa: B905 - not known to Numba
         store(row, c, canonical(value))
 
 
-@njit(error_model="numpy")
+@helper
 def coefficients_of_channels(real, rows, weight, invstd, m, totals, errors, xmus, xmu_errors, n):
     """Coefficients of channels with statistics of their own, from their sums."""
     for c in range(n):
@@ -374,7 +375,7 @@ def coefficients_of_channels(real, rows, weight, invstd, m, totals, errors, xmus
         put_coefficients(rows, c, values)
 
 
-@njit(error_model="numpy")
+@helper
 def coefficients(block, real, s, c0, c1):
     """The coefficients of dx for channels (whole groups of them) of one set.
 
@@ -419,8 +420,8 @@ def coefficients(block, real, s, c0, c1):
     elif rule == ELEMT:
         # As the arithmetic reads them: rounded to float32 beside float32 data.
         m = get(doubles_at(workspace + get(block, W_COUNT)), 0)
-        read_row(block, SUM_DY, 0, c0, count, offset)
-        read_row(block, SUM_DY_XMU, 0, c0, count, slope)
+        read_row(block, plain(SUM_DY), plain(0), c0, count, offset)
+        read_row(block, plain(SUM_DY_XMU), plain(0), c0, count, slope)
         for c in range(count):
             values = coefficients_of(
                 real, load(weight, c), load(invstd, c), m, double(load(offset, c)), 0.0,
@@ -450,9 +451,9 @@ def coefficients(block, real, s, c0, c1):
                 put_coefficients(rows, c, values)
 
 
-@njit(error_model="numpy")
+@helper
 def outputs(block, real, c0, c1):
-    """The per-channel outputs: sums over the sets, in their order."""
+    """The per-channel outputs: sums over the sets, in their order; 0 if there are none."""
     not_inlined()
     workspace = get(block, WORKSPACE)
     totals, projections = double_buffer(SOME), double_buffer(SOME)
@@ -479,25 +480,10 @@ def outputs(block, real, c0, c1):
                 fold(totals, total_errors, c, kept_sum(dys, dy_errors, c))
                 fold(projections, projection_errors, c, q)
                 fold(scaled, scaled_errors, c, get(invstd, c) * q)
-        write_row(block, OUT_SUM_DY, first, count, totals, total_errors)
-        write_row(block, OUT_SUM_DY_XMU, first, count, projections, projection_errors)
-        write_row(block, OUT_WEIGHT, first, count, scaled, scaled_errors)
-        write_row(block, OUT_BIAS, first, count, totals, total_errors)
-
-
-@njit(error_model="numpy")
-def write_zeros(block, real, c0, c1):
-    """The per-channel outputs of a tensor without elements."""
-    not_inlined()
-    zeros, errors = double_buffer(SOME), real_buffer(SOME, real, real)
-    for c in range(SOME):
-        clear(zeros, errors, c)
-    for first in range(c0, c1, SOME):
-        count = min(SOME, c1 - first)
-        write_row(block, OUT_SUM_DY, first, count, zeros, errors)
-        write_row(block, OUT_SUM_DY_XMU, first, count, zeros, errors)
-        write_row(block, OUT_WEIGHT, first, count, zeros, errors)
-        write_row(block, OUT_BIAS, first, count, zeros, errors)
+        write_row(block, plain(OUT_SUM_DY), first, count, totals, total_errors)
+        write_row(block, plain(OUT_SUM_DY_XMU), first, count, projections, projection_errors)
+        write_row(block, plain(OUT_WEIGHT), first, count, scaled, scaled_errors)
+        write_row(block, plain(OUT_BIAS), first, count, totals, total_errors)
 
 
 def channel_kernel(real, block, flags, s, c0, c1):
@@ -517,8 +503,6 @@ def channel_kernel(real, block, flags, s, c0, c1):
         outputs(block, real, c0, c1)
     if flags & DO_COEFFICIENTS:
         coefficients(block, real, s, c0, c1)
-    if flags & DO_ZERO:
-        write_zeros(block, real, c0, c1)
 
 
 def channel_signature(code: int) -> Any:

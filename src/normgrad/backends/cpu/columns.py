@@ -8,8 +8,6 @@ own, and then within each channel.
 
 from __future__ import annotations
 
-from numba import njit
-
 from ...memory import LINE
 from . import program
 from .block import AHEAD, CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
@@ -17,6 +15,7 @@ from .intrinsics import (
     address_of,
     double_buffer,
     get,
+    helper,
     item_size,
     load,
     not_inlined,
@@ -54,13 +53,13 @@ DX_ROWS = 4
 SPAN = program.SPAN
 
 
-@njit(error_model="numpy")
+@helper
 def whole_lines(pointer, count):
     """Whether so many elements are whole cache lines."""
     return (address_of(pointer) | count * item_size(pointer)) % LINE == 0
 
 
-@njit(error_model="numpy")
+@helper
 def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, part):
     """Add some rows to the sums of a part of their elements, from c on."""
     total, total_error, projection, projection_error = sums
@@ -77,7 +76,7 @@ def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, part):
     fold_lanes(projection, projection_error, c, q)
 
 
-@njit(error_model="numpy")
+@helper
 def column_sums(dy, x, dy_step, x_step, rows, mean, width, sums, ahead):
     """Add some rows to the sums of their elements."""
     not_inlined()
@@ -88,13 +87,13 @@ def column_sums(dy, x, dy_step, x_step, rows, mean, width, sums, ahead):
         add_rows(dy, x, dy_step, x_step, rows, mean, whole, sums, ahead, width - whole)
 
 
-@njit(error_model="numpy")
+@helper
 def add_one_row(dy, x, mean, c, sums, part):
     """Add one row's terms, in float64, to the sums of a part of its elements."""
     add_terms(sums, c, dy, load_part(dy, c, part), load_part(x, c, part), get_lanes(mean, c), part)
 
 
-@njit(error_model="numpy")
+@helper
 def column_sums_of_one(dy, x, mean, width, sums):
     """Add one row, or what is left of one, to the sums of its elements."""
     not_inlined()
@@ -105,7 +104,7 @@ def column_sums_of_one(dy, x, mean, width, sums):
         add_one_row(dy, x, mean, whole, sums, width - whole)
 
 
-@njit(error_model="numpy")
+@helper
 def add_moments(x, mean, c, sums, part):
     """Add one row's moments to those of a part of its elements."""
     first, first_error, second, second_error = sums
@@ -115,7 +114,7 @@ def add_moments(x, mean, c, sums, part):
     fold_lanes(second, second_error, c, d * d)
 
 
-@njit(error_model="numpy")
+@helper
 def column_moments(x, mean, width, sums):
     """Add one row's moments to those of its elements."""
     not_inlined()
@@ -126,7 +125,7 @@ def column_moments(x, mean, width, sums):
         add_moments(x, mean, whole, sums, width - whole)
 
 
-@njit(error_model="numpy")
+@helper
 def part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, part):
     """dx of a part of some rows, from c on."""
     mean, gain, offset, slope, scale = terms
@@ -141,7 +140,7 @@ def part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, par
         store_part(dx, r * dx_step + c, value, part)
 
 
-@njit(error_model="numpy")
+@helper
 def column_apply(dy, x, dx, dy_step, x_step, dx_step, rows, terms, width, streaming, ahead):
     """dx of some rows; past the caches if all of dx's rows are whole cache lines."""
     not_inlined()
@@ -157,7 +156,7 @@ def column_apply(dy, x, dx, dy_step, x_step, dx_step, rows, terms, width, stream
         part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, whole, ahead, left)
 
 
-@njit(error_model="numpy")
+@helper
 def part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, part):
     """scale · dy of a part of some rows, from c on."""
     a = get_lanes(scale, c)
@@ -165,7 +164,7 @@ def part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, part):
         store_part(dx, r * dx_step + c, a * load_part(dy, r * dy_step + c, part), part)
 
 
-@njit(error_model="numpy")
+@helper
 def column_scale(dy, dx, dy_step, dx_step, rows, scale, width, streaming):
     """dx = scale · dy of some rows; past the caches if all of dx's rows are whole cache lines."""
     not_inlined()
@@ -180,7 +179,7 @@ def column_scale(dy, dx, dy_step, dx_step, rows, scale, width, streaming):
         part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, whole, width - whole)
 
 
-@njit(error_model="numpy")
+@helper
 def spread(values, c0, channels, run, repeat, dy, row):
     """Give each element of a row its channel's value, in the order in which dy is loaded."""
     not_inlined()
@@ -199,7 +198,7 @@ def spread(values, c0, channels, run, repeat, dy, row):
         put_lanes(row, i, as_loaded(dy, get_lanes(row, i)))
 
 
-@njit(error_model="numpy")
+@helper
 def start_sums(columns, width):
     """Sums of a row's elements, from zero, in whole lanes."""
     total, total_error, projection, projection_error = columns
@@ -208,7 +207,7 @@ def start_sums(columns, width):
         clear(projection, projection_error, i)
 
 
-@njit(error_model="numpy")
+@helper
 def gather_sums(row_sums, c0, channels, run, repeat, dy, sums):
     """Add the sums of a row's elements to their channels'."""
     not_inlined()
@@ -231,9 +230,8 @@ def gather_sums(row_sums, c0, channels, run, repeat, dy, sums):
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_sums(
-    dy, x, dy_at, x_at, block, channels, count, mean, sums,
+    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
 ):
     """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
     run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
@@ -270,9 +268,8 @@ def segment_sums(
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_moments(
-    dy, x, x_at, block, channels, count, mean, sums,
+    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
 ):
     """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
     run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
@@ -293,7 +290,7 @@ def segment_moments(
 # fmt: on
 
 
-@njit(error_model="numpy")
+@helper
 def rows_before(end, repeat):
     """How many rows to write before position ``end``, and how many positions those are.
 
@@ -307,9 +304,8 @@ def rows_before(end, repeat):
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_apply(
-    dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
     """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
     gain, offset, slope, scale = coefficients
@@ -350,11 +346,11 @@ def segment_apply(
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_scale(
-    dy, x, dx, dy_at, dx_at, block, channels, count, scale,
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
     """Write a segment of dx = scale · dy."""
+    scale = coefficients[3]
     run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
     dy_step = get(block, INNER_STRIDES)
     dx_step = get(block, INNER_STRIDES + 2)

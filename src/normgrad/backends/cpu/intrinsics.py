@@ -24,6 +24,11 @@ from ...memory import LINE
 
 # mypy: disable-error-code="untyped-decorator"
 
+#: How the functions that kernels are made of are compiled: never called from Python, so without the
+#: wrappers for it, which take as long to compile as the functions themselves.
+HELPER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+helper = njit(**HELPER)
+
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
@@ -469,34 +474,40 @@ def bits_to_double(typingctx: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def call_kernel(typingctx: Any, kernel: Any, block: Any, step: Any, task: Any) -> Any:
-    """Call the kernel at an address: void(pattern, dy, x, dx, block, step, task).
+def plain(typingctx: Any, value: Any) -> Any:
+    """A constant as any integer: a function is compiled anew for each constant it is given."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.cast(builder, args[0], value, types.int64)
+
+    return types.int64(value), codegen
+
+
+@intrinsic
+def call_kernel(
+    typingctx: Any, kernel: Any, block: Any, s: Any, c0: Any, channels: Any, first: Any, last: Any,
+    part: Any,
+) -> Any:  # fmt: skip
+    """Call the kernel at an address: void(pattern, dy, x, dx, block, s, c0, …).
 
     The first three words of the block are the addresses of dy, x and dx; the pattern is only a
     type, its value nothing.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kernel, block, step, task = args
+        kernel, block, *numbers = args
         pointer = ir.IntType(8).as_pointer()
-        function = ir.FunctionType(ir.VoidType(), [pointer] * 6 + [I64])
-        words = builder.inttoptr(block, I64.as_pointer())
+        function = ir.FunctionType(ir.VoidType(), [pointer] * 5 + [I64] * 6)
         data = [
-            builder.inttoptr(builder.load(builder.gep(words, [I64(i)])), pointer) for i in range(3)
+            builder.inttoptr(builder.load(builder.gep(block, [I64(i)])), pointer) for i in range(3)
         ]
         builder.call(
             builder.inttoptr(kernel, function.as_pointer()),
-            [
-                ir.Constant(pointer, None),
-                *data,
-                builder.inttoptr(block, pointer),
-                builder.inttoptr(step, pointer),
-                task,
-            ],
+            [ir.Constant(pointer, None), *data, builder.bitcast(block, pointer), *numbers],
         )
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+    return types.void(types.int64, block, *[types.int64] * 6), codegen
 
 
 @intrinsic
@@ -557,7 +568,7 @@ def call_mover(
     return types.void(types.int64, types.int64, tile, *[types.int64] * 5), codegen
 
 
-@njit(error_model="numpy")
+@helper
 def two_sum(a, b):  # type: ignore[no-untyped-def]
     """a + b as a rounded sum and its exact error (Knuth). Never with reassociation."""
     s = a + b

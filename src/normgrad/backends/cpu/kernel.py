@@ -1,7 +1,7 @@
-"""The kernel: what one task of one step does; and the driver that runs a program's steps.
+"""The kernels: what is done with one tile; and the driver that runs a program's steps.
 
-The kernel is compiled once for each access pattern and dtype, as a C function without threads in
-it. The driver calls it through its address, from as many threads as there are.
+A kernel is compiled for each access pattern, operation and dtype, as a C function without threads
+in it. The driver calls it through its address, from as many threads as there are.
 So the machine code, and with it every bit of the results, is the same however a program is run.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, prange, types
+from numba import prange, types
 
 from ...memory import POPULATE_WRITE
 from .block import (
@@ -26,6 +26,7 @@ from .block import (
     DO_SCALE,
     DO_SUMS,
     DX,
+    DX_KERNEL,
     FLAGS,
     GUARD_FLAGS,
     GUARD_HIGH,
@@ -36,7 +37,6 @@ from .block import (
     HAS_BYTES,
     INNER,
     INNER_STRIDES,
-    KERNEL,
     MAY_BE_DX,
     OUTER_MAX,
     OUTER_RANK,
@@ -49,6 +49,7 @@ from .block import (
     SET_STRIDES,
     SETS,
     STEP_WORDS,
+    SUMS_KERNEL,
     TASKS,
     THREADS,
     W_GAIN,
@@ -71,20 +72,23 @@ from .intrinsics import (
     call_madvise,
     doubles_at,
     get,
+    helper,
     int_buffer,
     integers_at,
     like,
+    not_inlined,
+    plain,
     put,
     real_of,
     shift,
 )  # fmt: skip
-from .patterns import PATTERNS, segment_apply, segment_moments, segment_scale, segment_sums
+from .patterns import PATTERNS, SUMMING, add_segment, write_segment
 from .sums import clear
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
-@njit(error_model="numpy")
+@helper
 def offset_of(block, tensor, s, c, outer, inner):
     """The element offset of a segment's start in tensor 0 (dy), 1 (x) or 2 (dx)."""
     offset = (
@@ -101,8 +105,7 @@ def offset_of(block, tensor, s, c, outer, inner):
     return offset
 
 
-@njit(error_model="numpy")
-def add_sums(pattern, dy, x, block, flags, s, c0, channels, first, last, part):
+def add_sums(pattern, dy, x, dx, block, s, c0, channels, first, last, part):
     """The sums (or the moments of x) of one tile, from zero, front to back."""
     workspace = get(block, WORKSPACE)
     base = s * get(block, CHANNELS) + c0
@@ -124,28 +127,23 @@ def add_sums(pattern, dy, x, block, flags, s, c0, channels, first, last, part):
         a = position // inner
         b = position - a * inner
         count = min(inner - b, last - position)
-        x_at = offset_of(block, 1, s, c0, a, b)
-        if flags & DO_MOMENTS:
-            segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums)
-        else:
-            dy_at = offset_of(block, 0, s, c0, a, b)
-            segment_sums(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums)
+        dy_at = offset_of(block, plain(0), s, c0, a, b)
+        x_at = offset_of(block, plain(1), s, c0, a, b)
+        add_segment(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums)
         position += count
 
 
-@njit(error_model="numpy")
-def apply(pattern, dy, x, dx, block, flags, s, c0, channels, first, last):
+def write_dx(pattern, dy, x, dx, block, s, c0, channels, first, last, part):
     """dx of one tile, back to front: what was summed last is still in cache."""
     workspace = get(block, WORKSPACE)
     base = s * get(block, CHANNELS) + c0
     real = real_of(dy, x)
     mean = shift(like(workspace + get(block, W_MEAN), real), base)
-    scale = shift(like(workspace + get(block, W_SCALE), real), base)
     terms = (
         shift(like(workspace + get(block, W_GAIN), real), base),
         shift(like(workspace + get(block, W_SHIFT), real), base),
         shift(like(workspace + get(block, W_SLOPE), real), base),
-        scale,
+        shift(like(workspace + get(block, W_SCALE), real), base),
     )
     inner = get(block, INNER)
     end = last
@@ -153,21 +151,33 @@ def apply(pattern, dy, x, dx, block, flags, s, c0, channels, first, last):
         a = (end - 1) // inner
         start = max(a * inner, first)
         b = start - a * inner
-        count = end - start
-        dy_at = offset_of(block, 0, s, c0, a, b)
-        dx_at = offset_of(block, 2, s, c0, a, b)
-        if flags & DO_SCALE:
-            segment_scale(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale)
-        else:
-            x_at = offset_of(block, 1, s, c0, a, b)
-            segment_apply(
-                pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, terms
-            )
+        dy_at = offset_of(block, plain(0), s, c0, a, b)
+        x_at = offset_of(block, plain(1), s, c0, a, b)
+        dx_at = offset_of(block, plain(2), s, c0, a, b)
+        write_segment(
+            pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, end - start, mean, terms
+        )
         end = start
 
 
-def kernel(pattern, dy, x, dx, block, step, task):
+def kernel_of(operation: str) -> Any:
+    """What is compiled for an operation."""
+    return add_sums if operation in SUMMING else write_dx
+
+
+def signature(pattern: str, operation: str, code: int) -> Any:
+    """A kernel's type for an access pattern, an operation and the data's dtype code.
+
+    For "tiles" that is the arithmetic's: only the type of the tiles.
+    """
+    data = [POINTERS[code]] * 3
+    return types.void(PATTERNS[pattern, operation], *data, INT_POINTER, *[types.int64] * 6)
+
+
+@helper
+def run_task(block, step, task):
     """One task: the parts of the work that the step's flags name, on the task's tile."""
+    not_inlined()
     flags = get(step, FLAGS)
     channels = get(block, CHANNELS)
     size = get(step, CHANNEL_BLOCK)
@@ -185,36 +195,27 @@ def kernel(pattern, dy, x, dx, block, step, task):
     if flags & BEFORE:
         call_channels(channel_kernel, block, flags & BEFORE, s, c0, c1)
     if flags & (DO_SUMS | DO_MOMENTS):
-        add_sums(pattern, dy, x, block, flags, s, c0, c1 - c0, first, last, part)
+        call_kernel(get(step, SUMS_KERNEL), block, s, c0, c1 - c0, first, last, part)
     if flags & AFTER:
         call_channels(channel_kernel, block, flags & AFTER, s, c0, c1)
     if flags & (DO_APPLY | DO_SCALE):
-        apply(pattern, dy, x, dx, block, flags, s, c0, c1 - c0, first, last)
+        call_kernel(get(step, DX_KERNEL), block, s, c0, c1 - c0, first, last, part)
 
 
-def signature(pattern: str, code: int) -> Any:
-    """The kernel's type for an access pattern and the data's dtype code.
-
-    For "tiles" that is the arithmetic's: only the type of the tiles.
-    """
-    data = [POINTERS[code]] * 3
-    return types.void(PATTERNS[pattern], *data, INT_POINTER, INT_POINTER, types.int64)
-
-
-@njit(error_model="numpy")
+@helper
 def row_of(guards, slot):
     """A tensor's row of the guard's table."""
     return shift(guards, GUARD_SLOT * slot)
 
 
-@njit(error_model="numpy")
+@helper
 def can_be_written(guards, start):
     """Whether the page that starts there can be."""
     madvise, page = get(guards, GUARD_MADVISE), get(guards, GUARD_PAGE)
     return madvise == 0 or call_madvise(madvise, start, page, POPULATE_WRITE) == 0
 
 
-@njit(error_model="numpy")
+@helper
 def is_apart(guards, addresses, slot):
     """Whether an output shares no byte with any other tensor."""
     address = get(addresses, slot)
@@ -234,7 +235,7 @@ def is_apart(guards, addresses, slot):
     return True
 
 
-@njit(error_model="numpy")
+@helper
 def passes(guards, given, addresses):
     """Whether nothing is wrong with a call's memory; ``given`` has a bit for each output."""
     page = get(guards, GUARD_PAGE)
@@ -287,14 +288,12 @@ def drive(
     here = address_of(block)
     for index in range(step_count):
         step = steps + 8 * STEP_WORDS * index
-        words = integers_at(step)
-        kernel_address = get(words, KERNEL)
-        tasks = get(words, TASKS)
-        if get(words, THREADS) == 0:
+        tasks = get(integers_at(step), TASKS)
+        if get(integers_at(step), THREADS) == 0:
             for task in range(tasks):
-                call_kernel(kernel_address, here, step, task)
+                run_task(integers_at(here), integers_at(step), task)
         else:
             for task in prange(tasks):
-                call_kernel(kernel_address, here, step, task)
+                run_task(integers_at(here), integers_at(step), task)
     return 0
 # fmt: on

@@ -13,14 +13,22 @@ from numba import types
 from numba.core.extending import models, overload, register_model
 
 from . import columns, rows, tiles
+from .intrinsics import HELPER
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 _MODULES = {"rows": rows, "columns": columns, "tiles": tiles}
 
+#: What a kernel does with a tile: add to its sums, or write dx.
+SUMMING, WRITING = ("sums", "moments"), ("apply", "scale")
+
 
 class Pattern(types.Type):  # type: ignore[misc]
-    """An access pattern, as a type."""
+    """An access pattern and an operation, as a type."""
+
+    def __init__(self, name: str, operation: str) -> None:
+        super().__init__(f"{operation} of {name}")
+        self.segment = getattr(_MODULES[name], f"segment_{operation}")
 
 
 @register_model(Pattern)
@@ -28,10 +36,14 @@ class _PatternModel(models.OpaqueModel):  # type: ignore[misc]
     pass
 
 
-PATTERNS = {name: Pattern(name) for name in _MODULES}
+PATTERNS = {
+    (name, operation): Pattern(name, operation)
+    for name in _MODULES
+    for operation in (*SUMMING, *WRITING)
+}
 
 
-def segment_sums(
+def add_segment(
     pattern: Any,
     dy: Any,
     x: Any,
@@ -43,42 +55,17 @@ def segment_sums(
     mean: Any,
     sums: Any,
 ) -> None:
-    """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
+    """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums; or its moments."""
     raise NotImplementedError
 
 
-@overload(segment_sums)
-def _segment_sums(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
-    by_pattern = _MODULES[pattern.name].segment_sums
-    return lambda pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums: by_pattern(
-        dy, x, dy_at, x_at, block, channels, count, mean, sums
-    )
+# The functions themselves, not others that call them: each takes a quarter of a second to compile.
+@overload(add_segment, jit_options=HELPER)
+def _add_segment(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums):
+    return pattern.segment
 
 
-def segment_moments(
-    pattern: Any,
-    dy: Any,
-    x: Any,
-    x_at: Any,
-    block: Any,
-    channels: Any,
-    count: Any,
-    mean: Any,
-    sums: Any,
-) -> None:
-    """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
-    raise NotImplementedError
-
-
-@overload(segment_moments)
-def _segment_moments(pattern, dy, x, x_at, block, channels, count, mean, sums):
-    by_pattern = _MODULES[pattern.name].segment_moments
-    return lambda pattern, dy, x, x_at, block, channels, count, mean, sums: by_pattern(
-        dy, x, x_at, block, channels, count, mean, sums
-    )
-
-
-def segment_apply(
+def write_segment(
     pattern: Any,
     dy: Any,
     x: Any,
@@ -92,41 +79,12 @@ def segment_apply(
     mean: Any,
     coefficients: Any,
 ) -> None:
-    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
+    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean))); or of scale · dy."""
     raise NotImplementedError
 
 
-@overload(segment_apply)
-def _segment_apply(
+@overload(write_segment, jit_options=HELPER)
+def _write_segment(
     pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients
 ):
-    by_pattern = _MODULES[pattern.name].segment_apply
-    return (
-        lambda pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients: (
-            by_pattern(dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients)
-        )
-    )
-
-
-def segment_scale(
-    pattern: Any,
-    dy: Any,
-    x: Any,
-    dx: Any,
-    dy_at: Any,
-    dx_at: Any,
-    block: Any,
-    channels: Any,
-    count: Any,
-    scale: Any,
-) -> None:
-    """Write a segment of dx = scale · dy."""
-    raise NotImplementedError
-
-
-@overload(segment_scale)
-def _segment_scale(pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale):
-    by_pattern = _MODULES[pattern.name].segment_scale
-    return lambda pattern, dy, x, dx, dy_at, dx_at, block, channels, count, scale: by_pattern(
-        dy, x, dx, dy_at, dx_at, block, channels, count, scale
-    )
+    return pattern.segment

@@ -54,6 +54,19 @@ class Step:
     tasks: int
     parallel: bool
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The kernels it needs."""
+        return tuple(name for flag, name in _OPERATIONS.items() if self.flags & flag)
+
+
+_OPERATIONS = {
+    B.DO_MOMENTS: "moments",
+    B.DO_SUMS: "sums",
+    B.DO_APPLY: "apply",
+    B.DO_SCALE: "scale",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -61,7 +74,7 @@ class Program:
 
     Attributes:
         pattern: the access pattern, "rows", "columns" or "tiles".
-        code: the dtype code that, with the pattern, names the kernel: the data's, or for "tiles"
+        code: the dtype code that, with the pattern, names the kernels: the data's, or for "tiles"
             the arithmetic's.
         data: the dtype codes of dy, x and dx.
         arithmetic: the dtype code of what is computed in.
@@ -81,6 +94,12 @@ class Program:
     input_is_grad_out: bool
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The kernels that its steps need, each once."""
+        needed = {operation for step in self.steps for operation in step.operations}
+        return tuple(name for name in _OPERATIONS.values() if name in needed)
+
+    @property
     def path(self) -> str:
         """The way chosen, for people and tests: the pattern and what each step does."""
         return " ".join((self.pattern, *(_name(step) for step in self.steps)))
@@ -98,7 +117,6 @@ _NAMES = {
     B.DO_COEFFICIENTS: "coefficients",
     B.DO_APPLY: "apply",
     B.DO_SCALE: "scale",
-    B.DO_ZERO: "zero",
 }
 
 
@@ -125,7 +143,7 @@ class _Access:
 #: why.
 SPAN, ROWS = 1024, 16
 #: Channels of a tile; a task has whole tiles, since its channels share cache lines.
-TILE_CHANNELS = 32
+TILE_CHANNELS = 64
 #: What a row's length should be a multiple of: the elements that one iteration of a loop takes on
 #: AVX-512, so that none are left over.
 LANES = 64
@@ -210,13 +228,17 @@ def _tiling(problem: Problem, access: _Access) -> _Tiling:
     return _Tiling(channel_block, -(-positions // part_size), part_size)
 
 
+def _is_empty(problem: Problem) -> bool:
+    return problem.sets.size * problem.channel.size * problem.positions == 0
+
+
 def _steps(problem: Problem, access: _Access) -> tuple[tuple[Step, ...], int]:
     """The steps, and how many parts each channel's sums come in."""
     sets, channels, positions = problem.sets.size, problem.channel.size, problem.positions
-    if sets * channels * positions == 0:
+    if _is_empty(problem):
         if not problem.wants_parameters or channels == 0:
             return (), 1
-        return (Step(B.DO_ZERO, channels, 1, 1, 1, False),), 1
+        return (Step(B.DO_OUTPUTS, channels, 1, 1, 1, False),), 1
     rule = problem.rule
     writes = 0
     if problem.grad_input is not None:
@@ -407,12 +429,16 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.PER_GROUP] = problem.per_group
     template[B.SPREAD_IS_VARIANCE] = problem.spread_is_variance
     template[B.SLOTS] = parts
+    if _is_empty(problem):
+        template[B.SETS] = 0  # no sums; what is to be summed over them is 0
     template[B.STREAM] = _streams(problem, access, machine)
     template[B.AHEAD] = _fetches_ahead(problem, access, machine)
     template[B.RUN : B.CHUNK + 1] = access.run, access.repeat, access.chunk
     data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
     template[B.DATA_SIZES : B.DATA_SIZES + 3] = [dtype.itemsize for dtype in data]
-    workspace_size = _fill_workspace(template, problem, parts) if _uses_workspace(steps) else 0
+    workspace_size = (
+        0 if _is_empty(problem) or not steps else _fill_workspace(template, problem, parts)
+    )
     return Program(
         pattern=access.pattern,
         data=(data[0].code, data[1].code, data[2].code),
@@ -423,10 +449,6 @@ def build(problem: Problem, machine: Machine) -> Program:
         workspace_size=workspace_size,
         input_is_grad_out=input_is_grad_out,
     )
-
-
-def _uses_workspace(steps: Sequence[Step]) -> bool:
-    return any(step.flags != B.DO_ZERO for step in steps)
 
 
 def _without_input(problem: Problem) -> Problem:

@@ -6,11 +6,9 @@ long before it is folded into float64: the error bound allows 32.
 
 from __future__ import annotations
 
-from numba import njit
-
 from ...memory import LINE
 from .block import CHANNEL_STRIDES, STREAM
-from .intrinsics import address_of, double, get, item_size, not_inlined, shift
+from .intrinsics import address_of, double, get, helper, item_size, not_inlined, shift
 from .lanes import (
     LANES,
     PAST_CACHES,
@@ -31,14 +29,14 @@ from .sums import add_row_of_terms, fold
 BLOCK = 16 * 2 * LANES
 
 
-@njit(error_model="numpy")
+@helper
 def add_part(dy, x, i, mean, s, q, part):
     """Two sums of lanes, with a part of a row added."""
     d = load_part(dy, i, part)
     return s + d, q + keep_part(dy, d * (load_part(x, i, part) - mean), part)
 
 
-@njit(error_model="numpy")
+@helper
 def row_sums(dy, x, mean, count, sums, c):
     """Add a row's sums to channel c's."""
     not_inlined()
@@ -65,14 +63,14 @@ def row_sums(dy, x, mean, count, sums, c):
         fold(projection, projection_error, c, sum_of_lanes(q + q2))
 
 
-@njit(error_model="numpy")
+@helper
 def add_moments_of_part(x, i, mean, s, q, part):
     """Two sums of lanes in float64, with the moments of a part of a row added."""
     d = keep_part(x, double_lanes(load_part(x, i, part)) - mean, part)
     return s + d, q + d * d
 
 
-@njit(error_model="numpy")
+@helper
 def row_moments(x, mean, count, sums, c):
     """Add a row's moments to channel c's."""
     not_inlined()
@@ -91,7 +89,7 @@ def row_moments(x, mean, count, sums, c):
         fold(second, second_error, c, sum_of_lanes(q))
 
 
-@njit(error_model="numpy")
+@helper
 def lines_to_stream(pointer, count):
     """Where in a row the whole cache lines begin, and where lanes of them end."""
     size = item_size(pointer)
@@ -102,14 +100,14 @@ def lines_to_stream(pointer, count):
     return head, head + (count - head) // LANES * LANES
 
 
-@njit(error_model="numpy")
+@helper
 def part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, part):
     """dx of a part of a row."""
     inner = offset + slope * (load_part(x, i, part) - mean)
     store_part(dx, i, scale * (gain * load_part(dy, i, part) - inner), part)
 
 
-@njit(error_model="numpy")
+@helper
 def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count, streaming):
     """dx = scale · (gain·dy − (offset + slope·(x − mean))), past the caches where that is asked."""
     not_inlined()
@@ -129,13 +127,13 @@ def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count, streaming):
         part_of_dx(dy, x, dx, i, mu, g, b, k, a, count - i)
 
 
-@njit(error_model="numpy")
+@helper
 def part_of_scaled(dy, dx, i, scale, part):
     """scale · dy of a part of a row."""
     store_part(dx, i, scale * load_part(dy, i, part), part)
 
 
-@njit(error_model="numpy")
+@helper
 def row_scale(dy, dx, scale, count, streaming):
     """dx = scale · dy, past the caches where that is asked."""
     not_inlined()
@@ -156,9 +154,8 @@ def row_scale(dy, dx, scale, count, streaming):
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_sums(
-    dy, x, dy_at, x_at, block, channels, count, mean, sums,
+    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
 ):
     """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
     dy_channel = get(block, CHANNEL_STRIDES)
@@ -172,9 +169,8 @@ def segment_sums(
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_moments(
-    dy, x, x_at, block, channels, count, mean, sums,
+    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
 ):
     """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
     x_channel = get(block, CHANNEL_STRIDES + 1)
@@ -184,9 +180,8 @@ def segment_moments(
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_apply(
-    dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
     """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
     gain, offset, slope, scale = coefficients
@@ -204,11 +199,11 @@ def segment_apply(
 
 
 # fmt: off
-@njit(error_model="numpy")
 def segment_scale(
-    dy, x, dx, dy_at, dx_at, block, channels, count, scale,
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
     """Write a segment of dx = scale · dy."""
+    scale = coefficients[3]
     dy_channel = get(block, CHANNEL_STRIDES)
     dx_channel = get(block, CHANNEL_STRIDES + 2)
     streaming = get(block, STREAM) != 0

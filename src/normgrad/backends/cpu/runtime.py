@@ -11,8 +11,8 @@ import os
 import threading
 import types as python_types
 import warnings
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.np.ufunc import parallel as numba_threads
 
+from ... import dtypes, threads
 from . import block as B
 from . import channels, tiles
 from . import kernel as kernel_module
+from .patterns import PATTERNS, SUMMING
 from .program import Program
 
 
@@ -85,7 +87,7 @@ def _cache_for(function: Any) -> Any:
 
 def cache_folder() -> str | None:
     """Where compiled kernels are kept, or None where they are not."""
-    path: str | None = _cache_for(kernel_module.kernel).cache_path
+    path: str | None = _cache_for(kernel_module.add_sums).cache_path
     return path
 
 
@@ -102,9 +104,10 @@ def _compiled(function: Any, signature: Any) -> CFunc:
 
 
 @cache
-def compiled_kernel(pattern: str, code: int) -> CFunc:
-    """The kernel for an access pattern and a dtype, compiled or from the disk."""
-    return _compiled(kernel_module.kernel, kernel_module.signature(pattern, code))
+def compiled_kernel(pattern: str, operation: str, code: int) -> CFunc:
+    """The kernel for an access pattern, an operation and a dtype, compiled or from the disk."""
+    signature = kernel_module.signature(pattern, operation, code)
+    return _compiled(kernel_module.kernel_of(operation), signature)
 
 
 @cache
@@ -173,7 +176,10 @@ class Runner:
 
     def __init__(self, program: Program, guards: npt.NDArray[np.int64]) -> None:
         self._guards = guards
-        self._kernel = compiled_kernel(program.pattern, program.code)
+        self._kernels = {
+            operation: compiled_kernel(program.pattern, operation, program.code)
+            for operation in program.operations
+        }
         self._channel_kernel = compiled_channel_kernel(program.arithmetic)
         self._template = program.template.copy()
         if program.pattern == "tiles":
@@ -181,7 +187,9 @@ class Runner:
             self._template[B.MOVERS : B.MOVERS + 3] = [mover.address for mover in self._movers]
         steps = np.zeros((len(program.steps), B.STEP_WORDS), np.int64)
         for words, step in zip(steps, program.steps, strict=True):
-            words[B.KERNEL] = self._kernel.address
+            for operation in step.operations:
+                word = B.SUMS_KERNEL if operation in SUMMING else B.DX_KERNEL
+                words[word] = self._kernels[operation].address
             words[B.CHANNEL_KERNEL] = self._channel_kernel.address
             words[B.TASKS] = step.tasks
             words[B.FLAGS] = step.flags
@@ -202,13 +210,56 @@ class Runner:
         ``given`` has a bit for each output that the caller brought. If something is wrong with
         their memory, or with an input's, nothing is done and the result is not 0.
         """
-        if not self._parallel or not _threads.usable or numba.get_num_threads() == 1:
+        if not self._parallel or not _threads.usable:
+            return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
+        wanted = threads.wanted_threads()
+        usual = 1 if wanted == 1 else numba.get_num_threads()
+        count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
+        if count == 1:
             return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
         driver = _parallel_driver()
         with _threads.one_at_a_time:
-            status: int = driver(*self._fixed, given, *addresses)
+            if count == usual:
+                status: int = driver(*self._fixed, given, *addresses)
+            else:
+                # Numba's number is the calling thread's own, and its user's.
+                numba.set_num_threads(count)
+                try:
+                    status = driver(*self._fixed, given, *addresses)
+                finally:
+                    numba.set_num_threads(usual)
         if not _threads.started:
             _threads.started = True
             if numba.threading_layer() != "workqueue":
                 _threads.one_at_a_time = contextlib.nullcontext()
         return status
+
+
+def everything() -> list[tuple[str, Callable[[], Any]]]:
+    """All that can be compiled: what it is called, and what compiles it or reads it from disk."""
+    singles, doubles = dtypes.float32.code, dtypes.float64.code
+    names = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
+    units: list[tuple[str, Callable[[], Any]]] = [
+        ("driver", _serial_driver),
+        ("driver with threads", _parallel_driver),
+    ]
+    units += [
+        (f"channels, {names[real]} arithmetic", partial(compiled_channel_kernel, real))
+        for real in (singles, doubles)
+    ]
+    for pattern, operation in PATTERNS:
+        codes = (singles, doubles) if pattern == "tiles" else names
+        units += [
+            (
+                f"{operation} of {pattern}, {names[code]}",
+                partial(compiled_kernel, pattern, operation, code),
+            )
+            for code in codes
+        ]
+    for real in (singles, doubles):
+        units += [
+            (f"tiles of {names[code]} in {names[real]}", partial(compiled_mover, code, real))
+            for code in names
+            if real == doubles or code != doubles
+        ]
+    return units

@@ -10,10 +10,10 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.core.extending import overload
 
-from .intrinsics import fma, get, load, put, two_sum
+from .intrinsics import HELPER, fma, get, helper, load, put, two_sum
 from .lanes import (
     double_lanes,
     fused,
@@ -45,7 +45,7 @@ def fold(total: Any, error: Any, index: Any, value: Any) -> None:
     raise NotImplementedError
 
 
-@overload(fold, jit_options={"error_model": "numpy"})
+@overload(fold, jit_options=HELPER)
 def _fold(total, error, index, value):
     if error.dtype == types.float64:
 
@@ -91,7 +91,7 @@ def _add_error(into, at, error, index):
     return lambda into, at, error, index: None
 
 
-@njit(error_model="numpy")
+@helper
 def corrected(total, error):
     """A compensated sum. The error of an infinite one is NaN and must not spoil it."""
     return total + error if isfinite(total) else total
@@ -130,7 +130,7 @@ def times(real: Any, value: Any, error: Any, factor: Any, factor_error: Any) -> 
     raise NotImplementedError
 
 
-@overload(times, jit_options={"error_model": "numpy"})
+@overload(times, jit_options=HELPER)
 def _times(real, value, error, factor, factor_error):
     if real.dtype == types.float64:
 
@@ -148,7 +148,7 @@ def divided(real: Any, value: Any, error: Any, divisor: Any) -> Any:
     raise NotImplementedError
 
 
-@overload(divided, jit_options={"error_model": "numpy"})
+@overload(divided, jit_options=HELPER)
 def _divided(real, value, error, divisor):
     if real.dtype == types.float64:
 
@@ -165,14 +165,14 @@ def finished(real: Any, value: Any, error: Any) -> Any:
     raise NotImplementedError
 
 
-@overload(finished, jit_options={"error_model": "numpy"})
+@overload(finished, jit_options=HELPER)
 def _finished(real, value, error):
     if real.dtype == types.float64:
         return lambda real, value, error: corrected(value, error)
     return lambda real, value, error: value
 
 
-@njit(error_model="numpy")
+@helper
 def add_term(sums, c, dy, x, mean):
     """Add one element's terms to channel c's sums, in float64 arithmetic without a rounding.
 
@@ -192,7 +192,7 @@ def fold_lanes(total: Any, error: Any, index: Any, lanes: Any) -> None:
     raise NotImplementedError
 
 
-@overload(fold_lanes, jit_options={"error_model": "numpy"})
+@overload(fold_lanes, jit_options=HELPER)
 def _fold_lanes(total, error, index, lanes):
     if error.dtype == types.float64:
 
@@ -214,7 +214,7 @@ def add_terms(sums: Any, c: Any, tensor: Any, dy: Any, x: Any, mean: Any, part: 
     raise NotImplementedError
 
 
-@overload(add_terms, jit_options={"error_model": "numpy"})
+@overload(add_terms, jit_options=HELPER)
 def _add_terms(sums, c, tensor, dy, x, mean, part):
     if sums[1].dtype == types.float64:
 
@@ -245,7 +245,7 @@ def add_row_of_terms(sums: Any, c: Any, dy: Any, x: Any, mean: Any, count: Any) 
     raise NotImplementedError
 
 
-@overload(add_row_of_terms, jit_options={"error_model": "numpy"})
+@overload(add_row_of_terms, jit_options=HELPER)
 def _add_row_of_terms(sums, c, dy, x, mean, count):
     if sums[1].dtype == types.float64:
 

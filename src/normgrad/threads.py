@@ -1,0 +1,80 @@
+"""How many threads a call may use."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import contract
+from .machine import this_machine
+
+#: How many threads, for processes without torch.
+VARIABLE = "NORMGRAD_NUM_THREADS"
+
+_chosen: int | None = None
+
+
+def set_num_threads(count: int | None) -> None:
+    """Set how many threads each call may use, in this process.
+
+    Results are bitwise the same for any number. Nothing uses more threads than Numba has, which is
+    the number of cores unless ``NUMBA_NUM_THREADS`` says otherwise when Numba is imported.
+
+    Args:
+        count: at least 1; or None for what it was at first: torch's number where torch is imported
+            (:func:`torch.set_num_threads`), else the environment variable ``NORMGRAD_NUM_THREADS``,
+            else Numba's number (:func:`numba.set_num_threads`).
+
+    Raises:
+        TypeError: no integer.
+        ValueError: less than 1.
+    """
+    global _chosen
+    if count is not None:
+        count = _at_least_one("count", contract.integer("count", count))
+    _chosen = count
+
+
+def get_num_threads() -> int:
+    """How many threads the next call may use."""
+    wanted = wanted_threads()
+    if wanted is None:
+        numba = sys.modules.get("numba")
+        if numba is not None:
+            return int(numba.get_num_threads())
+        wanted = this_machine().cores
+    return min(wanted, _most())
+
+
+def wanted_threads() -> int | None:
+    """What was asked for, by whom it may be; None where only Numba has a say."""
+    if _chosen is not None:
+        return _chosen
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    return _from_environment()
+
+
+def _from_environment() -> int | None:
+    setting = os.environ.get(VARIABLE)
+    if setting is None:
+        return None
+    if not setting.strip().isdecimal():
+        raise ValueError(f"{VARIABLE}: {setting!r}; allowed: a positive integer")
+    return _at_least_one(VARIABLE, int(setting))
+
+
+def _at_least_one(name: str, count: int) -> int:
+    if count < 1:
+        raise ValueError(f"{name}: {count}; allowed: a positive integer")
+    return count
+
+
+def _most() -> int:
+    """The threads that Numba has, or will have."""
+    numba = sys.modules.get("numba")
+    if numba is not None:
+        return int(numba.config.NUMBA_NUM_THREADS)
+    setting = os.environ.get("NUMBA_NUM_THREADS", "")
+    return int(setting) if setting.isdecimal() else this_machine().cores

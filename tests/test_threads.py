@@ -1,0 +1,115 @@
+"""Who says how many threads a call may use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numba
+import pytest
+
+import normgrad as ng
+from normgrad import threads
+
+CORES = numba.config.NUMBA_NUM_THREADS
+
+#: How many threads a call of some size really uses, told by Numba inside its driver.
+USED = """
+import sys, numpy as np, numba, normgrad as ng
+from normgrad.backends.cpu import runtime
+{before}
+used = []
+whole = runtime._parallel_driver()
+def watched(*arguments):
+    used.append(numba.get_num_threads())
+    return whole(*arguments)
+runtime._parallel_driver = lambda: watched
+x = np.ones((16, 8, 64, 64), np.float32)
+ng.batch_norm_backward(x, x, training=True)
+print(ng.get_num_threads(), *(used or [1]), numba.get_num_threads())
+"""
+
+
+def used(before: str = "", **environment: str) -> list[int]:
+    """The number asked for, the number used, and Numba's own afterwards."""
+    names = ("NORMGRAD_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", USED.format(before=before)], env={**kept, **environment},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    ng.set_num_threads(None)
+
+
+def test_all_cores_unless_someone_says_otherwise():
+    assert used() == [CORES, CORES, CORES]
+
+
+def test_the_function_decides_first():
+    assert used("ng.set_num_threads(3)", NORMGRAD_NUM_THREADS="2", NUMBA_NUM_THREADS="4") == [
+        3, 3, 4,
+    ]  # fmt: skip
+    assert used("ng.set_num_threads(1)")[:2] == [1, 1]
+    # And back again.
+    assert used("ng.set_num_threads(1); ng.set_num_threads(None)")[:2] == [CORES, CORES]
+
+
+def test_the_environment_decides_where_torch_is_not():
+    assert used(NORMGRAD_NUM_THREADS="3", NUMBA_NUM_THREADS="4") == [3, 3, 4]
+    assert used(NORMGRAD_NUM_THREADS="1")[:2] == [1, 1]
+    assert used("numba.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [2, 2, 2]
+
+
+def test_never_more_than_numba_has():
+    assert used("ng.set_num_threads(100)", NUMBA_NUM_THREADS="3") == [3, 3, 3]
+
+
+def test_torch_decides_where_it_is():
+    pytest.importorskip("torch")
+    before = "import torch; torch.set_num_threads(3)"
+    assert used(before, NUMBA_NUM_THREADS="4", NORMGRAD_NUM_THREADS="2") == [3, 3, 4]
+    assert used(before + "; ng.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "message"),
+    [
+        (0, ValueError, "count: 0; allowed: a positive integer"),
+        (-3, ValueError, "count: -3; allowed: a positive integer"),
+        (2.0, TypeError, "count: 2.0; allowed: an integer"),
+        (True, TypeError, "count: True; allowed: an integer"),
+        ("2", TypeError, "count: '2'; allowed: an integer"),
+    ],
+)
+def test_a_wrong_number_is_named(count, error, message):
+    with pytest.raises(error) as caught:
+        ng.set_num_threads(count)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("setting", ["many", "0", "-1", "1.5", ""])
+def test_a_wrong_environment_is_named(setting, monkeypatch):
+    monkeypatch.setenv(threads.VARIABLE, setting)
+    with pytest.raises(
+        ValueError, match=r"^NORMGRAD_NUM_THREADS: .*; allowed: a positive integer$"
+    ):
+        threads._from_environment()
+
+
+def test_the_number_is_known_without_numba():
+    code = (
+        "import sys, normgrad as ng; ng.set_num_threads(2); two = ng.get_num_threads();"
+        "ng.set_num_threads(None); print(two, ng.get_num_threads(), 'numba' in sys.modules)"
+    )
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "5", "NORMGRAD_NUM_THREADS": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2 4 False\n"
