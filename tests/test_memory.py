@@ -14,7 +14,7 @@ from support import make
 import normgrad as ng
 from normgrad import memory
 
-SIZE = memory.HUGE + 12345
+SIZE = memory.LARGE + 12345
 
 
 @pytest.fixture
@@ -119,6 +119,6 @@ def test_a_wrong_limit_is_named(monkeypatch):
 
 
 def test_nothing_is_said_at_the_interpreters_end():
-    code = "import numpy, normgrad.memory as m; kept = [m.aligned(m.HUGE) for _ in range(3)]"
+    code = "import numpy, normgrad.memory as m; kept = [m.aligned(m.LARGE) for _ in range(3)]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""

@@ -325,7 +325,7 @@ def test_plans_say_which_way_they_go():
         # (run, repeat, chunk): elements of a channel, positions, channels in one row of columns.
         ((32, 2048, 7, 7), "contiguous", (49, 1, 16)),
         ((256, 512, 4, 4), "contiguous", (16, 1, 64)),
-        ((32, 1024, 14, 14), "contiguous", (196, 1, 4)),
+        ((64, 64, 10, 10), "contiguous", (100, 1, 8)),
         ((8, 3, 224, 224), "channels_last", (1, 320, 3)),
         ((32, 64, 56, 56), "channels_last", (1, 16, 64)),
         ((32, 2048, 7, 7), "channels_last", (1, 1, 1024)),
@@ -381,6 +381,21 @@ def test_every_step_is_taken_somewhere():
         "rows", "columns", "tiles", "count", "prepare", "moments", "sums", "combine", "mean",
         "invstd", "outputs", "coefficients", "apply", "scale",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "run"),
+    [
+        ((32, 1024, 14, 14), None, 196),  # rows of one image each, along the batch
+        ((4, 8, 13, 13), (8 * 225, 225, 15, 1), 13),  # cut out of larger images
+        ((4, 8, 600), None, 1),  # long: one row at a time
+    ],
+)
+def test_short_rows_are_taken_several_at_a_time(shape, strides, run):
+    spec = TensorSpec(shape, "float32", strides)
+    plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
+    assert plan.path.startswith("rows")
+    assert plan._program.template[block.RUN] == run
 
 
 def test_named_results():

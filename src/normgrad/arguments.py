@@ -218,10 +218,11 @@ def _buffer(workspace: Any) -> tuple[int, int, Any]:
     """Address, size in bytes and owner of a caller's scratch memory."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(workspace, torch.Tensor):
-        look = frameworks.of("workspace", workspace).look((workspace,), ())
-        if look is None or not workspace.is_contiguous():
+        plain = workspace.is_cpu and not workspace.is_nested and workspace.layout is torch.strided
+        if not (plain and workspace.is_contiguous()):
             raise ValueError("workspace: not a contiguous CPU tensor; allowed: a contiguous one")
-        return look[1][0], workspace.nbytes, workspace
+        address = frameworks.of("workspace", workspace).address("workspace", workspace)
+        return address, workspace.nbytes, workspace
     try:
         if isinstance(workspace, np.ndarray):  # of any dtype; not all can be a memoryview
             array = np.asarray(workspace)

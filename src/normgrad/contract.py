@@ -110,8 +110,14 @@ def flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name}: {value!r}; allowed: True or False")
 
 
+#: The default mask.
+ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
+
+
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     """Which outputs to compute."""
+    if value is ALL_THREE and len(outputs) == len(ALL_THREE):
+        return tuple(ALL_THREE)  # the default, not to be looked through each time
     if type(value) is not tuple or len(value) != len(outputs):
         allowed = f"allowed: {len(outputs)} booleans"
         if isinstance(value, (str, bytes)):
@@ -141,6 +147,8 @@ def integer(name: str, value: Any) -> int:
 
 def real(name: str, value: Any) -> float:
     """A real argument."""
+    if isinstance(value, float) and not math.isnan(value):
+        return float(value)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name}: {value!r}; allowed: a real number")
     try:

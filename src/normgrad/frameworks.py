@@ -156,8 +156,8 @@ class NumPy(Framework):
         return memory.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
-        size = spec.elements * spec.dtype.itemsize
-        if size < memory.HUGE:
+        size = spec.nbytes
+        if size < memory.LARGE:
             flat = np.empty(spec.elements, spec.dtype.numpy)
         else:
             flat = memory.aligned(size).view(spec.dtype.numpy)
@@ -180,6 +180,7 @@ class Torch(Framework):
         self._torch = torch
         self._from_torch = {getattr(torch, dtype.name): dtype for dtype in dtypes.BY_NAME.values()}
         self._to_torch = {dtype: theirs for theirs, dtype in self._from_torch.items()}
+        self._cpu = torch.device("cpu")
         self._plain = (torch.Tensor, torch.nn.Parameter)
         BY_TYPE.update(dict.fromkeys(self._plain, self))
 
@@ -250,9 +251,9 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        size = spec.elements * spec.dtype.itemsize
-        if size < memory.HUGE:
-            new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
+        size = spec.nbytes
+        if size < memory.LARGE:
+            new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         else:
             flat = self._torch.from_numpy(memory.aligned(size)).view(dtype)
             new = flat.as_strided(spec.shape, spec.strides)

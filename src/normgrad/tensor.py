@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import dtypes, layout
@@ -39,6 +39,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: DType
     strides: tuple[int, ...]
+    #: What its elements take, in bytes.
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
         sizes = _integers("shape", shape)
@@ -63,6 +65,7 @@ class TensorSpec:
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
+        object.__setattr__(self, "nbytes", layout.elements(sizes) * kind.itemsize)
 
     @property
     def rank(self) -> int:

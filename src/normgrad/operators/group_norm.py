@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import contract
-from ..contract import Kind, Operator, Options, Output, Parameter, Specs
+from ..contract import ALL_THREE, Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
 from ..problem import Problem, Role, Rule
 from . import views
@@ -92,7 +92,7 @@ def group_norm_backward(
     gamma: Any = None,
     *,
     num_groups: int,
-    output_mask: tuple[bool, bool, bool] = (True, True, True),
+    output_mask: tuple[bool, bool, bool] = ALL_THREE,
     channel_axis: int = 1,
     out: tuple[Any, Any, Any] | None = None,
 ) -> GroupNormGradients:

@@ -39,8 +39,8 @@ W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR, W_COUNT = 109, 110, 
 SLOTS = 114
 # The item sizes of dy, x and dx, and the addresses of what copies their tiles.
 DATA_SIZES = 115
-# How columns make their rows: RUN elements of each channel, of CHUNK channels at a time, and REPEAT
-# times over, for as many positions.
+# How rows are made. In columns: RUN elements of each channel, of CHUNK channels at a time, and
+# REPEAT times over, for as many positions. In short rows: RUN elements, and a position is a row.
 RUN, REPEAT, CHUNK = 118, 119, 120
 # Whether dx is written past the caches, and what columns read next fetched ahead.
 STREAM, AHEAD = 121, 125

@@ -22,6 +22,7 @@ from numba import types
 from numba.core.extending import intrinsic, models, overload, register_model
 
 from ...memory import LINE
+from . import program
 from .intrinsics import (
     F32,
     F64,
@@ -38,7 +39,7 @@ from .intrinsics import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-LANES = 32
+LANES = program.LANES
 _HALF = LANES // 2
 _I1 = ir.IntType(1)
 

@@ -22,14 +22,17 @@ from ...memory import LINE
 from ...problem import Problem, Role, Rule
 from . import block as B
 
-#: Below so many elements one thread does it all: starting the others takes some 5 µs, in which one
-#: core treats about this many.
-SMALL = 1 << 15
+#: Below so many elements one thread does it all, in one step: more steps, and starting the other
+#: threads, take 5 to 15 µs, in which one core treats about as many.
+SMALL = 1 << 17
 #: Elements of one channel or sample below which cutting it into parts does not pay.
 PART = 1 << 13
 #: Enough tasks to keep the cores of a large server busy where there are few channels, and few
 #: enough that adding their sums costs nothing.
 TASKS = 64
+#: Channels, times parts, below which one thread does what is per channel alone: in the 5 µs that
+#: starting the others takes it does about as many.
+MANY_CHANNELS = 1 << 13
 #: Channels a task looks after where the work is per channel alone.
 CHANNELS_PER_TASK = 128
 #: Rows of columns to a part. What a part costs for each channel, whatever its length, is what some
@@ -131,7 +134,7 @@ def _bits(value: float) -> int:
 
 @dataclass(frozen=True)
 class _Access:
-    """How tensors are read: the pattern, and for columns how a row is made (see block.py)."""
+    """How tensors are read: the pattern, and how a row is made (see block.py)."""
 
     pattern: str
     run: int = 1
@@ -144,12 +147,16 @@ class _Access:
 SPAN, ROWS = 1024, 16
 #: Channels of a tile; a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 64
-#: What a row's length should be a multiple of: the elements that one iteration of a loop takes on
-#: AVX-512, so that none are left over.
-LANES = 64
-#: Channels shorter than this are read as columns, several to a row, if they follow each other: a
-#: loop over so few elements does not pay for its start.
+#: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
+LANES = 32
+#: Channels shorter than this are read as columns, several to a row, if they follow each other. As
+#: rows, training batch norm took (2 cores) float32 (256, 512, 4, 4) 1.4 times as long, (32, 2048,
+#: 7, 7) 1.3, (16, 64, 14, 14) 0.95, (8, 64, 16, 16) 0.6.
+COLUMN_RUN = 128
+#: Other rows shorter than this are taken several at a time, for the start of a loop to pay.
 SHORT = 512
+#: Rows shorter than this are not written past the caches: their ends are parts of lines.
+STREAMED_ROW = 128
 
 
 def _aligned(unit: int, most: int) -> int:
@@ -179,11 +186,14 @@ def _access(problem: Problem) -> tuple[_Access, Problem]:
     if len(data) > 1:
         return tiles, problem
     if all_strides(inner, 1) and inner.size > 1:
-        if inner.size < SHORT and all_strides(channel, inner.size) and problem.outer:
+        if inner.size < COLUMN_RUN and all_strides(channel, inner.size) and problem.outer:
             chunk = _aligned(inner.size, problem.channel.size)
             *outer, rows = problem.outer
             access = _Access("columns", run=inner.size, chunk=chunk)
             return access, replace(problem, outer=tuple(outer), inner=rows)
+        if inner.size < SHORT and problem.outer:
+            *outer, rows = problem.outer
+            return _Access("rows", run=inner.size), replace(problem, outer=tuple(outer), inner=rows)
         return _Access("rows"), problem
     if all_strides(channel, 1) or channel.size == 1:
         repeat = 1
@@ -268,7 +278,8 @@ def _steps(problem: Problem, access: _Access) -> tuple[tuple[Step, ...], int]:
 
     def over_channels(flags: int, of: int = sets) -> Step:
         size = min(channels, per_task)
-        return Step(flags, size, 1, positions, of * -(-channels // size), parallel)
+        shared = sets * channels * tiling.parts >= MANY_CHANNELS
+        return Step(flags, size, 1, positions, of * -(-channels // size), shared)
 
     steps: list[Step] = []
     if problem.count is not None:
@@ -325,8 +336,8 @@ def _streams(problem: Problem, access: _Access, machine: Machine) -> bool:
     480 MiB of L3 shared with other machines): float32 (32, 64, 56, 56) 0.60 of the time, (32, 64,
     112, 112) 0.86; bfloat16 (32, 64, 56, 56) 0.91; bfloat16 (8, 3, 224, 224), 7 MB in all, 1.09.
     """
-    if access.pattern == "rows" and problem.inner.size < SHORT:
-        # Rows apart from each other, whose ends are parts of lines.
+    row = access.run if access.run > 1 else problem.inner.size
+    if access.pattern == "rows" and row < STREAMED_ROW:
         return False
     return problem.grad_input is not None and _exceeds_cache(problem, access, machine)
 

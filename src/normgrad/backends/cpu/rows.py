@@ -1,13 +1,14 @@
 """Rows: a channel's positions are contiguous in every tensor, which all have one dtype.
 
-Sums are formed in lanes, in the arithmetic's type, over blocks; a chain of additions is at most 22
-long before it is folded into float64: the error bound allows 32.
+A segment is one row; or where rows are short (an image cut out of a larger one), several, some
+steps apart. Sums are formed in lanes, in the arithmetic's type, over blocks; a chain of additions
+is at most 22 long before it is folded into float64: the error bound allows 32.
 """
 
 from __future__ import annotations
 
 from ...memory import LINE
-from .block import CHANNEL_STRIDES, STREAM
+from .block import CHANNEL_STRIDES, INNER_STRIDES, RUN, STREAM
 from .intrinsics import address_of, double, get, helper, item_size, not_inlined, shift
 from .lanes import (
     LANES,
@@ -24,43 +25,56 @@ from .sums import add_row_of_terms, fold
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Elements whose sum is one loop: 16 additions in each of twice LANES lanes, and 6 more to add
-#: those. Two of each, since one addition waits for the last.
-BLOCK = 16 * 2 * LANES
+#: Additions in each lane, two lots of them since one addition waits for the last; adding those
+#: takes 6 more.
+CHAIN = 16
+BLOCK = CHAIN * 2 * LANES
 
 
 @helper
-def add_part(dy, x, i, mean, s, q, part):
-    """Two sums of lanes, with a part of a row added."""
+def add_part(dy, x, i, j, mean, s, q, part):
+    """Two sums of lanes, with a part of a row added, from i on in dy and from j in x."""
     d = load_part(dy, i, part)
-    return s + d, q + keep_part(dy, d * (load_part(x, i, part) - mean), part)
+    return s + d, q + keep_part(dy, d * (load_part(x, j, part) - mean), part)
 
 
 @helper
-def row_sums(dy, x, mean, count, sums, c):
-    """Add a row's sums to channel c's."""
+def row_sums(dy, x, dy_step, x_step, rows, mean, count, sums, c):
+    """Add the sums of some rows to channel c's."""
     not_inlined()
-    if count < LANES:
-        add_row_of_terms(sums, c, dy, x, mean, count)
+    if rows * count < LANES:
+        for r in range(rows):
+            row, x_row = shift(dy, r * dy_step), shift(x, r * x_step)
+            add_row_of_terms(sums, c, row, x_row, mean, count)
         return
     total, total_error, projection, projection_error = sums
     mu = splat(mean)
-    for start in range(0, count, BLOCK):
-        end = min(start + BLOCK, count)
-        s, q = zero_lanes(dy, x), zero_lanes(dy, x)
-        s2, q2 = zero_lanes(dy, x), zero_lanes(dy, x)
-        i = start
-        while i + 2 * LANES <= end:
-            s, q = add_part(dy, x, i, mu, s, q, None)
-            s2, q2 = add_part(dy, x, i + LANES, mu, s2, q2, None)
-            i += 2 * LANES
-        if i + LANES <= end:
-            s, q = add_part(dy, x, i, mu, s, q, None)
-            i += LANES
-        if i < end:
-            s2, q2 = add_part(dy, x, i, mu, s2, q2, end - i)
-        fold(total, total_error, c, sum_of_lanes(s + s2))
-        fold(projection, projection_error, c, sum_of_lanes(q + q2))
+    zero = zero_lanes(dy, x)
+    s, q, s2, q2 = zero, zero, zero, zero
+    # How many additions a block's, or a short row's, chain is longer by; and how long it is.
+    longer = -(-min(count, BLOCK) // (2 * LANES))
+    chain = 0
+    for r in range(rows):
+        for start in range(0, count, BLOCK):
+            if chain + longer > CHAIN:
+                fold(total, total_error, c, sum_of_lanes(s + s2))
+                fold(projection, projection_error, c, sum_of_lanes(q + q2))
+                s, q, s2, q2 = zero, zero, zero, zero
+                chain = 0
+            i, j = start + r * dy_step, start + r * x_step
+            left = min(count - start, BLOCK)
+            while left >= 2 * LANES:
+                s, q = add_part(dy, x, i, j, mu, s, q, None)
+                s2, q2 = add_part(dy, x, i + LANES, j + LANES, mu, s2, q2, None)
+                i, j, left = i + 2 * LANES, j + 2 * LANES, left - 2 * LANES
+            if left >= LANES:
+                s, q = add_part(dy, x, i, j, mu, s, q, None)
+                i, j, left = i + LANES, j + LANES, left - LANES
+            if left > 0:
+                s2, q2 = add_part(dy, x, i, j, mu, s2, q2, left)
+            chain += longer
+    fold(total, total_error, c, sum_of_lanes(s + s2))
+    fold(projection, projection_error, c, sum_of_lanes(q + q2))
 
 
 @helper
@@ -71,22 +85,24 @@ def add_moments_of_part(x, i, mean, s, q, part):
 
 
 @helper
-def row_moments(x, mean, count, sums, c):
-    """Add a row's moments to channel c's."""
+def row_moments(x, x_step, rows, mean, count, sums, c):
+    """Add the moments of some rows to channel c's."""
     not_inlined()
     first, first_error, second, second_error = sums
     mu = splat(mean)
-    for start in range(0, count, BLOCK):
-        end = min(start + BLOCK, count)
-        s, q = splat(0.0), splat(0.0)
-        i = start
-        while i + LANES <= end:
-            s, q = add_moments_of_part(x, i, mu, s, q, None)
-            i += LANES
-        if i < end:
-            s, q = add_moments_of_part(x, i, mu, s, q, end - i)
-        fold(first, first_error, c, sum_of_lanes(s))
-        fold(second, second_error, c, sum_of_lanes(q))
+    for r in range(rows):
+        row = shift(x, r * x_step)
+        for start in range(0, count, BLOCK):
+            end = min(start + BLOCK, count)
+            s, q = splat(0.0), splat(0.0)
+            i = start
+            while i + LANES <= end:
+                s, q = add_moments_of_part(row, i, mu, s, q, None)
+                i += LANES
+            if i < end:
+                s, q = add_moments_of_part(row, i, mu, s, q, end - i)
+            fold(first, first_error, c, sum_of_lanes(s))
+            fold(second, second_error, c, sum_of_lanes(q))
 
 
 @helper
@@ -109,22 +125,35 @@ def part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, part):
 
 @helper
 def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count, streaming):
-    """dx = scale · (gain·dy − (offset + slope·(x − mean))), past the caches where that is asked."""
-    not_inlined()
-    mu, g, b, k, a = splat(mean), splat(gain), splat(offset), splat(slope), splat(scale)
+    """dx = scale · (gain·dy − (offset + slope·(x − mean))), past the caches where that is asked.
+
+    The coefficients are lanes.
+    """
     i = 0
     if streaming:
         i, end = lines_to_stream(dx, count)
         if i > 0:
-            part_of_dx(dy, x, dx, 0, mu, g, b, k, a, i)
+            part_of_dx(dy, x, dx, 0, mean, gain, offset, slope, scale, i)
         while i < end:
-            part_of_dx(dy, x, dx, i, mu, g, b, k, a, PAST_CACHES)
+            part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, PAST_CACHES)
             i += LANES
     while i + LANES <= count:
-        part_of_dx(dy, x, dx, i, mu, g, b, k, a, None)
+        part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, None)
         i += LANES
     if i < count:
-        part_of_dx(dy, x, dx, i, mu, g, b, k, a, count - i)
+        part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, count - i)
+
+
+@helper
+def rows_apply(dy, x, dx, steps, rows, mean, gain, offset, slope, scale, count, streaming):
+    """dx of some rows of one channel."""
+    not_inlined()
+    mu, g, b, k, a = splat(mean), splat(gain), splat(offset), splat(slope), splat(scale)
+    for r in range(rows):
+        row_apply(
+            shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
+            mu, g, b, k, a, count, streaming,
+        )  # fmt: skip
 
 
 @helper
@@ -135,22 +164,41 @@ def part_of_scaled(dy, dx, i, scale, part):
 
 @helper
 def row_scale(dy, dx, scale, count, streaming):
-    """dx = scale · dy, past the caches where that is asked."""
-    not_inlined()
-    a = splat(scale)
+    """dx = scale · dy, past the caches where that is asked; scale is lanes."""
     i = 0
     if streaming:
         i, end = lines_to_stream(dx, count)
         if i > 0:
-            part_of_scaled(dy, dx, 0, a, i)
+            part_of_scaled(dy, dx, 0, scale, i)
         while i < end:
-            part_of_scaled(dy, dx, i, a, PAST_CACHES)
+            part_of_scaled(dy, dx, i, scale, PAST_CACHES)
             i += LANES
     while i + LANES <= count:
-        part_of_scaled(dy, dx, i, a, None)
+        part_of_scaled(dy, dx, i, scale, None)
         i += LANES
     if i < count:
-        part_of_scaled(dy, dx, i, a, count - i)
+        part_of_scaled(dy, dx, i, scale, count - i)
+
+
+@helper
+def rows_scale(dy, dx, steps, rows, scale, count, streaming):
+    """scale · dy of some rows of one channel."""
+    not_inlined()
+    a = splat(scale)
+    for r in range(rows):
+        row_scale(shift(dy, r * steps[0]), shift(dx, r * steps[2]), a, count, streaming)
+
+
+@helper
+def rows_of(block, count):
+    """How many rows a segment is, and how long each; and their steps in each tensor."""
+    run = get(block, RUN)
+    steps = (
+        get(block, INNER_STRIDES), get(block, INNER_STRIDES + 1), get(block, INNER_STRIDES + 2)
+    )  # fmt: skip
+    if run > 1:
+        return count, run, steps
+    return 1, count, steps
 
 
 # fmt: off
@@ -160,10 +208,11 @@ def segment_sums(
     """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
     dy_channel = get(block, CHANNEL_STRIDES)
     x_channel = get(block, CHANNEL_STRIDES + 1)
+    rows, length, steps = rows_of(block, count)
     for c in range(channels):
         row_sums(
             shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
-            get(mean, c), count, sums, c,
+            steps[0], steps[1], rows, get(mean, c), length, sums, c,
         )  # fmt: skip
 # fmt: on
 
@@ -174,8 +223,11 @@ def segment_moments(
 ):
     """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
     x_channel = get(block, CHANNEL_STRIDES + 1)
+    rows, length, steps = rows_of(block, count)
     for c in range(channels):
-        row_moments(shift(x, x_at + c * x_channel), double(get(mean, c)), count, sums, c)
+        row_moments(
+            shift(x, x_at + c * x_channel), steps[1], rows, double(get(mean, c)), length, sums, c
+        )
 # fmt: on
 
 
@@ -189,11 +241,12 @@ def segment_apply(
     x_channel = get(block, CHANNEL_STRIDES + 1)
     dx_channel = get(block, CHANNEL_STRIDES + 2)
     streaming = get(block, STREAM) != 0
+    rows, length, steps = rows_of(block, count)
     for c in range(channels):
-        row_apply(
+        rows_apply(
             shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
-            shift(dx, dx_at + c * dx_channel), get(mean, c), get(gain, c), get(offset, c),
-            get(slope, c), get(scale, c), count, streaming,
+            shift(dx, dx_at + c * dx_channel), steps, rows, get(mean, c), get(gain, c),
+            get(offset, c), get(slope, c), get(scale, c), length, streaming,
         )  # fmt: skip
 # fmt: on
 
@@ -207,9 +260,10 @@ def segment_scale(
     dy_channel = get(block, CHANNEL_STRIDES)
     dx_channel = get(block, CHANNEL_STRIDES + 2)
     streaming = get(block, STREAM) != 0
+    rows, length, steps = rows_of(block, count)
     for c in range(channels):
-        row_scale(
-            shift(dy, dy_at + c * dy_channel), shift(dx, dx_at + c * dx_channel),
-            get(scale, c), count, streaming,
+        rows_scale(
+            shift(dy, dy_at + c * dy_channel), shift(dx, dx_at + c * dx_channel), steps, rows,
+            get(scale, c), length, streaming,
         )  # fmt: skip
 # fmt: on

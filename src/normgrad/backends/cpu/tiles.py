@@ -31,6 +31,7 @@ from .intrinsics import (
     shift,
     store,
 )
+from .lanes import splat
 from .rows import row_apply, row_moments, row_scale, row_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -154,16 +155,17 @@ def go_through_tiles(
                 j = c0 + c
                 dys, xs = shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK)
                 if mode == TILE_SUMS:
-                    row_sums(dys, xs, get(mean, j), m, sums, j)
+                    row_sums(dys, xs, 0, 0, 1, get(mean, j), m, sums, j)
                 elif mode == TILE_MOMENTS:
-                    row_moments(xs, double(get(mean, j)), m, sums, j)
+                    row_moments(xs, 0, 1, double(get(mean, j)), m, sums, j)
                 elif mode == TILE_APPLY:
                     row_apply(
-                        dys, xs, dys, get(mean, j), get(gain, j), get(offset, j), get(slope, j),
-                        get(scale, j), m, False,
-                    )
+                        dys, xs, dys, splat(get(mean, j)), splat(get(gain, j)),
+                        splat(get(offset, j)), splat(get(slope, j)), splat(get(scale, j)), m,
+                        False,
+                    )  # fmt: skip
                 else:
-                    row_scale(dys, dys, get(scale, j), m, False)
+                    row_scale(dys, dys, splat(get(scale, j)), m, False)
             if mode in (TILE_APPLY, TILE_SCALE):
                 at = dx_at + tile_offset(block, 2, c0, i)
                 move(block, 2, address_of(dx), at, dy_tile, n, m)
