@@ -326,6 +326,7 @@ def test_plans_say_which_way_they_go():
         ((32, 2048, 7, 7), "contiguous", (49, 1, 16)),
         ((256, 512, 4, 4), "contiguous", (16, 1, 64)),
         ((64, 64, 10, 10), "contiguous", (100, 1, 8)),
+        ((32, 1024, 14, 14), "contiguous", (196, 1, 4)),
         ((8, 3, 224, 224), "channels_last", (1, 320, 3)),
         ((32, 64, 56, 56), "channels_last", (1, 16, 64)),
         ((32, 2048, 7, 7), "channels_last", (1, 1, 1024)),
@@ -386,7 +387,7 @@ def test_every_step_is_taken_somewhere():
 @pytest.mark.parametrize(
     ("shape", "strides", "run"),
     [
-        ((32, 1024, 14, 14), None, 196),  # rows of one image each, along the batch
+        ((16, 64, 14, 14), None, 196),  # rows of one image each, along the batch
         ((4, 8, 13, 13), (8 * 225, 225, 15, 1), 13),  # cut out of larger images
         ((4, 8, 600), None, 1),  # long: one row at a time
     ],

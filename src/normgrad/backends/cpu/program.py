@@ -153,6 +153,10 @@ LANES = 32
 #: rows, training batch norm took (2 cores) float32 (256, 512, 4, 4) 1.4 times as long, (32, 2048,
 #: 7, 7) 1.3, (16, 64, 14, 14) 0.95, (8, 64, 16, 16) 0.6.
 COLUMN_RUN = 128
+#: From so many bytes on, channels shorter than SHORT are: a channel's rows in the images of a batch
+#: are so far apart that processors do not foresee them. elemt on bfloat16 (32, 1024, 14, 14) took
+#: 2.5 times as long as rows. It is the same on every machine, since sums follow from it.
+FAR_APART = 8 << 20
 #: Other rows shorter than this are taken several at a time, for the start of a loop to pay.
 SHORT = 512
 #: Rows shorter than this are not written past the caches: their ends are parts of lines.
@@ -167,6 +171,14 @@ def _aligned(unit: int, most: int) -> int:
         if step <= fit:
             return fit // step * step
     return fit
+
+
+def _bytes(problem: Problem) -> int:
+    """What is read and written."""
+    itemsize = problem.grad_out.itemsize + problem.input.itemsize
+    if problem.grad_input is not None:
+        itemsize += problem.grad_input.itemsize
+    return problem.sets.size * problem.channel.size * problem.positions * itemsize
 
 
 def _access(problem: Problem) -> tuple[_Access, Problem]:
@@ -186,7 +198,8 @@ def _access(problem: Problem) -> tuple[_Access, Problem]:
     if len(data) > 1:
         return tiles, problem
     if all_strides(inner, 1) and inner.size > 1:
-        if inner.size < COLUMN_RUN and all_strides(channel, inner.size) and problem.outer:
+        longest = COLUMN_RUN if _bytes(problem) < FAR_APART else SHORT
+        if inner.size < longest and all_strides(channel, inner.size) and problem.outer:
             chunk = _aligned(inner.size, problem.channel.size)
             *outer, rows = problem.outer
             access = _Access("columns", run=inner.size, chunk=chunk)
@@ -320,29 +333,22 @@ def _steps(problem: Problem, access: _Access) -> tuple[tuple[Step, ...], int]:
     return tuple(steps), tiling.parts
 
 
-def _exceeds_cache(problem: Problem, access: _Access, machine: Machine) -> bool:
-    """Whether so much is read and written that little of it will be in cache the next time."""
-    elements = problem.sets.size * problem.channel.size * problem.positions * access.run
-    itemsize = problem.grad_out.itemsize + problem.input.itemsize
-    if problem.grad_input is not None:
-        itemsize += problem.grad_input.itemsize
-    return elements * itemsize > 2 * machine.cache
-
-
-def _streams(problem: Problem, access: _Access, machine: Machine) -> bool:
+def _streams(problem: Problem, access: _Access, large: bool) -> bool:
     """Whether dx is written past the caches: where it would not stay in them anyway.
 
     A store through the caches reads the line first. Past them, training batch norm took (2 cores,
     480 MiB of L3 shared with other machines): float32 (32, 64, 56, 56) 0.60 of the time, (32, 64,
-    112, 112) 0.86; bfloat16 (32, 64, 56, 56) 0.91; bfloat16 (8, 3, 224, 224), 7 MB in all, 1.09.
+    112, 112) 0.86; bfloat16 (32, 64, 56, 56) 0.91. Where everything is 25 to 7 MB, and other work
+    is done between the calls: float32 (256, 512, 4, 4) 0.77, (8, 3, 224, 224) 0.73; bfloat16 0.82
+    and 0.85, but 1.09 in a loop that does nothing else.
     """
     row = access.run if access.run > 1 else problem.inner.size
     if access.pattern == "rows" and row < STREAMED_ROW:
         return False
-    return problem.grad_input is not None and _exceeds_cache(problem, access, machine)
+    return problem.grad_input is not None and large
 
 
-def _fetches_ahead(problem: Problem, access: _Access, machine: Machine) -> bool:
+def _fetches_ahead(access: _Access, large: bool) -> bool:
     """Whether columns ask for their next rows ahead of time.
 
     Sixteen rows of two tensors at once are more streams than a processor foresees by itself. With
@@ -351,9 +357,7 @@ def _fetches_ahead(problem: Problem, access: _Access, machine: Machine) -> bool:
     channels that go along the batch are far apart, and asking for them took longer: float32 (32,
     1024, 14, 14) 1.3 of the time.
     """
-    return (
-        access.pattern == "columns" and access.run == 1 and _exceeds_cache(problem, access, machine)
-    )
+    return large and access.pattern == "columns" and access.run == 1
 
 
 def _needs_input(problem: Problem) -> bool:
@@ -429,6 +433,8 @@ def build(problem: Problem, machine: Machine) -> Program:
     )
     if input_is_grad_out:
         problem = _without_input(problem)
+    # Whether so much is read and written that little of it will be in cache the next time.
+    large = _bytes(problem) > machine.cache // 2
     access, problem = _access(problem)
     steps, parts = _steps(problem, access)
     template = np.zeros(B.BLOCK_WORDS, np.int64)
@@ -442,8 +448,8 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.SLOTS] = parts
     if _is_empty(problem):
         template[B.SETS] = 0  # no sums; what is to be summed over them is 0
-    template[B.STREAM] = _streams(problem, access, machine)
-    template[B.AHEAD] = _fetches_ahead(problem, access, machine)
+    template[B.STREAM] = _streams(problem, access, large)
+    template[B.AHEAD] = _fetches_ahead(access, large)
     template[B.RUN : B.CHUNK + 1] = access.run, access.repeat, access.chunk
     data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
     template[B.DATA_SIZES : B.DATA_SIZES + 3] = [dtype.itemsize for dtype in data]
