@@ -54,3 +54,24 @@ def test_capturing_anew(tmp_path):
     rows = [line.split() for line in done.stdout.splitlines() if ".safetensors  " in line]
     assert len(rows) == 12
     assert all(0 <= float(row[3]) <= 1 for row in rows)
+
+
+def test_aclnn_two_phase():
+    """The numbers it prints, worked out by hand."""
+    script = Path(__file__).parents[1] / "examples" / "aclnn_two_phase.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=300
+    )
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
+    # dy sums to 2 in each channel; Σ dy·(x − mean) is 0 in both.
+    assert lines["sumDy"].split("[")[1] == "2. 2.]"
+    assert lines["sumDyXmu"].split("[")[1] == "0. 0.]"
+    # So dx is weight · invstd · (dy − 1/2): 1/sqrt(1.25) / 2, and 2/sqrt(5) / 2.
+    blocks = done.stdout.split("aclnn")
+    batch_norm = blocks[1].split("gradInput")[1].split("]")[0]
+    expected = [0.4472, -0.4472, -0.4472, 0.4472, -0.4472, 0.4472, 0.4472, -0.4472]
+    assert [float(word) for word in batch_norm.replace("[", "").split()] == expected
+    assert batch_norm == blocks[3].split("gradInput")[1].split("]")[0]
+    assert done.stdout.splitlines()[-1].startswith(
+        "561003: aclnnGroupNormBackward: product: Ascend 950; allowed: Atlas training series"
+    )

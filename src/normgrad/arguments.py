@@ -208,13 +208,13 @@ class Scratch:
             self.owner: Any = np.empty(size, np.uint8)
             start = self.owner.ctypes.data
         else:
-            start, given, self.owner = _buffer(workspace)
+            start, given, self.owner = memory_of(workspace)
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
         self.address = -(-start // alignment) * alignment
 
 
-def _buffer(workspace: Any) -> tuple[int, int, Any]:
+def memory_of(workspace: Any) -> tuple[int, int, Any]:
     """Address, size in bytes and owner of a caller's scratch memory."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(workspace, torch.Tensor):

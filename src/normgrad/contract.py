@@ -48,6 +48,8 @@ class Options(NamedTuple):
     mask: tuple[bool, ...] = ()
     channel_axis: int = 1
     num_groups: int = 1
+    #: Whether save_invstd holds variances; some devices read it so.
+    saved_variance: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Strides are in elements everywhere but where a name says bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -135,6 +136,38 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
         ):
             return True
     return False
+
+
+def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
+    """The strides of a view's elements, in row-major order, under another shape of as many.
+
+    None where no strides name them.
+    """
+    if 0 in shape:
+        return contiguous_strides(new)
+    axes = [(size, step) for size, step in zip(shape, strides, strict=True) if size != 1]
+    result = [1] * len(new)
+    old_at = new_at = 0
+    while old_at < len(axes):
+        # As few axes of each as have the same number of elements.
+        old_end, new_end = old_at + 1, new_at + 1
+        old_count, new_count = axes[old_at][0], new[new_at]
+        while old_count != new_count:
+            if new_count < old_count:
+                new_count *= new[new_end]
+                new_end += 1
+            else:
+                old_count *= axes[old_end][0]
+                old_end += 1
+        for (_, step), (size, next_step) in itertools.pairwise(axes[old_at:old_end]):
+            if step != size * next_step:
+                return None
+        step = axes[old_end - 1][1]
+        for axis in range(new_end - 1, new_at - 1, -1):
+            result[axis] = step
+            step *= new[axis]
+        old_at, new_at = old_end, new_end
+    return tuple(result)
 
 
 @dataclass(frozen=True)

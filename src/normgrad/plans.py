@@ -125,6 +125,11 @@ class Plan:
         )
 
     @property
+    def out_is_tensor(self) -> bool:
+        """Whether ``out`` is one tensor rather than a tuple."""
+        return self._operator.out_is_tensor
+
+    @property
     def reads_input(self) -> bool:
         """Whether anything that was asked for depends on ``input``; if not, it is not read."""
         return bool(self._program.steps) and not self._unread

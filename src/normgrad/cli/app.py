@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +10,10 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import bench, interrupted, outputs, run, show, warmup
-from .files import InputError
+from . import aclnn, bench, outputs, run, show, warmup
 
 #: Exit statuses: an output over its bound; input or output that cannot be used.
-OVER_BOUND, UNUSABLE = 1, 2
+OVER_BOUND, UNUSABLE = 1, show.UNUSABLE
 
 
 def _signatures() -> str:
@@ -69,20 +66,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="The gradients of normalisation layers: exact, fast and portable.",
 )
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        show.complain(error)
-        raise typer.Exit(UNUSABLE) from None
-    except MemoryError as error:
-        show.complain(f"not enough memory ({error})" if str(error) else "not enough memory")
-        raise typer.Exit(UNUSABLE) from None
-    except KeyboardInterrupt:
-        interrupted()
 
 
 def _print_version(wanted: bool) -> None:
@@ -151,7 +134,7 @@ def _run(
         "bias_g": bias_g,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    with _one_line_errors():
+    with show.one_line_errors():
         request = run.load(file, operator, given)
         kind = None if out is None else run.out_format(out, request)
         report = run.execute(request, show.working)
@@ -170,15 +153,18 @@ def _info() -> None:
     """Show the versions, the CPU and what the kernels make of it."""
     from . import info
 
-    with _one_line_errors():
+    with show.one_line_errors():
         show.table(info.gather())
 
 
-app.command("bench")(_one_line_errors()(bench.bench))
+app.command("bench")(show.one_line_errors()(bench.bench))
 
 
 @app.command("warmup")
 def _warmup() -> None:
     """Compile every kernel now, so that no first call has to; a minute or two the first time."""
-    with _one_line_errors():
+    with show.one_line_errors():
         warmup.warmup()
+
+
+app.add_typer(aclnn.app, name="aclnn")

@@ -9,16 +9,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from . import interrupted
 from .files import InputError
 from .run import Report
 
 #: Columns, where there is no terminal to fit: wider than any table, so that none is cut.
 PIPE_WIDTH = 240
+
+
+#: Exit status where input or output cannot be used.
+UNUSABLE = 2
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line where input, memory or the user stops the work."""
+    try:
+        yield
+    except InputError as error:
+        complain(error)
+        raise typer.Exit(UNUSABLE) from None
+    except MemoryError as error:
+        complain(f"not enough memory ({error})" if str(error) else "not enough memory")
+        raise typer.Exit(UNUSABLE) from None
+    except KeyboardInterrupt:
+        interrupted()
 
 
 def plain(text: object) -> str:
@@ -180,3 +201,13 @@ def progress(total: int) -> Iterator[Any]:
     ):
         task = bar.add_task("", total=total)
         yield lambda text, step=1: bar.update(task, advance=step, description=text)
+
+
+def columns(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table with a title."""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in header:
+        column(found, name)
+    for row in rows:
+        found.add_row(*(Text(plain(cell)) for cell in row))
+    print_lines(Text(plain(title), "bold"), found)

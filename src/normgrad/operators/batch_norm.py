@@ -67,7 +67,7 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
         channel_axis=axis,
         eps=options.eps,
         divisor=float(data.elements // max(1, data.shape[axis])),
-        spread_is_variance=not options.training,
+        spread_is_variance=options.saved_variance or not options.training,
         missing_mean=options.training and "save_mean" not in specs,
         missing_spread=options.training and "save_invstd" not in specs,
     )

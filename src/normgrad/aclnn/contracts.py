@@ -1,0 +1,285 @@
+"""The contracts of the four operators, as tables (see :mod:`normgrad.rules`)."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from ..rules import (
+    Always,
+    Break,
+    Call,
+    Contract,
+    ContractError,
+    DtypeOf,
+    Elements,
+    FormatOf,
+    Formats,
+    IfAsked,
+    Length,
+    MayBeNull,
+    OfProduct,
+    OneOf,
+    Parameter,
+    Rank,
+    Scalar,
+    ShapeOf,
+)
+from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
+
+#: What counts as ND: the dense formats with the channel at axis 1.
+CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
+CHANNEL_LAST = ("NHWC", "NDHWC")
+_RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NHWC": 4, "NCDHW": 5, "NDHWC": 5}
+
+_ND = (Formats(CHANNEL_FIRST),)
+_DATA = Rank(2, 8)
+_VECTOR = Rank(1, 1)
+_ANY = Rank(0, 8)
+
+#: The most channels of a group, on A2 and A3.
+MOST_CHANNELS_OF_GROUP = 8000
+
+
+# Scalars
+
+
+def _bool(value: Any, call: Call) -> tuple[str, str] | None:
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return None
+    return f"{value!r}", "true or false"
+
+
+def _double(value: Any, call: Call) -> tuple[str, str] | None:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return None
+    return f"{value!r}", "a number"
+
+
+def _mask(value: Any, call: Call) -> tuple[str, str] | None:
+    if len(value) == 3:
+        return None
+    return f"{len(value)} entries", "3"
+
+
+def _size(value: Any, call: Call) -> tuple[str, str] | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return f"{value!r}", "an integer"
+    return None if value >= 0 else (f"{value}", "0 or more")
+
+
+def _group(value: Any, call: Call) -> tuple[str, str] | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return f"{value!r}", "an integer"
+    channels = call.scalars["C"]
+    if value <= 0 or channels % value:
+        return f"{value}", f"a positive divisor of C, {channels}"
+    if call.product.name in (A2, A3) and channels // value > MOST_CHANNELS_OF_GROUP:
+        return f"{value}, {channels // value} channels each", f"at most {MOST_CHANNELS_OF_GROUP}"
+    return None
+
+
+_OUTPUT_MASK = Scalar("outputMask", "aclBoolArray of size 3", _mask, is_pointer=True)
+
+
+# Sizes
+
+
+def _channels(call: Call) -> Mapping[str, int]:
+    data = call.tensors["input"]
+    assert data is not None
+    return {"C": data.dims[-1 if data.format_name in CHANNEL_LAST else 1]}
+
+
+def _some_channels(call: Call) -> Mapping[str, int]:
+    sizes = _channels(call)
+    if sizes["C"] == 0:
+        raise ContractError(Break.INVALID, "input", "no channels; allowed: 1 or more")
+    return sizes
+
+
+def _of_group_norm(call: Call) -> Mapping[str, int]:
+    return {name: call.scalars[name] for name in ("N", "C", "HxW", "group")}
+
+
+# Tables
+
+_AS_GRAD_OUT = DtypeOf(("gradOut",))
+_AS_GRAD_OUT_OR_FLOAT32 = DtypeOf(("gradOut",), or_float32=True)
+_BY_PRODUCT = OfProduct()
+
+
+def _statistic(name: str, twin: str | None = None, save: bool = False) -> Parameter:
+    """weight, and what the forward pass kept; ``twin`` has the same dtype on the Ascend 950."""
+    pair = (DtypeOf((twin,)),) if twin else ()
+    return Parameter(
+        name,
+        MayBeNull(),
+        (_AS_GRAD_OUT,),
+        _ND,
+        _VECTOR,
+        Length("C", or_empty_unless="training" if save else None),
+        exceptions={ASCEND_950: {"dtypes": (_AS_GRAD_OUT_OR_FLOAT32, *pair)}},
+    )
+
+
+_BATCH_NORM_DATA = Formats(CHANNEL_FIRST, _RANKS)
+_BATCH_NORM_DATA_950 = Formats((*CHANNEL_FIRST, *CHANNEL_LAST), _RANKS)
+
+BATCH_NORM_CONTRACT = Contract(
+    BATCH_NORM,
+    (
+        Parameter(
+            "gradOut",
+            Always(),
+            (_BY_PRODUCT,),
+            (_BATCH_NORM_DATA,),
+            _DATA,
+            exceptions={ASCEND_950: {"formats": (_BATCH_NORM_DATA_950,)}},
+        ),
+        Parameter(
+            "input", Always(), (_AS_GRAD_OUT,), (FormatOf("gradOut"),), _DATA, ShapeOf("gradOut")
+        ),
+        _statistic("weight"),
+        _statistic("runningMean"),
+        _statistic("runningVar", "runningMean"),
+        _statistic("saveMean", save=True),
+        _statistic("saveInvstd", "saveMean", save=True),
+        Scalar("training", "bool", _bool),
+        Scalar("eps", "double", _double),
+        _OUTPUT_MASK,
+        Parameter(
+            "gradInput",
+            IfAsked("outputMask", 0, always_looked_at=True),
+            (_AS_GRAD_OUT,),
+            (FormatOf("gradOut"),),
+            _DATA,
+            ShapeOf("gradOut"),
+            is_output=True,
+        ),
+        Parameter(
+            "gradWeight",
+            IfAsked("outputMask", 1, always_looked_at=True),
+            (_AS_GRAD_OUT,),
+            _ND,
+            _VECTOR,
+            Length("C"),
+            is_output=True,
+            exceptions={ASCEND_950: {"dtypes": (DtypeOf(("weight", "gradOut"), True),)}},
+        ),
+        Parameter(
+            "gradBias",
+            IfAsked("outputMask", 2, always_looked_at=True),
+            (_AS_GRAD_OUT,),
+            _ND,
+            _VECTOR,
+            Length("C"),
+            is_output=True,
+            exceptions={ASCEND_950: {"dtypes": (_BY_PRODUCT,)}},
+        ),
+    ),
+    _channels,
+    ("gradOut", "input"),
+)
+
+
+def _vector(name: str, when: Any, is_output: bool = False) -> Parameter:
+    return Parameter(name, when, (_BY_PRODUCT,), _ND, _VECTOR, Length("C"), is_output)
+
+
+REDUCE_CONTRACT = Contract(
+    REDUCE,
+    (
+        Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _DATA),
+        Parameter(
+            "input",
+            Always(),
+            (_BY_PRODUCT, _AS_GRAD_OUT),
+            (*_ND, FormatOf("gradOut")),
+            _DATA,
+            ShapeOf("gradOut"),
+        ),
+        _vector("mean", Always()),
+        _vector("invstd", Always()),
+        _vector("weight", MayBeNull()),
+        Scalar("inputG", "bool", _bool),
+        Scalar("weightG", "bool", _bool),
+        Scalar("biasG", "bool", _bool),
+        _vector("sumDy", IfAsked("inputG"), True),
+        _vector("sumDyXmu", IfAsked("inputG"), True),
+        _vector("gradWeight", IfAsked("weightG"), True),
+        _vector("gradBias", IfAsked("biasG"), True),
+    ),
+    _some_channels,
+    ("gradOut", "input"),
+)
+
+ELEMT_CONTRACT = Contract(
+    ELEMT,
+    (
+        Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input")),
+        Parameter("input", Always(), (_BY_PRODUCT,), _ND, _DATA),
+        _vector("mean", Always()),
+        _vector("invstd", Always()),
+        _vector("weight", MayBeNull()),
+        _vector("sumDy", Always()),
+        _vector("sumDyXmu", Always()),
+        Parameter("counter", Always(), (OneOf(("int32", "float16", "float32")),), _ND, Rank(1, 8)),
+        Parameter(
+            "gradInput", Always(), (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input"), is_output=True
+        ),
+    ),
+    _some_channels,
+    ("input",),
+)
+
+
+def _grouped(name: str, when: Any, sizes: tuple[str, ...]) -> Parameter:
+    return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, Elements(sizes))
+
+
+def _of_gamma(name: str, entry: int) -> Parameter:
+    return Parameter(
+        name,
+        IfAsked("outputMask", entry),
+        (_AS_GRAD_OUT,),
+        _ND,
+        _ANY,
+        ShapeOf("gamma", "C"),
+        is_output=True,
+    )
+
+
+GROUP_NORM_CONTRACT = Contract(
+    GROUP_NORM,
+    (
+        Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _ANY, Elements(("N", "C", "HxW"))),
+        _grouped("input", Always(), ("N", "C", "HxW")),
+        _grouped("mean", Always(), ("N", "group")),
+        _grouped("rstd", Always(), ("N", "group")),
+        _grouped("gamma", MayBeNull(), ("C",)),
+        Scalar("N", "int64, 0 or more", _size),
+        Scalar("C", "int64, 0 or more", _size),
+        Scalar("HxW", "int64, 0 or more", _size),
+        Scalar("group", "int64, a positive divisor of C", _group),
+        _OUTPUT_MASK,
+        Parameter(
+            "gradInput",
+            IfAsked("outputMask", 0),
+            (_AS_GRAD_OUT,),
+            _ND,
+            _ANY,
+            ShapeOf("input"),
+            is_output=True,
+        ),
+        _of_gamma("gradGammaOut", 1),
+        _of_gamma("gradBetaOut", 2),
+    ),
+    _of_group_norm,
+)
+
+CONTRACTS = {
+    contract.name: contract
+    for contract in (BATCH_NORM_CONTRACT, REDUCE_CONTRACT, ELEMT_CONTRACT, GROUP_NORM_CONTRACT)
+}

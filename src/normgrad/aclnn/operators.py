@@ -1,0 +1,527 @@
+"""The two phases: from a call's arguments to a plan, and from a plan to the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes, layout
+from ..arguments import memory_of
+from ..contract import Operator, Options
+from ..memory import LINE
+from ..operators.batch_norm import BATCH_NORM_BACKWARD
+from ..operators.group_norm import GROUP_NORM_BACKWARD
+from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
+from ..plans import CACHE_SIZE, Plan
+from ..rules import Break, Call, Contract, ContractError, check
+from ..tensor import TensorSpec
+from . import contracts
+from .contracts import CHANNEL_LAST
+from .products import PRODUCTS, Device, current
+from .status import AclnnError, Status
+from .tensors import aclTensor, array_at
+
+_STATUSES = {
+    Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
+    Break.UNSUPPORTED: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+    Break.INVALID: Status.ACLNN_ERR_PARAM_INVALID,
+}
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """How an operator's arguments become the functional API's.
+
+    Attributes:
+        operator: the functional operator.
+        inputs, outputs: our names for its parameters and outputs, in its order.
+        options: from the call.
+        dims: the shape that a parameter is read with, where that is not its own.
+    """
+
+    contract: Contract
+    operator: Operator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    options: Callable[[Call, Device], Options]
+    dims: Callable[[Call, str], Dims | None] = lambda call, name: None
+
+
+def _channel_axis(call: Call) -> int:
+    data = call.tensors["input"]
+    return -1 if data is not None and data.format_name in CHANNEL_LAST else 1
+
+
+_BATCH_NORM = Translation(
+    contracts.BATCH_NORM_CONTRACT,
+    BATCH_NORM_BACKWARD,
+    ("gradOut", "input", "weight", "runningMean", "runningVar", "saveMean", "saveInvstd"),
+    ("gradInput", "gradWeight", "gradBias"),
+    lambda call, device: Options(
+        training=bool(call.scalars["training"]),
+        eps=float(call.scalars["eps"]),
+        mask=tuple(call.scalars["outputMask"]),
+        channel_axis=_channel_axis(call),
+        saved_variance=device.saved_variance,
+    ),
+)
+
+_REDUCE = Translation(
+    contracts.REDUCE_CONTRACT,
+    BATCH_NORM_BACKWARD_REDUCE,
+    ("gradOut", "input", "mean", "invstd", "weight"),
+    ("sumDy", "sumDyXmu", "gradWeight", "gradBias"),
+    lambda call, device: Options(
+        mask=tuple(bool(call.scalars[name]) for name in ("inputG", "weightG", "biasG"))
+    ),
+)
+
+_ELEMT = Translation(
+    contracts.ELEMT_CONTRACT,
+    BATCH_NORM_BACKWARD_ELEMT,
+    ("gradOut", "input", "mean", "invstd", "weight", "sumDy", "sumDyXmu", "counter"),
+    ("gradInput",),
+    lambda call, device: Options(),
+)
+
+
+def _grouped_dims(call: Call, name: str) -> Dims | None:
+    """Whatever their shapes, tensors lie in memory as N, C, HxW."""
+    n, c, positions, group = (call.scalars[size] for size in ("N", "C", "HxW", "group"))
+    if name in ("gradOut", "input", "gradInput"):
+        return n, c, positions
+    return (n, group) if name in ("mean", "rstd") else (c,)
+
+
+_GROUP_NORM = Translation(
+    contracts.GROUP_NORM_CONTRACT,
+    GROUP_NORM_BACKWARD,
+    ("gradOut", "input", "mean", "rstd", "gamma"),
+    ("gradInput", "gradGammaOut", "gradBetaOut"),
+    lambda call, device: Options(
+        num_groups=call.scalars["group"], mask=tuple(call.scalars["outputMask"])
+    ),
+    _grouped_dims,
+)
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """How a tensor goes into a plan: as it is, in another shape, or as a dense copy.
+
+    ``spec`` is what the plan sees. ``dense_at`` is where in the workspace the copy is, or None.
+    """
+
+    name: str
+    spec: TensorSpec
+    dense_at: int | None
+
+    def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
+        """The tensor in the shape that the plan wants, over its own memory."""
+        array = tensor.array
+        if array.shape == self.spec.shape and self.dense_at is None:
+            return array
+        itemsize = array.itemsize
+        return np.lib.stride_tricks.as_strided(
+            array,
+            self.spec.shape,
+            tuple(step * itemsize for step in self.spec.strides),
+            writeable=array.flags.writeable,
+        )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What phase 1 finds out, from looks alone; kept for the next call of that look.
+
+    ``plan`` is None where nothing is to be computed; the outputs of ``zeros`` are then 0.
+    """
+
+    plan: Plan | None
+    operands: Mapping[str, _Operand]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dense_size: int
+    workspace_size: int
+    zeros: tuple[str, ...] = ()
+
+
+class aclOpExecutor:
+    """What phase 1 hands to phase 2, for one use.
+
+    Attributes:
+        workspace_size: the bytes that phase 2 needs.
+        repeatable: whether it may be used any number of times.
+    """
+
+    __slots__ = ("_once", "name", "prepared", "repeatable", "tensors", "workspace_size")
+
+    def __init__(
+        self, name: str, prepared: _Prepared, tensors: Mapping[str, aclTensor | None]
+    ) -> None:
+        self.name = name
+        self.prepared = prepared
+        self.tensors = tensors
+        self.workspace_size = prepared.workspace_size
+        self.repeatable = False
+        self._once = [None]
+
+    def take(self) -> bool:
+        """Take it for a run; False if it was used up. Of two threads only one can."""
+        if not self.repeatable:
+            try:
+                self._once.pop()
+            except IndexError:
+                return False
+        return True
+
+
+_prepared: dict[Hashable, _Prepared] = {}
+
+
+def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int, aclOpExecutor]:
+    """Check a call, and plan it.
+
+    Raises:
+        AclnnError: with the status that the contract gives.
+    """
+    name = translation.contract.name
+    device = current()
+    tensors = {row.name: arguments[row.name] for row in translation.contract.parameters}
+    key: Hashable = None
+    try:
+        key = (
+            name,
+            device,
+            *[None if value is None else value.look for value in tensors.values()],
+            *[_hashable(arguments[row.name]) for row in translation.contract.scalars],
+        )
+        found = _prepared.get(key)
+    except (AttributeError, TypeError):
+        found = None  # something that is no tensor, or no mask: the checks will say so
+    if found is None:
+        try:
+            found = _prepare(translation, device, arguments, tensors)
+        except ContractError as error:
+            raise AclnnError(_STATUSES[error.kind], name, str(error), error.parameter) from None
+        except AclnnError:
+            raise
+        except Exception as error:
+            raise AclnnError(Status.ACLNN_ERR_INNER, name, f"phase 1: {error}") from error
+        if len(_prepared) >= CACHE_SIZE:
+            _prepared.pop(next(iter(_prepared)), None)
+        _prepared[key] = found
+    return found.workspace_size, aclOpExecutor(name, found, tensors)
+
+
+def _hashable(value: Any) -> Hashable:
+    # A type beside each value: True is no 1 here.
+    return (type(value), tuple(value) if isinstance(value, (list, tuple)) else value)
+
+
+def _prepare(
+    translation: Translation,
+    device: Device,
+    arguments: Mapping[str, Any],
+    tensors: Mapping[str, aclTensor | None],
+) -> _Prepared:
+    contract = translation.contract
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, aclTensor):
+            raise ContractError(
+                Break.INVALID,
+                name,
+                f"a {type(value).__name__}; allowed: an aclTensor, such as aclnn.tensor(array)",
+            )
+    scalars = {row.name: arguments[row.name] for row in contract.scalars}
+    mask = scalars.get("outputMask")
+    if mask is not None:
+        try:
+            scalars["outputMask"] = tuple(bool(entry) for entry in mask)
+        except TypeError:
+            raise ContractError(
+                Break.INVALID, "outputMask", f"{mask!r}; allowed: an aclBoolArray of size 3"
+            ) from None
+    call = Call(device.product, tensors, scalars)
+    check(contract, call, PRODUCTS)
+    used = [
+        (row.name, tensor)
+        for row in contract.parameters
+        if (tensor := tensors[row.name]) is not None
+        and (row.when.needed(call) or not row.is_output)
+    ]
+    for name, tensor in used:
+        if tensor.problem is not None:
+            raise ContractError(Break.INVALID, name, tensor.problem)
+
+    data = tensors["input"]
+    if data is not None and 0 in data.dims:
+        zeros = tuple(name for name, _ in used if name in translation.outputs)
+        return _Prepared(None, {}, (), (), 0, 0, zeros)
+    operands, dense_size = {}, 0
+    for name, tensor in used:
+        operand = _operand(name, tensor, translation.dims(call, name), dense_size)
+        if operand.dense_at is not None:
+            size = operand.spec.nbytes
+            dense_size += -(-size // LINE) * LINE
+        operands[name] = operand
+    specs = {
+        theirs.name: operands[ours].spec if ours in operands else None
+        for theirs, ours in zip(translation.operator.parameters, translation.inputs, strict=True)
+    }
+    options = translation.options(call, device)
+    outputs = translation.operator.outputs(options)
+    out_specs = {
+        theirs.name: operands[ours].spec if ours in operands and theirs.wanted else None
+        for theirs, ours in zip(outputs, translation.outputs, strict=True)
+    }
+    wanted = tuple(
+        ours if theirs.wanted else ""
+        for theirs, ours in zip(outputs, translation.outputs, strict=True)
+    )
+    plan = Plan(translation.operator, options, specs, out_specs) if any(wanted) else None
+    size = 0
+    if plan is not None and (dense_size or plan.workspace_size):
+        size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
+    return _Prepared(plan, operands, translation.inputs, wanted, dense_size, size)
+
+
+def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
+    dtype = dtypes.BY_NAME[tensor.dtype_name]
+    if dims is None or dims == tensor.dims:
+        return _Operand(name, TensorSpec(tensor.dims, dtype, tensor.strides), None)
+    strides = layout.reshaped(tensor.dims, tensor.strides, dims)
+    if strides is not None:
+        return _Operand(name, TensorSpec(dims, dtype, strides), None)
+    return _Operand(name, TensorSpec(dims, dtype), dense_size)
+
+
+def phase_2(
+    translation: Translation, workspace: Any, workspace_size: Any, executor: Any, stream: Any
+) -> None:
+    """Compute what phase 1 planned.
+
+    Raises:
+        AclnnError: with the status that the contract gives.
+    """
+    name = translation.contract.name
+
+    def fail(status: Status, parameter: str, message: str) -> NoReturn:
+        raise AclnnError(status, name, f"{parameter}: {message}", parameter)
+
+    if executor is None:
+        fail(Status.ACLNN_ERR_PARAM_NULLPTR, "executor", "null; allowed: what phase 1 returned")
+    if not isinstance(executor, aclOpExecutor):
+        message = f"a {type(executor).__name__}; allowed: what phase 1 returned"
+        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
+    needed = executor.workspace_size
+    if workspace is None and needed > 0:
+        fail(Status.ACLNN_ERR_PARAM_NULLPTR, "workspace", f"null; allowed: {needed} bytes")
+    if executor.name != name:
+        message = f"of {executor.name}; allowed: one of {name}"
+        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
+    if not isinstance(workspace_size, int) or workspace_size < needed:
+        message = f"{workspace_size!r}; allowed: {needed} or more, as phase 1 said"
+        fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
+    if needed > 0:
+        try:
+            _, size, _ = memory_of(workspace)
+        except (TypeError, ValueError) as error:
+            raise AclnnError(
+                Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
+            ) from None
+        if size < needed:
+            fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
+    if not executor.take():
+        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
+    try:
+        _run(executor, workspace)
+    except Exception as error:
+        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {error}") from error
+
+
+def _run(executor: aclOpExecutor, workspace: Any) -> None:
+    prepared, tensors = executor.prepared, executor.tensors
+    for name in prepared.zeros:
+        _tensor(tensors, name).array[...] = 0
+        _tensor(tensors, name).wrote()
+    if prepared.plan is None:
+        return
+    rest: Any = workspace if prepared.workspace_size else None
+    dense: dict[str, npt.NDArray[Any]] = {}
+    if prepared.dense_size:
+        dense, rest = _dense_copies(prepared, workspace)
+    for name in prepared.inputs:
+        if name in dense:
+            tensor = _tensor(tensors, name)
+            dense[name].reshape(tensor.dims)[...] = tensor.array
+
+    def array(name: str) -> npt.NDArray[Any] | None:
+        operand = prepared.operands.get(name)
+        if operand is None:
+            return None
+        return dense[name] if name in dense else operand.view(_tensor(tensors, name))
+
+    results = tuple([array(name) for name in prepared.outputs])
+    prepared.plan.run(
+        *[array(name) for name in prepared.inputs],
+        out=results[0] if prepared.plan.out_is_tensor else results,
+        workspace=rest if prepared.plan.workspace_size else None,
+    )
+    for name, result in zip(prepared.outputs, results, strict=True):
+        if result is not None:
+            tensor = _tensor(tensors, name)
+            if name in dense:
+                tensor.array[...] = result.reshape(tensor.dims)
+            tensor.wrote()
+
+
+def _tensor(tensors: Mapping[str, aclTensor | None], name: str) -> aclTensor:
+    tensor = tensors[name]
+    assert tensor is not None
+    return tensor
+
+
+def _dense_copies(
+    prepared: _Prepared, workspace: Any
+) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
+    """The dense copies' arrays in a workspace, by name, and what is left of it."""
+    address, size, owner = memory_of(workspace)
+    bytes_ = array_at(address, (size,), (1,), np.dtype(np.uint8), owner)
+    bytes_ = bytes_[-address % LINE :]
+    dense = {}
+    for name, operand in prepared.operands.items():
+        if operand.dense_at is not None:
+            part = bytes_[operand.dense_at : operand.dense_at + operand.spec.nbytes]
+            dense[name] = part.view(operand.spec.dtype.numpy).reshape(operand.spec.shape)
+    return dense, bytes_[prepared.dense_size :]
+
+
+# The eight functions
+
+
+def aclnnBatchNormBackwardGetWorkspaceSize(
+    gradOut: aclTensor | None,
+    input: aclTensor | None,
+    weight: aclTensor | None,
+    runningMean: aclTensor | None,
+    runningVar: aclTensor | None,
+    saveMean: aclTensor | None,
+    saveInvstd: aclTensor | None,
+    training: bool,
+    eps: float,
+    outputMask: Sequence[bool] | None,
+    gradInput: aclTensor | None,
+    gradWeight: aclTensor | None,
+    gradBias: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of batch norm's gradients: (workspace size in bytes, executor).
+
+    The mathematics is :func:`normgrad.batch_norm_backward`'s; ``normgrad aclnn contract`` prints
+    what each argument may be on which product.
+
+    Raises:
+        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
+            anything else that the contract does not allow.
+    """
+    return phase_1(_BATCH_NORM, locals())
+
+
+def aclnnBatchNormBackward(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2: write the gradients that were asked for.
+
+    Args:
+        workspace: any writable buffer of at least the size that phase 1 said; None for none.
+        workspaceSize: its size in bytes.
+        executor: what phase 1 returned; it is used up.
+        stream: ignored; the call returns when the gradients are written.
+
+    Raises:
+        AclnnError: 161001 for a null executor, or a null workspace that is needed; 161002 for a
+            small workspace, or an executor that is used up or another operator's.
+    """
+    phase_2(_BATCH_NORM, workspace, workspaceSize, executor, stream)
+
+
+def aclnnBatchNormReduceBackwardGetWorkspaceSize(
+    gradOut: aclTensor | None,
+    input: aclTensor | None,
+    mean: aclTensor | None,
+    invstd: aclTensor | None,
+    weight: aclTensor | None,
+    inputG: bool,
+    weightG: bool,
+    biasG: bool,
+    sumDy: aclTensor | None,
+    sumDyXmu: aclTensor | None,
+    gradWeight: aclTensor | None,
+    gradBias: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of synchronised batch norm's sums; see
+    :func:`normgrad.batch_norm_backward_reduce` and the other phase 1."""
+    return phase_1(_REDUCE, locals())
+
+
+def aclnnBatchNormReduceBackward(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(_REDUCE, workspace, workspaceSize, executor, stream)
+
+
+def aclnnBatchNormElemtBackwardGetWorkspaceSize(
+    gradOut: aclTensor | None,
+    input: aclTensor | None,
+    mean: aclTensor | None,
+    invstd: aclTensor | None,
+    weight: aclTensor | None,
+    sumDy: aclTensor | None,
+    sumDyXmu: aclTensor | None,
+    counter: aclTensor | None,
+    gradInput: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of synchronised batch norm's element-wise gradient; see
+    :func:`normgrad.batch_norm_backward_elemt` and the other phase 1."""
+    return phase_1(_ELEMT, locals())
+
+
+def aclnnBatchNormElemtBackward(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(_ELEMT, workspace, workspaceSize, executor, stream)
+
+
+def aclnnGroupNormBackwardGetWorkspaceSize(
+    gradOut: aclTensor | None,
+    input: aclTensor | None,
+    mean: aclTensor | None,
+    rstd: aclTensor | None,
+    gamma: aclTensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    outputMask: Sequence[bool] | None,
+    gradInput: aclTensor | None,
+    gradGammaOut: aclTensor | None,
+    gradBetaOut: aclTensor | None,
+) -> tuple[int, aclOpExecutor]:
+    """Phase 1 of group norm's gradients; see :func:`normgrad.group_norm_backward` and the other
+    phase 1. A tensor of any rank is read as (N, C, HxW)."""
+    return phase_1(_GROUP_NORM, locals())
+
+
+def aclnnGroupNormBackward(
+    workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
+) -> None:
+    """Phase 2; see :func:`aclnnBatchNormBackward`."""
+    phase_2(_GROUP_NORM, workspace, workspaceSize, executor, stream)

@@ -1,0 +1,125 @@
+"""Products: which device is stood in for, and so which dtypes, formats and operators there are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from ..rules import Product
+
+BATCH_NORM = "aclnnBatchNormBackward"
+REDUCE = "aclnnBatchNormReduceBackward"
+ELEMT = "aclnnBatchNormElemtBackward"
+GROUP_NORM = "aclnnGroupNormBackward"
+
+#: The environment variables that are read where nothing was set.
+PRODUCT_VARIABLE = "NORMGRAD_ACL_PRODUCT"
+SAVE_INVSTD_VARIABLE = "NORMGRAD_ACL_SAVE_INVSTD"
+
+_WITHOUT_BFLOAT16 = ("float32", "float16")
+_WITH_BFLOAT16 = ("float32", "float16", "bfloat16")
+
+TRAINING_SERIES = "Atlas training series"
+A2 = "Atlas A2"
+A3 = "Atlas A3"
+ASCEND_950 = "Ascend 950"
+
+PRODUCTS = (
+    Product(TRAINING_SERIES, _WITHOUT_BFLOAT16, frozenset({BATCH_NORM, REDUCE, GROUP_NORM})),
+    Product(A2, _WITH_BFLOAT16, frozenset({BATCH_NORM, REDUCE, ELEMT, GROUP_NORM})),
+    Product(A3, _WITH_BFLOAT16, frozenset({BATCH_NORM, REDUCE, ELEMT, GROUP_NORM})),
+    Product(ASCEND_950, _WITH_BFLOAT16, frozenset({BATCH_NORM})),
+    Product("Atlas inference series", (), frozenset()),
+    Product("Atlas 200I/500 A2", (), frozenset()),
+)
+
+#: Names of chips, as aclrtGetSocName gives them, and of machines; the first that fits counts.
+_CHIPS = (
+    (r"ascend ?910_93.*", A3),
+    (r"(ascend ?)?910b[1-4]?(-.*)?|ascend ?910b.*|(atlas )?800i a2|(atlas )?a200i a2 box", A2),
+    (r"(ascend ?)?910(a|pro[ab]?)?", TRAINING_SERIES),
+    (r"(ascend ?)?950(pr|dt)?.*", ASCEND_950),
+    (r"(ascend ?)?310p.*", "Atlas inference series"),
+    (r"(ascend ?)?310b.*", "Atlas 200I/500 A2"),
+)
+
+
+def find(name: str) -> Product:
+    """The product of a name.
+
+    Raises:
+        ValueError: none has it.
+    """
+    wanted = " ".join(str(name).split()).casefold()
+    for one in PRODUCTS:
+        if wanted in (one.name.casefold(), one.name.casefold().replace(" ", "")):
+            return one
+    for pattern, found in _CHIPS:
+        if re.fullmatch(pattern, wanted):
+            return next(one for one in PRODUCTS if one.name == found)
+    known = ", ".join(one.name for one in PRODUCTS)
+    raise ValueError(
+        f"product: {name!r}; allowed: {known}, or a chip's name such as Ascend910B3, "
+        "Ascend910_9391, Ascend950PR, Ascend310P3"
+    )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A product, and how it reads the tensor that is called saveInvstd."""
+
+    product: Product
+    saved_variance: bool = False
+
+
+def _save_invstd(value: str) -> bool:
+    meanings = {"invstd": False, "variance": True}
+    if value not in meanings:
+        raise ValueError(f"save_invstd: {value!r}; allowed: 'invstd' or 'variance'")
+    return meanings[value]
+
+
+_set: Device | None = None
+_within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default=None)
+
+
+def current() -> Device:
+    """The device in force: the innermost ``with``'s, else the one that was set, else the
+    environment's, else Atlas A2."""
+    return _within.get() or _set or _from_environment()
+
+
+def _from_environment() -> Device:
+    name = os.environ.get(PRODUCT_VARIABLE, A2)
+    return Device(find(name), _save_invstd(os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")))
+
+
+def set_product(name: str | None, *, save_invstd: str = "invstd") -> None:
+    """Set the product of all calls that are in no :func:`product`; None for the environment's.
+
+    Args:
+        name: such as "Atlas A2", or a chip's, such as "Ascend910B3".
+        save_invstd: "invstd", as the documents have it, or "variance", as devices before the
+            Ascend 950 read it: then 1/sqrt(saveInvstd + eps) is computed.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    global _set
+    _set = None if name is None else Device(find(name), _save_invstd(save_invstd))
+
+
+@contextmanager
+def product(name: str, *, save_invstd: str = "invstd") -> Iterator[Product]:
+    """The product of the calls within a ``with``, in this thread or task; see
+    :func:`set_product`."""
+    device = Device(find(name), _save_invstd(save_invstd))
+    before = _within.set(device)
+    try:
+        yield device.product
+    finally:
+        _within.reset(before)

@@ -1,0 +1,40 @@
+"""Status codes, and the error that carries them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """aclnnStatus."""
+
+    ACLNN_SUCCESS = 0
+    ACLNN_ERR_PARAM_NULLPTR = 161001
+    ACLNN_ERR_PARAM_INVALID = 161002
+    ACLNN_ERR_RUNTIME_ERROR = 361001
+    ACLNN_ERR_INNER = 561000
+    ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
+
+
+(
+    ACLNN_SUCCESS, ACLNN_ERR_PARAM_NULLPTR, ACLNN_ERR_PARAM_INVALID, ACLNN_ERR_RUNTIME_ERROR,
+    ACLNN_ERR_INNER, ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+) = Status  # fmt: skip
+
+
+class AclnnError(ValueError):
+    """A call that did not succeed.
+
+    Attributes:
+        status: what the C function returns.
+        operator: the function, without ``GetWorkspaceSize``.
+        parameter: the argument that is wrong, or None.
+    """
+
+    def __init__(
+        self, status: Status, operator: str, message: str, parameter: str | None = None
+    ) -> None:
+        super().__init__(f"{operator}: {message}")
+        self.status = status
+        self.operator = operator
+        self.parameter = parameter

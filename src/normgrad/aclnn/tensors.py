@@ -1,0 +1,377 @@
+"""aclTensor and aclBoolArray: views of memory, with a dtype and a format."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from .. import frameworks, layout
+from .status import AclnnError, Status
+
+
+class aclDataType(IntEnum):
+    """Element types."""
+
+    ACL_DT_UNDEFINED = -1
+    ACL_FLOAT = 0
+    ACL_FLOAT16 = 1
+    ACL_INT8 = 2
+    ACL_INT32 = 3
+    ACL_UINT8 = 4
+    ACL_INT16 = 6
+    ACL_UINT16 = 7
+    ACL_UINT32 = 8
+    ACL_INT64 = 9
+    ACL_UINT64 = 10
+    ACL_DOUBLE = 11
+    ACL_BOOL = 12
+    ACL_STRING = 13
+    ACL_COMPLEX64 = 16
+    ACL_COMPLEX128 = 17
+    ACL_BF16 = 27
+
+
+(
+    ACL_DT_UNDEFINED, ACL_FLOAT, ACL_FLOAT16, ACL_INT8, ACL_INT32, ACL_UINT8, ACL_INT16,
+    ACL_UINT16, ACL_UINT32, ACL_INT64, ACL_UINT64, ACL_DOUBLE, ACL_BOOL, ACL_STRING,
+    ACL_COMPLEX64, ACL_COMPLEX128, ACL_BF16,
+) = aclDataType  # fmt: skip
+
+
+class aclFormat(IntEnum):
+    """What the axes of a tensor stand for."""
+
+    ACL_FORMAT_UNDEFINED = -1
+    ACL_FORMAT_NCHW = 0
+    ACL_FORMAT_NHWC = 1
+    ACL_FORMAT_ND = 2
+    ACL_FORMAT_NC1HWC0 = 3
+    ACL_FORMAT_FRACTAL_Z = 4
+    ACL_FORMAT_NC1HWC0_C04 = 12
+    ACL_FORMAT_HWCN = 16
+    ACL_FORMAT_NDHWC = 27
+    ACL_FORMAT_FRACTAL_NZ = 29
+    ACL_FORMAT_NCDHW = 30
+    ACL_FORMAT_NDC1HWC0 = 32
+    ACL_FORMAT_NC = 35
+    ACL_FORMAT_NCL = 47
+
+
+(
+    ACL_FORMAT_UNDEFINED, ACL_FORMAT_NCHW, ACL_FORMAT_NHWC, ACL_FORMAT_ND, ACL_FORMAT_NC1HWC0,
+    ACL_FORMAT_FRACTAL_Z, ACL_FORMAT_NC1HWC0_C04, ACL_FORMAT_HWCN, ACL_FORMAT_NDHWC,
+    ACL_FORMAT_FRACTAL_NZ, ACL_FORMAT_NCDHW, ACL_FORMAT_NDC1HWC0, ACL_FORMAT_NC, ACL_FORMAT_NCL,
+) = aclFormat  # fmt: skip
+
+_NUMPY: dict[aclDataType, np.dtype[Any]] = {
+    aclDataType.ACL_FLOAT: np.dtype(np.float32),
+    aclDataType.ACL_FLOAT16: np.dtype(np.float16),
+    aclDataType.ACL_INT8: np.dtype(np.int8),
+    aclDataType.ACL_INT32: np.dtype(np.int32),
+    aclDataType.ACL_UINT8: np.dtype(np.uint8),
+    aclDataType.ACL_INT16: np.dtype(np.int16),
+    aclDataType.ACL_UINT16: np.dtype(np.uint16),
+    aclDataType.ACL_UINT32: np.dtype(np.uint32),
+    aclDataType.ACL_INT64: np.dtype(np.int64),
+    aclDataType.ACL_UINT64: np.dtype(np.uint64),
+    aclDataType.ACL_DOUBLE: np.dtype(np.float64),
+    aclDataType.ACL_BOOL: np.dtype(np.bool_),
+    aclDataType.ACL_COMPLEX64: np.dtype(np.complex64),
+    aclDataType.ACL_COMPLEX128: np.dtype(np.complex128),
+    aclDataType.ACL_BF16: np.dtype(ml_dtypes.bfloat16),
+}
+_BY_NUMPY = {dtype: data_type for data_type, dtype in _NUMPY.items()}
+_NAMES = {
+    **{data_type: dtype.name for data_type, dtype in _NUMPY.items()},
+    aclDataType.ACL_STRING: "string",
+    aclDataType.ACL_DT_UNDEFINED: "undefined",
+}
+_FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
+
+#: Equal looks have equal numbers, which are quicker to compare; no number is ever used again.
+_looks: dict[tuple[object, ...], int] = {}
+_numbers = itertools.count()
+_MOST_LOOKS = 1 << 16
+
+
+class aclTensor:
+    """A view of memory; made by :func:`aclCreateTensor` or :func:`tensor`.
+
+    Attributes:
+        dims, strides: of the view, in elements.
+        offset: of the view's first element from the storage's.
+        data_type, format: as they were declared.
+        storage_dims: the shape of the memory; only its owner's size is checked.
+        owner: what the memory belongs to, or None for none.
+        problem: what is wrong with the memory, or None.
+        look: a number that is the same for tensors that look the same.
+    """
+
+    __slots__ = (
+        "_address",
+        "_array",
+        "_writeable",
+        "data_type",
+        "dims",
+        "format",
+        "look",
+        "offset",
+        "owner",
+        "problem",
+        "storage_dims",
+        "strides",
+    )
+
+    def __init__(
+        self,
+        dims: tuple[int, ...],
+        data_type: aclDataType,
+        strides: tuple[int, ...],
+        offset: int,
+        format: aclFormat,
+        storage_dims: tuple[int, ...],
+        owner: Any,
+        address: int,
+        nbytes: int | None,
+        writeable: bool,
+    ) -> None:
+        self.dims = dims
+        self.data_type = data_type
+        self.strides = strides
+        self.offset = offset
+        self.format = format
+        self.storage_dims = storage_dims
+        self.owner = owner
+        self._address = address
+        self._writeable = writeable
+        self._array: npt.NDArray[Any] | None = None
+        self.problem = self._find_problem(nbytes)
+        key = (dims, strides, data_type, format, self.problem)
+        look = _looks.get(key)
+        if look is None:
+            if len(_looks) >= _MOST_LOOKS:
+                _looks.clear()
+            look = _looks[key] = next(_numbers)
+        self.look = look
+
+    def _find_problem(self, nbytes: int | None) -> str | None:
+        if 0 in self.dims:
+            return None
+        if self.owner is None:
+            return "no memory; allowed: a tensor with data"
+        if nbytes is None or self.data_type not in _NUMPY:
+            return None
+        low, high = layout.extent(self.dims, self.strides)
+        itemsize = _NUMPY[self.data_type].itemsize
+        if self.offset + low < 0 or (self.offset + high + 1) * itemsize > nbytes:
+            return (
+                f"elements {self.offset + low} to {self.offset + high} of its storage; allowed: 0 "
+                f"to {nbytes // itemsize - 1}, the {nbytes} bytes that there are"
+            )
+        return None
+
+    @property
+    def dtype_name(self) -> str:
+        """The data type, as the rules have it."""
+        return _NAMES[self.data_type]
+
+    @property
+    def format_name(self) -> str:
+        """The format, as the rules have it."""
+        return _FORMAT_NAMES[self.format]
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The view as a NumPy array over the same memory."""
+        if self._array is None:
+            self._array = self._as_array()
+        return self._array
+
+    def _as_array(self) -> npt.NDArray[Any]:
+        dtype = _NUMPY[self.data_type]
+        if 0 in self.dims:
+            return np.empty(self.dims, dtype)
+        start = self._address + self.offset * dtype.itemsize
+        return array_at(start, self.dims, self.strides, dtype, self.owner, self._writeable)
+
+    def wrote(self) -> None:
+        """Told after its memory was written."""
+        if not isinstance(self.owner, np.ndarray):
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(self.owner, torch.Tensor):
+                frameworks.of("data", self.owner).wrote([self.owner])
+
+    def __repr__(self) -> str:
+        return (
+            f"aclTensor({self.dtype_name}, {self.format_name}, dims {self.dims}, strides "
+            f"{self.strides}, offset {self.offset})"
+        )
+
+
+class _Memory:
+    """What an array over memory holds as its base; it keeps the owner alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
+
+
+def array_at(
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    owner: Any,
+    writeable: bool = True,
+) -> npt.NDArray[Any]:
+    """An array over memory that ``owner`` keeps; strides in elements."""
+    # Through integers of the same size: bfloat16 has no type string of its own.
+    plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
+    interface = {
+        "version": 3,
+        "typestr": plain.str,
+        "shape": shape,
+        "strides": tuple(step * dtype.itemsize for step in strides),
+        "data": (address, not writeable),
+    }
+    return np.asarray(_Memory(interface, owner)).view(dtype)
+
+
+class aclBoolArray(tuple[bool, ...]):
+    """Some booleans; made by :func:`aclCreateBoolArray`."""
+
+
+def _invalid(function: str, name: str, message: str) -> AclnnError:
+    return AclnnError(Status.ACLNN_ERR_PARAM_INVALID, function, f"{name}: {message}", name)
+
+
+def _integers(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    try:
+        return tuple([int(value.__index__()) for value in values])
+    except (TypeError, AttributeError):
+        raise _invalid(function, name, f"{values!r}; allowed: a sequence of integers") from None
+
+
+def _sizes(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    sizes = _integers(function, name, values)
+    if any(size < 0 for size in sizes):
+        raise _invalid(function, name, f"{sizes} has a negative size; allowed: 0 or more")
+    return sizes
+
+
+def aclCreateTensor(
+    view_dims: Sequence[int],
+    data_type: int,
+    strides: Sequence[int] | None,
+    offset: int,
+    format: int,
+    storage_dims: Sequence[int] | None,
+    data: Any,
+) -> aclTensor:
+    """A view of memory: any rank, dtype, format and length, which phase 1 alone checks.
+
+    Args:
+        view_dims: the view's shape.
+        data_type: an :class:`aclDataType`.
+        strides: in elements; None for a contiguous view.
+        offset: the view's first element, in elements from the start of ``data``.
+        format: an :class:`aclFormat`.
+        storage_dims: the shape of the memory; None for the view's.
+        data: the memory: a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype; None
+            for a null pointer.
+
+    Raises:
+        AclnnError: 161002, for arguments that describe no view at all.
+    """
+    name = "aclCreateTensor"
+    dims = _sizes(name, "viewDims", view_dims)
+    steps = (
+        layout.contiguous_strides(dims) if strides is None else _integers(name, "stride", strides)
+    )
+    if len(steps) != len(dims):
+        raise _invalid(name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis")
+    (start,) = _integers(name, "offset", [offset])
+    storage = dims if storage_dims is None else _sizes(name, "storageDims", storage_dims)
+    try:
+        kind = aclDataType(data_type)
+    except ValueError:
+        raise _invalid(name, "dataType", f"{data_type!r}; allowed: an aclDataType") from None
+    try:
+        order = aclFormat(format)
+    except ValueError:
+        raise _invalid(name, "format", f"{format!r}; allowed: an aclFormat") from None
+    address, nbytes, writeable = _memory(name, data)
+    return aclTensor(dims, kind, steps, start, order, storage, data, address, nbytes, writeable)
+
+
+def _memory(function: str, data: Any) -> tuple[int, int, bool]:
+    """Address, size in bytes, and whether it can be written."""
+    if data is None:
+        return 0, 0, False
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(data, torch.Tensor):
+        if not (data.device.type == "cpu" and data.is_contiguous()):
+            raise _invalid(function, "tensorData", "allowed: a contiguous CPU tensor")
+        return data.data_ptr(), data.nbytes, True
+    if isinstance(data, np.ndarray):
+        if not data.flags.c_contiguous or data.dtype.hasobject:
+            raise _invalid(function, "tensorData", "allowed: a contiguous array of plain data")
+        return data.ctypes.data, data.nbytes, data.flags.writeable
+    try:
+        view = memoryview(data)
+        array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
+    except (TypeError, ValueError):
+        raise _invalid(
+            function, "tensorData", f"a {type(data).__name__}; allowed: memory"
+        ) from None
+    return array.ctypes.data, array.nbytes, not view.readonly
+
+
+def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
+    """An aclTensor over a NumPy array or a PyTorch CPU tensor: its shape, strides and dtype.
+
+    Raises:
+        AclnnError: 161002, for a dtype or a format that has no number.
+        TypeError: no array.
+        ValueError: on another device, or with strides that are no whole items.
+    """
+    framework = frameworks.of("array", array)
+    if framework.device("array", array) != "cpu":
+        raise ValueError(f"array: on device {array.device}; allowed: cpu")
+    opened = framework.opened("array", array, writing=True)
+    if isinstance(opened, np.ndarray):
+        dtype, itemsize = opened.dtype, opened.itemsize
+        if any(step % itemsize for step in opened.strides):
+            raise ValueError(f"array: strides {opened.strides}; allowed: multiples of {itemsize}")
+        strides = tuple(step // itemsize for step in opened.strides)
+        writeable = opened.flags.writeable
+    else:
+        name = str(opened.dtype).removeprefix("torch.")
+        dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
+        strides, writeable = tuple(opened.stride()), True
+    data_type = _BY_NUMPY.get(dtype)
+    if data_type is None:
+        raise _invalid("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
+    try:
+        order = aclFormat(format)
+    except ValueError:
+        raise _invalid("tensor", "format", f"{format!r}; allowed: an aclFormat") from None
+    dims = tuple(opened.shape)
+    address = framework.address("array", opened)
+    return aclTensor(
+        dims, data_type, strides, 0, order, dims, opened, address, None, bool(writeable)
+    )
+
+
+def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
+    """Some booleans, any number of them; what wants a mask takes a plain sequence too."""
+    return aclBoolArray(bool(value) for value in values)

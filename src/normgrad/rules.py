@@ -1,0 +1,426 @@
+"""Contracts of the dialects, as tables, and the one engine that checks them.
+
+A dialect lists each operator's parameters: when each is needed, which dtypes, formats, ranks and
+shapes it may have, and in what a product differs. The tables are data: they are checked, and they
+are printed for people to read. What a broken rule means as a status is the dialect's to say.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Protocol
+
+
+class Tensor(Protocol):
+    """What the rules look at."""
+
+    @property
+    def dims(self) -> tuple[int, ...]: ...
+    @property
+    def dtype_name(self) -> str: ...
+    @property
+    def format_name(self) -> str: ...
+
+
+class Break(Enum):
+    """How a contract is broken."""
+
+    NULL = "null"
+    UNSUPPORTED = "unsupported"
+    INVALID = "invalid"
+
+
+class ContractError(Exception):
+    """A broken rule: how, whose, and in words what it was and what is allowed."""
+
+    def __init__(self, kind: Break, parameter: str, message: str) -> None:
+        super().__init__(f"{parameter}: {message}")
+        self.kind = kind
+        self.parameter = parameter
+
+
+@dataclass(frozen=True)
+class Product:
+    """A device family: the dtypes of its tensors, and the operators it has."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    operators: frozenset[str]
+
+
+@dataclass
+class Call:
+    """The arguments of one call, by name; and the sizes that shapes are compared with."""
+
+    product: Product
+    tensors: Mapping[str, Tensor | None]
+    scalars: Mapping[str, Any]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+# When a parameter is needed
+
+
+class When(ABC):
+    """Whether a null is an error; and whether a tensor that is there is looked at."""
+
+    @abstractmethod
+    def needed(self, call: Call) -> bool:
+        """Whether it must be there."""
+
+    def looked_at(self, call: Call) -> bool:
+        """Whether it is checked, if it is there."""
+        return True
+
+
+@dataclass(frozen=True)
+class Always(When):
+    """A null is an error."""
+
+    def needed(self, call: Call) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "required"
+
+
+@dataclass(frozen=True)
+class MayBeNull(When):
+    """A null is none."""
+
+    def needed(self, call: Call) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "may be null"
+
+
+@dataclass(frozen=True)
+class IfAsked(When):
+    """Needed if a flag, or an entry of a mask, is true."""
+
+    flag: str
+    entry: int | None = None
+    always_looked_at: bool = False
+
+    def needed(self, call: Call) -> bool:
+        value = call.scalars[self.flag]
+        if self.entry is not None:
+            value = self.entry < len(value) and value[self.entry]
+        return bool(value)
+
+    def looked_at(self, call: Call) -> bool:
+        return self.always_looked_at or self.needed(call)
+
+    def __str__(self) -> str:
+        asked = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
+        return f"if {asked}" + (", checked if given" if self.always_looked_at else "")
+
+
+# What it may be
+
+
+class Rule(ABC):
+    """One thing that a tensor must keep to."""
+
+    @abstractmethod
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        """What it was and what is allowed, or None if it keeps to the rule."""
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+class DtypeRule(Rule):
+    """A set of dtypes, which may follow from other parameters; None for any."""
+
+    @abstractmethod
+    def allowed(self, call: Call) -> tuple[str, ...] | None: ...
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        allowed = self.allowed(call)
+        if allowed is None or tensor.dtype_name in allowed:
+            return None
+        return f"dtype {tensor.dtype_name}", f"{_one_of(allowed)}{self.why()}"
+
+    def why(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class OfProduct(DtypeRule):
+    """What the product computes in."""
+
+    def allowed(self, call: Call) -> tuple[str, ...] | None:
+        return call.product.dtypes
+
+    def __str__(self) -> str:
+        return "by product"
+
+
+@dataclass(frozen=True)
+class OneOf(DtypeRule):
+    """One of a list."""
+
+    names: tuple[str, ...]
+
+    def allowed(self, call: Call) -> tuple[str, ...] | None:
+        return self.names
+
+    def __str__(self) -> str:
+        return _one_of(self.names)
+
+
+@dataclass(frozen=True)
+class DtypeOf(DtypeRule):
+    """The dtype of another parameter, if that is there; with float32 beside it, if that is said.
+
+    ``others`` are asked in their order.
+    """
+
+    others: tuple[str, ...]
+    or_float32: bool = False
+
+    def allowed(self, call: Call) -> tuple[str, ...] | None:
+        for name in self.others:
+            tensor = call.tensors.get(name)
+            if tensor is not None:
+                more = ("float32",) if self.or_float32 and tensor.dtype_name != "float32" else ()
+                return (tensor.dtype_name, *more)
+        return None
+
+    def why(self) -> str:
+        return f", {self}"
+
+    def __str__(self) -> str:
+        first, *rest = self.others
+        text = f"as {first}" + "".join(f", else {name}" for name in rest)
+        return text + (", or float32" if self.or_float32 else "")
+
+
+@dataclass(frozen=True)
+class Formats(Rule):
+    """The formats a tensor may have; the dimensions that go with some of them."""
+
+    names: tuple[str, ...]
+    ranks: Mapping[str, int] = field(default_factory=dict)
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        if tensor.format_name not in self.names:
+            return f"format {tensor.format_name}", _one_of(self.names)
+        rank = self.ranks.get(tensor.format_name)
+        if rank is not None and len(tensor.dims) != rank:
+            was = f"format {tensor.format_name} with {len(tensor.dims)} axes"
+            return was, f"{rank} axes for {tensor.format_name}"
+        return None
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+
+@dataclass(frozen=True)
+class FormatOf(Rule):
+    """Exactly the format of another parameter."""
+
+    other: str
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        other = call.tensors.get(self.other)
+        if other is None or tensor.format_name == other.format_name:
+            return None
+        return f"format {tensor.format_name}", f"{other.format_name}, as {self.other}"
+
+    def __str__(self) -> str:
+        return f"as {self.other}"
+
+
+@dataclass(frozen=True)
+class Rank(Rule):
+    """How many axes."""
+
+    least: int
+    most: int
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        rank = len(tensor.dims)
+        if self.least <= rank <= self.most:
+            return None
+        return f"{rank} axes", f"{self}" + (" axes" if self.most > 1 else " axis")
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class ShapeOf(Rule):
+    """The shape of another parameter, if that is there; else of one axis with a size."""
+
+    other: str
+    otherwise: str | None = None
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        other = call.tensors.get(self.other)
+        if other is not None:
+            if tensor.dims == other.dims:
+                return None
+            return f"shape {tensor.dims}", f"{other.dims}, as {self.other}"
+        if self.otherwise is None or tensor.dims == (call.sizes[self.otherwise],):
+            return None
+        return f"shape {tensor.dims}", f"({call.sizes[self.otherwise]},), {self.otherwise}"
+
+    def __str__(self) -> str:
+        return f"as {self.other}" + (f", else ({self.otherwise},)" if self.otherwise else "")
+
+
+@dataclass(frozen=True)
+class Length(Rule):
+    """One axis of a size; of length 0 too, where a flag is false."""
+
+    size: str
+    or_empty_unless: str | None = None
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        size = call.sizes[self.size]
+        if tensor.dims == (size,):
+            return None
+        if self.or_empty_unless and tensor.dims == (0,) and not call.scalars[self.or_empty_unless]:
+            return None
+        return f"shape {tensor.dims}", f"({size},), the length of {self.size}"
+
+    def __str__(self) -> str:
+        empty = f", or (0,) unless {self.or_empty_unless}" if self.or_empty_unless else ""
+        return f"({self.size},){empty}"
+
+
+@dataclass(frozen=True)
+class Elements(Rule):
+    """Any shape of so many elements: a product of sizes."""
+
+    sizes: tuple[str, ...]
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        expected = found = 1
+        for name in self.sizes:
+            expected *= call.sizes[name]
+        for size in tensor.dims:
+            found *= size
+        if found == expected:
+            return None
+        return f"shape {tensor.dims}, {found} elements", f"{expected} elements, {self}"
+
+    def __str__(self) -> str:
+        return "·".join(self.sizes)
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor's row of a table. ``exceptions``: what other rules a product has in its place."""
+
+    name: str
+    when: When
+    dtypes: tuple[DtypeRule, ...]
+    formats: tuple[Rule, ...] = ()
+    rank: Rank | None = None
+    shape: Rule | None = None
+    is_output: bool = False
+    exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def on(self, product: str) -> Parameter:
+        """The row as it is for one product."""
+        changes = self.exceptions.get(product)
+        return replace(self, **changes, exceptions={}) if changes else self
+
+    def rules(self) -> list[Rule]:
+        """All that a tensor must keep to, in the order in which they are looked at."""
+        rank = [self.rank] if self.rank else []
+        shape = [self.shape] if self.shape else []
+        return [*rank, *self.dtypes, *self.formats, *shape]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A row for an argument that is no tensor. ``broken`` says what a wrong value was and may be.
+
+    ``is_pointer``: a null is an error of its own.
+    """
+
+    name: str
+    text: str
+    broken: Callable[[Any, Call], tuple[str, str] | None]
+    is_pointer: bool = False
+
+
+@dataclass(frozen=True)
+class Contract:
+    """An operator's table, its rows in the order of its arguments.
+
+    ``sizes``: gives shapes their sizes once the ranks, dtypes and formats of ``sized_by`` are
+    right; it may find them broken.
+    """
+
+    name: str
+    rows: tuple[Parameter | Scalar, ...]
+    sizes: Callable[[Call], Mapping[str, int]]
+    sized_by: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The tensors."""
+        return tuple(row for row in self.rows if isinstance(row, Parameter))
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """What is no tensor."""
+        return tuple(row for row in self.rows if isinstance(row, Scalar))
+
+
+def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
+    """Raise the first broken rule of a call.
+
+    In this order: nulls; whether the product has the operator; everything else.
+    """
+    for scalar in contract.scalars:
+        if scalar.is_pointer and call.scalars[scalar.name] is None:
+            raise ContractError(Break.NULL, scalar.name, f"null; allowed: {scalar.text}")
+    for parameter in contract.parameters:
+        if call.tensors[parameter.name] is None and parameter.when.needed(call):
+            raise ContractError(
+                Break.NULL, parameter.name, f"null; allowed: a tensor ({parameter.when})"
+            )
+    if contract.name not in call.product.operators:
+        able = [product.name for product in products if contract.name in product.operators]
+        raise ContractError(
+            Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {_one_of(able)}"
+        )
+    for scalar in contract.scalars:
+        _raise(scalar.name, scalar.broken(call.scalars[scalar.name], call), call)
+    rows = [parameter.on(call.product.name) for parameter in contract.parameters]
+    present = [
+        (row, tensor)
+        for row in rows
+        if (tensor := call.tensors[row.name]) is not None and row.when.looked_at(call)
+    ]
+    for row, tensor in present:
+        if row.name in contract.sized_by:
+            for rule in row.rules():
+                if rule is not row.shape:
+                    _raise(row.name, rule.broken(tensor, call), call)
+    call.sizes.update(contract.sizes(call))
+    for row, tensor in present:
+        for rule in row.rules():
+            _raise(row.name, rule.broken(tensor, call), call)
+
+
+def _raise(name: str, broken: tuple[str, str] | None, call: Call) -> None:
+    if broken is not None:
+        was, allowed = broken
+        raise ContractError(
+            Break.INVALID, name, f"{was}; allowed on {call.product.name}: {allowed}"
+        )

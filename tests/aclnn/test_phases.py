@@ -1,0 +1,516 @@
+"""Phase 2: the gradients, the workspace, the executor; and what makes an aclTensor."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from aclnn_spec import (
+    A2,
+    BN,
+    CODES,
+    ELEMT,
+    FORMATS,
+    GN,
+    HAS,
+    NEW,
+    REDUCE,
+    T,
+    arguments,
+    built,
+    phase_1,
+)
+
+import normgrad as ng
+from normgrad import aclnn
+from normgrad.aclnn import products
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+RNG = np.random.default_rng(20)
+
+
+def normal(shape, dtype=np.float32):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def run(operator, *call, workspace=None):
+    """Both phases; the workspace of exactly the size that phase 1 says, unless one is given."""
+    size, executor = getattr(aclnn, f"{operator}GetWorkspaceSize")(*call)
+    if workspace is None and size:
+        workspace = np.empty(size, np.uint8)
+    getattr(aclnn, operator)(workspace, size, executor, None)
+    return size
+
+
+def same(found, expected):
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(
+        found.view(f"u{found.itemsize}"), expected.view(f"u{expected.itemsize}")
+    )
+
+
+def batch_norm_data(shape, dtype=np.float32, channel_axis=1):
+    c = shape[channel_axis]
+    vectors = [normal((c,), dtype) for _ in range(3)] + [np.abs(normal((c,), dtype)) + 1]
+    return normal(shape, dtype), normal(shape, dtype), vectors
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 5, 7), (2, 3, 4, 5), (3, 8, 2, 3, 4)])
+def test_batch_norm_is_the_functions(shape, dtype, training):
+    dy, x, (w, rm, sm, var) = batch_norm_data(shape, dtype)
+    rstd = (1 / np.sqrt(var.astype(np.float32))).astype(dtype)
+    dx, dw, db = (np.full(s, np.nan, dtype) for s in (shape, w.shape, w.shape))
+    t = aclnn.tensor
+    run(BN, t(dy), t(x), t(w), t(rm), t(var), t(sm), t(rstd), training, 1e-5, [True] * 3, t(dx),
+        t(dw), t(db))  # fmt: skip
+    expected = ng.batch_norm_backward(dy, x, w, rm, var, sm, rstd, training=training, eps=1e-5)
+    for found, right in zip((dx, dw, db), expected, strict=True):
+        same(found, right)
+
+
+def test_masked_outputs_are_not_written():
+    dy, x, (w, rm, sm, var) = batch_norm_data((2, 3, 4))
+    outs = [np.full(s, 7, np.float32) for s in ((2, 3, 4), (3,), (3,))]
+    t = aclnn.tensor
+    for mask in np.ndindex(2, 2, 2):
+        for out in outs:
+            out[...] = 7
+        size = run(BN, t(dy), t(x), t(w), t(rm), t(var), t(sm), t(var), True, 1e-5,
+                   [bool(m) for m in mask], *map(t, outs))  # fmt: skip
+        for out, asked in zip(outs, mask, strict=True):
+            assert (out == 7).all() != bool(asked)
+        if not any(mask):
+            assert size == 0
+
+
+def test_reduce_and_elemt_are_the_functions():
+    dy, x, (w, _, mean, invstd) = batch_norm_data((3, 5, 4, 2))
+    sums = [np.empty(5, np.float32) for _ in range(4)]
+    t = aclnn.tensor
+    run(REDUCE, t(dy), t(x), t(mean), t(invstd), t(w), True, True, True, *map(t, sums))
+    expected = ng.batch_norm_backward_reduce(dy, x, mean, invstd, w)
+    for found, right in zip(sums, expected, strict=True):
+        same(found, right)
+    counter = np.array([24, 3], np.int32)
+    dx = np.empty_like(x)
+    run(ELEMT, t(dy), t(x), t(mean), t(invstd), t(w), t(sums[0]), t(sums[1]), t(counter), t(dx))
+    same(dx, ng.batch_norm_backward_elemt(dy, x, mean, invstd, w, sums[0], sums[1], counter))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 4, 5), (2, 6, 20), (240,), (12, 20), (1, 2, 3, 2, 20)])
+def test_group_norm_reads_any_shape_as_n_c_hxw(shape):
+    dy, x, gamma = normal((2, 6, 20)), normal((2, 6, 20)), normal((6,))
+    mean, rstd = normal((2, 3)), np.abs(normal((2, 3))) + 1
+    dx, dg, db = np.empty(shape, np.float32), np.empty((3, 2), np.float32), np.empty((3, 2), "f4")
+    t = aclnn.tensor
+    run(GN, t(dy.reshape(shape)), t(x.reshape(shape)), t(mean.reshape(6)), t(rstd.reshape(3, 2)),
+        t(gamma.reshape(3, 2)), 2, 6, 20, 3, [True] * 3, t(dx), t(dg), t(db))  # fmt: skip
+    expected = ng.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=3)
+    for found, right in zip((dx, dg, db), expected, strict=True):
+        same(found.reshape(right.shape), right)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
+def test_group_norm_on_views_that_no_strides_reshape(dtype):
+    """Dense copies in the workspace; outputs are written to their own elements only."""
+    n, c, h, w = 2, 6, 4, 5
+    # Lying in memory as N, HxW, C; as (N, C, H, W) no strides name it as (N, C, HxW)
+    # once a row is left out.
+    storage = [np.full((n, h, w + 1, c), 9, dtype) for _ in range(3)]
+    dy, x, dx = (array[:, :, :w].transpose(0, 3, 1, 2) for array in storage)
+    dy[...], x[...] = normal(dy.shape, dtype), normal(x.shape, dtype)
+    stats = normal((n * 3, 2), dtype), np.abs(normal((n * 3, 2), dtype)) + dtype_one(dtype)
+    mean, rstd = stats[0][:, 0], stats[1][:, 0]
+    gamma, dg, db = normal((c,), dtype), np.empty((c,), dtype), np.empty((c,), dtype)
+    t = aclnn.tensor
+    size = run(GN, t(dy), t(x), t(mean), t(rstd), t(gamma), n, c, h * w, 3, [True] * 3, t(dx),
+               t(dg), t(db))  # fmt: skip
+    assert size >= 3 * x.nbytes
+    expected = ng.group_norm_backward(
+        np.ascontiguousarray(dy).reshape(n, c, -1), np.ascontiguousarray(x).reshape(n, c, -1),
+        mean.reshape(n, 3), rstd.reshape(n, 3), gamma, num_groups=3,
+    )  # fmt: skip
+    same(np.ascontiguousarray(dx).reshape(n, c, -1), expected[0])
+    same(dg, expected[1])
+    assert (storage[2][:, :, w:] == 9).all()
+
+
+def dtype_one(dtype):
+    return np.ones((), dtype)
+
+
+@pytest.mark.parametrize(("format", "shape"), [("NHWC", (2, 4, 5, 3)), ("NDHWC", (2, 2, 3, 2, 3))])
+def test_channel_last_without_a_transposing_copy(format, shape):
+    dy, x, (w, rm, sm, var) = batch_norm_data(shape, channel_axis=-1)
+    dx, dw, db = np.empty(shape, np.float32), np.empty(3, np.float32), np.empty(3, np.float32)
+    t, order = aclnn.tensor, FORMATS[format]
+    with aclnn.product(NEW):
+        size, executor = aclnn.aclnnBatchNormBackwardGetWorkspaceSize(
+            t(dy, order), t(x, order), t(w), t(rm), t(var), t(sm), t(var), True, 1e-5, [True] * 3,
+            t(dx, order), t(dw), t(db),
+        )  # fmt: skip
+    assert executor.prepared.dense_size == 0
+    assert executor.prepared.plan.path.startswith("columns")
+    aclnn.aclnnBatchNormBackward(np.empty(size, np.uint8), size, executor, None)
+    expected = ng.batch_norm_backward(
+        dy, x, w, rm, var, sm, var, training=True, eps=1e-5, channel_axis=-1
+    )
+    for found, right in zip((dx, dw, db), expected, strict=True):
+        same(found, right)
+
+
+def test_offsets_gaps_and_overlaps():
+    """Inputs with an offset, gaps, and elements named twice; outputs write their own alone."""
+    storage = normal((1000,))
+    dims, strides = (2, 3, 4), (100, 7, 2)
+    create = aclnn.aclCreateTensor
+    x = create(dims, aclnn.ACL_FLOAT, strides, 11, aclnn.ACL_FORMAT_ND, (1000,), storage)
+    one_row = create(dims, aclnn.ACL_FLOAT, (0, 0, 1), 5, aclnn.ACL_FORMAT_ND, (1000,), storage)
+    dense = np.lib.stride_tricks.as_strided(storage[11:], dims, [4 * s for s in strides])
+    rows = np.broadcast_to(storage[5:9], dims)
+    target = np.full(1000, 5, np.float32)
+    dx = create(dims, aclnn.ACL_FLOAT, strides, 200, aclnn.ACL_FORMAT_ND, (1000,), target)
+    w = normal((3,))
+    t = aclnn.tensor
+    run(BN, one_row, x, t(w), None, None, None, None, True, 1e-5, [True, False, False], dx, None,
+        None)  # fmt: skip
+    expected = ng.batch_norm_backward(rows, dense, w, training=True)[0]
+    view = np.lib.stride_tricks.as_strided(target[200:], dims, [4 * s for s in strides])
+    same(np.ascontiguousarray(view), expected)
+    view[...] = 5
+    assert (target == 5).all()
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_emptiness_fills_with_zeros(n):
+    shape = (n, 3, 0 if n else 4)
+    empty = np.empty(shape, np.float32)
+    vectors = [np.ones(3, np.float32) for _ in range(5)]
+    sums = [np.full(3, 7, np.float32) for _ in range(4)]
+    t = aclnn.tensor
+    size = run(BN, t(empty), t(empty), *map(t, vectors), True, 1e-5, [True] * 3, t(empty),
+               t(sums[0]), t(sums[1]))  # fmt: skip
+    assert size == 0
+    assert run(REDUCE, t(empty), t(empty), *map(t, vectors[:3]), True, False, True,
+               t(sums[2]), t(sums[3]), None, t(sums[0])) == 0  # fmt: skip
+    assert not np.any(sums)
+    mean = np.ones((n, 1), np.float32)
+    grads = [np.full((3, 2), 7, np.float32)[:, 0] for _ in range(2)]
+    assert run(GN, t(empty), t(empty), t(mean), t(mean), None, n, 3, shape[2], 1, [True] * 3,
+               t(empty), *map(t, grads)) == 0  # fmt: skip
+    assert not np.any(grads)
+
+
+def call_of(operator=BN):
+    return [*built(arguments(operator)).values()]
+
+
+def memory(size, kind):
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        return torch.empty(size, dtype=torch.uint8)
+    return {
+        "array": np.empty(size, np.uint8), "bytearray": bytearray(size),
+        "floats": np.empty(-(-size // 4), np.float32), "odd": np.empty(size + 3, np.uint8)[3:],
+        "memoryview": memoryview(bytearray(size)),
+    }[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["array", "bytearray", "memoryview", "floats", "odd", "torch"])
+def test_any_writable_buffer_is_a_workspace(kind):
+    dy, x, (w, rm, sm, var) = batch_norm_data((4, 3, 5))
+    dx = np.empty_like(x)
+    t = aclnn.tensor
+    size, executor = aclnn.aclnnBatchNormBackwardGetWorkspaceSize(
+        t(dy), t(x), t(w), t(rm), t(var), t(sm), t(var), True, 1e-5, [True, False, False], t(dx),
+        None, None,
+    )  # fmt: skip
+    aclnn.aclnnBatchNormBackward(memory(size, kind), size, executor, None)
+    same(dx, ng.batch_norm_backward(dy, x, w, rm, var, sm, var, training=True).grad_input)
+
+
+def fails(status, parameter, function, *call):
+    with pytest.raises(aclnn.AclnnError) as caught:
+        function(*call)
+    assert (caught.value.status, caught.value.parameter) == (status, parameter), caught.value
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("operator", HAS)
+def test_what_phase_2_refuses(operator):
+    second = getattr(aclnn, operator)
+    size, executor = phase_1(operator, arguments(operator))
+    assert size > 0
+    workspace = np.empty(size, np.uint8)
+    read_only = np.empty(size, np.uint8)
+    read_only.flags.writeable = False
+    for status, parameter, *call in (
+        (161001, "executor", workspace, size, None),
+        (161001, "workspace", None, size, executor),
+        (161001, "workspace", None, 0, executor),
+        (161002, "workspaceSize", workspace, size - 1, executor),
+        (161002, "workspaceSize", workspace, None, executor),
+        (161002, "executor", workspace, size, "an executor"),
+        (161002, "executor", workspace, size, 12345),
+        (161002, "workspace", workspace[1:], size, executor),
+        (161002, "workspace", "text", size, executor),
+        (161002, "workspace", read_only, size, executor),
+        (161002, "workspace", np.empty((size, 2), np.uint8)[:, 0], size, executor),
+    ):
+        fails(status, parameter, second, *call, None)
+    for other in HAS:
+        if other != operator:
+            fails(161002, "executor", getattr(aclnn, other), workspace, size + 10**6, executor)
+    # None of that has used it up.
+    second(workspace, size + 100, executor, None)
+    fails(161002, "executor", second, workspace, size, executor, None)
+
+
+def test_of_many_threads_one_gets_the_executor():
+    for _ in range(20):
+        size, executor = phase_1(BN, arguments(BN))
+        done, refused = [], []
+
+        def second(size=size, executor=executor, done=done, refused=refused):
+            try:
+                aclnn.aclnnBatchNormBackward(np.empty(size, np.uint8), size, executor, None)
+                done.append(1)
+            except aclnn.AclnnError as error:
+                refused.append(error.status)
+
+        threads = [threading.Thread(target=second) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(done), refused) == (1, [161002] * 3)
+
+
+def test_a_repeatable_executor_runs_again():
+    size, executor = phase_1(BN, arguments(BN))
+    executor.repeatable = True
+    for _ in range(3):
+        aclnn.aclnnBatchNormBackward(np.empty(size, np.uint8), size, executor, None)
+
+
+def test_phase_1_writes_nothing_and_reads_no_data():
+    out = np.full((2, 3, 4), 7, np.float32)
+    data = np.full((2, 3, 4), np.nan, np.float32)
+    t = aclnn.tensor
+    aclnn.aclnnBatchNormBackwardGetWorkspaceSize(
+        t(data), t(data), None, None, None, None, None, True, 1e-5, (True, False, False), t(out),
+        None, None,
+    )  # fmt: skip
+    assert (out == 7).all()
+
+
+def test_devices_that_read_a_variance():
+    dy, x, (w, rm, sm, var) = batch_norm_data((4, 3, 5))
+    dx, dw = np.empty_like(x), np.empty_like(w)
+    t = aclnn.tensor
+
+    def gradients():
+        run(BN, t(dy), t(x), t(w), t(rm), t(var), t(sm), t(var), True, 0.25, (True, True, False),
+            t(dx), t(dw), None)  # fmt: skip
+        return dx.copy(), dw.copy()
+
+    as_documented = gradients()
+    same(as_documented[0], ng.batch_norm_backward(
+        dy, x, w, None, None, sm, var, training=True)[0])  # fmt: skip
+    with aclnn.product(A2, save_invstd="variance"):
+        as_devices = gradients()
+    rstd = (1 / np.sqrt(var.astype(np.float64) + 0.25)).astype(np.float32)
+    expected = ng.batch_norm_backward(dy, x, w, None, None, sm, rstd, training=True)
+    np.testing.assert_allclose(as_devices[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(as_devices[1], expected[1], rtol=1e-5)
+    same(gradients()[0], as_documented[0])
+
+
+# Products
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("Atlas A2", "Atlas A2"), ("atlas a2", "Atlas A2"), ("Ascend910B1", "Atlas A2"),
+        ("Ascend910B4-1", "Atlas A2"), ("Atlas 800I A2", "Atlas A2"), ("A200I A2 Box", "Atlas A2"),
+        ("Ascend910", "Atlas training series"), ("Ascend910A", "Atlas training series"),
+        ("910Pro", "Atlas training series"), ("Ascend910ProB", "Atlas training series"),
+        ("Ascend910_9391", "Atlas A3"), ("Atlas A3", "Atlas A3"),
+        ("Ascend950", "Ascend 950"), ("Ascend950PR", "Ascend 950"), ("950DT", "Ascend 950"),
+        ("Ascend310P3", "Atlas inference series"), ("Ascend310B4", "Atlas 200I/500 A2"),
+    ],
+)  # fmt: skip
+def test_product_names(name, product):
+    with aclnn.product(name) as found:
+        assert found.name == product
+        assert products.current().product is found
+
+
+def test_which_product_is_in_force(monkeypatch):
+    assert products.current().product.name == "Atlas A2"
+    monkeypatch.setenv("NORMGRAD_ACL_PRODUCT", "Ascend950")
+    monkeypatch.setenv("NORMGRAD_ACL_SAVE_INVSTD", "variance")
+    assert products.current() == products.Device(products.find("Ascend 950"), True)
+    try:
+        aclnn.set_product("Atlas A3")
+        assert products.current() == products.Device(products.find("Atlas A3"), False)
+        with aclnn.product("Atlas training series"):
+            with aclnn.product("Atlas A2"):
+                assert products.current().product.name == "Atlas A2"
+            assert products.current().product.name == "Atlas training series"
+        assert products.current().product.name == "Atlas A3"
+    finally:
+        aclnn.set_product(None)
+
+
+@pytest.mark.parametrize("name", ["Atlas A9", "Ascend", "", "910C"])
+def test_unknown_products(name, monkeypatch):
+    with pytest.raises(ValueError, match=r"^product: .*allowed: Atlas training series, Atlas A2"):
+        aclnn.set_product(name)
+    monkeypatch.setenv("NORMGRAD_ACL_PRODUCT", name)
+    with pytest.raises(ValueError, match=r"^product: "):
+        products.current()
+
+
+def test_unknown_meanings_of_save_invstd():
+    with pytest.raises(ValueError, match=r"save_invstd: 'std'; allowed: 'invstd' or 'variance'"):
+        aclnn.set_product("Atlas A2", save_invstd="std")
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_listed_dtype_and_format(dtype, format):
+    made = aclnn.aclCreateTensor(
+        (2,) * 12, CODES[dtype], None, 0, FORMATS[format], None, np.zeros(1 << 17, np.uint8)
+    )
+    assert (made.dtype_name, made.format_name, made.problem) == (dtype, format, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter"),
+    [
+        ({"view_dims": (2, -1)}, "viewDims"),
+        ({"view_dims": 5}, "viewDims"),
+        ({"view_dims": (2.0,)}, "viewDims"),
+        ({"strides": (1,)}, "stride"),
+        ({"strides": "ab"}, "stride"),
+        ({"offset": None}, "offset"),
+        ({"data_type": 99}, "dataType"),
+        ({"format": 99}, "format"),
+        ({"storage_dims": (-3,)}, "storageDims"),
+        ({"data": 12345}, "tensorData"),
+        ({"data": np.zeros((4, 4))[:, 0]}, "tensorData"),
+        ({"data": np.zeros(4, object)}, "tensorData"),
+    ],
+)
+def test_what_describes_no_view(changes, parameter):
+    good = {
+        "view_dims": (2, 3), "data_type": 0, "strides": None, "offset": 0, "format": 2,
+        "storage_dims": None, "data": np.zeros(6, np.float32),
+    }  # fmt: skip
+    aclnn.aclCreateTensor(**good)
+    fails(161002, parameter, lambda: aclnn.aclCreateTensor(**{**good, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("dims", "strides", "offset", "fits"),
+    [
+        ((2, 3), None, 0, True), ((2, 3), None, 4, True), ((2, 3), None, 5, False),
+        ((2, 3), (5, 2), 0, True), ((2, 3), (6, 2), 0, False), ((3,), (-1,), 2, True),
+        ((3,), (-1,), 1, False), ((3,), None, -1, False), ((0, 9), None, 99, True),
+        ((1 << 40, 1 << 40), None, 0, False),
+    ],
+)  # fmt: skip
+def test_views_outside_their_memory(dims, strides, offset, fits):
+    made = aclnn.aclCreateTensor(
+        dims, aclnn.ACL_FLOAT, strides, offset, aclnn.ACL_FORMAT_ND, None, np.zeros(10, np.float32)
+    )
+    assert (made.problem is None) is fits
+    x = np.zeros((2, 3), np.float32)
+    t = aclnn.tensor
+    if dims == (2, 3):
+        call = (made, t(x), None, None, None, None, None, True, 1e-5, [True, False, False], t(x),
+                None, None)  # fmt: skip
+        if fits:
+            run(BN, *call)
+        else:
+            fails(161002, "gradOut", aclnn.aclnnBatchNormBackwardGetWorkspaceSize, *call)
+
+
+def test_null_memory():
+    call = arguments(BN)
+    tensors = built(call)
+    tensors["input"] = aclnn.aclCreateTensor(
+        call["input"].shape, aclnn.ACL_FLOAT, None, 0, aclnn.ACL_FORMAT_ND, None, None
+    )
+    fails(161002, "input", aclnn.aclnnBatchNormBackwardGetWorkspaceSize, *tensors.values())
+
+
+def test_a_read_only_output_fails_in_phase_2():
+    dy, x, _ = batch_norm_data((4, 3, 5))
+    dx = np.empty_like(x)
+    dx.flags.writeable = False
+    t = aclnn.tensor
+    with pytest.raises(aclnn.AclnnError, match="read-only") as caught:
+        run(BN, t(dy), t(x), None, None, None, None, None, True, 1e-5, [True, False, False], t(dx),
+            None, None)  # fmt: skip
+    assert caught.value.status == aclnn.ACLNN_ERR_RUNTIME_ERROR
+
+
+def test_the_short_form():
+    array = normal((2, 3, 4), bfloat16)[:, ::-1]
+    made = aclnn.tensor(array)
+    assert (made.dims, made.strides, made.dtype_name) == ((2, 3, 4), (12, -4, 1), "bfloat16")
+    same(made.array, array)
+    fails(161002, "array", lambda: aclnn.tensor(np.zeros(3, np.longdouble)))
+    fails(161002, "format", lambda: aclnn.tensor(array, 77))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_torch_tensors(name):
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    dy, x = torch.randn(4, 3, 5).to(dtype), torch.randn(4, 3, 5).to(dtype)
+    w, dx = torch.randn(3).to(dtype), torch.empty(4, 3, 5, dtype=dtype)
+    t = aclnn.tensor
+    before = dx._version
+    run(BN, t(dy), t(x), t(w), None, None, None, None, True, 1e-5, (True, False, False), t(dx),
+        None, None)  # fmt: skip
+    assert dx._version == before + 1
+    assert torch.equal(dx, ng.batch_norm_backward(dy, x, w, training=True).grad_input)
+
+
+def test_bool_arrays():
+    assert tuple(aclnn.aclCreateBoolArray([1, 0, True])) == (True, False, True)
+    assert len(aclnn.aclCreateBoolArray([])) == 0
+    mask = aclnn.aclCreateBoolArray([False] * 3)
+    assert phase_1(BN, arguments(BN, {"outputMask": mask}))[0] == 0
+
+
+def test_constants_have_cann_s_numbers():
+    assert {name: int(getattr(aclnn, f"ACL_FORMAT_{name}")) for name in FORMATS} == FORMATS
+    assert (aclnn.ACL_FLOAT, aclnn.ACL_FLOAT16, aclnn.ACL_BF16, aclnn.ACL_DOUBLE) == (0, 1, 27, 11)
+    assert [int(one) for one in aclnn.Status] == [0, 161001, 161002, 361001, 561000, 561003]
+
+
+def test_something_unforeseen(monkeypatch):
+    from normgrad.aclnn import operators
+
+    def broken(*_):
+        raise RuntimeError("the moon")
+
+    size, executor = phase_1(BN, arguments(BN))
+    monkeypatch.setattr(operators, "_run", broken)
+    fails(361001, None, aclnn.aclnnBatchNormBackward, np.empty(size, np.uint8), size, executor)
+    monkeypatch.setattr(operators, "check", broken)
+    with pytest.raises(aclnn.AclnnError, match="the moon") as caught:
+        phase_1(BN, arguments(BN, {"weight": None, "gradOut": T((2, 3, 9))}))
+    assert caught.value.status == aclnn.ACLNN_ERR_INNER

@@ -1,0 +1,114 @@
+"""The contracts of the four operators as the documents have them, and calls that keep to them.
+
+Written from the documents, not from the tables under test: what is said twice is compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from normgrad import aclnn
+
+BN, REDUCE, ELEMT, GN = (
+    f"aclnn{name}" for name in
+    ("BatchNormBackward", "BatchNormReduceBackward", "BatchNormElemtBackward", "GroupNormBackward")
+)  # fmt: skip
+TRAINING, A2, A3, NEW = "Atlas training series", "Atlas A2", "Atlas A3", "Ascend 950"
+OTHERS = ("Atlas inference series", "Atlas 200I/500 A2")
+HAS = {BN: (TRAINING, A2, A3, NEW), REDUCE: (TRAINING, A2, A3), ELEMT: (A2, A3),
+       GN: (TRAINING, A2, A3)}  # fmt: skip
+OK, NULL, INVALID, NO_KERNEL = 0, 161001, 161002, 561003
+
+CODES = {
+    "float32": 0, "float16": 1, "int8": 2, "int32": 3, "uint8": 4, "int16": 6, "uint16": 7,
+    "uint32": 8, "int64": 9, "uint64": 10, "float64": 11, "bool": 12, "complex64": 16,
+    "complex128": 17, "bfloat16": 27, "undefined": -1, "string": 13,
+}  # fmt: skip
+FORMATS = {
+    "UNDEFINED": -1, "NCHW": 0, "NHWC": 1, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4,
+    "NC1HWC0_C04": 12, "HWCN": 16, "NDHWC": 27, "FRACTAL_NZ": 29, "NCDHW": 30, "NDC1HWC0": 32,
+    "NC": 35, "NCL": 47,
+}  # fmt: skip
+PRIVATE = ("UNDEFINED", "NC1HWC0", "FRACTAL_Z", "NC1HWC0_C04", "HWCN", "FRACTAL_NZ", "NDC1HWC0")
+FLOATS = {
+    TRAINING: ("float32", "float16"),
+    **dict.fromkeys((A2, A3, NEW), ("float32", "float16", "bfloat16")),
+}
+
+
+class T(NamedTuple):
+    """A tensor of a test."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    format: str = "ND"
+
+
+def tensor(what: T) -> Any:
+    """An aclTensor over as much memory as it takes."""
+    size = int(np.prod(what.shape, dtype=np.int64)) * 16
+    data = np.zeros(max(size, 16), np.uint8)
+    return aclnn.aclCreateTensor(
+        what.shape, CODES[what.dtype], None, 0, FORMATS[what.format], None, data
+    )
+
+
+X, C = (2, 3, 4, 5), (3,)
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    BN: {
+        "gradOut": T(X), "input": T(X), "weight": T(C), "runningMean": T(C), "runningVar": T(C),
+        "saveMean": T(C), "saveInvstd": T(C), "training": True, "eps": 1e-5,
+        "outputMask": [True, True, True], "gradInput": T(X), "gradWeight": T(C), "gradBias": T(C),
+    },
+    REDUCE: {
+        "gradOut": T(X), "input": T(X), "mean": T(C), "invstd": T(C), "weight": T(C),
+        "inputG": True, "weightG": True, "biasG": True, "sumDy": T(C), "sumDyXmu": T(C),
+        "gradWeight": T(C), "gradBias": T(C),
+    },
+    ELEMT: {
+        "gradOut": T(X), "input": T(X), "mean": T(C), "invstd": T(C), "weight": T(C),
+        "sumDy": T(C), "sumDyXmu": T(C), "counter": T((2,), "int32"), "gradInput": T(X),
+    },
+    GN: {
+        "gradOut": T((2, 6, 4, 5)), "input": T((2, 6, 4, 5)), "mean": T((2, 3)),
+        "rstd": T((2, 3)), "gamma": T((6,)), "N": 2, "C": 6, "HxW": 20, "group": 3,
+        "outputMask": [True, True, True], "gradInput": T((2, 6, 4, 5)), "gradGammaOut": T((6,)),
+        "gradBetaOut": T((6,)),
+    },
+}  # fmt: skip
+
+
+def arguments(operator: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A call that keeps to the contract, but for the changes."""
+    return {**ARGUMENTS[operator], **(changes or {})}
+
+
+def all_of(operator: str, dtype: str) -> dict[str, Any]:
+    """Every tensor with one dtype (the counter keeps its own)."""
+    return {
+        name: value._replace(dtype=dtype)
+        for name, value in ARGUMENTS[operator].items()
+        if isinstance(value, T) and name != "counter"
+    }
+
+
+def built(call: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with their tensors made."""
+    return {name: tensor(value) if isinstance(value, T) else value for name, value in call.items()}
+
+
+def phase_1(operator: str, call: dict[str, Any]) -> tuple[int, Any]:
+    """(workspace size, executor)."""
+    return getattr(aclnn, f"{operator}GetWorkspaceSize")(*built(call).values())
+
+
+def status_of(operator: str, product: str, changes: dict[str, Any]) -> tuple[int, str | None, str]:
+    """The status of phase 1, the parameter it names, and what it says."""
+    try:
+        with aclnn.product(product):
+            phase_1(operator, arguments(operator, changes))
+    except aclnn.AclnnError as error:
+        return int(error.status), error.parameter, str(error)
+    return OK, None, ""
