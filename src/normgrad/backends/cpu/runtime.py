@@ -202,7 +202,7 @@ class Runner:
             self._template.ctypes.data, steps.ctypes.data, len(program.steps), guards.ctypes.data
         )  # fmt: skip
         self._parallel = bool(steps[:, B.THREADS].any())
-        self._serial = _serial_driver()
+        self._serial = None if self._parallel else _serial_driver()
 
     def run(self, addresses: Sequence[int], given: int) -> int:
         """Compute, with the addresses of a block in their order; the GIL is released.
@@ -211,12 +211,12 @@ class Runner:
         their memory, or with an input's, nothing is done and the result is not 0.
         """
         if not self._parallel or not _threads.usable:
-            return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
+            return self._run_serially(addresses, given)
         wanted = threads.wanted_threads()
         usual = 1 if wanted == 1 else numba.get_num_threads()
         count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
         if count == 1:
-            return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
+            return self._run_serially(addresses, given)
         driver = _parallel_driver()
         with _threads.one_at_a_time:
             if count == usual:
@@ -233,6 +233,11 @@ class Runner:
             if numba.threading_layer() != "workqueue":
                 _threads.one_at_a_time = contextlib.nullcontext()
         return status
+
+    def _run_serially(self, addresses: Sequence[int], given: int) -> int:
+        if self._serial is None:  # not compiled before it is needed: it takes most of a second
+            self._serial = _serial_driver()
+        return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
 
 
 def everything() -> list[tuple[str, Callable[[], Any]]]:
