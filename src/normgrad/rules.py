@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 
@@ -337,11 +338,13 @@ class Parameter:
         changes = self.exceptions.get(product)
         return replace(self, **changes, exceptions={}) if changes else self
 
-    def rules(self) -> list[Rule]:
-        """All that a tensor must keep to, in the order in which they are looked at."""
-        rank = [self.rank] if self.rank else []
-        shape = [self.shape] if self.shape else []
-        return [*rank, *self.dtypes, *self.formats, *shape]
+    @cached_property
+    def of_itself(self) -> tuple[Rule, ...]:
+        """All that a tensor must keep to but its shape, in the order in which they are looked at.
+
+        The rank comes first: other rules count on it.
+        """
+        return (*([self.rank] if self.rank else ()), *self.dtypes, *self.formats)
 
 
 @dataclass(frozen=True)
@@ -357,7 +360,7 @@ class Scalar:
     is_pointer: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contract:
     """An operator's table, its rows in the order of its arguments.
 
@@ -370,15 +373,20 @@ class Contract:
     sizes: Callable[[Call], Mapping[str, int]]
     sized_by: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The tensors."""
         return tuple(row for row in self.rows if isinstance(row, Parameter))
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[Scalar, ...]:
         """What is no tensor."""
         return tuple(row for row in self.rows if isinstance(row, Scalar))
+
+    @cache  # noqa: B019 - a few tables, which live as long as the process
+    def parameters_on(self, product: str) -> tuple[Parameter, ...]:
+        """The tensors' rows as they are for one product."""
+        return tuple(parameter.on(product) for parameter in self.parameters)
 
 
 def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
@@ -401,21 +409,22 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         )
     for scalar in contract.scalars:
         _raise(scalar.name, scalar.broken(call.scalars[scalar.name], call), call)
-    rows = [parameter.on(call.product.name) for parameter in contract.parameters]
     present = [
         (row, tensor)
-        for row in rows
+        for row in contract.parameters_on(call.product.name)
         if (tensor := call.tensors[row.name]) is not None and row.when.looked_at(call)
     ]
     for row, tensor in present:
         if row.name in contract.sized_by:
-            for rule in row.rules():
-                if rule is not row.shape:
-                    _raise(row.name, rule.broken(tensor, call), call)
+            for rule in row.of_itself:
+                _raise(row.name, rule.broken(tensor, call), call)
     call.sizes.update(contract.sizes(call))
     for row, tensor in present:
-        for rule in row.rules():
-            _raise(row.name, rule.broken(tensor, call), call)
+        if row.name not in contract.sized_by:
+            for rule in row.of_itself:
+                _raise(row.name, rule.broken(tensor, call), call)
+        if row.shape is not None:
+            _raise(row.name, row.shape.broken(tensor, call), call)
 
 
 def _raise(name: str, broken: tuple[str, str] | None, call: Call) -> None:

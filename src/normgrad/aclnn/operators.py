@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -293,13 +294,20 @@ def _prepare(
 
 
 def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
-    dtype = dtypes.BY_NAME[tensor.dtype_name]
-    if dims is None or dims == tensor.dims:
-        return _Operand(name, TensorSpec(tensor.dims, dtype, tensor.strides), None)
-    strides = layout.reshaped(tensor.dims, tensor.strides, dims)
-    if strides is not None:
-        return _Operand(name, TensorSpec(dims, dtype, strides), None)
-    return _Operand(name, TensorSpec(dims, dtype), dense_size)
+    spec, is_dense = _spec(tensor.dims, tensor.strides, tensor.dtype_name, dims)
+    return _Operand(name, spec, dense_size if is_dense else None)
+
+
+@lru_cache(CACHE_SIZE)
+def _spec(
+    dims: Dims, strides: Dims, dtype_name: str, wanted: Dims | None
+) -> tuple[TensorSpec, bool]:
+    """The spec of a view in the shape that is wanted, and whether that takes a dense copy."""
+    dtype = dtypes.BY_NAME[dtype_name]
+    if wanted is None or wanted == dims:
+        return TensorSpec(dims, dtype, strides), False
+    steps = layout.reshaped(dims, strides, wanted)
+    return TensorSpec(wanted, dtype, steps), steps is None
 
 
 def phase_2(
