@@ -244,9 +244,10 @@ def test_errors_of_the_workspace():
     refuse(ValueError, f"workspace: {size - 1} bytes; allowed: at least {size}",
            run_with(bytearray(size - 1)))  # fmt: skip
     refuse(ValueError, f"workspace: 0 bytes; allowed: at least {size}", run_with(bytearray()))
-    kinds = "workspace: read-only or not contiguous; allowed: a writable, contiguous buffer"
-    refuse(ValueError, kinds, run_with(bytes(size)))
-    refuse(ValueError, kinds, run_with(np.zeros((size, 2), np.uint8)[:, 0]))
+    allowed = "allowed: a writable, contiguous buffer"
+    refuse(ValueError, f"workspace: read-only; {allowed}", run_with(bytes(size)))
+    gaps = np.zeros((size, 2), np.uint8)[:, 0]
+    refuse(ValueError, f"workspace: not contiguous; {allowed}", run_with(gaps))
     refuse(TypeError, "workspace: a int; allowed: a writable buffer", run_with(4096))
     objects = np.empty(size, object)
     refuse(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -208,40 +208,53 @@ class Scratch:
             self.owner: Any = np.empty(size, np.uint8)
             start = self.owner.ctypes.data
         else:
-            start, given, self.owner = memory_of(workspace)
+            start, given, self.owner, _ = memory_of("workspace", workspace, writing=True)
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
         self.address = -(-start // alignment) * alignment
 
 
-def memory_of(workspace: Any) -> tuple[int, int, Any]:
-    """Address, size in bytes and owner of a caller's scratch memory."""
+class Memory(NamedTuple):
+    """Bytes that follow each other, and what keeps them alive."""
+
+    address: int
+    nbytes: int
+    owner: Any
+    writeable: bool
+
+
+def memory_of(name: str, value: Any, writing: bool) -> Memory:
+    """The memory of a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype.
+
+    Raises:
+        TypeError: none of them.
+        ValueError: not contiguous, not on the CPU, or read-only where it is to be written.
+    """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(workspace, torch.Tensor):
-        plain = workspace.is_cpu and not workspace.is_nested and workspace.layout is torch.strided
-        if not (plain and workspace.is_contiguous()):
-            raise ValueError("workspace: not a contiguous CPU tensor; allowed: a contiguous one")
-        address = frameworks.of("workspace", workspace).address("workspace", workspace)
-        return address, workspace.nbytes, workspace
+    if torch is not None and isinstance(value, torch.Tensor):
+        plain = value.is_cpu and not value.is_nested and value.layout is torch.strided
+        if not (plain and value.is_contiguous()):
+            raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
+        return Memory(frameworks.of(name, value).address(name, value), value.nbytes, value, True)
     try:
-        if isinstance(workspace, np.ndarray):  # of any dtype; not all can be a memoryview
-            array = np.asarray(workspace)
-            holds_objects, read_only = array.dtype.hasobject, not array.flags.writeable
+        if isinstance(value, np.ndarray):  # of any dtype; not all can be a memoryview
+            array = np.asarray(value)
+            holds_objects, writeable = array.dtype.hasobject, array.flags.writeable
             contiguous = array.flags.c_contiguous
         else:
-            view = memoryview(workspace)
-            holds_objects, read_only = "O" in view.format, view.readonly
+            view = memoryview(value)
+            holds_objects, writeable = "O" in view.format, not view.readonly
             contiguous = view.c_contiguous
     except (TypeError, ValueError):
-        raise TypeError(
-            f"workspace: a {type(workspace).__name__}; allowed: a writable buffer"
-        ) from None
+        allowed = "a writable buffer" if writing else "a buffer"
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
     if holds_objects:
-        raise TypeError("workspace: a buffer of Python objects; allowed: one of plain bytes")
-    if read_only or not contiguous:
+        raise TypeError(f"{name}: a buffer of Python objects; allowed: one of plain bytes")
+    if not contiguous or (writing and not writeable):
+        allowed = "a writable, contiguous buffer" if writing else "a contiguous buffer"
         raise ValueError(
-            "workspace: read-only or not contiguous; allowed: a writable, contiguous buffer"
+            f"{name}: {'read-only' if contiguous else 'not contiguous'}; allowed: {allowed}"
         )
-    if not isinstance(workspace, np.ndarray):
+    if not isinstance(value, np.ndarray):
         array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-    return array.ctypes.data, array.nbytes, array
+    return Memory(array.ctypes.data, array.nbytes, array, writeable)

@@ -341,3 +341,10 @@ def of(name: str, value: Any) -> Framework:
     if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
         return _dlpack
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {_KINDS}")
+
+
+def written(value: Any) -> None:
+    """Tell the framework of what may be a tensor that its memory was written."""
+    framework = BY_TYPE.get(type(value))
+    if framework is not None:
+        framework.wrote([value])

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +179,37 @@ def release_memory() -> None:
     keeps none.
     """
     pool().release()
+
+
+class _Owned:
+    """What an array over memory holds as its base; it keeps the owner alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
+
+
+def array_at(
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    owner: Any,
+    writeable: bool = True,
+) -> npt.NDArray[Any]:
+    """An array over memory that ``owner`` keeps; strides in elements."""
+    # Through integers of the same size: bfloat16 has no type string of its own.
+    plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
+    interface = {
+        "version": 3,
+        "typestr": plain.str,
+        "shape": shape,
+        "strides": tuple(step * dtype.itemsize for step in strides),
+        "data": (address, not writeable),
+    }
+    return np.asarray(_Owned(interface, owner)).view(dtype)
 
 
 def madvise_address() -> int:

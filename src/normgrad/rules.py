@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from . import layout
 
 
 class Tensor(Protocol):
@@ -20,6 +22,8 @@ class Tensor(Protocol):
 
     @property
     def dims(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
     @property
     def dtype_name(self) -> str: ...
     @property
@@ -34,18 +38,36 @@ class Break(Enum):
     INVALID = "invalid"
 
 
-class ContractError(Exception):
-    """A broken rule: how, whose, and in words what it was and what is allowed."""
+class Aspect(Enum):
+    """What a rule is about; some dialects have a status for each."""
 
-    def __init__(self, kind: Break, parameter: str, message: str) -> None:
+    DTYPE = "dtype"
+    FORMAT = "format"
+    SHAPE = "shape"
+    STRIDES = "strides"
+
+
+class ContractError(Exception):
+    """A broken rule: how, whose, and in words what it was and what is allowed.
+
+    ``aspect``: of a tensor's rule, or None.
+    """
+
+    def __init__(
+        self, kind: Break, parameter: str, message: str, aspect: Aspect | None = None
+    ) -> None:
         super().__init__(f"{parameter}: {message}")
         self.kind = kind
         self.parameter = parameter
+        self.aspect = aspect
 
 
 @dataclass(frozen=True)
 class Product:
-    """A device family: the dtypes of its tensors, and the operators it has."""
+    """A device family: the dtypes of its tensors, and the operators it has.
+
+    ``name`` is empty where a dialect knows no products.
+    """
 
     name: str
     dtypes: tuple[str, ...]
@@ -127,6 +149,8 @@ class IfAsked(When):
 class Rule(ABC):
     """One thing that a tensor must keep to."""
 
+    aspect: ClassVar[Aspect] = Aspect.SHAPE
+
     @abstractmethod
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
         """What it was and what is allowed, or None if it keeps to the rule."""
@@ -138,6 +162,8 @@ def _one_of(names: Sequence[str]) -> str:
 
 class DtypeRule(Rule):
     """A set of dtypes, which may follow from other parameters; None for any."""
+
+    aspect = Aspect.DTYPE
 
     @abstractmethod
     def allowed(self, call: Call) -> tuple[str, ...] | None: ...
@@ -207,6 +233,7 @@ class DtypeOf(DtypeRule):
 class Formats(Rule):
     """The formats a tensor may have; the dimensions that go with some of them."""
 
+    aspect = Aspect.FORMAT
     names: tuple[str, ...]
     ranks: Mapping[str, int] = field(default_factory=dict)
 
@@ -227,6 +254,7 @@ class Formats(Rule):
 class FormatOf(Rule):
     """Exactly the format of another parameter."""
 
+    aspect = Aspect.FORMAT
     other: str
 
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
@@ -317,6 +345,40 @@ class Elements(Rule):
         return "·".join(self.sizes)
 
 
+@dataclass(frozen=True)
+class Contiguous(Rule):
+    """Row-major, without gaps; an axis of one element may have any stride."""
+
+    aspect = Aspect.STRIDES
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        expected = layout.contiguous_strides(tensor.dims)
+        if 0 in tensor.dims or all(
+            size == 1 or step == right
+            for size, step, right in zip(tensor.dims, tensor.strides, expected, strict=True)
+        ):
+            return None
+        return f"strides {tensor.strides}", f"{expected}"
+
+    def __str__(self) -> str:
+        return "contiguous"
+
+
+@dataclass(frozen=True)
+class PositiveStrides(Rule):
+    """Steps of at least one element."""
+
+    aspect = Aspect.STRIDES
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        if all(step > 0 for step in tensor.strides):
+            return None
+        return f"strides {tensor.strides}", f"{self}"
+
+    def __str__(self) -> str:
+        return "more than 0"
+
+
 # Tables
 
 
@@ -330,6 +392,7 @@ class Parameter:
     formats: tuple[Rule, ...] = ()
     rank: Rank | None = None
     shape: Rule | None = None
+    strides: Rule | None = None
     is_output: bool = False
     exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -339,12 +402,13 @@ class Parameter:
         return replace(self, **changes, exceptions={}) if changes else self
 
     @cached_property
-    def of_itself(self) -> tuple[Rule, ...]:
-        """All that a tensor must keep to but its shape, in the order in which they are looked at.
+    def rules(self) -> tuple[Rule, ...]:
+        """All that a tensor must keep to, in the order in which they are looked at.
 
         The rank comes first: other rules count on it.
         """
-        return (*([self.rank] if self.rank else ()), *self.dtypes, *self.formats)
+        rules = (self.rank, *self.dtypes, *self.formats, self.shape, self.strides)
+        return tuple(rule for rule in rules if rule is not None)
 
 
 @dataclass(frozen=True)
@@ -365,13 +429,15 @@ class Contract:
     """An operator's table, its rows in the order of its arguments.
 
     ``sizes``: gives shapes their sizes once the ranks, dtypes and formats of ``sized_by`` are
-    right; it may find them broken.
+    right; it may find them broken. ``stages``: aspects that are looked at one after the other, in
+    each all tensors; the shapes' stage is where sizes are taken.
     """
 
     name: str
     rows: tuple[Parameter | Scalar, ...]
     sizes: Callable[[Call], Mapping[str, int]]
     sized_by: tuple[str, ...] = ()
+    stages: tuple[tuple[Aspect, ...], ...] = (tuple(Aspect),)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -408,28 +474,37 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
             Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {_one_of(able)}"
         )
     for scalar in contract.scalars:
-        _raise(scalar.name, scalar.broken(call.scalars[scalar.name], call), call)
+        broken = scalar.broken(call.scalars[scalar.name], call)
+        if broken is not None:
+            raise _invalid(scalar.name, broken, call)
     present = [
         (row, tensor)
         for row in contract.parameters_on(call.product.name)
         if (tensor := call.tensors[row.name]) is not None and row.when.looked_at(call)
     ]
-    for row, tensor in present:
-        if row.name in contract.sized_by:
-            for rule in row.of_itself:
-                _raise(row.name, rule.broken(tensor, call), call)
-    call.sizes.update(contract.sizes(call))
-    for row, tensor in present:
-        if row.name not in contract.sized_by:
-            for rule in row.of_itself:
-                _raise(row.name, rule.broken(tensor, call), call)
-        if row.shape is not None:
-            _raise(row.name, row.shape.broken(tensor, call), call)
+    for stage in contract.stages:
+        if Aspect.SHAPE in stage:
+            for row, tensor in present:
+                if row.name in contract.sized_by:
+                    for rule in row.rules:
+                        if rule.aspect in stage and rule is not row.shape:
+                            _check(row.name, rule, tensor, call)
+            call.sizes.update(contract.sizes(call))
+        for row, tensor in present:
+            for rule in row.rules:
+                if rule.aspect in stage:
+                    _check(row.name, rule, tensor, call)
 
 
-def _raise(name: str, broken: tuple[str, str] | None, call: Call) -> None:
+def _check(name: str, rule: Rule, tensor: Tensor, call: Call) -> None:
+    broken = rule.broken(tensor, call)
     if broken is not None:
-        was, allowed = broken
-        raise ContractError(
-            Break.INVALID, name, f"{was}; allowed on {call.product.name}: {allowed}"
-        )
+        raise _invalid(name, broken, call, rule.aspect)
+
+
+def _invalid(
+    name: str, broken: tuple[str, str], call: Call, aspect: Aspect | None = None
+) -> ContractError:
+    was, allowed = broken
+    where = f" on {call.product.name}" if call.product.name else ""
+    return ContractError(Break.INVALID, name, f"{was}; allowed{where}: {allowed}", aspect)

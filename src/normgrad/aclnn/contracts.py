@@ -185,7 +185,7 @@ BATCH_NORM_CONTRACT = Contract(
 
 
 def _vector(name: str, when: Any, is_output: bool = False) -> Parameter:
-    return Parameter(name, when, (_BY_PRODUCT,), _ND, _VECTOR, Length("C"), is_output)
+    return Parameter(name, when, (_BY_PRODUCT,), _ND, _VECTOR, Length("C"), is_output=is_output)
 
 
 REDUCE_CONTRACT = Contract(

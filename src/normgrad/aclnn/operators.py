@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import dtypes, layout
 from ..arguments import memory_of
 from ..contract import Operator, Options
-from ..memory import LINE
+from ..memory import LINE, array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
@@ -24,7 +24,7 @@ from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status
-from .tensors import aclTensor, array_at
+from .tensors import aclTensor
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
@@ -339,7 +339,7 @@ def phase_2(
         fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
     if needed > 0:
         try:
-            _, size, _ = memory_of(workspace)
+            size = memory_of("workspace", workspace, writing=True).nbytes
         except (TypeError, ValueError) as error:
             raise AclnnError(
                 Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
@@ -400,7 +400,7 @@ def _dense_copies(
     prepared: _Prepared, workspace: Any
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
     """The dense copies' arrays in a workspace, by name, and what is left of it."""
-    address, size, owner = memory_of(workspace)
+    address, size, owner, _ = memory_of("workspace", workspace, writing=True)
     bytes_ = array_at(address, (size,), (1,), np.dtype(np.uint8), owner)
     bytes_ = bytes_[-address % LINE :]
     dense = {}

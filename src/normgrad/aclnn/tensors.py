@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -13,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import frameworks, layout
+from ..arguments import Memory, memory_of
+from ..memory import array_at
 from .status import AclnnError, Status
 
 
@@ -109,21 +110,19 @@ class aclTensor:
         offset: of the view's first element from the storage's.
         data_type, format: as they were declared.
         storage_dims: the shape of the memory; only its owner's size is checked.
-        owner: what the memory belongs to, or None for none.
+        memory: where it is, and what it belongs to.
         problem: what is wrong with the memory, or None.
         look: a number that is the same for tensors that look the same.
     """
 
     __slots__ = (
-        "_address",
         "_array",
-        "_writeable",
         "data_type",
         "dims",
         "format",
         "look",
+        "memory",
         "offset",
-        "owner",
         "problem",
         "storage_dims",
         "strides",
@@ -137,10 +136,8 @@ class aclTensor:
         offset: int,
         format: aclFormat,
         storage_dims: tuple[int, ...],
-        owner: Any,
-        address: int,
+        memory: Memory,
         nbytes: int | None,
-        writeable: bool,
     ) -> None:
         self.dims = dims
         self.data_type = data_type
@@ -148,9 +145,7 @@ class aclTensor:
         self.offset = offset
         self.format = format
         self.storage_dims = storage_dims
-        self.owner = owner
-        self._address = address
-        self._writeable = writeable
+        self.memory = memory
         self._array: npt.NDArray[Any] | None = None
         self.problem = self._find_problem(nbytes)
         key = (dims, strides, data_type, format, self.problem)
@@ -164,7 +159,7 @@ class aclTensor:
     def _find_problem(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
             return None
-        if self.owner is None:
+        if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
         if nbytes is None or self.data_type not in _NUMPY:
             return None
@@ -198,52 +193,19 @@ class aclTensor:
         dtype = _NUMPY[self.data_type]
         if 0 in self.dims:
             return np.empty(self.dims, dtype)
-        start = self._address + self.offset * dtype.itemsize
-        return array_at(start, self.dims, self.strides, dtype, self.owner, self._writeable)
+        start = self.memory.address + self.offset * dtype.itemsize
+        owner, writeable = self.memory.owner, self.memory.writeable
+        return array_at(start, self.dims, self.strides, dtype, owner, writeable)
 
     def wrote(self) -> None:
         """Told after its memory was written."""
-        if not isinstance(self.owner, np.ndarray):
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(self.owner, torch.Tensor):
-                frameworks.of("data", self.owner).wrote([self.owner])
+        frameworks.written(self.memory.owner)
 
     def __repr__(self) -> str:
         return (
             f"aclTensor({self.dtype_name}, {self.format_name}, dims {self.dims}, strides "
             f"{self.strides}, offset {self.offset})"
         )
-
-
-class _Memory:
-    """What an array over memory holds as its base; it keeps the owner alive."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        self.__array_interface__ = interface
-        self.owner = owner
-
-
-def array_at(
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    owner: Any,
-    writeable: bool = True,
-) -> npt.NDArray[Any]:
-    """An array over memory that ``owner`` keeps; strides in elements."""
-    # Through integers of the same size: bfloat16 has no type string of its own.
-    plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
-    interface = {
-        "version": 3,
-        "typestr": plain.str,
-        "shape": shape,
-        "strides": tuple(step * dtype.itemsize for step in strides),
-        "data": (address, not writeable),
-    }
-    return np.asarray(_Memory(interface, owner)).view(dtype)
 
 
 class aclBoolArray(tuple[bool, ...]):
@@ -309,31 +271,15 @@ def aclCreateTensor(
         order = aclFormat(format)
     except ValueError:
         raise _invalid(name, "format", f"{format!r}; allowed: an aclFormat") from None
-    address, nbytes, writeable = _memory(name, data)
-    return aclTensor(dims, kind, steps, start, order, storage, data, address, nbytes, writeable)
-
-
-def _memory(function: str, data: Any) -> tuple[int, int, bool]:
-    """Address, size in bytes, and whether it can be written."""
-    if data is None:
-        return 0, 0, False
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(data, torch.Tensor):
-        if not (data.device.type == "cpu" and data.is_contiguous()):
-            raise _invalid(function, "tensorData", "allowed: a contiguous CPU tensor")
-        return data.data_ptr(), data.nbytes, True
-    if isinstance(data, np.ndarray):
-        if not data.flags.c_contiguous or data.dtype.hasobject:
-            raise _invalid(function, "tensorData", "allowed: a contiguous array of plain data")
-        return data.ctypes.data, data.nbytes, data.flags.writeable
-    try:
-        view = memoryview(data)
-        array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-    except (TypeError, ValueError):
-        raise _invalid(
-            function, "tensorData", f"a {type(data).__name__}; allowed: memory"
-        ) from None
-    return array.ctypes.data, array.nbytes, not view.readonly
+    memory = Memory(0, 0, None, False)
+    if data is not None:
+        try:
+            memory = memory_of("tensorData", data, writing=False)
+        except (TypeError, ValueError) as error:
+            raise AclnnError(
+                Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "tensorData"
+            ) from None
+    return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)
 
 
 def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
@@ -367,9 +313,8 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
         raise _invalid("tensor", "format", f"{format!r}; allowed: an aclFormat") from None
     dims = tuple(opened.shape)
     address = framework.address("array", opened)
-    return aclTensor(
-        dims, data_type, strides, 0, order, dims, opened, address, None, bool(writeable)
-    )
+    memory = Memory(address, opened.nbytes, opened, bool(writeable))
+    return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
 
 
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:

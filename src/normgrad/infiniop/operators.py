@@ -1,0 +1,472 @@
+"""Handles, descriptors, and the one operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes, frameworks, layout
+from ..arguments import memory_of
+from ..contract import Options
+from ..memory import array_at
+from ..operators.batch_norm import BATCH_NORM_BACKWARD
+from ..plans import Plan
+from ..rules import (
+    Always,
+    Aspect,
+    Break,
+    Call,
+    Contiguous,
+    Contract,
+    ContractError,
+    DtypeOf,
+    Length,
+    OneOf,
+    Parameter,
+    PositiveStrides,
+    Product,
+    Rank,
+    ShapeOf,
+    check,
+)
+from ..tensor import TensorSpec
+from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
+
+#: The operator's tensors, in the order of the C function's arguments.
+OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
+INPUTS = ("input", "grad_output", "weight", "running_mean", "running_var")
+
+_CREATE = "infiniopCreateBatchNormBackwardDescriptor"
+_RUN = "infiniopBatchNormBackward"
+
+_NAMES = {
+    infiniDtype_t.INFINI_DTYPE_F16: "float16",
+    infiniDtype_t.INFINI_DTYPE_F32: "float32",
+    infiniDtype_t.INFINI_DTYPE_F64: "float64",
+    infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
+}
+
+
+# The contract
+
+
+def _data(name: str, is_output: bool = False) -> Parameter:
+    first = name == "input"
+    return Parameter(
+        name,
+        Always(),
+        (OneOf(("float16", "float32", "bfloat16")),) if first else (DtypeOf(("input",)),),
+        rank=Rank(3, 3),
+        shape=None if first else ShapeOf("input"),
+        strides=Contiguous(),
+        is_output=is_output,
+    )
+
+
+def _vector(name: str, is_output: bool = False) -> Parameter:
+    return Parameter(
+        name,
+        Always(),
+        (DtypeOf(("input",)),),
+        rank=Rank(1, 1),
+        shape=Length("C"),
+        strides=PositiveStrides(),
+        is_output=is_output,
+    )
+
+
+def _channels(call: Call) -> Mapping[str, int]:
+    data = call.tensors["input"]
+    assert data is not None
+    return {"C": data.dims[1]}
+
+
+CONTRACT = Contract(
+    _CREATE,
+    (
+        _data("grad_input", True),
+        _vector("grad_weight", True),
+        _vector("grad_bias", True),
+        _data("input"),
+        _data("grad_output"),
+        _vector("weight"),
+        _vector("running_mean"),
+        _vector("running_var"),
+    ),
+    _channels,
+    ("input",),
+    ((Aspect.DTYPE,), (Aspect.SHAPE,), (Aspect.STRIDES,)),
+)
+
+#: InfiniCore knows no products.
+_ANY = Product("", (), frozenset({_CREATE}))
+
+_STATUSES = {
+    Aspect.DTYPE: Status.INFINI_STATUS_BAD_TENSOR_DTYPE,
+    Aspect.SHAPE: Status.INFINI_STATUS_BAD_TENSOR_SHAPE,
+    Aspect.STRIDES: Status.INFINI_STATUS_BAD_TENSOR_STRIDES,
+}
+
+
+def _bad(function: str, name: str, message: str) -> InfiniError:
+    return InfiniError(Status.INFINI_STATUS_BAD_PARAM, function, f"{name}: {message}", name)
+
+
+# Devices and handles
+
+
+class _Device(threading.local):
+    kind = infiniDevice_t.INFINI_DEVICE_CPU
+    number = 0
+
+
+_device = _Device()
+
+
+def infinirtInit() -> None:
+    """Nothing needs it; it may be called any number of times."""
+
+
+def infinirtGetDeviceCount(device: int) -> int:
+    """How many devices of a kind there are: one CPU."""
+    return int(_kind("infinirtGetDeviceCount", device) is infiniDevice_t.INFINI_DEVICE_CPU)
+
+
+def infinirtSetDevice(device: int, device_id: int = 0) -> None:
+    """Choose the device of this thread's next handles.
+
+    Raises:
+        InfiniError: DEVICE_TYPE_NOT_SUPPORTED for any but the CPU, DEVICE_NOT_FOUND for a number
+            that it does not have, BAD_PARAM for what is no kind of device.
+    """
+    name = "infinirtSetDevice"
+    kind = _kind(name, device)
+    _supported(name, kind)
+    if device_id != 0:
+        raise InfiniError(
+            Status.INFINI_STATUS_DEVICE_NOT_FOUND,
+            name,
+            f"device_id: {device_id!r}; allowed: 0",
+            "device_id",
+        )
+    _device.kind, _device.number = kind, 0
+
+
+def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
+    """This thread's kind of device, and its number."""
+    return _device.kind, _device.number
+
+
+def _kind(function: str, device: Any) -> infiniDevice_t:
+    try:
+        return infiniDevice_t(device)
+    except ValueError:
+        raise _bad(function, "device", f"{device!r}; allowed: an infiniDevice_t") from None
+
+
+def _supported(function: str, kind: infiniDevice_t) -> None:
+    if kind is not infiniDevice_t.INFINI_DEVICE_CPU:
+        raise InfiniError(
+            Status.INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
+            function,
+            f"device: {kind.name}; allowed: INFINI_DEVICE_CPU",
+            "device",
+        )
+
+
+class _Handle:
+    """What can be destroyed, once."""
+
+    __slots__ = ("alive",)
+
+    def __init__(self) -> None:
+        self.alive = True
+
+
+class infiniopHandle_t(_Handle):
+    """A device, for operators to be made on."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: infiniDevice_t) -> None:
+        super().__init__()
+        self.device = device
+
+
+class infiniopTensorDescriptor_t(_Handle):
+    """A tensor's look: shape, strides in elements, dtype."""
+
+    __slots__ = ("dims", "dtype", "strides")
+
+    def __init__(
+        self, dims: tuple[int, ...], strides: tuple[int, ...], dtype: infiniDtype_t
+    ) -> None:
+        super().__init__()
+        self.dims = dims
+        self.strides = strides
+        self.dtype = dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype, as the rules have it."""
+        return _NAMES.get(self.dtype) or self.dtype.name.removeprefix("INFINI_DTYPE_")
+
+    @property
+    def format_name(self) -> str:
+        """InfiniCore knows no formats."""
+        return ""
+
+
+class infiniopBatchNormBackwardDescriptor_t(_Handle):
+    """The operator, bound to the looks of its tensors."""
+
+    __slots__ = ("plan", "specs")
+
+    def __init__(self, plan: Plan, specs: Mapping[str, TensorSpec]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.specs = specs
+
+
+def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
+    if value is None:
+        raise _bad(function, name, f"null; allowed: an {kind.__name__}")
+    if not isinstance(value, kind):
+        raise _bad(function, name, f"a {type(value).__name__}; allowed: an {kind.__name__}")
+    if not value.alive:
+        raise _bad(function, name, "destroyed; allowed: one that is not")
+    return value
+
+
+def _destroy(function: str, name: str, value: Any, kind: type[_Handle]) -> None:
+    _living(function, name, value, kind).alive = False
+
+
+def infiniopCreateHandle() -> infiniopHandle_t:
+    """A handle on this thread's device."""
+    return infiniopHandle_t(_device.kind)
+
+
+def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> None:
+    """End a handle; a second time is BAD_PARAM."""
+    _destroy("infiniopDestroyHandle", "handle", handle, infiniopHandle_t)
+
+
+def infiniopCreateTensorDescriptor(
+    ndim: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: int
+) -> infiniopTensorDescriptor_t:
+    """A tensor's look.
+
+    Args:
+        ndim: how many axes.
+        shape: as many sizes.
+        strides: as many steps, in elements; None for a contiguous tensor.
+        dtype: an :class:`infiniDtype_t`.
+
+    Raises:
+        InfiniError: BAD_PARAM.
+    """
+    name = "infiniopCreateTensorDescriptor"
+    dims = _integers(name, "shape", shape, ndim)
+    if any(size < 0 for size in dims):
+        raise _bad(name, "shape", f"{dims} has a negative size; allowed: 0 or more")
+    steps = (
+        layout.contiguous_strides(dims)
+        if strides is None
+        else _integers(name, "strides", strides, ndim)
+    )
+    try:
+        kind = infiniDtype_t(dtype)
+    except ValueError:
+        raise _bad(name, "dtype", f"{dtype!r}; allowed: an infiniDtype_t") from None
+    return infiniopTensorDescriptor_t(dims, steps, kind)
+
+
+def _integers(function: str, name: str, values: Any, count: Any) -> tuple[int, ...]:
+    try:
+        found = tuple([int(value.__index__()) for value in values])
+    except (TypeError, AttributeError):
+        raise _bad(function, name, f"{values!r}; allowed: {count} integers") from None
+    if len(found) != count:
+        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {count!r}")
+    return found
+
+
+def infiniopDestroyTensorDescriptor(desc: infiniopTensorDescriptor_t | None) -> None:
+    """End a descriptor; operators made with it keep what they need."""
+    _destroy("infiniopDestroyTensorDescriptor", "desc", desc, infiniopTensorDescriptor_t)
+
+
+# The operator
+
+
+def infiniopCreateBatchNormBackwardDescriptor(
+    handle: infiniopHandle_t | None,
+    grad_input: infiniopTensorDescriptor_t | None,
+    grad_weight: infiniopTensorDescriptor_t | None,
+    grad_bias: infiniopTensorDescriptor_t | None,
+    input: infiniopTensorDescriptor_t | None,
+    grad_output: infiniopTensorDescriptor_t | None,
+    weight: infiniopTensorDescriptor_t | None,
+    running_mean: infiniopTensorDescriptor_t | None,
+    running_var: infiniopTensorDescriptor_t | None,
+) -> infiniopBatchNormBackwardDescriptor_t:
+    """Batch norm's gradients for tensors of some look.
+
+    ``running_mean`` and ``running_var`` are the batch's own mean and biased variance; there is no
+    eps. The mathematics is :func:`normgrad.batch_norm_backward`'s in training, with
+    ``save_invstd = 1/sqrt(running_var)``.
+
+    Raises:
+        InfiniError: BAD_PARAM for a null or a destroyed handle or descriptor,
+            DEVICE_TYPE_NOT_SUPPORTED, BAD_TENSOR_DTYPE, BAD_TENSOR_SHAPE, BAD_TENSOR_STRIDES; they
+            are looked for in this order.
+    """
+    values = locals()
+    owner = _living(_CREATE, "handle", handle, infiniopHandle_t)
+    tensors = {
+        row.name: _living(_CREATE, row.name, values[row.name], infiniopTensorDescriptor_t)
+        for row in CONTRACT.parameters
+    }
+    _supported(_CREATE, owner.device)
+    try:
+        check(CONTRACT, Call(_ANY, tensors, {}), (_ANY,))
+    except ContractError as error:
+        status = _STATUSES.get(error.aspect or Aspect.SHAPE, Status.INFINI_STATUS_BAD_PARAM)
+        if error.kind is Break.NULL:
+            status = Status.INFINI_STATUS_BAD_PARAM
+        raise InfiniError(status, _CREATE, str(error), error.parameter) from None
+    try:
+        specs = {
+            name: TensorSpec(each.dims, dtypes.BY_NAME[each.dtype_name], each.strides)
+            for name, each in tensors.items()
+        }
+        plan = Plan(
+            BATCH_NORM_BACKWARD,
+            Options(training=True, eps=0.0, mask=(True, True, True), saved_variance=True),
+            {
+                "grad_out": specs["grad_output"],
+                "input": specs["input"],
+                "weight": specs["weight"],
+                "save_mean": specs["running_mean"],
+                "save_invstd": specs["running_var"],
+            },
+            {name: specs[name] for name in OUTPUTS},
+        )
+    except Exception as error:
+        raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _CREATE, str(error)) from error
+    return infiniopBatchNormBackwardDescriptor_t(plan, specs)
+
+
+def infiniopGetBatchNormBackwardWorkspaceSize(
+    desc: infiniopBatchNormBackwardDescriptor_t | None,
+) -> int:
+    """The bytes of scratch memory that the computation needs.
+
+    Raises:
+        InfiniError: BAD_PARAM.
+    """
+    name = "infiniopGetBatchNormBackwardWorkspaceSize"
+    kind = infiniopBatchNormBackwardDescriptor_t
+    size: int = _living(name, "desc", desc, kind).plan.workspace_size
+    return size
+
+
+def infiniopBatchNormBackward(
+    desc: infiniopBatchNormBackwardDescriptor_t | None,
+    workspace: Any,
+    workspace_size: int,
+    grad_input: Any,
+    grad_weight: Any,
+    grad_bias: Any,
+    input: Any,
+    grad_output: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    stream: Any = None,
+) -> None:
+    """Compute the gradients.
+
+    Args:
+        desc: the operator.
+        workspace: any writable buffer of at least the operator's size.
+        workspace_size: its size in bytes.
+        grad_input, ..., running_var: the tensors' memory, laid out as their descriptors say: NumPy
+            arrays, PyTorch CPU tensors or buffers, of any dtype. ``grad_input`` may be the very
+            memory of ``grad_output`` or ``input``.
+        stream: ignored; the call returns when the gradients are written.
+
+    Raises:
+        InfiniError: BAD_PARAM for null or short memory, or outputs that overlap;
+            INSUFFICIENT_WORKSPACE.
+    """
+    values = locals()
+    op = _living(_RUN, "desc", desc, infiniopBatchNormBackwardDescriptor_t)
+    arrays = {
+        name: _array(name, values[name], op.specs[name], name in OUTPUTS)
+        for name in (*OUTPUTS, *INPUTS)
+    }
+    needed = op.plan.workspace_size
+    if needed:
+        if workspace is None:
+            raise _bad(_RUN, "workspace", f"null; allowed: {needed} bytes")
+        try:
+            size = memory_of("workspace", workspace, writing=True).nbytes
+        except (TypeError, ValueError) as error:
+            raise InfiniError(
+                Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), "workspace"
+            ) from None
+        if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
+            raise InfiniError(
+                Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE,
+                _RUN,
+                f"workspace: {workspace_size!r} bytes of {size}; allowed: {needed} or more",
+                "workspace",
+            )
+    try:
+        op.plan.run(
+            grad_out=arrays["grad_output"],
+            input=arrays["input"],
+            weight=arrays["weight"],
+            save_mean=arrays["running_mean"],
+            save_invstd=arrays["running_var"],
+            out=tuple(arrays[name] for name in OUTPUTS),
+            workspace=workspace if needed else None,
+        )
+    except ValueError as error:  # outputs that overlap, or cannot be written
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
+    except Exception as error:
+        raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
+    for name in OUTPUTS:
+        frameworks.written(values[name])
+
+
+def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:
+    """An array over a tensor's memory, as its spec says."""
+    if not spec.elements:
+        nothing = np.empty(1, spec.dtype.numpy)
+        steps = [step * spec.dtype.itemsize for step in spec.strides]
+        return np.lib.stride_tricks.as_strided(nothing, spec.shape, steps)
+    if memory is None:
+        raise _bad(_RUN, name, "null; allowed: the tensor's memory")
+    try:
+        address, size, owner, _ = memory_of(name, memory, writing)
+    except (TypeError, ValueError) as error:
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
+    _, high = layout.extent(spec.shape, spec.strides)
+    if size < (high + 1) * spec.dtype.itemsize:
+        raise _bad(_RUN, name, f"{size} bytes; allowed: {(high + 1) * spec.dtype.itemsize}")
+    return array_at(address, spec.shape, spec.strides, spec.dtype.numpy, owner, writing)
+
+
+def infiniopDestroyBatchNormBackwardDescriptor(
+    desc: infiniopBatchNormBackwardDescriptor_t | None,
+) -> None:
+    """End an operator."""
+    kind = infiniopBatchNormBackwardDescriptor_t
+    _destroy("infiniopDestroyBatchNormBackwardDescriptor", "desc", desc, kind)

@@ -1,0 +1,107 @@
+"""InfiniCore's numbers, and the error that carries a status."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class infiniStatus_t(IntEnum):
+    """What every function returns in C."""
+
+    INFINI_STATUS_SUCCESS = 0
+    INFINI_STATUS_INTERNAL_ERROR = 1
+    INFINI_STATUS_NOT_IMPLEMENTED = 2
+    INFINI_STATUS_BAD_PARAM = 3
+    INFINI_STATUS_NULL_POINTER = 4
+    INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED = 5
+    INFINI_STATUS_DEVICE_NOT_FOUND = 6
+    INFINI_STATUS_DEVICE_NOT_INITIALIZED = 7
+    INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED = 8
+    INFINI_STATUS_BAD_TENSOR_DTYPE = 10
+    INFINI_STATUS_BAD_TENSOR_SHAPE = 11
+    INFINI_STATUS_BAD_TENSOR_STRIDES = 12
+    INFINI_STATUS_INSUFFICIENT_WORKSPACE = 13
+
+
+class infiniDevice_t(IntEnum):
+    """Kinds of device; this package computes on the first."""
+
+    INFINI_DEVICE_CPU = 0
+    INFINI_DEVICE_NVIDIA = 1
+    INFINI_DEVICE_CAMBRICON = 2
+    INFINI_DEVICE_ASCEND = 3
+    INFINI_DEVICE_METAX = 4
+    INFINI_DEVICE_MOORE = 5
+    INFINI_DEVICE_ILUVATAR = 6
+    INFINI_DEVICE_KUNLUN = 7
+    INFINI_DEVICE_HYGON = 8
+    INFINI_DEVICE_QY = 9
+    INFINI_DEVICE_ALI = 10
+
+
+class infiniDtype_t(IntEnum):
+    """Element types."""
+
+    INFINI_DTYPE_INVALID = 0
+    INFINI_DTYPE_BYTE = 1
+    INFINI_DTYPE_BOOL = 2
+    INFINI_DTYPE_I8 = 3
+    INFINI_DTYPE_I16 = 4
+    INFINI_DTYPE_I32 = 5
+    INFINI_DTYPE_I64 = 6
+    INFINI_DTYPE_U8 = 7
+    INFINI_DTYPE_U16 = 8
+    INFINI_DTYPE_U32 = 9
+    INFINI_DTYPE_U64 = 10
+    INFINI_DTYPE_F8 = 11
+    INFINI_DTYPE_F16 = 12
+    INFINI_DTYPE_F32 = 13
+    INFINI_DTYPE_F64 = 14
+    INFINI_DTYPE_C16 = 15
+    INFINI_DTYPE_C32 = 16
+    INFINI_DTYPE_C64 = 17
+    INFINI_DTYPE_C128 = 18
+    INFINI_DTYPE_BF16 = 19
+
+
+(
+    INFINI_STATUS_SUCCESS, INFINI_STATUS_INTERNAL_ERROR, INFINI_STATUS_NOT_IMPLEMENTED,
+    INFINI_STATUS_BAD_PARAM, INFINI_STATUS_NULL_POINTER, INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
+    INFINI_STATUS_DEVICE_NOT_FOUND, INFINI_STATUS_DEVICE_NOT_INITIALIZED,
+    INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED, INFINI_STATUS_BAD_TENSOR_DTYPE,
+    INFINI_STATUS_BAD_TENSOR_SHAPE, INFINI_STATUS_BAD_TENSOR_STRIDES,
+    INFINI_STATUS_INSUFFICIENT_WORKSPACE,
+) = infiniStatus_t  # fmt: skip
+
+(
+    INFINI_DEVICE_CPU, INFINI_DEVICE_NVIDIA, INFINI_DEVICE_CAMBRICON, INFINI_DEVICE_ASCEND,
+    INFINI_DEVICE_METAX, INFINI_DEVICE_MOORE, INFINI_DEVICE_ILUVATAR, INFINI_DEVICE_KUNLUN,
+    INFINI_DEVICE_HYGON, INFINI_DEVICE_QY, INFINI_DEVICE_ALI,
+) = infiniDevice_t  # fmt: skip
+
+(
+    INFINI_DTYPE_INVALID, INFINI_DTYPE_BYTE, INFINI_DTYPE_BOOL, INFINI_DTYPE_I8, INFINI_DTYPE_I16,
+    INFINI_DTYPE_I32, INFINI_DTYPE_I64, INFINI_DTYPE_U8, INFINI_DTYPE_U16, INFINI_DTYPE_U32,
+    INFINI_DTYPE_U64, INFINI_DTYPE_F8, INFINI_DTYPE_F16, INFINI_DTYPE_F32, INFINI_DTYPE_F64,
+    INFINI_DTYPE_C16, INFINI_DTYPE_C32, INFINI_DTYPE_C64, INFINI_DTYPE_C128, INFINI_DTYPE_BF16,
+) = infiniDtype_t  # fmt: skip
+
+Status = infiniStatus_t
+
+
+class InfiniError(ValueError):
+    """A call that did not succeed.
+
+    Attributes:
+        status: what the C function returns.
+        function: its name.
+        parameter: the argument that is wrong, or None.
+    """
+
+    def __init__(
+        self, status: infiniStatus_t, function: str, message: str, parameter: str | None = None
+    ) -> None:
+        super().__init__(f"{function}: {message}")
+        self.status = status
+        self.function = function
+        self.parameter = parameter
