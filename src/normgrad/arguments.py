@@ -215,12 +215,25 @@ class Scratch:
 
 
 class Memory(NamedTuple):
-    """Bytes that follow each other, and what keeps them alive."""
+    """Bytes, most often such as follow each other, and what keeps them alive."""
 
     address: int
     nbytes: int
     owner: Any
     writeable: bool
+
+    def moved(self) -> bool:
+        """Whether the owner's memory is no longer where it was, as after a resize."""
+        owner = self.owner
+        if isinstance(owner, np.ndarray):
+            # Only an array with memory of its own can be resized.
+            return owner.flags.owndata and (
+                owner.ctypes.data != self.address or owner.nbytes != self.nbytes
+            )
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(owner, torch.Tensor):
+            return bool(owner.data_ptr() != self.address or owner.nbytes != self.nbytes)
+        return False
 
 
 def memory_of(name: str, value: Any, writing: bool) -> Memory:
@@ -233,7 +246,7 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         plain = value.is_cpu and not value.is_nested and value.layout is torch.strided
-        if not (plain and value.is_contiguous()):
+        if not (plain and value.is_contiguous()) or value.is_neg():
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
         return Memory(frameworks.of(name, value).address(name, value), value.nbytes, value, True)
     try:

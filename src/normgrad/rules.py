@@ -76,11 +76,16 @@ class Product:
 
 @dataclass
 class Call:
-    """The arguments of one call, by name; and the sizes that shapes are compared with."""
+    """The arguments of one call, by name; and the sizes that shapes are compared with.
+
+    ``malformed``: what is not even of the right sort, and in words what it was and may be. It is no
+    null, and nothing else is asked of it.
+    """
 
     product: Product
     tensors: Mapping[str, Tensor | None]
     scalars: Mapping[str, Any]
+    malformed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
 
@@ -130,10 +135,12 @@ class IfAsked(When):
     always_looked_at: bool = False
 
     def needed(self, call: Call) -> bool:
+        if self.flag in call.malformed:
+            return False
         value = call.scalars[self.flag]
         if self.entry is not None:
             value = self.entry < len(value) and value[self.entry]
-        return bool(value)
+        return value is True
 
     def looked_at(self, call: Call) -> bool:
         return self.always_looked_at or self.needed(call)
@@ -247,7 +254,10 @@ class Formats(Rule):
         return None
 
     def __str__(self) -> str:
-        return ", ".join(self.names)
+        return ", ".join(
+            f"{name} ({self.ranks[name]} axes)" if name in self.ranks else name
+            for name in self.names
+        )
 
 
 @dataclass(frozen=True)
@@ -303,6 +313,23 @@ class ShapeOf(Rule):
 
     def __str__(self) -> str:
         return f"as {self.other}" + (f", else ({self.otherwise},)" if self.otherwise else "")
+
+
+@dataclass(frozen=True)
+class WithChannels(Rule):
+    """The shape of another parameter, or any; with at least one channel, at axis 1."""
+
+    same: ShapeOf | None = None
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        if self.same is not None:
+            broken = self.same.broken(tensor, call)
+            if broken is not None:
+                return broken
+        return None if tensor.dims[1] else (f"shape {tensor.dims}", "1 channel or more")
+
+    def __str__(self) -> str:
+        return f"{self.same or 'any'}, C ≥ 1"
 
 
 @dataclass(frozen=True)
@@ -473,6 +500,9 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         raise ContractError(
             Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {_one_of(able)}"
         )
+    for row in contract.rows:
+        if row.name in call.malformed:
+            raise _invalid(row.name, call.malformed[row.name], call)
     for scalar in contract.scalars:
         broken = scalar.broken(call.scalars[scalar.name], call)
         if broken is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -340,7 +341,8 @@ def test_devices_that_read_a_variance():
         ("Ascend910B4-1", "Atlas A2"), ("Atlas 800I A2", "Atlas A2"), ("A200I A2 Box", "Atlas A2"),
         ("Ascend910", "Atlas training series"), ("Ascend910A", "Atlas training series"),
         ("910Pro", "Atlas training series"), ("Ascend910ProB", "Atlas training series"),
-        ("Ascend910_9391", "Atlas A3"), ("Atlas A3", "Atlas A3"),
+        ("Ascend910_9391", "Atlas A3"), ("910_9391", "Atlas A3"),
+        ("Ascend910PremiumA", "Atlas training series"), ("Atlas A3", "Atlas A3"),
         ("Ascend950", "Ascend 950"), ("Ascend950PR", "Ascend 950"), ("950DT", "Ascend 950"),
         ("Ascend310P3", "Atlas inference series"), ("Ascend310B4", "Atlas 200I/500 A2"),
     ],
@@ -358,7 +360,13 @@ def test_which_product_is_in_force(monkeypatch):
     assert products.current() == products.Device(products.find("Ascend 950"), True)
     try:
         aclnn.set_product("Atlas A3")
+        # What is not said here, the environment says.
+        assert products.current() == products.Device(products.find("Atlas A3"), True)
+        aclnn.set_product("Atlas A3", save_invstd="invstd")
         assert products.current() == products.Device(products.find("Atlas A3"), False)
+        aclnn.set_product(None, save_invstd="invstd")
+        assert products.current() == products.Device(products.find("Ascend 950"), False)
+        aclnn.set_product("Atlas A3")
         with aclnn.product("Atlas training series"):
             with aclnn.product("Atlas A2"):
                 assert products.current().product.name == "Atlas A2"
@@ -514,3 +522,170 @@ def test_something_unforeseen(monkeypatch):
     with pytest.raises(aclnn.AclnnError, match="the moon") as caught:
         phase_1(BN, arguments(BN, {"weight": None, "gradOut": T((2, 3, 9))}))
     assert caught.value.status == aclnn.ACLNN_ERR_INNER
+
+
+# What a review found
+
+
+def batch_norm_call(**changes):
+    x = np.ones((2, 3, 4), np.float32)
+    call = arguments(BN, {"gradOut": x, "input": x, "gradInput": np.empty_like(x), **changes})
+    for name, value in call.items():
+        if isinstance(value, T):
+            call[name] = np.ones(value.shape, np.float32)
+    return [aclnn.tensor(v) if isinstance(v, np.ndarray) else v for v in call.values()]
+
+
+@pytest.mark.parametrize("how", ["resize_", "set_", "shrink"])
+def test_memory_that_moved_between_the_phases(how):
+    torch = pytest.importorskip("torch")
+    out = torch.zeros(2, 3, 4)
+    size, executor = aclnn.aclnnBatchNormBackwardGetWorkspaceSize(
+        *batch_norm_call(gradInput=aclnn.tensor(out))
+    )
+    if how == "resize_":
+        out.resize_(100000)
+    elif how == "set_":
+        out.set_(torch.zeros(2, 3, 4))
+    else:
+        out.untyped_storage().resize_(0)
+    fails(161002, "gradInput", aclnn.aclnnBatchNormBackward, bytearray(size), size, executor)
+
+
+def test_an_array_resized_between_the_phases():
+    out = np.zeros(24, np.float32)
+    view = aclnn.aclCreateTensor((2, 3, 4), aclnn.ACL_FLOAT, None, 0, 2, None, out)
+    size, executor = aclnn.aclnnBatchNormBackwardGetWorkspaceSize(*batch_norm_call(gradInput=view))
+    out.resize(1 << 20, refcheck=False)
+    fails(161002, "gradInput", aclnn.aclnnBatchNormBackward, bytearray(size), size, executor)
+
+
+def group_norm_views(x, dy, stats, gamma_out, dx=None):
+    mask = [dx is not None, gamma_out is not None, False]
+    return aclnn.aclnnGroupNormBackwardGetWorkspaceSize(
+        dy, x, stats, stats, stats, 2, 4, 6, 2, mask, dx, gamma_out, None
+    )
+
+
+def test_dense_copies_share_memory_with_nothing():
+    def make(dims, strides, data, offset=0):
+        order = aclnn.ACL_FORMAT_ND
+        return aclnn.aclCreateTensor(dims, aclnn.ACL_FLOAT, strides, offset, order, None, data)
+
+    x, dy = normal((60,)), normal((60,))
+    before = x.copy(), dy.copy()
+    stats = aclnn.tensor(np.ones((2, 2), np.float32))
+    dims = (2, 4, 6)
+    inputs = make(dims, None, x), make(dims, None, dy), stats
+    # An output in an input's memory, and one that no strides reshape.
+    transposed = make((2, 2), (1, 2), x)
+    size, executor = group_norm_views(*inputs, transposed)
+    assert executor.prepared.dense_size
+    with pytest.raises(aclnn.AclnnError, match="gradGammaOut: shares memory with input") as caught:
+        aclnn.aclnnGroupNormBackward(bytearray(size), size, executor)
+    assert caught.value.status == aclnn.ACLNN_ERR_RUNTIME_ERROR
+    shifted = make((2, 6, 4), (24, 1, 6), x, 5)
+    x_again, dy_again = (make((2, 6, 4), (24, 1, 6), data) for data in (x, dy))
+    size, executor = group_norm_views(x_again, dy_again, stats, None, shifted)
+    with pytest.raises(aclnn.AclnnError, match="gradInput: shares memory with input"):
+        aclnn.aclnnGroupNormBackward(bytearray(size), size, executor)
+    # The workspace in an input's memory.
+    size, executor = group_norm_views(*inputs, make((2, 2), (1, 2), np.ones(4, np.float32)))
+    big = np.zeros(size + 4 * 60, np.uint8)
+    lying_in_it = make(dims, None, big[: 4 * 60])
+    size, executor = group_norm_views(
+        lying_in_it, inputs[1], stats, make((2, 2), (1, 2), np.ones(4, np.float32))
+    )
+    with pytest.raises(aclnn.AclnnError, match="workspace: shares memory with input"):
+        aclnn.aclnnGroupNormBackward(big, size, executor)
+    np.testing.assert_array_equal((x, dy), before)
+    # An output that names elements twice.
+    twice = make((2, 2), (1, 1), np.ones(4, np.float32))
+    fails(161002, "gradGammaOut", group_norm_views, *inputs, twice)
+    # In place, through a dense copy.
+    fresh = np.empty(60, np.float32)
+    for out in (make((2, 6, 4), (24, 1, 6), fresh), x_again):
+        size, executor = group_norm_views(x_again, dy_again, stats, None, out)
+        aclnn.aclnnGroupNormBackward(bytearray(size), size, executor)
+    np.testing.assert_array_equal(x[:48], fresh[:48])
+
+
+def test_masks_of_every_sort():
+    torch = pytest.importorskip("torch")
+    whole = np.array([True, False, True])
+    for mask in (whole, bytearray([1, 0, 1]), torch.tensor([1, 0, 1]), (np.True_, np.False_, 1)):
+        call = batch_norm_call()
+        call[9] = mask
+        aclnn.aclnnBatchNormBackwardGetWorkspaceSize(*call)
+    for mask in (np.ones((3, 2), bool), [[], [1], np.ones(2)], 7):
+        call = batch_norm_call()
+        call[9] = mask
+        fails(161002, "outputMask", aclnn.aclnnBatchNormBackwardGetWorkspaceSize, *call)
+
+
+def test_a_mask_that_changes_is_another_mask():
+    torch = pytest.importorskip("torch")
+    mask = torch.tensor([True, False, False])
+    dx, db = np.full((2, 3, 4), 7, np.float32), np.full(3, 7, np.float32)
+    call = batch_norm_call(outputMask=mask, gradInput=dx, gradBias=db)
+    aclnn.aclnnBatchNormBackwardGetWorkspaceSize(*call)
+    mask[0], mask[2] = False, True
+    run(BN, *call)
+    assert (dx == 7).all()
+    assert (db == 8).all()
+
+
+def test_numpy_integers_are_integers():
+    call = built(arguments(GN))
+    for name in ("N", "C", "HxW", "group"):
+        call[name] = np.int64(call[name])
+    size, executor = aclnn.aclnnGroupNormBackwardGetWorkspaceSize(*call.values())
+    aclnn.aclnnGroupNormBackward(bytearray(size), np.int64(size), executor, None)
+    call["N"] = 2**70
+    fails(161002, "N", aclnn.aclnnGroupNormBackwardGetWorkspaceSize, *call.values())
+
+
+def test_nulls_and_products_come_before_what_is_malformed():
+    first = aclnn.aclnnBatchNormBackwardGetWorkspaceSize
+    call = batch_norm_call(outputMask=5)
+    fails(161002, "outputMask", first, *call)
+    fails(161001, "gradOut", first, None, *call[1:])
+    call = batch_norm_call()
+    call[2] = 3
+    with aclnn.product("Ascend310P3"):
+        fails(561003, "product", first, *call)
+    fails(161002, "weight", first, *call)
+    reduce = [*built(arguments(REDUCE)).values()]
+    reduce[5] = np.array([True, False])
+    fails(161002, "inputG", aclnn.aclnnBatchNormReduceBackwardGetWorkspaceSize, *reduce)
+
+
+def test_exotic_numbers():
+    first = aclnn.aclnnBatchNormBackwardGetWorkspaceSize
+    fails(161002, "eps", first, *batch_norm_call(eps=10**400))
+    # The stride of an axis with one element is never taken.
+    data = np.ones(12, np.float32)
+    one = aclnn.aclCreateTensor((1, 3, 4), aclnn.ACL_FLOAT, (2**62, 4, 1), 0, 2, None, data)
+    run(BN, *batch_norm_call(gradOut=one, input=one, gradInput=np.empty((1, 3, 4), np.float32)))
+    huge = aclnn.aclCreateTensor((0, 3, 2**62), aclnn.ACL_FLOAT, None, 0, 2, None, b"")
+    assert run(BN, *batch_norm_call(gradOut=huge, input=huge, gradInput=huge)) == 0
+    wide = aclnn.aclCreateTensor((2**40, 3, 2**40), aclnn.ACL_FLOAT, (0, 0, 0), 0, 2, None, data)
+    fails(161002, "gradOut", first, *batch_norm_call(gradOut=wide, input=wide, gradInput=wide))
+
+
+def test_a_used_executor_cannot_be_made_repeatable():
+    size, executor = phase_1(BN, arguments(BN))
+    aclnn.aclnnBatchNormBackward(bytearray(size), size, executor, None)
+    executor.repeatable = True
+    fails(161002, "executor", aclnn.aclnnBatchNormBackward, bytearray(size), size, executor, None)
+
+
+def test_torch_tensors_of_odd_sorts():
+    torch = pytest.importorskip("torch")
+    negated = torch._neg_view(torch.ones(2, 3, 4))
+    fails(161002, "tensorData", lambda: aclnn.aclCreateTensor(
+        (2, 3, 4), aclnn.ACL_FLOAT, None, 0, 2, None, negated))  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantized tensors are on their way out
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    fails(161002, "array", aclnn.tensor, quantized)

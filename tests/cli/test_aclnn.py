@@ -29,7 +29,8 @@ def test_one_operator_on_one_product(cli):
     )
     assert row_of(result.stdout, "gradOut") == [
         "gradOut", "required", "float32, float16, bfloat16",
-        "ND, NC, NCL, NCHW, NCDHW, NHWC, NDHWC", "2 to 8", "any",
+        "ND, NC (2 axes), NCL (3 axes), NCHW (4 axes), NCDHW (5 axes), NHWC (4 axes), "
+        "NDHWC (5 axes)", "2 to 8", "any",
     ]  # fmt: skip
     assert row_of(result.stdout, "saveInvstd")[2:] == [
         "as gradOut, or float32; as saveMean", "ND, NC, NCL, NCHW, NCDHW", "1",
@@ -51,6 +52,12 @@ def test_a_product_without_the_operator(cli):
     assert result.stdout.strip() == (
         "aclnnGroupNormBackward: not on Ascend 950; on Atlas training series, Atlas A2, Atlas A3"
     )
+
+
+def test_what_is_no_dtype_or_format_is_printed_too(cli):
+    text = cli("aclnn", "contract").stdout
+    assert text.count("C ≥ 1") == 2
+    assert "at most 8000 channels each" in text
 
 
 @pytest.mark.parametrize(

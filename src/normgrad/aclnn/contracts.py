@@ -8,10 +8,8 @@ from typing import Any
 
 from ..rules import (
     Always,
-    Break,
     Call,
     Contract,
-    ContractError,
     DtypeOf,
     Elements,
     FormatOf,
@@ -25,6 +23,7 @@ from ..rules import (
     Rank,
     Scalar,
     ShapeOf,
+    WithChannels,
 )
 from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
 
@@ -46,13 +45,15 @@ MOST_CHANNELS_OF_GROUP = 8000
 
 
 def _bool(value: Any, call: Call) -> tuple[str, str] | None:
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-        return None
-    return f"{value!r}", "true or false"
+    return None if isinstance(value, bool) else (f"{value!r}", "True or False")
 
 
 def _double(value: Any, call: Call) -> tuple[str, str] | None:
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            float(value)
+        except OverflowError:
+            return "too large", "a number that float64 can hold"
         return None
     return f"{value!r}", "a number"
 
@@ -63,15 +64,20 @@ def _mask(value: Any, call: Call) -> tuple[str, str] | None:
     return f"{len(value)} entries", "3"
 
 
+def _int64(value: Any) -> tuple[str, str] | None:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        return f"{value!r}", "an int64"
+    return None
+
+
 def _size(value: Any, call: Call) -> tuple[str, str] | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return f"{value!r}", "an integer"
-    return None if value >= 0 else (f"{value}", "0 or more")
+    return _int64(value) or (None if value >= 0 else (f"{value}", "0 or more"))
 
 
 def _group(value: Any, call: Call) -> tuple[str, str] | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return f"{value!r}", "an integer"
+    broken = _int64(value)
+    if broken is not None:
+        return broken
     channels = call.scalars["C"]
     if value <= 0 or channels % value:
         return f"{value}", f"a positive divisor of C, {channels}"
@@ -90,13 +96,6 @@ def _channels(call: Call) -> Mapping[str, int]:
     data = call.tensors["input"]
     assert data is not None
     return {"C": data.dims[-1 if data.format_name in CHANNEL_LAST else 1]}
-
-
-def _some_channels(call: Call) -> Mapping[str, int]:
-    sizes = _channels(call)
-    if sizes["C"] == 0:
-        raise ContractError(Break.INVALID, "input", "no channels; allowed: 1 or more")
-    return sizes
 
 
 def _of_group_norm(call: Call) -> Mapping[str, int]:
@@ -198,7 +197,7 @@ REDUCE_CONTRACT = Contract(
             (_BY_PRODUCT, _AS_GRAD_OUT),
             (*_ND, FormatOf("gradOut")),
             _DATA,
-            ShapeOf("gradOut"),
+            WithChannels(ShapeOf("gradOut")),
         ),
         _vector("mean", Always()),
         _vector("invstd", Always()),
@@ -211,7 +210,7 @@ REDUCE_CONTRACT = Contract(
         _vector("gradWeight", IfAsked("weightG"), True),
         _vector("gradBias", IfAsked("biasG"), True),
     ),
-    _some_channels,
+    _channels,
     ("gradOut", "input"),
 )
 
@@ -219,7 +218,7 @@ ELEMT_CONTRACT = Contract(
     ELEMT,
     (
         Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input")),
-        Parameter("input", Always(), (_BY_PRODUCT,), _ND, _DATA),
+        Parameter("input", Always(), (_BY_PRODUCT,), _ND, _DATA, WithChannels()),
         _vector("mean", Always()),
         _vector("invstd", Always()),
         _vector("weight", MayBeNull()),
@@ -230,7 +229,7 @@ ELEMT_CONTRACT = Contract(
             "gradInput", Always(), (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input"), is_output=True
         ),
     ),
-    _some_channels,
+    _channels,
     ("input",),
 )
 
@@ -262,7 +261,12 @@ GROUP_NORM_CONTRACT = Contract(
         Scalar("N", "int64, 0 or more", _size),
         Scalar("C", "int64, 0 or more", _size),
         Scalar("HxW", "int64, 0 or more", _size),
-        Scalar("group", "int64, a positive divisor of C", _group),
+        Scalar(
+            "group",
+            f"int64, a positive divisor of C; on {A2} and {A3} at most {MOST_CHANNELS_OF_GROUP} "
+            "channels each",
+            _group,
+        ),
         _OUTPUT_MASK,
         Parameter(
             "gradInput",

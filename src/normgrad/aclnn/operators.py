@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -175,11 +176,12 @@ class aclOpExecutor:
 
     def take(self) -> bool:
         """Take it for a run; False if it was used up. Of two threads only one can."""
-        if not self.repeatable:
-            try:
-                self._once.pop()
-            except IndexError:
-                return False
+        if self.repeatable:
+            return bool(self._once)  # not one that was used before it was made repeatable
+        try:
+            self._once.pop()
+        except IndexError:
+            return False
         return True
 
 
@@ -192,65 +194,69 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
     Raises:
         AclnnError: with the status that the contract gives.
     """
-    name = translation.contract.name
-    device = current()
-    tensors = {row.name: arguments[row.name] for row in translation.contract.parameters}
+    contract, device = translation.contract, current()
+    tensors: dict[str, Any] = {row.name: arguments[row.name] for row in contract.parameters}
+    malformed = {
+        name: (f"a {type(value).__name__}", "an aclTensor, such as aclnn.tensor(array)")
+        for name, value in tensors.items()
+        if value is not None and type(value) is not aclTensor
+    }
+    scalars = {
+        row.name: _plain(row.name, arguments[row.name], malformed) for row in contract.scalars
+    }
     key: Hashable = None
-    try:
+    found = None
+    if not malformed:
         key = (
-            name,
+            contract.name,
             device,
             *[None if value is None else value.look for value in tensors.values()],
-            *[_hashable(arguments[row.name]) for row in translation.contract.scalars],
+            *[(type(value), value) for value in scalars.values()],  # True is no 1 here
         )
         found = _prepared.get(key)
-    except (AttributeError, TypeError):
-        found = None  # something that is no tensor, or no mask: the checks will say so
     if found is None:
+        call = Call(device.product, tensors, scalars, malformed)
         try:
-            found = _prepare(translation, device, arguments, tensors)
+            found = _prepare(translation, device, call)
         except ContractError as error:
-            raise AclnnError(_STATUSES[error.kind], name, str(error), error.parameter) from None
-        except AclnnError:
-            raise
+            raise AclnnError(
+                _STATUSES[error.kind], contract.name, str(error), error.parameter
+            ) from None
         except Exception as error:
-            raise AclnnError(Status.ACLNN_ERR_INNER, name, f"phase 1: {error}") from error
+            message = f"phase 1: {error}"
+            raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
         if len(_prepared) >= CACHE_SIZE:
             _prepared.pop(next(iter(_prepared)), None)
         _prepared[key] = found
-    return found.workspace_size, aclOpExecutor(name, found, tensors)
+    return found.workspace_size, aclOpExecutor(contract.name, found, tensors)
 
 
-def _hashable(value: Any) -> Hashable:
-    # A type beside each value: True is no 1 here.
-    return (type(value), tuple(value) if isinstance(value, (list, tuple)) else value)
-
-
-def _prepare(
-    translation: Translation,
-    device: Device,
-    arguments: Mapping[str, Any],
-    tensors: Mapping[str, aclTensor | None],
-) -> _Prepared:
-    contract = translation.contract
-    for name, value in tensors.items():
-        if value is not None and not isinstance(value, aclTensor):
-            raise ContractError(
-                Break.INVALID,
-                name,
-                f"a {type(value).__name__}; allowed: an aclTensor, such as aclnn.tensor(array)",
-            )
-    scalars = {row.name: arguments[row.name] for row in contract.scalars}
-    mask = scalars.get("outputMask")
-    if mask is not None:
+def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
+    """A scalar as Python's own: what cannot be is malformed, which is not looked at yet."""
+    if value is None:
+        return value
+    if name == "outputMask":
         try:
-            scalars["outputMask"] = tuple(bool(entry) for entry in mask)
-        except TypeError:
-            raise ContractError(
-                Break.INVALID, "outputMask", f"{mask!r}; allowed: an aclBoolArray of size 3"
-            ) from None
-    call = Call(device.product, tensors, scalars)
+            return tuple([bool(entry) for entry in value])
+        except Exception:  # what is no sequence, or whose entries are no booleans
+            malformed[name] = (f"{value!r}", "an aclBoolArray of size 3")
+            return ()
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return value
+    malformed[name] = (f"{value!r}", "a plain number or boolean")
+    return None
+
+
+def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
+    contract = translation.contract
     check(contract, call, PRODUCTS)
+    tensors: Mapping[str, Any] = call.tensors
     used = [
         (row.name, tensor)
         for row in contract.parameters
@@ -260,10 +266,15 @@ def _prepare(
     for name, tensor in used:
         if tensor.problem is not None:
             raise ContractError(Break.INVALID, name, tensor.problem)
+        if name in translation.outputs and layout.overlaps_itself(tensor.dims, tensor.steps):
+            message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
+            raise ContractError(Break.INVALID, name, message)
 
     data = tensors["input"]
     if data is not None and 0 in data.dims:
-        zeros = tuple(name for name, _ in used if name in translation.outputs)
+        zeros = tuple(
+            name for name, each in used if name in translation.outputs and 0 not in each.dims
+        )
         return _Prepared(None, {}, (), (), 0, 0, zeros)
     operands, dense_size = {}, 0
     for name, tensor in used:
@@ -294,7 +305,7 @@ def _prepare(
 
 
 def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
-    spec, is_dense = _spec(tensor.dims, tensor.strides, tensor.dtype_name, dims)
+    spec, is_dense = _spec(tensor.dims, tensor.steps, tensor.dtype_name, dims)
     return _Operand(name, spec, dense_size if is_dense else None)
 
 
@@ -329,6 +340,8 @@ def phase_2(
         message = f"a {type(executor).__name__}; allowed: what phase 1 returned"
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
     needed = executor.workspace_size
+    if isinstance(workspace_size, np.integer):
+        workspace_size = int(workspace_size)
     if workspace is None and needed > 0:
         fail(Status.ACLNN_ERR_PARAM_NULLPTR, "workspace", f"null; allowed: {needed} bytes")
     if executor.name != name:
@@ -346,6 +359,10 @@ def phase_2(
             ) from None
         if size < needed:
             fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
+    for parameter, tensor in executor.tensors.items():
+        if tensor is not None and tensor.memory.moved():
+            message = "its memory is not where it was in phase 1; allowed: memory that stays"
+            fail(Status.ACLNN_ERR_PARAM_INVALID, parameter, message)
     if not executor.take():
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
     try:
@@ -364,6 +381,7 @@ def _run(executor: aclOpExecutor, workspace: Any) -> None:
     rest: Any = workspace if prepared.workspace_size else None
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
+        _check_apart(prepared, tensors, workspace)
         dense, rest = _dense_copies(prepared, workspace)
     for name in prepared.inputs:
         if name in dense:
@@ -394,6 +412,35 @@ def _tensor(tensors: Mapping[str, aclTensor | None], name: str) -> aclTensor:
     tensor = tensors[name]
     assert tensor is not None
     return tensor
+
+
+def _check_apart(
+    prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any
+) -> None:
+    """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
+
+    def region(name: str) -> layout.Region:
+        tensor = _tensor(tensors, name)
+        itemsize = tensor.array.itemsize
+        start = tensor.memory.address + tensor.offset * itemsize
+        return layout.Region(start, tensor.dims, tensor.steps, itemsize)
+
+    scratch = memory_of("workspace", workspace, writing=True)
+    whole = layout.Region(scratch.address, (scratch.nbytes,), (1,), 1)
+    seen = {
+        "workspace": whole,
+        **{name: region(name) for name in prepared.inputs if name in prepared.operands},
+    }
+    for name in filter(None, prepared.outputs):
+        mine = region(name)
+        for other, theirs in seen.items():
+            in_place = name == "gradInput" and other in ("gradOut", "input") and mine == theirs
+            if not in_place and layout.overlap(mine, theirs):
+                raise ValueError(f"{name}: shares memory with {other}; allowed: memory of its own")
+        seen[name] = mine
+    for other, theirs in seen.items():
+        if other != "workspace" and layout.overlap(whole, theirs):
+            raise ValueError(f"workspace: shares memory with {other}; allowed: memory of its own")
 
 
 def _dense_copies(

@@ -39,9 +39,9 @@ PRODUCTS = (
 
 #: Names of chips, as aclrtGetSocName gives them, and of machines; the first that fits counts.
 _CHIPS = (
-    (r"ascend ?910_93.*", A3),
+    (r"(ascend ?)?910_93.*", A3),
     (r"(ascend ?)?910b[1-4]?(-.*)?|ascend ?910b.*|(atlas )?800i a2|(atlas )?a200i a2 box", A2),
-    (r"(ascend ?)?910(a|pro[ab]?)?", TRAINING_SERIES),
+    (r"(ascend ?)?910(a|pro[ab]?|premiuma)?", TRAINING_SERIES),
     (r"(ascend ?)?950(pr|dt)?.*", ASCEND_950),
     (r"(ascend ?)?310p.*", "Atlas inference series"),
     (r"(ascend ?)?310b.*", "Atlas 200I/500 A2"),
@@ -76,7 +76,9 @@ class Device:
     saved_variance: bool = False
 
 
-def _save_invstd(value: str) -> bool:
+def _save_invstd(value: str | None) -> bool:
+    if value is None:
+        value = os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
     meanings = {"invstd": False, "variance": True}
     if value not in meanings:
         raise ValueError(f"save_invstd: {value!r}; allowed: 'invstd' or 'variance'")
@@ -90,34 +92,37 @@ _within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default
 def current() -> Device:
     """The device in force: the innermost ``with``'s, else the one that was set, else the
     environment's, else Atlas A2."""
-    return _within.get() or _set or _from_environment()
+    return _within.get() or _set or _device(None, None)
 
 
-def _from_environment() -> Device:
-    name = os.environ.get(PRODUCT_VARIABLE, A2)
-    return Device(find(name), _save_invstd(os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")))
+def _device(name: str | None, save_invstd: str | None) -> Device:
+    """What is None is the environment's to say."""
+    found = find(os.environ.get(PRODUCT_VARIABLE, A2) if name is None else name)
+    return Device(found, _save_invstd(save_invstd))
 
 
-def set_product(name: str | None, *, save_invstd: str = "invstd") -> None:
-    """Set the product of all calls that are in no :func:`product`; None for the environment's.
+def set_product(name: str | None, *, save_invstd: str | None = None) -> None:
+    """Set the product of all calls that are in no :func:`product`.
 
     Args:
-        name: such as "Atlas A2", or a chip's, such as "Ascend910B3".
+        name: such as "Atlas A2", or a chip's, such as "Ascend910B3"; None for what the environment
+            variable ``NORMGRAD_ACL_PRODUCT`` says, else Atlas A2.
         save_invstd: "invstd", as the documents have it, or "variance", as devices before the
-            Ascend 950 read it: then 1/sqrt(saveInvstd + eps) is computed.
+            Ascend 950 read it: then 1/sqrt(saveInvstd + eps) is computed. None for what the
+            environment variable ``NORMGRAD_ACL_SAVE_INVSTD`` says, else "invstd".
 
     Raises:
         ValueError: an unknown name.
     """
     global _set
-    _set = None if name is None else Device(find(name), _save_invstd(save_invstd))
+    _set = None if name is save_invstd is None else _device(name, save_invstd)
 
 
 @contextmanager
-def product(name: str, *, save_invstd: str = "invstd") -> Iterator[Product]:
+def product(name: str, *, save_invstd: str | None = None) -> Iterator[Product]:
     """The product of the calls within a ``with``, in this thread or task; see
     :func:`set_product`."""
-    device = Device(find(name), _save_invstd(save_invstd))
+    device = _device(name, save_invstd)
     before = _within.set(device)
     try:
         yield device.product

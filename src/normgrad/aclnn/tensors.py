@@ -101,6 +101,9 @@ _looks: dict[tuple[object, ...], int] = {}
 _numbers = itertools.count()
 _MOST_LOOKS = 1 << 16
 
+#: What can be counted in bytes.
+_MOST_ELEMENTS = 1 << 58
+
 
 class aclTensor:
     """A view of memory; made by :func:`aclCreateTensor` or :func:`tensor`.
@@ -111,6 +114,7 @@ class aclTensor:
         data_type, format: as they were declared.
         storage_dims: the shape of the memory; only its owner's size is checked.
         memory: where it is, and what it belongs to.
+        steps: the strides, but for axes of one element, where none is ever taken.
         problem: what is wrong with the memory, or None.
         look: a number that is the same for tensors that look the same.
     """
@@ -124,6 +128,7 @@ class aclTensor:
         "memory",
         "offset",
         "problem",
+        "steps",
         "storage_dims",
         "strides",
     )
@@ -142,13 +147,16 @@ class aclTensor:
         self.dims = dims
         self.data_type = data_type
         self.strides = strides
+        self.steps = tuple(
+            [step if size != 1 else 1 for size, step in zip(dims, strides, strict=True)]
+        )
         self.offset = offset
         self.format = format
         self.storage_dims = storage_dims
         self.memory = memory
         self._array: npt.NDArray[Any] | None = None
         self.problem = self._find_problem(nbytes)
-        key = (dims, strides, data_type, format, self.problem)
+        key = (dims, self.steps, data_type, format, self.problem)
         look = _looks.get(key)
         if look is None:
             if len(_looks) >= _MOST_LOOKS:
@@ -161,9 +169,11 @@ class aclTensor:
             return None
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
+        if layout.elements(self.dims) >= _MOST_ELEMENTS:
+            return f"{layout.elements(self.dims)} elements; allowed: less than {_MOST_ELEMENTS}"
         if nbytes is None or self.data_type not in _NUMPY:
             return None
-        low, high = layout.extent(self.dims, self.strides)
+        low, high = layout.extent(self.dims, self.steps)
         itemsize = _NUMPY[self.data_type].itemsize
         if self.offset + low < 0 or (self.offset + high + 1) * itemsize > nbytes:
             return (
@@ -195,7 +205,7 @@ class aclTensor:
             return np.empty(self.dims, dtype)
         start = self.memory.address + self.offset * dtype.itemsize
         owner, writeable = self.memory.owner, self.memory.writeable
-        return array_at(start, self.dims, self.strides, dtype, owner, writeable)
+        return array_at(start, self.dims, self.steps, dtype, owner, writeable)
 
     def wrote(self) -> None:
         """Told after its memory was written."""
@@ -302,7 +312,11 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
         writeable = opened.flags.writeable
     else:
         name = str(opened.dtype).removeprefix("torch.")
-        dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
+        try:
+            dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
+        except TypeError:  # quantized and others that NumPy does not know
+            message = f"dtype {name}; allowed: one with an aclDataType"
+            raise _invalid("tensor", "array", message) from None
         strides, writeable = tuple(opened.stride()), True
     data_type = _BY_NUMPY.get(dtype)
     if data_type is None:
