@@ -510,15 +510,15 @@ def test_constants_have_cann_s_numbers():
 
 
 def test_something_unforeseen(monkeypatch):
-    from normgrad.aclnn import operators
+    from normgrad.aclnn import phases
 
     def broken(*_):
         raise RuntimeError("the moon")
 
     size, executor = phase_1(BN, arguments(BN))
-    monkeypatch.setattr(operators, "_run", broken)
+    monkeypatch.setattr(phases, "_run", broken)
     fails(361001, None, aclnn.aclnnBatchNormBackward, np.empty(size, np.uint8), size, executor)
-    monkeypatch.setattr(operators, "check", broken)
+    monkeypatch.setattr(phases, "check", broken)
     with pytest.raises(aclnn.AclnnError, match="the moon") as caught:
         phase_1(BN, arguments(BN, {"weight": None, "gradOut": T((2, 3, 9))}))
     assert caught.value.status == aclnn.ACLNN_ERR_INNER

@@ -15,8 +15,8 @@ from .operators import (
     aclnnBatchNormReduceBackwardGetWorkspaceSize,
     aclnnGroupNormBackward,
     aclnnGroupNormBackwardGetWorkspaceSize,
-    aclOpExecutor,
 )
+from .phases import aclOpExecutor
 from .products import product, set_product
 from .status import (
     ACLNN_ERR_INNER,

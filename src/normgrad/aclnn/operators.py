@@ -1,464 +1,12 @@
-"""The two phases: from a call's arguments to a plan, and from a plan to the gradients."""
+"""The eight functions, as CANN has them."""
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from .. import dtypes, layout
-from ..arguments import memory_of
-from ..contract import Operator, Options
-from ..memory import LINE, array_at
-from ..operators.batch_norm import BATCH_NORM_BACKWARD
-from ..operators.group_norm import GROUP_NORM_BACKWARD
-from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
-from ..plans import CACHE_SIZE, Plan
-from ..rules import Break, Call, Contract, ContractError, check
-from ..tensor import TensorSpec
-from . import contracts
-from .contracts import CHANNEL_LAST
-from .products import PRODUCTS, Device, current
-from .status import AclnnError, Status
+from .phases import BATCH_NORM, ELEMT, GROUP_NORM, REDUCE, aclOpExecutor, phase_1, phase_2
 from .tensors import aclTensor
-
-_STATUSES = {
-    Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
-    Break.UNSUPPORTED: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
-    Break.INVALID: Status.ACLNN_ERR_PARAM_INVALID,
-}
-
-Dims = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Translation:
-    """How an operator's arguments become the functional API's.
-
-    Attributes:
-        operator: the functional operator.
-        inputs, outputs: our names for its parameters and outputs, in its order.
-        options: from the call.
-        dims: the shape that a parameter is read with, where that is not its own.
-    """
-
-    contract: Contract
-    operator: Operator
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    options: Callable[[Call, Device], Options]
-    dims: Callable[[Call, str], Dims | None] = lambda call, name: None
-
-
-def _channel_axis(call: Call) -> int:
-    data = call.tensors["input"]
-    return -1 if data is not None and data.format_name in CHANNEL_LAST else 1
-
-
-_BATCH_NORM = Translation(
-    contracts.BATCH_NORM_CONTRACT,
-    BATCH_NORM_BACKWARD,
-    ("gradOut", "input", "weight", "runningMean", "runningVar", "saveMean", "saveInvstd"),
-    ("gradInput", "gradWeight", "gradBias"),
-    lambda call, device: Options(
-        training=bool(call.scalars["training"]),
-        eps=float(call.scalars["eps"]),
-        mask=tuple(call.scalars["outputMask"]),
-        channel_axis=_channel_axis(call),
-        saved_variance=device.saved_variance,
-    ),
-)
-
-_REDUCE = Translation(
-    contracts.REDUCE_CONTRACT,
-    BATCH_NORM_BACKWARD_REDUCE,
-    ("gradOut", "input", "mean", "invstd", "weight"),
-    ("sumDy", "sumDyXmu", "gradWeight", "gradBias"),
-    lambda call, device: Options(
-        mask=tuple(bool(call.scalars[name]) for name in ("inputG", "weightG", "biasG"))
-    ),
-)
-
-_ELEMT = Translation(
-    contracts.ELEMT_CONTRACT,
-    BATCH_NORM_BACKWARD_ELEMT,
-    ("gradOut", "input", "mean", "invstd", "weight", "sumDy", "sumDyXmu", "counter"),
-    ("gradInput",),
-    lambda call, device: Options(),
-)
-
-
-def _grouped_dims(call: Call, name: str) -> Dims | None:
-    """Whatever their shapes, tensors lie in memory as N, C, HxW."""
-    n, c, positions, group = (call.scalars[size] for size in ("N", "C", "HxW", "group"))
-    if name in ("gradOut", "input", "gradInput"):
-        return n, c, positions
-    return (n, group) if name in ("mean", "rstd") else (c,)
-
-
-_GROUP_NORM = Translation(
-    contracts.GROUP_NORM_CONTRACT,
-    GROUP_NORM_BACKWARD,
-    ("gradOut", "input", "mean", "rstd", "gamma"),
-    ("gradInput", "gradGammaOut", "gradBetaOut"),
-    lambda call, device: Options(
-        num_groups=call.scalars["group"], mask=tuple(call.scalars["outputMask"])
-    ),
-    _grouped_dims,
-)
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """How a tensor goes into a plan: as it is, in another shape, or as a dense copy.
-
-    ``spec`` is what the plan sees. ``dense_at`` is where in the workspace the copy is, or None.
-    """
-
-    name: str
-    spec: TensorSpec
-    dense_at: int | None
-
-    def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
-        """The tensor in the shape that the plan wants, over its own memory."""
-        array = tensor.array
-        if array.shape == self.spec.shape and self.dense_at is None:
-            return array
-        itemsize = array.itemsize
-        return np.lib.stride_tricks.as_strided(
-            array,
-            self.spec.shape,
-            tuple(step * itemsize for step in self.spec.strides),
-            writeable=array.flags.writeable,
-        )
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What phase 1 finds out, from looks alone; kept for the next call of that look.
-
-    ``plan`` is None where nothing is to be computed; the outputs of ``zeros`` are then 0.
-    """
-
-    plan: Plan | None
-    operands: Mapping[str, _Operand]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    dense_size: int
-    workspace_size: int
-    zeros: tuple[str, ...] = ()
-
-
-class aclOpExecutor:
-    """What phase 1 hands to phase 2, for one use.
-
-    Attributes:
-        workspace_size: the bytes that phase 2 needs.
-        repeatable: whether it may be used any number of times.
-    """
-
-    __slots__ = ("_once", "name", "prepared", "repeatable", "tensors", "workspace_size")
-
-    def __init__(
-        self, name: str, prepared: _Prepared, tensors: Mapping[str, aclTensor | None]
-    ) -> None:
-        self.name = name
-        self.prepared = prepared
-        self.tensors = tensors
-        self.workspace_size = prepared.workspace_size
-        self.repeatable = False
-        self._once = [None]
-
-    def take(self) -> bool:
-        """Take it for a run; False if it was used up. Of two threads only one can."""
-        if self.repeatable:
-            return bool(self._once)  # not one that was used before it was made repeatable
-        try:
-            self._once.pop()
-        except IndexError:
-            return False
-        return True
-
-
-_prepared: dict[Hashable, _Prepared] = {}
-
-
-def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int, aclOpExecutor]:
-    """Check a call, and plan it.
-
-    Raises:
-        AclnnError: with the status that the contract gives.
-    """
-    contract, device = translation.contract, current()
-    tensors: dict[str, Any] = {row.name: arguments[row.name] for row in contract.parameters}
-    malformed = {
-        name: (f"a {type(value).__name__}", "an aclTensor, such as aclnn.tensor(array)")
-        for name, value in tensors.items()
-        if value is not None and type(value) is not aclTensor
-    }
-    scalars = {
-        row.name: _plain(row.name, arguments[row.name], malformed) for row in contract.scalars
-    }
-    key: Hashable = None
-    found = None
-    if not malformed:
-        key = (
-            contract.name,
-            device,
-            *[None if value is None else value.look for value in tensors.values()],
-            *[(type(value), value) for value in scalars.values()],  # True is no 1 here
-        )
-        found = _prepared.get(key)
-    if found is None:
-        call = Call(device.product, tensors, scalars, malformed)
-        try:
-            found = _prepare(translation, device, call)
-        except ContractError as error:
-            raise AclnnError(
-                _STATUSES[error.kind], contract.name, str(error), error.parameter
-            ) from None
-        except Exception as error:
-            message = f"phase 1: {error}"
-            raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
-        if len(_prepared) >= CACHE_SIZE:
-            _prepared.pop(next(iter(_prepared)), None)
-        _prepared[key] = found
-    return found.workspace_size, aclOpExecutor(contract.name, found, tensors)
-
-
-def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
-    """A scalar as Python's own: what cannot be is malformed, which is not looked at yet."""
-    if value is None:
-        return value
-    if name == "outputMask":
-        try:
-            return tuple([bool(entry) for entry in value])
-        except Exception:  # what is no sequence, or whose entries are no booleans
-            malformed[name] = (f"{value!r}", "an aclBoolArray of size 3")
-            return ()
-    if type(value) in (bool, int, float):
-        return value
-    if isinstance(value, np.bool_):
-        return bool(value)
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return value
-    malformed[name] = (f"{value!r}", "a plain number or boolean")
-    return None
-
-
-def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
-    contract = translation.contract
-    check(contract, call, PRODUCTS)
-    tensors: Mapping[str, Any] = call.tensors
-    used = [
-        (row.name, tensor)
-        for row in contract.parameters
-        if (tensor := tensors[row.name]) is not None
-        and (row.when.needed(call) or not row.is_output)
-    ]
-    for name, tensor in used:
-        if tensor.problem is not None:
-            raise ContractError(Break.INVALID, name, tensor.problem)
-        if name in translation.outputs and layout.overlaps_itself(tensor.dims, tensor.steps):
-            message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
-            raise ContractError(Break.INVALID, name, message)
-
-    data = tensors["input"]
-    if data is not None and 0 in data.dims:
-        zeros = tuple(
-            name for name, each in used if name in translation.outputs and 0 not in each.dims
-        )
-        return _Prepared(None, {}, (), (), 0, 0, zeros)
-    operands, dense_size = {}, 0
-    for name, tensor in used:
-        operand = _operand(name, tensor, translation.dims(call, name), dense_size)
-        if operand.dense_at is not None:
-            size = operand.spec.nbytes
-            dense_size += -(-size // LINE) * LINE
-        operands[name] = operand
-    specs = {
-        theirs.name: operands[ours].spec if ours in operands else None
-        for theirs, ours in zip(translation.operator.parameters, translation.inputs, strict=True)
-    }
-    options = translation.options(call, device)
-    outputs = translation.operator.outputs(options)
-    out_specs = {
-        theirs.name: operands[ours].spec if ours in operands and theirs.wanted else None
-        for theirs, ours in zip(outputs, translation.outputs, strict=True)
-    }
-    wanted = tuple(
-        ours if theirs.wanted else ""
-        for theirs, ours in zip(outputs, translation.outputs, strict=True)
-    )
-    plan = Plan(translation.operator, options, specs, out_specs) if any(wanted) else None
-    size = 0
-    if plan is not None and (dense_size or plan.workspace_size):
-        size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
-    return _Prepared(plan, operands, translation.inputs, wanted, dense_size, size)
-
-
-def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
-    spec, is_dense = _spec(tensor.dims, tensor.steps, tensor.dtype_name, dims)
-    return _Operand(name, spec, dense_size if is_dense else None)
-
-
-@lru_cache(CACHE_SIZE)
-def _spec(
-    dims: Dims, strides: Dims, dtype_name: str, wanted: Dims | None
-) -> tuple[TensorSpec, bool]:
-    """The spec of a view in the shape that is wanted, and whether that takes a dense copy."""
-    dtype = dtypes.BY_NAME[dtype_name]
-    if wanted is None or wanted == dims:
-        return TensorSpec(dims, dtype, strides), False
-    steps = layout.reshaped(dims, strides, wanted)
-    return TensorSpec(wanted, dtype, steps), steps is None
-
-
-def phase_2(
-    translation: Translation, workspace: Any, workspace_size: Any, executor: Any, stream: Any
-) -> None:
-    """Compute what phase 1 planned.
-
-    Raises:
-        AclnnError: with the status that the contract gives.
-    """
-    name = translation.contract.name
-
-    def fail(status: Status, parameter: str, message: str) -> NoReturn:
-        raise AclnnError(status, name, f"{parameter}: {message}", parameter)
-
-    if executor is None:
-        fail(Status.ACLNN_ERR_PARAM_NULLPTR, "executor", "null; allowed: what phase 1 returned")
-    if not isinstance(executor, aclOpExecutor):
-        message = f"a {type(executor).__name__}; allowed: what phase 1 returned"
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
-    needed = executor.workspace_size
-    if isinstance(workspace_size, np.integer):
-        workspace_size = int(workspace_size)
-    if workspace is None and needed > 0:
-        fail(Status.ACLNN_ERR_PARAM_NULLPTR, "workspace", f"null; allowed: {needed} bytes")
-    if executor.name != name:
-        message = f"of {executor.name}; allowed: one of {name}"
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
-    if not isinstance(workspace_size, int) or workspace_size < needed:
-        message = f"{workspace_size!r}; allowed: {needed} or more, as phase 1 said"
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
-    if needed > 0:
-        try:
-            size = memory_of("workspace", workspace, writing=True).nbytes
-        except (TypeError, ValueError) as error:
-            raise AclnnError(
-                Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
-            ) from None
-        if size < needed:
-            fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
-    for parameter, tensor in executor.tensors.items():
-        if tensor is not None and tensor.memory.moved():
-            message = "its memory is not where it was in phase 1; allowed: memory that stays"
-            fail(Status.ACLNN_ERR_PARAM_INVALID, parameter, message)
-    if not executor.take():
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
-    try:
-        _run(executor, workspace)
-    except Exception as error:
-        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {error}") from error
-
-
-def _run(executor: aclOpExecutor, workspace: Any) -> None:
-    prepared, tensors = executor.prepared, executor.tensors
-    for name in prepared.zeros:
-        _tensor(tensors, name).array[...] = 0
-        _tensor(tensors, name).wrote()
-    if prepared.plan is None:
-        return
-    rest: Any = workspace if prepared.workspace_size else None
-    dense: dict[str, npt.NDArray[Any]] = {}
-    if prepared.dense_size:
-        _check_apart(prepared, tensors, workspace)
-        dense, rest = _dense_copies(prepared, workspace)
-    for name in prepared.inputs:
-        if name in dense:
-            tensor = _tensor(tensors, name)
-            dense[name].reshape(tensor.dims)[...] = tensor.array
-
-    def array(name: str) -> npt.NDArray[Any] | None:
-        operand = prepared.operands.get(name)
-        if operand is None:
-            return None
-        return dense[name] if name in dense else operand.view(_tensor(tensors, name))
-
-    results = tuple([array(name) for name in prepared.outputs])
-    prepared.plan.run(
-        *[array(name) for name in prepared.inputs],
-        out=results[0] if prepared.plan.out_is_tensor else results,
-        workspace=rest if prepared.plan.workspace_size else None,
-    )
-    for name, result in zip(prepared.outputs, results, strict=True):
-        if result is not None:
-            tensor = _tensor(tensors, name)
-            if name in dense:
-                tensor.array[...] = result.reshape(tensor.dims)
-            tensor.wrote()
-
-
-def _tensor(tensors: Mapping[str, aclTensor | None], name: str) -> aclTensor:
-    tensor = tensors[name]
-    assert tensor is not None
-    return tensor
-
-
-def _check_apart(
-    prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any
-) -> None:
-    """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
-
-    def region(name: str) -> layout.Region:
-        tensor = _tensor(tensors, name)
-        itemsize = tensor.array.itemsize
-        start = tensor.memory.address + tensor.offset * itemsize
-        return layout.Region(start, tensor.dims, tensor.steps, itemsize)
-
-    scratch = memory_of("workspace", workspace, writing=True)
-    whole = layout.Region(scratch.address, (scratch.nbytes,), (1,), 1)
-    seen = {
-        "workspace": whole,
-        **{name: region(name) for name in prepared.inputs if name in prepared.operands},
-    }
-    for name in filter(None, prepared.outputs):
-        mine = region(name)
-        for other, theirs in seen.items():
-            in_place = name == "gradInput" and other in ("gradOut", "input") and mine == theirs
-            if not in_place and layout.overlap(mine, theirs):
-                raise ValueError(f"{name}: shares memory with {other}; allowed: memory of its own")
-        seen[name] = mine
-    for other, theirs in seen.items():
-        if other != "workspace" and layout.overlap(whole, theirs):
-            raise ValueError(f"workspace: shares memory with {other}; allowed: memory of its own")
-
-
-def _dense_copies(
-    prepared: _Prepared, workspace: Any
-) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
-    """The dense copies' arrays in a workspace, by name, and what is left of it."""
-    address, size, owner, _ = memory_of("workspace", workspace, writing=True)
-    bytes_ = array_at(address, (size,), (1,), np.dtype(np.uint8), owner)
-    bytes_ = bytes_[-address % LINE :]
-    dense = {}
-    for name, operand in prepared.operands.items():
-        if operand.dense_at is not None:
-            part = bytes_[operand.dense_at : operand.dense_at + operand.spec.nbytes]
-            dense[name] = part.view(operand.spec.dtype.numpy).reshape(operand.spec.shape)
-    return dense, bytes_[prepared.dense_size :]
-
-
-# The eight functions
 
 
 def aclnnBatchNormBackwardGetWorkspaceSize(
@@ -485,7 +33,7 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
         AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
             anything else that the contract does not allow.
     """
-    return phase_1(_BATCH_NORM, locals())
+    return phase_1(BATCH_NORM, locals())
 
 
 def aclnnBatchNormBackward(
@@ -503,7 +51,7 @@ def aclnnBatchNormBackward(
         AclnnError: 161001 for a null executor, or a null workspace that is needed; 161002 for a
             small workspace, or an executor that is used up or another operator's.
     """
-    phase_2(_BATCH_NORM, workspace, workspaceSize, executor, stream)
+    phase_2(BATCH_NORM, workspace, workspaceSize, executor, stream)
 
 
 def aclnnBatchNormReduceBackwardGetWorkspaceSize(
@@ -522,14 +70,14 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
 ) -> tuple[int, aclOpExecutor]:
     """Phase 1 of synchronised batch norm's sums; see
     :func:`normgrad.batch_norm_backward_reduce` and the other phase 1."""
-    return phase_1(_REDUCE, locals())
+    return phase_1(REDUCE, locals())
 
 
 def aclnnBatchNormReduceBackward(
     workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
 ) -> None:
     """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(_REDUCE, workspace, workspaceSize, executor, stream)
+    phase_2(REDUCE, workspace, workspaceSize, executor, stream)
 
 
 def aclnnBatchNormElemtBackwardGetWorkspaceSize(
@@ -545,14 +93,14 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
 ) -> tuple[int, aclOpExecutor]:
     """Phase 1 of synchronised batch norm's element-wise gradient; see
     :func:`normgrad.batch_norm_backward_elemt` and the other phase 1."""
-    return phase_1(_ELEMT, locals())
+    return phase_1(ELEMT, locals())
 
 
 def aclnnBatchNormElemtBackward(
     workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
 ) -> None:
     """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(_ELEMT, workspace, workspaceSize, executor, stream)
+    phase_2(ELEMT, workspace, workspaceSize, executor, stream)
 
 
 def aclnnGroupNormBackwardGetWorkspaceSize(
@@ -572,11 +120,11 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
 ) -> tuple[int, aclOpExecutor]:
     """Phase 1 of group norm's gradients; see :func:`normgrad.group_norm_backward` and the other
     phase 1. A tensor of any rank is read as (N, C, HxW)."""
-    return phase_1(_GROUP_NORM, locals())
+    return phase_1(GROUP_NORM, locals())
 
 
 def aclnnGroupNormBackward(
     workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
 ) -> None:
     """Phase 2; see :func:`aclnnBatchNormBackward`."""
-    phase_2(_GROUP_NORM, workspace, workspaceSize, executor, stream)
+    phase_2(GROUP_NORM, workspace, workspaceSize, executor, stream)
