@@ -153,6 +153,7 @@ def cut_finely() -> Iterator[None]:
         mock.patch.object(program, "CHANNELS_PER_TASK", 2),
         mock.patch.object(program, "ROWS_OF_PART", 1),
         mock.patch.object(program, "_streams", return_value=True),
+        mock.patch.object(program, "_fetches_ahead", return_value=True),
         mock.patch.dict(plans._plans, clear=True),
     ):
         yield

@@ -400,6 +400,28 @@ def test_short_rows_are_taken_several_at_a_time(shape, strides, run):
     assert plan._program.template[block.RUN] == run
 
 
+@pytest.mark.parametrize(
+    ("shape", "groups", "block"),
+    [
+        ((8, 256, 16, 16), 8, 128),  # several blocks of channels to a sample
+        ((16, 64, 20, 20), 4, 64),  # a whole sample
+        ((4, 96, 24, 24), 1, 96),  # one group: its channels stay together
+        ((6, 320, 9, 9), 32, 160),  # whole groups of 10, whole lanes
+    ],
+)
+def test_group_norm_s_columns_are_taken_at_once(shape, groups, block):
+    """A sample's channels with all their positions, so that they are read from memory once."""
+    case = make("group_norm", shape, layout="channels_last", num_groups=groups)
+    plan = plan_of(case)
+    assert plan.path == "columns prepare+sums+coefficients+apply outputs"
+    assert plan._program.steps[0].channel_block == block
+    run(case)
+    # Not where it takes more than a core's cache, nor where there is one sample.
+    for large in ((4, 64, 200, 200), (1, 256, 32, 32)):
+        spec = make("group_norm", large, layout="channels_last", num_groups=groups % 7 or 1)
+        assert "combine" in plan_of(spec).path
+
+
 def test_named_results():
     case = make("train", (3, 4, 5))
     assert list(named(case.call())) == ["grad_input", "grad_weight", "grad_bias"]

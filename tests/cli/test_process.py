@@ -142,6 +142,8 @@ def test_interrupted_while_it_compiles(batch_norm, tmp_path):
         env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background of a shell has them ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     started = time.monotonic()
     while not any(folder.iterdir()) and time.monotonic() - started < 60:
