@@ -41,7 +41,6 @@ from .intrinsics import (
 
 LANES = program.LANES
 _HALF = LANES // 2
-_I1 = ir.IntType(1)
 
 
 class Lanes(types.Type):  # type: ignore[misc]
@@ -370,7 +369,8 @@ def product(typingctx: Any, a: Any, b: Any) -> Any:
 def _arithmetic(name: str) -> Any:
     def typed(typingctx: Any, a: Any, b: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            # A multiplication and an addition may become one instruction.
+            # NaN and Inf must stay what they are, so neither 'nnan' nor 'ninf'. A multiplication
+            # and an addition may become one instruction.
             return getattr(builder, name)(*args, flags=("contract", "nsz"))
 
         return a(a, b), codegen

@@ -30,11 +30,6 @@ from .lanes import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-# Sums may be reordered and contracted into fused multiply-adds; NaN and Inf must stay what they
-# are, so neither 'nnan' nor 'ninf'. What is not a sum keeps its order.
-SUMS = {"reassoc", "contract", "nsz", "arcp"}
-ELEMENTS = {"contract", "nsz"}
-
 
 def fold(total: Any, error: Any, index: Any, value: Any) -> None:
     """Add a block's sum to a running total in float64.
