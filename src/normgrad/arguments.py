@@ -208,32 +208,52 @@ class Scratch:
             self.owner: Any = np.empty(size, np.uint8)
             start = self.owner.ctypes.data
         else:
-            start, given, self.owner, _ = memory_of("workspace", workspace, writing=True)
+            start, given, self.owner, *_ = memory_of("workspace", workspace, writing=True)
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
         self.address = -(-start // alignment) * alignment
 
 
 class Memory(NamedTuple):
-    """Bytes, most often such as follow each other, and what keeps them alive."""
+    """Bytes, most often such as follow each other, and what keeps them alive.
+
+    ``problem`` says why they cannot be used, where that is so.
+    """
 
     address: int
     nbytes: int
     owner: Any
     writeable: bool
+    problem: str | None = None
 
-    def moved(self) -> bool:
-        """Whether the owner's memory is no longer where it was, as after a resize."""
+    def lost(self) -> str | None:
+        """Why they can no longer be used; None if they can."""
+        if self.problem is not None:
+            return self.problem
         owner = self.owner
+        moved = False
         if isinstance(owner, np.ndarray):
             # Only an array with memory of its own can be resized.
-            return owner.flags.owndata and (
+            moved = owner.flags.owndata and (
                 owner.ctypes.data != self.address or owner.nbytes != self.nbytes
             )
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(owner, torch.Tensor):
-            return bool(owner.data_ptr() != self.address or owner.nbytes != self.nbytes)
-        return False
+        elif isinstance(owner, Allocation):
+            return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
+        else:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(owner, torch.Tensor):
+                moved = owner.data_ptr() != self.address or owner.nbytes != self.nbytes
+        return "its memory was moved" if moved else None
+
+
+class Allocation:
+    """An owner of memory that can be freed while others still hold it.
+
+    Attributes:
+        freed_by: the function that freed it, or None.
+    """
+
+    freed_by: str | None = None
 
 
 def memory_of(name: str, value: Any, writing: bool) -> Memory:
@@ -243,6 +263,10 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         TypeError: none of them.
         ValueError: not contiguous, not on the CPU, or read-only where it is to be written.
     """
+    if type(value) is Memory:
+        if value.problem is not None:
+            raise ValueError(f"{name}: {value.problem}")
+        return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         plain = value.is_cpu and not value.is_nested and value.layout is torch.strided

@@ -30,6 +30,23 @@ class Tensor(Protocol):
     def format_name(self) -> str: ...
 
 
+class Unusable:
+    """What a dialect is given in place of something that it must refuse, in words."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def described(value: object) -> str:
+    """What an argument of a wrong type is, for a message."""
+    return repr(value) if isinstance(value, Unusable) else f"a {type(value).__name__}"
+
+
 class Break(Enum):
     """How a contract is broken."""
 

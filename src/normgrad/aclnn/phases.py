@@ -19,7 +19,7 @@ from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
 from ..plans import CACHE_SIZE, Plan
-from ..rules import Break, Call, Contract, ContractError, check
+from ..rules import Break, Call, Contract, ContractError, check, described
 from ..tensor import TensorSpec
 from . import contracts
 from .contracts import CHANNEL_LAST
@@ -174,6 +174,11 @@ class aclOpExecutor:
         self.repeatable = False
         self._once = [None]
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no phase 2 can use it any more."""
+        return not (self.repeatable or self._once)
+
     def take(self) -> bool:
         """Take it for a run; False if it was used up. Of two threads only one can."""
         if self.repeatable:
@@ -197,7 +202,7 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
     contract, device = translation.contract, current()
     tensors: dict[str, Any] = {row.name: arguments[row.name] for row in contract.parameters}
     malformed = {
-        name: (f"a {type(value).__name__}", "an aclTensor, such as aclnn.tensor(array)")
+        name: (described(value), "an aclTensor, such as aclnn.tensor(array)")
         for name, value in tensors.items()
         if value is not None and type(value) is not aclTensor
     }
@@ -337,7 +342,7 @@ def phase_2(
     if executor is None:
         fail(Status.ACLNN_ERR_PARAM_NULLPTR, "executor", "null; allowed: what phase 1 returned")
     if not isinstance(executor, aclOpExecutor):
-        message = f"a {type(executor).__name__}; allowed: what phase 1 returned"
+        message = f"{described(executor)}; allowed: what phase 1 returned"
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
     needed = executor.workspace_size
     if isinstance(workspace_size, np.integer):
@@ -360,8 +365,9 @@ def phase_2(
         if size < needed:
             fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
     for parameter, tensor in executor.tensors.items():
-        if tensor is not None and tensor.memory.moved():
-            message = "its memory is not where it was in phase 1; allowed: memory that stays"
+        lost = None if tensor is None else tensor.memory.lost()
+        if lost is not None:
+            message = f"{lost} since phase 1; allowed: memory that stays"
             fail(Status.ACLNN_ERR_PARAM_INVALID, parameter, message)
     if not executor.take():
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
@@ -447,7 +453,7 @@ def _dense_copies(
     prepared: _Prepared, workspace: Any
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
     """The dense copies' arrays in a workspace, by name, and what is left of it."""
-    address, size, owner, _ = memory_of("workspace", workspace, writing=True)
+    address, size, owner, *_ = memory_of("workspace", workspace, writing=True)
     bytes_ = array_at(address, (size,), (1,), np.dtype(np.uint8), owner)
     bytes_ = bytes_[-address % LINE :]
     dense = {}

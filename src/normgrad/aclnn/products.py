@@ -27,14 +27,16 @@ TRAINING_SERIES = "Atlas training series"
 A2 = "Atlas A2"
 A3 = "Atlas A3"
 ASCEND_950 = "Ascend 950"
+INFERENCE_SERIES = "Atlas inference series"
+A200I = "Atlas 200I/500 A2"
 
 PRODUCTS = (
     Product(TRAINING_SERIES, _WITHOUT_BFLOAT16, frozenset({BATCH_NORM, REDUCE, GROUP_NORM})),
     Product(A2, _WITH_BFLOAT16, frozenset({BATCH_NORM, REDUCE, ELEMT, GROUP_NORM})),
     Product(A3, _WITH_BFLOAT16, frozenset({BATCH_NORM, REDUCE, ELEMT, GROUP_NORM})),
     Product(ASCEND_950, _WITH_BFLOAT16, frozenset({BATCH_NORM})),
-    Product("Atlas inference series", (), frozenset()),
-    Product("Atlas 200I/500 A2", (), frozenset()),
+    Product(INFERENCE_SERIES, (), frozenset()),
+    Product(A200I, (), frozenset()),
 )
 
 #: Names of chips, as aclrtGetSocName gives them, and of machines; the first that fits counts.
@@ -43,8 +45,8 @@ _CHIPS = (
     (r"(ascend ?)?910b[1-4]?(-.*)?|ascend ?910b.*|(atlas )?800i a2|(atlas )?a200i a2 box", A2),
     (r"(ascend ?)?910(a|pro[ab]?|premiuma)?", TRAINING_SERIES),
     (r"(ascend ?)?950(pr|dt)?.*", ASCEND_950),
-    (r"(ascend ?)?310p.*", "Atlas inference series"),
-    (r"(ascend ?)?310b.*", "Atlas 200I/500 A2"),
+    (r"(ascend ?)?310p.*", INFERENCE_SERIES),
+    (r"(ascend ?)?310b.*", A200I),
 )
 
 

@@ -71,7 +71,8 @@ class aclFormat(IntEnum):
     ACL_FORMAT_FRACTAL_NZ, ACL_FORMAT_NCDHW, ACL_FORMAT_NDC1HWC0, ACL_FORMAT_NC, ACL_FORMAT_NCL,
 ) = aclFormat  # fmt: skip
 
-_NUMPY: dict[aclDataType, np.dtype[Any]] = {
+#: The element types that NumPy has.
+NUMPY: dict[aclDataType, np.dtype[Any]] = {
     aclDataType.ACL_FLOAT: np.dtype(np.float32),
     aclDataType.ACL_FLOAT16: np.dtype(np.float16),
     aclDataType.ACL_INT8: np.dtype(np.int8),
@@ -88,9 +89,9 @@ _NUMPY: dict[aclDataType, np.dtype[Any]] = {
     aclDataType.ACL_COMPLEX128: np.dtype(np.complex128),
     aclDataType.ACL_BF16: np.dtype(ml_dtypes.bfloat16),
 }
-_BY_NUMPY = {dtype: data_type for data_type, dtype in _NUMPY.items()}
+_BY_NUMPY = {dtype: data_type for data_type, dtype in NUMPY.items()}
 _NAMES = {
-    **{data_type: dtype.name for data_type, dtype in _NUMPY.items()},
+    **{data_type: dtype.name for data_type, dtype in NUMPY.items()},
     aclDataType.ACL_STRING: "string",
     aclDataType.ACL_DT_UNDEFINED: "undefined",
 }
@@ -167,14 +168,16 @@ class aclTensor:
     def _find_problem(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
             return None
+        if self.memory.problem is not None:
+            return self.memory.problem
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
         if layout.elements(self.dims) >= _MOST_ELEMENTS:
             return f"{layout.elements(self.dims)} elements; allowed: less than {_MOST_ELEMENTS}"
-        if nbytes is None or self.data_type not in _NUMPY:
+        if nbytes is None or self.data_type not in NUMPY:
             return None
         low, high = layout.extent(self.dims, self.steps)
-        itemsize = _NUMPY[self.data_type].itemsize
+        itemsize = NUMPY[self.data_type].itemsize
         if self.offset + low < 0 or (self.offset + high + 1) * itemsize > nbytes:
             return (
                 f"elements {self.offset + low} to {self.offset + high} of its storage; allowed: 0 "
@@ -200,7 +203,7 @@ class aclTensor:
         return self._array
 
     def _as_array(self) -> npt.NDArray[Any]:
-        dtype = _NUMPY[self.data_type]
+        dtype = NUMPY[self.data_type]
         if 0 in self.dims:
             return np.empty(self.dims, dtype)
         start = self.memory.address + self.offset * dtype.itemsize
@@ -282,7 +285,9 @@ def aclCreateTensor(
     except ValueError:
         raise _invalid(name, "format", f"{format!r}; allowed: an aclFormat") from None
     memory = Memory(0, 0, None, False)
-    if data is not None:
+    if type(data) is Memory:
+        memory = data  # with what is wrong with it, which phase 1 says
+    elif data is not None:
         try:
             memory = memory_of("tensorData", data, writing=False)
         except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import aclnn, bench, outputs, run, show, warmup
+from . import aclnn, bench, capi, outputs, run, show, warmup
 
 #: Exit statuses: an output over its bound; input or output that cannot be used.
 OVER_BOUND, UNUSABLE = 1, show.UNUSABLE
@@ -168,3 +168,4 @@ def _warmup() -> None:
 
 
 app.add_typer(aclnn.app, name="aclnn")
+app.add_typer(capi.app, name="capi")

@@ -32,6 +32,7 @@ from ..rules import (
     Rank,
     ShapeOf,
     check,
+    described,
 )
 from ..tensor import TensorSpec
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
@@ -236,7 +237,7 @@ def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
     if value is None:
         raise _bad(function, name, f"null; allowed: an {kind.__name__}")
     if not isinstance(value, kind):
-        raise _bad(function, name, f"a {type(value).__name__}; allowed: an {kind.__name__}")
+        raise _bad(function, name, f"{described(value)}; allowed: an {kind.__name__}")
     if not value.alive:
         raise _bad(function, name, "destroyed; allowed: one that is not")
     return value
@@ -455,7 +456,7 @@ def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArr
     if memory is None:
         raise _bad(_RUN, name, "null; allowed: the tensor's memory")
     try:
-        address, size, owner, _ = memory_of(name, memory, writing)
+        address, size, owner, *_ = memory_of(name, memory, writing)
     except (TypeError, ValueError) as error:
         raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
     _, high = layout.extent(spec.shape, spec.strides)

@@ -1,0 +1,184 @@
+"""Memory that programs allocate here: blocks, looked up by any address within them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from bisect import bisect_right
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arguments import Allocation, Memory
+from ..memory import LINE
+from . import libc
+from .errors import HOST_MEMORY_VARIABLE, is_on
+
+#: Where blocks start, as aclrtMalloc has it.
+ALIGNMENT = LINE
+
+#: New blocks up to this size are filled with bytes that are NaN in every floating dtype, so that
+#: what is read before it is written shows. Larger ones may be pools that are never used in full.
+_POISONED = 64 << 20
+_POISON = 0xFF
+
+#: Freed blocks whose addresses are kept from being used again, so that a use after free is seen: no
+#: more than these many, of no more than these many bytes, but always the last. Their pages go back
+#: to the system.
+_KEPT_BLOCKS, _KEPT_BYTES = 1024, 4 << 30
+_GIVEN_BACK_FROM = 64 << 10
+
+#: The size of memory that nothing is known of.
+UNKNOWN_SIZE = 1 << 62
+
+
+class Block(Allocation):
+    """Memory from one allocation.
+
+    Attributes:
+        address, size: in bytes.
+        is_device: whether it stands for a device's memory.
+        maker: the function that allocated it.
+        freed_by: the function that freed it, or None.
+    """
+
+    def __init__(self, size: int, is_device: bool, maker: str) -> None:
+        self.memory = np.empty(size + ALIGNMENT, np.uint8)
+        self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self.size = size
+        self.is_device = is_device
+        self.maker = maker
+        self.freed_by: str | None = None
+        if size <= _POISONED:
+            ctypes.memset(self.address, _POISON, size)
+
+    @property
+    def end(self) -> int:
+        """The first address after it."""
+        return self.address + self.size
+
+    def give_back_pages(self) -> None:
+        """Let the system have the pages, and keep the addresses."""
+        if self.size >= _GIVEN_BACK_FROM:
+            page = mmap.PAGESIZE
+            first = -(-self.address // page) * page
+            libc.madvise(first, self.end // page * page - first, mmap.MADV_DONTNEED)
+
+
+class _Index(NamedTuple):
+    """Blocks in the order of their addresses. It is replaced, never changed: readers need no
+    lock."""
+
+    starts: tuple[int, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+
+class Blocks:
+    """The blocks of this process, the freed ones too for some time."""
+
+    def __init__(self) -> None:
+        self._index = _Index()
+        self._freed: deque[Block] = deque()
+        self._freed_bytes = 0
+        self._lock = threading.Lock()
+
+    def allocate(self, size: int, is_device: bool, maker: str) -> Block:
+        """A new block.
+
+        Raises:
+            MemoryError: there is no such memory.
+        """
+        try:
+            block = self._new(size, is_device, maker)
+        except MemoryError:
+            with self._lock:
+                while self._freed:
+                    self._drop_oldest()
+            block = self._new(size, is_device, maker)
+        with self._lock:
+            starts, blocks = self._index
+            at = bisect_right(starts, block.address)
+            self._index = _Index(
+                (*starts[:at], block.address, *starts[at:]), (*blocks[:at], block, *blocks[at:])
+            )
+        return block
+
+    @staticmethod
+    def _new(size: int, is_device: bool, maker: str) -> Block:
+        try:
+            return Block(size, is_device, maker)
+        except ValueError as error:  # more than addresses can count
+            raise MemoryError(str(error)) from None
+
+    def _drop_oldest(self) -> None:
+        block = self._freed.popleft()
+        self._freed_bytes -= block.size
+        starts, blocks = self._index
+        at = bisect_right(starts, block.address) - 1
+        self._index = _Index((*starts[:at], *starts[at + 1 :]), (*blocks[:at], *blocks[at + 1 :]))
+
+    def free(self, block: Block, by: str) -> bool:
+        """Free a block; False if that is done already."""
+        with self._lock:
+            if block.freed_by is not None:
+                return False
+            block.freed_by = by
+            self._freed.append(block)
+            self._freed_bytes += block.size
+            while len(self._freed) > 1 and (
+                len(self._freed) > _KEPT_BLOCKS or self._freed_bytes > _KEPT_BYTES
+            ):
+                self._drop_oldest()
+        block.give_back_pages()
+        return True
+
+    def find(self, address: int) -> Block | None:
+        """The block that an address lies in, freed or not."""
+        starts, blocks = self._index
+        at = bisect_right(starts, address) - 1
+        if at >= 0 and address < blocks[at].end:
+            return blocks[at]
+        return None
+
+    def living(self) -> list[Block]:
+        """What was not freed."""
+        return [block for block in self._index.blocks if block.freed_by is None]
+
+    def forked(self) -> None:
+        """Another thread may have held the lock when this process was made."""
+        self._lock = threading.Lock()
+
+
+BLOCKS = Blocks()
+os.register_at_fork(after_in_child=BLOCKS.forked)
+
+
+def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
+    """The memory that a pointer points to, as far as is known; None for null.
+
+    Args:
+        address: the pointer.
+        nbytes: how much of it will be used, where that is known.
+    """
+    if address is None:
+        return None
+    block = BLOCKS.find(address)
+    if block is None:
+        return Memory(address, UNKNOWN_SIZE if nbytes is None else nbytes, FOREIGN, True)
+    problem = block.freed_by and f"memory that {block.freed_by} has freed; allowed: not freed"
+    return Memory(address, block.end - address, block, True, problem)
+
+
+class _Foreign:
+    """The owner of memory that was not allocated here."""
+
+
+FOREIGN = _Foreign()
+
+
+def host_memory_is_allowed() -> bool:
+    """Whether tensors may lie in memory that is no device's."""
+    return is_on(HOST_MEMORY_VARIABLE)

@@ -1,0 +1,277 @@
+// Starts Python for the C libraries, once in a process, or finds the one that runs.
+//
+// libpython is not linked to but opened at the first call: so a process that already runs Python,
+// from an executable or a library of its own, is served by that one, and a Python that is missing
+// is an error to be told, not one of the loader. baked.h holds what was true when this was built.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <ctype.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "baked.h"
+#include "boot.h"
+
+enum { EMPTY, FILLED, FAILED };
+
+#define FUNCTIONS(USE)                                                                             \
+    USE(Py_IsInitialized)                                                                          \
+    USE(Py_GetVersion)                                                                             \
+    USE(PyPreConfig_InitIsolatedConfig)                                                            \
+    USE(Py_PreInitialize)                                                                          \
+    USE(PyConfig_InitIsolatedConfig)                                                               \
+    USE(PyConfig_SetBytesString)                                                                   \
+    USE(PyConfig_Clear)                                                                            \
+    USE(Py_DecodeLocale)                                                                           \
+    USE(PyWideStringList_Append)                                                                   \
+    USE(PyMem_RawFree)                                                                             \
+    USE(Py_InitializeFromConfig)                                                                   \
+    USE(PyStatus_Exception)                                                                        \
+    USE(PyGILState_Ensure)                                                                         \
+    USE(PyGILState_Release)                                                                        \
+    USE(PyGILState_Check)                                                                          \
+    USE(PyEval_SaveThread)                                                                         \
+    USE(PyEval_RestoreThread)                                                                      \
+    USE(PyOS_BeforeFork)                                                                           \
+    USE(PyOS_AfterFork_Parent)                                                                     \
+    USE(PyOS_AfterFork_Child)                                                                      \
+    USE(Py_BuildValue)                                                                             \
+    USE(PyEval_GetBuiltins)                                                                        \
+    USE(PyRun_StringFlags)                                                                         \
+    USE(PyDict_GetItemString)                                                                      \
+    USE(PyUnicode_AsUTF8)                                                                          \
+    USE(PyErr_Clear)                                                                               \
+    USE(Py_DecRef)
+
+static struct {
+#define DECLARE(name) __typeof__(&name) name;
+    FUNCTIONS(DECLARE)
+} py;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread int booting; // this thread is in boot, and holds the lock
+static int found;            // py is filled
+static int embedded;         // this started Python
+static char problem[1024];   // why boot failed; empty if it did not
+static void (*last_words)(void);
+
+// Say why, once.
+static int fail(const char *format, ...)
+{
+    char text[sizeof problem];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (strcmp(text, problem)) {
+        memcpy(problem, text, sizeof problem);
+        fprintf(stderr, "normgrad: %s\n", problem);
+    }
+    return 0;
+}
+
+// Python's functions: of the Python that this process runs, else of the one that was baked in.
+static int find_python(void)
+{
+    if (!dlsym(RTLD_DEFAULT, "Py_IsInitialized")) {
+        // Global, since extension modules expect Python's symbols there.
+        if (!dlopen(BAKED_LIBPYTHON, RTLD_NOW | RTLD_GLOBAL))
+            return fail("cannot load the Python that the C libraries were built for (%s); build "
+                        "them again with `normgrad capi build`",
+                        dlerror());
+    }
+#define FIND(name)                                                                                 \
+    if (!(py.name = (__typeof__(py.name))dlsym(RTLD_DEFAULT, #name)))                              \
+        return fail("no " #name " in the Python that runs; allowed: Python " BAKED_VERSION);
+    FUNCTIONS(FIND)
+    const char *version = py.Py_GetVersion();
+    size_t length = strlen(BAKED_VERSION);
+    if (strncmp(version, BAKED_VERSION, length) || isdigit((unsigned char)version[length]))
+        return fail("the process runs Python %.20s; allowed: " BAKED_VERSION
+                    ", which the C libraries were built for",
+                    version);
+    found = 1;
+    return 1;
+}
+
+static void say_last_words(void)
+{
+    if (last_words)
+        last_words();
+}
+
+// Isolated: no environment variable, user folder or working directory changes what is imported,
+// and signals stay the program's.
+static int start_python(void)
+{
+    PyPreConfig before;
+    py.PyPreConfig_InitIsolatedConfig(&before);
+    before.utf8_mode = 1;
+    if (py.PyStatus_Exception(py.Py_PreInitialize(&before)))
+        return fail("Python cannot be prepared");
+
+    PyConfig config;
+    py.PyConfig_InitIsolatedConfig(&config);
+    config.site_import = 0; // the search path is complete
+    config.pathconfig_warnings = 0;
+    config.install_signal_handlers = 0;
+    config.module_search_paths_set = 1;
+    PyStatus status = py.PyConfig_SetBytesString(&config, &config.home, BAKED_HOME);
+    if (!py.PyStatus_Exception(status))
+        status = py.PyConfig_SetBytesString(&config, &config.executable, BAKED_EXECUTABLE);
+    static const char *const paths[] = {BAKED_PATHS};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths && !py.PyStatus_Exception(status); ++i) {
+        wchar_t *path = py.Py_DecodeLocale(paths[i], NULL);
+        if (path)
+            status = py.PyWideStringList_Append(&config.module_search_paths, path);
+        py.PyMem_RawFree(path);
+    }
+    if (!py.PyStatus_Exception(status))
+        status = py.Py_InitializeFromConfig(&config);
+    py.PyConfig_Clear(&config);
+    if (py.PyStatus_Exception(status))
+        return fail("Python does not start: %s", status.err_msg ? status.err_msg : "unknown cause");
+    embedded = 1;
+    atexit(say_last_words);
+    return 1;
+}
+
+// A Python that runs may have its packages elsewhere: those that were baked in come last.
+static const char SCRIPT[] =
+    "import sys\n"
+    "problem = ''\n"
+    "try:\n"
+    "    try:\n"
+    "        import normgrad.capi.runtime as runtime\n"
+    "    except ModuleNotFoundError:\n"
+    "        sys.path += [path for path in " BAKED_SYS_PATH " if path not in sys.path]\n"
+    "        import normgrad.capi.runtime as runtime\n"
+    "    runtime.fill(name, digest, table, last_words)\n"
+    "except BaseException as error:\n"
+    "    problem = f'{type(error).__name__}: {error}'\n";
+
+// With the GIL held: Python writes the addresses of its functions into the library's table.
+static int fill_table(struct normgrad_library *library)
+{
+    PyObject *names = py.Py_BuildValue(
+        "{s:O,s:s,s:s,s:n,s:n}", "__builtins__", py.PyEval_GetBuiltins(), "name", library->name,
+        "digest", library->digest, "table", (Py_ssize_t)library->table, "last_words",
+        embedded ? (Py_ssize_t)&last_words : 0);
+    PyObject *done =
+        names ? py.PyRun_StringFlags(SCRIPT, Py_file_input, names, names, NULL) : NULL;
+    PyObject *text = done ? py.PyDict_GetItemString(names, "problem") : NULL;
+    const char *message = text ? py.PyUnicode_AsUTF8(text) : NULL;
+    int filled = message && !*message;
+    if (!filled)
+        fail("lib%s.so cannot start: %s", library->name, message ? message : "unknown cause");
+    py.PyErr_Clear();
+    py.Py_DecRef(done);
+    py.Py_DecRef(names);
+    return filled;
+}
+
+static int start(struct normgrad_library *library)
+{
+    if (!found && !find_python())
+        return 0;
+    if (!py.Py_IsInitialized()) {
+        if (embedded)
+            return fail("the Python that served this process has ended");
+        if (!start_python())
+            return 0;
+        int filled = fill_table(library);
+        py.PyEval_SaveThread();
+        return filled;
+    }
+    PyGILState_STATE state = py.PyGILState_Ensure();
+    int filled = fill_table(library);
+    py.PyGILState_Release(state);
+    return filled;
+}
+
+static int boot(struct normgrad_library *library)
+{
+    if (booting)
+        return 0;
+    // Who holds the GIL must not keep it while waiting for the lock: who has the lock may want it.
+    int (*initialized)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    int (*check)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    PyThreadState *(*save)(void) = (PyThreadState * (*)(void)) dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    PyThreadState *saved = initialized && initialized() && check() ? save() : NULL;
+
+    pthread_mutex_lock(&lock);
+    booting = 1;
+    if (library->state == EMPTY)
+        __atomic_store_n(&library->state, start(library) ? FILLED : FAILED, __ATOMIC_RELEASE);
+    booting = 0;
+    pthread_mutex_unlock(&lock);
+    if (saved)
+        py.PyEval_RestoreThread(saved);
+    return library->state == FILLED;
+}
+
+int normgrad_capi_enter(struct normgrad_library *library)
+{
+    int state = __atomic_load_n(&library->state, __ATOMIC_ACQUIRE);
+    if (state == FILLED)
+        return py.Py_IsInitialized(); // not after its end
+    return state == EMPTY && boot(library);
+}
+
+const char *normgrad_capi_problem(void)
+{
+    return problem;
+}
+
+// A fork waits for a boot under way, and for the GIL if this started Python, which otherwise would
+// not know of the fork. Python's own forks come with the GIL held, and with all that done.
+
+static __thread int forking;
+static PyGILState_STATE fork_state;
+
+enum { LOCKED = 1, WITH_GIL = 2 };
+
+static void before_fork(void)
+{
+    forking = 0;
+    if (booting || (embedded && py.PyGILState_Check()))
+        return;
+    pthread_mutex_lock(&lock);
+    forking = LOCKED;
+    if (embedded && py.Py_IsInitialized()) {
+        fork_state = py.PyGILState_Ensure();
+        py.PyOS_BeforeFork();
+        forking |= WITH_GIL;
+    }
+}
+
+static void after_fork(void (*tell_python)(void))
+{
+    if (forking & WITH_GIL) {
+        tell_python();
+        py.PyGILState_Release(fork_state);
+    }
+    if (forking & LOCKED)
+        pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    after_fork(py.PyOS_AfterFork_Parent);
+}
+
+static void after_fork_in_child(void)
+{
+    after_fork(py.PyOS_AfterFork_Child);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}

@@ -1,0 +1,23 @@
+// What the generated libraries and the one that starts Python for them agree on.
+#ifndef NORMGRAD_BOOT_H
+#define NORMGRAD_BOOT_H
+
+#include <stddef.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+struct normgrad_library {
+    const char *name;
+    const char *digest; // of the list of signatures that it was made from
+    void **table;       // a pointer for each function, filled by Python
+    size_t count;
+    int state; // 0: not filled yet
+};
+
+// Whether the library's table can be called through; fills it the first time.
+EXPORTED int normgrad_capi_enter(struct normgrad_library *library);
+
+// Why not: one line of text.
+EXPORTED const char *normgrad_capi_problem(void);
+
+#endif

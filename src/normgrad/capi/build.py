@@ -1,0 +1,238 @@
+"""Compiling the C libraries, and what a program is compiled with to use them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from .. import __version__
+from .headers import header_text, library_text
+from .signatures import DIALECTS, HEADERS, Dialect
+
+#: The library that starts Python for the others.
+_BOOT = "normgrad_capi"
+
+#: All that are compiled.
+LIBRARIES = (_BOOT, *(each for dialect in DIALECTS for each in dialect.libraries))
+
+_COMPILERS = ("cc", "gcc", "clang")
+_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+
+#: What the libraries import, beside the standard library.
+_PACKAGES = ("normgrad", "numpy", "numba", "llvmlite", "ml_dtypes")
+
+
+class BuildError(Exception):
+    """Something is missing, or does not compile: one line that says what, and how to get it."""
+
+
+def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> None:
+    """Compile the libraries of both dialects, and write headers and pkg-config files.
+
+    Args:
+        out: the folder; made if it is not there. What is in it is replaced file by file, whole.
+        advance: told the name of each library that is done.
+
+    Raises:
+        BuildError: no compiler, no shared libpython, no headers of Python, or no Linux.
+        OSError: the folder cannot be written.
+    """
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"C libraries for {sys.platform}; allowed: Linux")
+    compiler, baked = _compiler(), _baked()
+    include_python = [f"-I{path}" for path in _python_headers()]
+    out = out.resolve()
+    for header in HEADERS:
+        _write(out / "include" / header.path, header_text(header))
+    (out / "lib").mkdir(parents=True, exist_ok=True)
+    with _workplace(out) as work:
+        (work / "baked.h").write_text(baked, "utf-8")
+        sources = resources.files(__package__)
+        for name in ("boot.h", "boot.c"):
+            (work / name).write_text(sources.joinpath(name).read_text("utf-8"), "utf-8")
+        _compile(compiler, work, _BOOT, "boot.c", [*include_python, "-ldl", "-pthread"])
+        advance(_BOOT)
+        for library in LIBRARIES[1:]:
+            (work / f"{library}.c").write_text(library_text(library), "utf-8")
+            against = [f"-I{out / 'include'}", f"-L{work}", f"-l{_BOOT}", "-Wl,-rpath,$ORIGIN"]
+            _compile(compiler, work, library, f"{library}.c", against)
+            advance(library)
+        for name in LIBRARIES:
+            (work / _file_name(name)).replace(out / "lib" / _file_name(name))
+    for dialect in DIALECTS:
+        _write(out / "lib" / "pkgconfig" / f"normgrad-{dialect.name}.pc", _pkg_config(dialect))
+
+
+def flags(out: Path, dialect: Dialect) -> str:
+    """What to compile and link a program with, for a shell's command line.
+
+    Raises:
+        BuildError: nothing was built there.
+    """
+    out = out.resolve()
+    for library in dialect.libraries:
+        path = out / "lib" / _file_name(library)
+        if not path.exists():
+            raise BuildError(f"no {path}; build it with `normgrad capi build --out {out}`")
+    lib = out / "lib"
+    parts = [f"-I{out / 'include'}", f"-L{lib}", f"-Wl,-rpath,{lib}", *_links(dialect)]
+    return " ".join(shlex.quote(part) for part in parts)
+
+
+def _links(dialect: Dialect) -> list[str]:
+    return [f"-l{library}" for library in dialect.libraries]
+
+
+def _file_name(library: str) -> str:
+    return f"lib{library}.so"
+
+
+def _pkg_config(dialect: Dialect) -> str:
+    return (
+        "prefix=${pcfiledir}/../..\n"
+        "includedir=${prefix}/include\n"
+        "libdir=${prefix}/lib\n\n"
+        f"Name: normgrad-{dialect.name}\n"
+        f"Description: {dialect.description}\n"
+        f"Version: {__version__}\n"
+        "Cflags: -I${includedir}\n"
+        f"Libs: -L${{libdir}} -Wl,-rpath,${{libdir}} {' '.join(_links(dialect))}\n"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, so that there is never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_text(text, "utf-8")
+    half.replace(path)
+
+
+@contextmanager
+def _workplace(out: Path) -> Iterator[Path]:
+    """A folder on the same file system as the results."""
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as work:
+        yield Path(work)
+
+
+def _compile(compiler: list[str], work: Path, library: str, source: str, extra: list[str]) -> None:
+    target = _file_name(library)
+    # Python stays once it is started, and so must what it calls back into.
+    link = [f"-Wl,-soname,{target}", "-Wl,-z,nodelete"]
+    command = [*compiler, *_FLAGS, source, "-o", target, "-I.", *link, *extra]
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if "error" in line), lines[-1])
+        raise BuildError(f"{compiler[0]} does not compile {target}: {reason}")
+
+
+def _compiler() -> list[str]:
+    """The user's C compiler: $CC, else the usual ones.
+
+    Raises:
+        BuildError: there is none.
+    """
+    chosen = shlex.split(os.environ.get("CC", ""))
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            raise BuildError(f"CC: {chosen[0]!r} is not there; allowed: a C compiler")
+        return chosen
+    for name in _COMPILERS:
+        if shutil.which(name) is not None:
+            return [name]
+    raise BuildError(
+        f"no C compiler ({', '.join(_COMPILERS)}, or $CC); install one, such as with "
+        "`apt install gcc`"
+    )
+
+
+def _python_headers() -> list[str]:
+    """Where Python.h is.
+
+    Raises:
+        BuildError: nowhere.
+    """
+    paths = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    found = [path for path in dict.fromkeys(paths) if path]
+    if not any((Path(path) / "Python.h").exists() for path in found):
+        raise BuildError(
+            f"no Python.h in {' or '.join(found)}; install Python's headers, such as with "
+            "`apt install python3-dev`"
+        )
+    return found
+
+
+def _libpython() -> Path:
+    """Python's shared library.
+
+    Raises:
+        BuildError: this Python has none.
+    """
+    variables = sysconfig.get_config_vars()
+    version = f"{variables['py_version_short']}{variables.get('abiflags', '')}"
+    name = str(variables.get("INSTSONAME") or "")
+    if ".so" not in name:
+        name = f"libpython{version}.so.1.0"
+    folders = [Path(sys.base_prefix) / "lib"]
+    if variables.get("LIBDIR"):
+        folders.append(Path(str(variables["LIBDIR"])))
+        folders.append(folders[-1] / str(variables.get("MULTIARCH") or ""))
+    for folder in folders:
+        if (folder / name).exists():
+            return (folder / name).resolve()
+    raise BuildError(
+        f"{sys.executable} has no shared library ({name}); install it, such as with "
+        f"`apt install libpython{version}`, or use a Python that was built with --enable-shared "
+        "(`PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install`)"
+    )
+
+
+def _search_path() -> list[str]:
+    """Where the started Python finds its standard library and what the libraries import."""
+    folders = [Path(os.__file__).parent]
+    for name in ("math", "_ctypes"):  # extension modules of the standard library
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.has_location and spec.origin:
+            folders.append(Path(spec.origin).parent)
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.origin:
+            raise BuildError(f"no module {name}; install normgrad anew")
+        folders.append(Path(spec.origin).parents[1])
+    return list(dict.fromkeys(str(folder.resolve()) for folder in folders))
+
+
+def _baked() -> str:
+    """What the started Python is told, as a header."""
+    paths = _search_path()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    values = {
+        "BAKED_VERSION": _c_string(version),
+        "BAKED_LIBPYTHON": _c_string(str(_libpython())),
+        "BAKED_HOME": _c_string(sys.base_prefix),
+        "BAKED_EXECUTABLE": _c_string(sys.executable),
+        "BAKED_PATHS": ", ".join(_c_string(path) for path in paths),
+        "BAKED_SYS_PATH": _c_string(json.dumps(paths)),
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def _c_string(text: str) -> str:
+    """A literal; its bytes are the file system's own."""
+    escaped = (
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
+        for byte in os.fsencode(text)
+    )
+    return f'"{"".join(escaped)}"'

@@ -1,0 +1,79 @@
+"""Handles: numbers that are looked up, never followed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import Any, NamedTuple, TypeVar
+
+from ..rules import Unusable
+
+_T = TypeVar("_T")
+
+#: The first handle. No address is like it: those of processes start with zeros. Handles are never
+#: used again, so one that was destroyed is nothing else later.
+_FIRST = 0x4E47_0000_0000_0000
+_STEP = 16
+
+#: How many handles are remembered after their end, with what ended them.
+_REMEMBERED = 4096
+
+
+class Entry(NamedTuple):
+    """What is behind a handle, and the function that made it."""
+
+    value: Any
+    maker: str
+
+
+class Handles:
+    """The handles of this process."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._ended: OrderedDict[int, str] = OrderedDict()
+        self._next = itertools.count(_FIRST, _STEP)
+
+    def add(self, value: object, maker: str) -> int:
+        """A new handle."""
+        handle = next(self._next)
+        self._entries[handle] = Entry(value, maker)
+        return handle
+
+    def find(self, handle: int | None) -> Any:
+        """What is behind a handle: None for null, an :class:`Unusable` for one that is none."""
+        if handle is None:
+            return None
+        entry = self._entries.get(handle)
+        return self._unknown(handle) if entry is None else entry.value
+
+    def find_a(self, kind: type[_T], handle: int | None) -> _T | Unusable | None:
+        """The same, but what is of another kind is no use either."""
+        value = self.find(handle)
+        if value is None or isinstance(value, (kind, Unusable)):
+            return value
+        return Unusable(f"a handle of a {type(value).__name__}")
+
+    def end(self, handle: int, by: str) -> bool:
+        """Forget a handle; False if that is done already."""
+        if self._entries.pop(handle, None) is None:
+            return False
+        self._ended[handle] = by
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        return True
+
+    def _unknown(self, handle: int) -> Unusable:
+        by = self._ended.get(handle)
+        if by is not None:
+            return Unusable(f"a handle that {by} has ended")
+        if _FIRST <= handle < _FIRST << 1 and handle % _STEP == 0:
+            return Unusable("a handle that was ended long ago")
+        return Unusable(f"no handle ({handle:#x})")
+
+    def living(self) -> dict[int, Entry]:
+        """All handles, oldest first."""
+        return dict(self._entries)
+
+
+HANDLES = Handles()

@@ -1,0 +1,288 @@
+"""libinfinirt and libinfiniop: InfiniCore's runtime, descriptors and operator, on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any, NoReturn
+
+from .. import infiniop
+from ..arguments import Memory
+from ..infiniop import InfiniError, infiniDevice_t, infiniStatus_t
+from ..infiniop.operators import INPUTS, OUTPUTS
+from ..tensor import TensorSpec
+from . import libc
+from .blocks import FOREIGN, memory_at
+from .handles import HANDLES
+from .objects import Event, Runtime, Stream
+
+#: More axes than any tensor has: a rank that is none.
+_MOST_AXES = 1024
+
+#: All memory is the CPU's, so the kinds of a copy make no difference.
+_COPY_KINDS = range(4)
+
+
+def _fail(function: str, name: str, message: str) -> NoReturn:
+    status = infiniStatus_t.INFINI_STATUS_BAD_PARAM
+    raise InfiniError(status, function, f"{name}: {message}", name)
+
+
+RUNTIME = Runtime(_fail, False, {Stream: "infinirtStreamCreate", Event: "infinirtEventCreate"})
+
+
+# Devices
+
+
+def infinirtInit() -> None:
+    infiniop.infinirtInit()
+
+
+def infinirtGetDeviceCount(device: int, count: int | None) -> None:
+    where = RUNTIME.out("infinirtGetDeviceCount", "count", count)
+    libc.store(ctypes.c_int, where, infiniop.infinirtGetDeviceCount(device))
+
+
+def infinirtGetAllDeviceCount(counts: int | None) -> None:
+    """One number for each kind of device."""
+    where = RUNTIME.out("infinirtGetAllDeviceCount", "count_array", counts)
+    numbers = [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t]
+    libc.store_all(ctypes.c_int, where, numbers)
+
+
+def infinirtSetDevice(device: int, number: int) -> None:
+    infiniop.infinirtSetDevice(device, number)
+
+
+def infinirtGetDevice(device: int | None, number: int | None) -> None:
+    """Either pointer may be null, but not both."""
+    if device is None and number is None:
+        _fail("infinirtGetDevice", "device_ptr", "null; allowed: a pointer to write to")
+    for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
+        if address is not None:
+            libc.store(ctypes.c_int, address, value)
+
+
+def infinirtDeviceSynchronize() -> None:
+    pass
+
+
+# Streams and events
+
+
+def infinirtStreamCreate(stream: int | None) -> None:
+    RUNTIME.create("infinirtStreamCreate", "stream_ptr", stream, Stream())
+
+
+def infinirtStreamDestroy(stream: int | None) -> None:
+    RUNTIME.destroy("infinirtStreamDestroy", "stream", Stream, stream)
+
+
+def infinirtStreamSynchronize(stream: int | None) -> None:
+    RUNTIME.check_stream("infinirtStreamSynchronize", stream)
+
+
+def infinirtStreamWaitEvent(stream: int | None, event: int | None) -> None:
+    RUNTIME.check_stream("infinirtStreamWaitEvent", stream)
+    RUNTIME.find("infinirtStreamWaitEvent", "event", Event, event)
+
+
+def infinirtEventCreate(event: int | None) -> None:
+    RUNTIME.create("infinirtEventCreate", "event_ptr", event, Event())
+
+
+def infinirtEventRecord(event: int | None, stream: int | None) -> None:
+    RUNTIME.record("infinirtEventRecord", event, stream)
+
+
+def infinirtEventSynchronize(event: int | None) -> None:
+    RUNTIME.find("infinirtEventSynchronize", "event", Event, event)
+
+
+def infinirtEventDestroy(event: int | None) -> None:
+    RUNTIME.destroy("infinirtEventDestroy", "event", Event, event)
+
+
+def infinirtEventElapsedTime(milliseconds: int | None, start: int | None, end: int | None) -> None:
+    RUNTIME.elapsed("infinirtEventElapsedTime", milliseconds, start, end)
+
+
+# Memory
+
+
+def _allocate(function: str, address: int | None, size: int, is_device: bool) -> None:
+    try:
+        RUNTIME.allocate(function, "p_ptr", address, max(size, 1), is_device)
+    except MemoryError:
+        message = f"size: {size} bytes; allowed: what the machine has"
+        status = infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR
+        raise InfiniError(status, function, message, "size") from None
+
+
+def infinirtMalloc(address: int | None, size: int) -> None:
+    _allocate("infinirtMalloc", address, size, True)
+
+
+def infinirtMallocHost(address: int | None, size: int) -> None:
+    _allocate("infinirtMallocHost", address, size, False)
+
+
+def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
+    RUNTIME.check_stream("infinirtMallocAsync", stream)
+    _allocate("infinirtMallocAsync", address, size, True)
+
+
+def _free(function: str, address: int | None, makers: tuple[str, ...]) -> None:
+    if address is not None:  # as in C
+        RUNTIME.free(function, "ptr", address, makers)
+
+
+_DEVICE_MAKERS = ("infinirtMalloc", "infinirtMallocAsync")
+
+
+def infinirtFree(address: int | None) -> None:
+    _free("infinirtFree", address, _DEVICE_MAKERS)
+
+
+def infinirtFreeHost(address: int | None) -> None:
+    _free("infinirtFreeHost", address, ("infinirtMallocHost",))
+
+
+def infinirtFreeAsync(address: int | None, stream: int | None) -> None:
+    RUNTIME.check_stream("infinirtFreeAsync", stream)
+    _free("infinirtFreeAsync", address, _DEVICE_MAKERS)
+
+
+def _copy(function: str, dst: int | None, src: int | None, size: int, kind: int) -> None:
+    if kind not in _COPY_KINDS:
+        _fail(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
+    RUNTIME.copy(function, (dst, size, True), (src, True), size)
+
+
+def infinirtMemcpy(dst: int | None, src: int | None, size: int, kind: int) -> None:
+    _copy("infinirtMemcpy", dst, src, size, kind)
+
+
+def infinirtMemcpyAsync(
+    dst: int | None, src: int | None, size: int, kind: int, stream: int | None
+) -> None:
+    RUNTIME.check_stream("infinirtMemcpyAsync", stream)
+    _copy("infinirtMemcpyAsync", dst, src, size, kind)
+
+
+def infinirtMemset(address: int | None, value: int, count: int) -> None:
+    RUNTIME.fill("infinirtMemset", "ptr", address, value, count)
+
+
+def infinirtMemsetAsync(address: int | None, value: int, count: int, stream: int | None) -> None:
+    RUNTIME.check_stream("infinirtMemsetAsync", stream)
+    RUNTIME.fill("infinirtMemsetAsync", "ptr", address, value, count)
+
+
+# Handles and descriptors
+
+
+def infiniopCreateHandle(handle: int | None) -> None:
+    function = "infiniopCreateHandle"
+    where = RUNTIME.out(function, "handle_ptr", handle)
+    libc.store(ctypes.c_void_p, where, HANDLES.add(infiniop.infiniopCreateHandle(), function))
+
+
+def infiniopCreateTensorDescriptor(
+    desc: int | None, ndim: int, shape: int | None, strides: int | None, dtype: int
+) -> None:
+    function = "infiniopCreateTensorDescriptor"
+    where = RUNTIME.out(function, "desc_ptr", desc)
+    if ndim > _MOST_AXES:
+        _fail(function, "ndim", f"{ndim}; allowed: up to {_MOST_AXES}")
+    if shape is None and ndim:
+        _fail(function, "shape", f"null; allowed: {ndim} sizes")
+    dims = libc.load(ctypes.c_size_t, shape or 0, ndim)
+    steps = None if strides is None else libc.load(ctypes.c_ssize_t, strides, ndim)
+    value = infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype)
+    libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
+
+
+def _destroy(python: Any, handle: int | None) -> None:
+    """The dialect refuses what cannot be destroyed."""
+    python(HANDLES.find(handle))
+    assert handle is not None
+    HANDLES.end(handle, python.__name__)
+
+
+def infiniopDestroyHandle(handle: int | None) -> None:
+    _destroy(infiniop.infiniopDestroyHandle, handle)
+
+
+def infiniopDestroyTensorDescriptor(desc: int | None) -> None:
+    _destroy(infiniop.infiniopDestroyTensorDescriptor, desc)
+
+
+def infiniopDestroyBatchNormBackwardDescriptor(desc: int | None) -> None:
+    _destroy(infiniop.infiniopDestroyBatchNormBackwardDescriptor, desc)
+
+
+def _device_of(function: str, desc: int | None, address: int | None, value: int) -> None:
+    where = RUNTIME.out(function, "device", address)
+    # Asked for its workspace, the dialect refuses what is no operator.
+    infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
+    libc.store(ctypes.c_int, where, value)
+
+
+def infiniopGetDescriptorDeviceType(desc: int | None, device_type: int | None) -> None:
+    kind = infiniDevice_t.INFINI_DEVICE_CPU
+    _device_of("infiniopGetDescriptorDeviceType", desc, device_type, kind)
+
+
+def infiniopGetDescriptorDeviceId(desc: int | None, device_id: int | None) -> None:
+    _device_of("infiniopGetDescriptorDeviceId", desc, device_id, 0)
+
+
+# The operator
+
+
+def infiniopCreateBatchNormBackwardDescriptor(
+    handle: int | None, desc: int | None, *tensors: int | None
+) -> None:
+    function = "infiniopCreateBatchNormBackwardDescriptor"
+    where = RUNTIME.out(function, "desc_ptr", desc)
+    values = [HANDLES.find(each) for each in (handle, *tensors)]
+    value = infiniop.infiniopCreateBatchNormBackwardDescriptor(*values)
+    libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
+
+
+def infiniopGetBatchNormBackwardWorkspaceSize(desc: int | None, size: int | None) -> None:
+    where = RUNTIME.out("infiniopGetBatchNormBackwardWorkspaceSize", "size", size)
+    found = infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
+    libc.store(ctypes.c_size_t, where, found)
+
+
+def infiniopBatchNormBackward(
+    desc: int | None, workspace: int | None, workspace_size: int, *tensors_and_stream: int | None
+) -> None:
+    *tensors, stream = tensors_and_stream
+    RUNTIME.check_stream("infiniopBatchNormBackward", stream)
+    operator = HANDLES.find(desc)
+    data = [memory_at(address) for address in tensors]
+    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
+        data = [
+            memory if memory is None or memory.owner is not FOREIGN else _mapped(memory, spec)
+            for memory, spec in zip(
+                data, [operator.specs[name] for name in (*OUTPUTS, *INPUTS)], strict=True
+            )
+        ]
+    scratch = memory_at(workspace, workspace_size)
+    infiniop.infiniopBatchNormBackward(operator, scratch, workspace_size, *data)
+
+
+def _mapped(memory: Memory, spec: TensorSpec) -> Memory:
+    """Memory of unknown origin: at least its ends have to be there."""
+    page = mmap.PAGESIZE
+    low, end = spec.region(memory.address).bounds()
+    if low == end:
+        return memory
+    resident = ctypes.create_string_buffer(1)
+    for address in (low, end - 1):
+        if libc.mincore(address // page * page, page, resident) != 0:
+            return memory._replace(problem=f"no memory at {address:#x}; allowed: memory")
+    return memory

@@ -1,0 +1,54 @@
+"""Functions of the C library, and what is read and written through pointers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+_library = ctypes.CDLL(None, use_errno=True)
+
+madvise: Any = _library.madvise
+madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+mincore: Any = _library.mincore
+mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+malloc: Any = _library.malloc
+malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+
+getenv: Any = _library.getenv
+getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
+
+
+def store(kind: Any, address: int, value: Any) -> None:
+    """Write a value through a pointer.
+
+    Args:
+        kind: its type for ctypes.
+        address: the pointer; not null.
+        value: what to write.
+    """
+    kind.from_address(address).value = value
+
+
+@cache
+def _array(kind: Any, count: int) -> Any:
+    return kind * count
+
+
+def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
+    """Write values through a pointer, one after the other."""
+    _array(kind, len(values)).from_address(address)[:] = values
+
+
+def load(kind: Any, address: int, count: int) -> list[Any]:
+    """Read values through a pointer.
+
+    Args:
+        kind: their type for ctypes.
+        address: the pointer; not null unless there are none.
+        count: how many.
+    """
+    return _array(kind, count).from_address(address)[:] if count else []

@@ -1,0 +1,191 @@
+"""What both runtimes have: memory, copies, streams and events."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from ..rules import Unusable
+from . import libc
+from .blocks import BLOCKS, Block, host_memory_is_allowed
+from .handles import HANDLES
+
+
+class Stream:
+    """A queue of work. Work is done at once, so none is ever waiting."""
+
+
+class Event:
+    """A moment.
+
+    Attributes:
+        recorded: when, in seconds; None if it was not.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: float | None = None
+
+
+class Runtime:
+    """The functions of a runtime, with the errors of its dialect.
+
+    Args:
+        fail: raises the dialect's error, for a function, a parameter, and what is wrong with it.
+        checks_sides: whether host and device memory have to be told apart.
+        makers: the function that makes each kind of handle.
+    """
+
+    def __init__(
+        self,
+        fail: Callable[[str, str, str], NoReturn],
+        checks_sides: bool,
+        makers: Mapping[type[Any], str],
+    ) -> None:
+        self.fail = fail
+        self.checks_sides = checks_sides
+        self._makers = makers
+
+    def out(self, function: str, name: str, address: int | None) -> int:
+        """A pointer to write through: not null."""
+        if address is None:
+            self.fail(function, name, "null; allowed: a pointer to write to")
+        return address
+
+    # Streams and events
+
+    def create(self, function: str, name: str, address: int | None, value: object) -> None:
+        """Make a handle of something, and write it through a pointer."""
+        where = self.out(function, name, address)
+        libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
+
+    def find(self, function: str, name: str, kind: type[Any], handle: int | None) -> Any:
+        """What is behind a handle that may not be null."""
+        value = HANDLES.find_a(kind, handle)
+        if value is None:
+            self.fail(function, name, f"null; allowed: what {self._makers[kind]} made")
+        if isinstance(value, Unusable):
+            self.fail(function, name, f"{value!r}; allowed: what {self._makers[kind]} made")
+        return value
+
+    def check_stream(self, function: str, handle: int | None) -> None:
+        """A stream is there; null is the default one."""
+        if handle is not None:
+            self.find(function, "stream", Stream, handle)
+
+    def destroy(self, function: str, name: str, kind: type[Any], handle: int | None) -> None:
+        """End a handle."""
+        self.find(function, name, kind, handle)
+        assert handle is not None
+        if not HANDLES.end(handle, function):  # by another thread, just now
+            self.find(function, name, kind, handle)
+
+    def record(self, function: str, event: int | None, stream: int | None) -> None:
+        """Note the time in an event."""
+        found = self.find(function, "event", Event, event)
+        self.check_stream(function, stream)
+        found.recorded = time.perf_counter()
+
+    def elapsed(
+        self, function: str, milliseconds: int | None, start: int | None, end: int | None
+    ) -> None:
+        """Write the time between two events, in milliseconds."""
+        where = self.out(function, "ms", milliseconds)
+        times = []
+        for name, handle in (("start", start), ("end", end)):
+            event = self.find(function, name, Event, handle)
+            if event.recorded is None:
+                self.fail(function, name, "an event that was not recorded; allowed: one that was")
+            times.append(event.recorded)
+        libc.store(ctypes.c_float, where, 1e3 * (times[1] - times[0]))
+
+    # Memory
+
+    def allocate(
+        self, function: str, name: str, address: int | None, size: int, device: bool
+    ) -> None:
+        """Allocate a block, and write its address through a pointer.
+
+        Raises:
+            MemoryError: there is no such memory.
+        """
+        where = self.out(function, name, address)
+        libc.store(ctypes.c_void_p, where, BLOCKS.allocate(size, device, function).address)
+
+    def free(self, function: str, name: str, address: int | None, makers: tuple[str, ...]) -> None:
+        """Free a block that one of ``makers`` allocated."""
+        allowed = f"allowed: what {' or '.join(makers)} allocated"
+        if address is None:
+            self.fail(function, name, f"null; {allowed}")
+        block = BLOCKS.find(address)
+        if block is None:
+            self.fail(function, name, f"{address:#x} is in no block; {allowed}")
+        if block.maker not in makers:
+            self.fail(function, name, f"memory from {block.maker}; {allowed}")
+        if block.address != address:
+            self.fail(
+                function,
+                name,
+                f"{address - block.address} bytes behind the start of a block; allowed: its start",
+            )
+        if block.freed_by is not None or not BLOCKS.free(block, function):
+            self.fail(function, name, f"memory that {block.freed_by} has freed; {allowed}")
+
+    def reach(
+        self, function: str, name: str, address: int | None, count: int, on_device: bool
+    ) -> int:
+        """Check that bytes are there, as far as is known; the address of the first."""
+        if address is None:
+            self.fail(function, name, f"null; allowed: {count} bytes of memory")
+        block = BLOCKS.find(address)
+        strict = self.checks_sides and not host_memory_is_allowed()
+        if block is None:
+            if on_device and strict:
+                self.fail(
+                    function, name, f"{address:#x} is no device memory; allowed: device memory"
+                )
+            return address
+        if block.freed_by is not None:
+            self.fail(function, name, f"memory that {block.freed_by} has freed; allowed: not freed")
+        if count > block.end - address:
+            self.fail(function, name, f"{count} bytes; allowed: {_left(block, address)}")
+        if strict and block.is_device != on_device:
+            is_, should = ("device", "host") if block.is_device else ("host", "device")
+            self.fail(
+                function, name, f"{is_} memory; allowed: {should} memory for a copy of this kind"
+            )
+        return address
+
+    def copy(
+        self,
+        function: str,
+        to: tuple[int | None, int, bool],
+        source: tuple[int | None, bool],
+        count: int,
+    ) -> None:
+        """Copy bytes.
+
+        Args:
+            function: for the message.
+            to: where to, how many bytes the caller says are there, and whether on the device.
+            source: where from, and whether on the device.
+            count: how many bytes.
+        """
+        dst, most, dst_on_device = to
+        src, src_on_device = source
+        start = self.reach(function, "dst", dst, count, dst_on_device)
+        data = self.reach(function, "src", src, count, src_on_device)
+        if count > most:
+            self.fail(function, "count", f"{count} bytes; allowed: up to destMax, {most}")
+        ctypes.memmove(start, data, count)
+
+    def fill(self, function: str, name: str, address: int | None, value: int, count: int) -> None:
+        """Set bytes of device memory."""
+        ctypes.memset(self.reach(function, name, address, count, True), value & 0xFF, count)
+
+
+def _left(block: Block, address: int) -> str:
+    offset = address - block.address
+    where = f", from byte {offset} of it" if offset else ""
+    return f"{block.end - address}, in a block of {block.size}{where}"

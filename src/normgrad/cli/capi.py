@@ -1,0 +1,73 @@
+"""``normgrad capi``: the C libraries, and what a program is compiled with to use them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import show
+from .files import InputError
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode="markdown", help="The dialects as C libraries."
+)
+
+_Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Where the libraries are, or shall be.")
+]
+
+
+@app.command("build")
+def _build(out: _Out) -> None:
+    """Compile the libraries of both dialects, with headers and pkg-config files.
+
+    The C compiler is $CC, else cc, gcc or clang. The libraries are bound to this Python and this
+    installation of normgrad: build them again after either has moved.
+    """
+    from ..capi import build
+    from ..capi.signatures import DIALECTS
+
+    with show.one_line_errors():
+        try:
+            with show.progress(len(build.LIBRARIES)) as advance:
+                build.build(out, advance)
+        except build.BuildError as error:
+            raise InputError("capi build", str(error)) from None
+        except OSError as error:
+            raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
+        folder = shlex.quote(str(out))
+        typer.echo(
+            f"C libraries of normgrad {__version__}, for {sys.executable}, in {out}. Use them:"
+        )
+        for dialect in DIALECTS:
+            typer.echo(
+                f"  c++ host.cpp $(normgrad capi flags --out {folder} {dialect.name}) -o host"
+            )
+
+
+@app.command("flags")
+def _flags(
+    out: _Out,
+    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="acl or infini.")],
+) -> None:
+    """Print what a program is compiled and linked with.
+
+    c++ host.cpp $(normgrad capi flags --out DIR acl) -o host
+    """
+    from ..capi import build
+    from ..capi.signatures import DIALECTS
+
+    with show.one_line_errors():
+        found = {each.name: each for each in DIALECTS}.get(dialect)
+        if found is None:
+            names = ", ".join(each.name for each in DIALECTS)
+            raise InputError("DIALECT", f"{dialect!r}; allowed: {names}")
+        try:
+            typer.echo(build.flags(out, found))
+        except build.BuildError as error:
+            raise InputError("--out", str(error)) from None

@@ -1,0 +1,70 @@
+"""The C libraries, built once, and programs compiled against them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from normgrad.capi import build
+from normgrad.capi.signatures import DIALECTS
+
+STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+#: By suffix: what the examples are written in.
+LANGUAGES = {".c": ("gcc", "-std=c11"), ".cpp": ("g++", "-std=c++17")}
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Where the libraries are, and how programs are built with them."""
+
+    out: Path
+
+    def flags(self, dialect: str) -> list[str]:
+        found = next(each for each in DIALECTS if each.name == dialect)
+        return shlex.split(build.flags(self.out, found))
+
+    def compile(
+        self, source: Path, target: Path, dialect: str = "acl", extra: Sequence[str] = ()
+    ) -> Path:
+        """An executable of a C11 or C++17 source, with every warning an error."""
+        compiler, standard = LANGUAGES[source.suffix]
+        command = [compiler, standard, *STRICT, str(source), "-o", str(target)]
+        done = subprocess.run(
+            [*command, *self.flags(dialect), "-lm", *extra], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return target
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    if shutil.which("gcc") is None or shutil.which("g++") is None:
+        pytest.skip("no gcc and g++")
+    out = tmp_path_factory.mktemp("capi")
+    build.build(out)
+    return Libraries(out)
+
+
+def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.CompletedProcess[str]:
+    """A program, with nothing in its environment but ``env``."""
+    return subprocess.run(
+        [str(word) for word in command],
+        env={} if env is None else env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def python_environment(**more: str) -> dict[str, str]:
+    """What a Python of the tests' environment needs."""
+    return {**os.environ, **more}

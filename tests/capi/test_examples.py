@@ -1,0 +1,53 @@
+"""The examples build without a warning, with either build system, and check their own numbers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import run
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "capi"
+PROGRAMS = {
+    "batch_norm_backward.c": "acl",
+    "sync_batch_norm.cpp": "acl",
+    "group_norm_backward.cpp": "acl",
+    "infiniop_batch_norm_backward.c": "infini",
+}
+
+
+def test_no_example_is_left_out():
+    assert sorted(PROGRAMS) == sorted(
+        path.name for suffix in ("c", "cpp") for path in EXAMPLES.glob(f"*.{suffix}")
+    )
+    listed = (EXAMPLES / "CMakeLists.txt").read_text("utf-8")
+    assert all(f"example({name} " in listed for name in PROGRAMS)
+
+
+@pytest.mark.parametrize(("name", "dialect"), PROGRAMS.items())
+def test_an_example(libraries, tmp_path, name, dialect):
+    program = libraries.compile(EXAMPLES / name, tmp_path / "program", dialect)
+    done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Nothing failed, and everything was destroyed and freed.
+    assert done.stderr == ""
+    last = done.stdout.splitlines()[-1]
+    assert "largest difference" in last
+    limit = 1.05 / 1024 if name == "group_norm_backward.cpp" else 1e-5
+    assert 0 < float(last.split(":")[1]) < limit
+
+
+def test_cmake(libraries, tmp_path):
+    if shutil.which("cmake") is None or shutil.which("pkg-config") is None:
+        pytest.skip("no cmake and pkg-config")
+    for command in (
+        ["cmake", "-S", EXAMPLES, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={libraries.out}"],
+        ["cmake", "--build", tmp_path],
+        ["ctest", "--test-dir", tmp_path],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "100% tests passed, 0 tests failed out of 4" in done.stdout
