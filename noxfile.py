@@ -19,6 +19,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def valgrind(session: nox.Session) -> None:
+    """The C libraries' misuse programs under valgrind: no invalid access."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt")
+    session.run("pytest", "-n", "auto", "tests/capi/test_misuse.py", env={"NORMGRAD_VALGRIND": "1"})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     session.install("-e", ".[cli]", "-r", "requirements/lint.txt")

@@ -55,6 +55,11 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     return tuple(dense)
 
 
+def taken(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides, with 1 for axes of one element, where none is ever taken."""
+    return tuple([step if size != 1 else 1 for size, step in zip(shape, strides, strict=True)])
+
+
 def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     """The least and the greatest element offset of a non-empty view."""
     low = high = 0

@@ -44,7 +44,10 @@ class Unusable:
 
 def described(value: object) -> str:
     """What an argument of a wrong type is, for a message."""
-    return repr(value) if isinstance(value, Unusable) else f"a {type(value).__name__}"
+    if isinstance(value, Unusable):
+        return repr(value)
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 class Break(Enum):

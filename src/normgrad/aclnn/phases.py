@@ -202,7 +202,7 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
     contract, device = translation.contract, current()
     tensors: dict[str, Any] = {row.name: arguments[row.name] for row in contract.parameters}
     malformed = {
-        name: (described(value), "an aclTensor, such as aclnn.tensor(array)")
+        name: (described(value), "an aclTensor, from aclCreateTensor")
         for name, value in tensors.items()
         if value is not None and type(value) is not aclTensor
     }
@@ -367,7 +367,7 @@ def phase_2(
     for parameter, tensor in executor.tensors.items():
         lost = None if tensor is None else tensor.memory.lost()
         if lost is not None:
-            message = f"{lost} since phase 1; allowed: memory that stays"
+            message = f"{lost} since phase 1; allowed: what stays until phase 2"
             fail(Status.ACLNN_ERR_PARAM_INVALID, parameter, message)
     if not executor.take():
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")

@@ -148,9 +148,7 @@ class aclTensor:
         self.dims = dims
         self.data_type = data_type
         self.strides = strides
-        self.steps = tuple(
-            [step if size != 1 else 1 for size, step in zip(dims, strides, strict=True)]
-        )
+        self.steps = layout.taken(dims, strides)
         self.offset = offset
         self.format = format
         self.storage_dims = storage_dims

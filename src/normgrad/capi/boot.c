@@ -58,6 +58,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int booting; // this thread is in boot, and holds the lock
 static int found;            // py is filled
 static int embedded;         // this started Python
+static int broken;           // this could not: there is no second try
 static char problem[1024];   // why boot failed; empty if it did not
 static void (*last_words)(void);
 
@@ -169,7 +170,7 @@ static int fill_table(struct normgrad_library *library)
     const char *message = text ? py.PyUnicode_AsUTF8(text) : NULL;
     int filled = message && !*message;
     if (!filled)
-        fail("lib%s.so cannot start: %s", library->name, message ? message : "unknown cause");
+        fail("the C libraries cannot start: %s", message ? message : "unknown cause");
     py.PyErr_Clear();
     py.Py_DecRef(done);
     py.Py_DecRef(names);
@@ -178,13 +179,15 @@ static int fill_table(struct normgrad_library *library)
 
 static int start(struct normgrad_library *library)
 {
-    if (!found && !find_python())
+    if (broken || (!found && !find_python()))
         return 0;
     if (!py.Py_IsInitialized()) {
         if (embedded)
             return fail("the Python that served this process has ended");
-        if (!start_python())
+        if (!start_python()) {
+            broken = 1;
             return 0;
+        }
         int filled = fill_table(library);
         py.PyEval_SaveThread();
         return filled;

@@ -43,15 +43,18 @@ class Errors:
         self._handed: OrderedDict[int, ctypes.Array[ctypes.c_char]] = OrderedDict()
         self._failures: dict[str, int] = {}
 
-    def record(self, function: str, status: int | None, message: str) -> None:
-        """Keep a failure; the first of its kind is printed at once where a report is wanted."""
+    def record(self, status: int | None, message: str) -> None:
+        """Keep a failure, with its status if it has one.
+
+        The first of its kind is printed at once, where a report is wanted.
+        """
         thread = threading.get_ident()
         self._last[thread] = message.encode("utf-8", "replace").replace(b"\0", b" ")
         if len(self._last) > _THREADS:
             self._last.popitem(last=False)
         if not is_on(REPORT_VARIABLE):
             return
-        line = f"{function} -> {'null' if status is None else status}: {message}"
+        line = f"error: {message}" if status is None else f"error {status}: {message}"
         if line not in self._failures:
             if len(self._failures) >= _FAILURES:
                 return

@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
-from ..rules import Unusable
+from ..rules import Unusable, described
 
 _T = TypeVar("_T")
 
@@ -52,7 +52,7 @@ class Handles:
         value = self.find(handle)
         if value is None or isinstance(value, (kind, Unusable)):
             return value
-        return Unusable(f"a handle of a {type(value).__name__}")
+        return Unusable(described(value))
 
     def end(self, handle: int, by: str) -> bool:
         """Forget a handle; False if that is done already."""
@@ -69,7 +69,7 @@ class Handles:
             return Unusable(f"a handle that {by} has ended")
         if _FIRST <= handle < _FIRST << 1 and handle % _STEP == 0:
             return Unusable("a handle that was ended long ago")
-        return Unusable(f"no handle ({handle:#x})")
+        return Unusable(f"{handle:#x}, which is no handle")
 
     def living(self) -> dict[int, Entry]:
         """All handles, oldest first."""

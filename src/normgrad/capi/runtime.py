@@ -74,7 +74,7 @@ def _guarded(function: Function, python: Callable[..., Any]) -> Callable[..., An
         if status is None:
             message = f"{name}: unforeseen {type(error).__name__}: {error}"
         result = failure if failure is None or status is None else int(status)
-        ERRORS.record(name, result, message)
+        ERRORS.record(result, message)
         if isinstance(error, KeyboardInterrupt):
             _thread.interrupt_main()  # for the Python that called us, after this call
         return result or 0

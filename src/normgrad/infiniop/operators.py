@@ -51,6 +51,9 @@ _NAMES = {
     infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
 }
 
+#: No element type is larger.
+_WIDEST = "float64"
+
 
 # The contract
 
@@ -284,6 +287,10 @@ def infiniopCreateTensorDescriptor(
         kind = infiniDtype_t(dtype)
     except ValueError:
         raise _bad(name, "dtype", f"{dtype!r}; allowed: an infiniDtype_t") from None
+    try:
+        TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
+    except ValueError as error:  # more than an address can reach
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
 
 
@@ -343,7 +350,9 @@ def infiniopCreateBatchNormBackwardDescriptor(
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
-            name: TensorSpec(each.dims, dtypes.BY_NAME[each.dtype_name], each.strides)
+            name: TensorSpec(
+                each.dims, dtypes.BY_NAME[each.dtype_name], layout.taken(each.dims, each.strides)
+            )
             for name, each in tensors.items()
         }
         plan = Plan(

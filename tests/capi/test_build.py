@@ -1,0 +1,354 @@
+"""Building: what is exported, what the headers say, and what is told when it cannot be done."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from normgrad.capi import build, signatures
+from normgrad.capi.signatures import DIALECTS, HEADERS, functions_of
+from normgrad.cli.app import app
+
+from .conftest import LANGUAGES, STRICT
+
+ACL, INFINI = DIALECTS
+
+#: From the documents: every file, and every function.
+FILES = """
+    include/acl/acl.h include/acl/acl_base.h include/acl/acl_rt.h
+    include/aclnn/acl_meta.h include/aclnn/aclnn_base.h
+    include/aclnnop/aclnn_batch_norm_backward.h include/aclnnop/aclnn_batch_norm_elemt_backward.h
+    include/aclnnop/aclnn_batch_norm_backward_reduce.h include/aclnnop/aclnn_group_norm_backward.h
+    include/infinicore.h include/infinirt.h include/infiniop.h include/infiniop/handle.h
+    include/infiniop/tensor_descriptor.h include/infiniop/operator_descriptor.h
+    include/infiniop/ops/batch_norm_backward.h
+    lib/libascendcl.so lib/libnnopbase.so lib/libopapi.so lib/libinfiniop.so lib/libinfinirt.so
+    lib/libnormgrad_capi.so lib/pkgconfig/normgrad-acl.pc lib/pkgconfig/normgrad-infini.pc
+    """
+FUNCTIONS = """
+    aclInit aclFinalize aclrtSetDevice aclrtResetDevice aclrtGetDevice aclrtGetDeviceCount
+    aclrtGetRunMode aclrtGetSocName aclrtGetMemInfo aclrtCreateEvent aclrtDestroyEvent
+    aclrtRecordEvent aclrtSynchronizeEvent aclrtStreamWaitEvent aclrtEventElapsedTime
+    aclrtCreateContext aclrtDestroyContext aclrtSetCurrentContext aclrtCreateStream
+    aclrtDestroyStream aclrtSynchronizeStream aclrtSynchronizeDevice aclrtMalloc aclrtFree
+    aclrtMallocHost aclrtFreeHost aclrtMemcpy aclrtMemcpyAsync aclrtMemset aclrtCtxSetSysParamOpt
+    aclCreateTensor aclCreateBoolArray aclDestroyTensor aclDestroyBoolArray aclGetViewShape
+    aclGetViewStrides aclGetDataType aclGetFormat aclDataTypeSize aclFloatToFloat16
+    aclFloat16ToFloat aclSetAclOpExecutorRepeatable aclDestroyAclOpExecutor aclGetRecentErrMsg
+    aclnnBatchNormBackwardGetWorkspaceSize aclnnBatchNormBackward
+    aclnnBatchNormReduceBackwardGetWorkspaceSize aclnnBatchNormReduceBackward
+    aclnnBatchNormElemtBackwardGetWorkspaceSize aclnnBatchNormElemtBackward
+    aclnnGroupNormBackwardGetWorkspaceSize aclnnGroupNormBackward
+    infinirtInit infinirtGetDeviceCount infinirtGetAllDeviceCount infinirtSetDevice
+    infinirtGetDevice infinirtDeviceSynchronize infinirtStreamCreate infinirtStreamDestroy
+    infinirtStreamSynchronize infinirtMalloc infinirtMallocHost infinirtFree infinirtFreeHost
+    infinirtMemcpy infinirtMemcpyAsync infinirtMemset infinirtMemsetAsync infinirtMallocAsync
+    infinirtFreeAsync infinirtEventCreate infinirtEventRecord infinirtEventSynchronize
+    infinirtEventDestroy infinirtEventElapsedTime
+    infiniopCreateHandle infiniopDestroyHandle infiniopCreateTensorDescriptor
+    infiniopDestroyTensorDescriptor infiniopCreateBatchNormBackwardDescriptor
+    infiniopGetBatchNormBackwardWorkspaceSize infiniopBatchNormBackward
+    infiniopDestroyBatchNormBackwardDescriptor
+    """
+
+#: From the documents: numbers, as a C compiler has to see them.
+NUMBERS = {
+    "acl": """
+        ACL_SUCCESS 0 ACL_ERROR_INVALID_PARAM 100000 ACL_ERROR_UNINITIALIZE 100001
+        ACL_ERROR_REPEAT_INITIALIZE 100002 ACL_ERROR_RT_PARAM_INVALID 107000
+        ACL_ERROR_RT_MEMORY_ALLOCATION 207001
+        ACL_DT_UNDEFINED -1 ACL_FLOAT 0 ACL_FLOAT16 1 ACL_INT8 2 ACL_INT32 3 ACL_UINT8 4
+        ACL_INT16 6 ACL_UINT16 7 ACL_UINT32 8 ACL_INT64 9 ACL_UINT64 10 ACL_DOUBLE 11 ACL_BOOL 12
+        ACL_STRING 13 ACL_COMPLEX64 16 ACL_COMPLEX128 17 ACL_BF16 27
+        ACL_FORMAT_UNDEFINED -1 ACL_FORMAT_NCHW 0 ACL_FORMAT_NHWC 1 ACL_FORMAT_ND 2
+        ACL_FORMAT_NC1HWC0 3 ACL_FORMAT_FRACTAL_Z 4 ACL_FORMAT_NC1HWC0_C04 12 ACL_FORMAT_HWCN 16
+        ACL_FORMAT_NDHWC 27 ACL_FORMAT_FRACTAL_NZ 29 ACL_FORMAT_NCDHW 30 ACL_FORMAT_NDC1HWC0 32
+        ACL_FORMAT_NC 35 ACL_FORMAT_NCL 47
+        ACL_MEMCPY_HOST_TO_HOST 0 ACL_MEMCPY_HOST_TO_DEVICE 1 ACL_MEMCPY_DEVICE_TO_HOST 2
+        ACL_MEMCPY_DEVICE_TO_DEVICE 3
+        ACL_MEM_MALLOC_HUGE_FIRST 0 ACL_MEM_MALLOC_HUGE_ONLY 1 ACL_MEM_MALLOC_NORMAL_ONLY 2
+        ACL_OPT_DETERMINISTIC 0
+        ACLNN_SUCCESS 0 ACLNN_ERR_PARAM_NULLPTR 161001 ACLNN_ERR_PARAM_INVALID 161002
+        ACLNN_ERR_RUNTIME_ERROR 361001 ACLNN_ERR_INNER 561000
+        ACLNN_ERR_INNER_FIND_KERNEL_ERROR 561003
+        """,
+    "infini": """
+        INFINI_STATUS_SUCCESS 0 INFINI_STATUS_INTERNAL_ERROR 1 INFINI_STATUS_NOT_IMPLEMENTED 2
+        INFINI_STATUS_BAD_PARAM 3 INFINI_STATUS_NULL_POINTER 4
+        INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED 5 INFINI_STATUS_DEVICE_NOT_FOUND 6
+        INFINI_STATUS_DEVICE_NOT_INITIALIZED 7 INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED 8
+        INFINI_STATUS_BAD_TENSOR_DTYPE 10 INFINI_STATUS_BAD_TENSOR_SHAPE 11
+        INFINI_STATUS_BAD_TENSOR_STRIDES 12 INFINI_STATUS_INSUFFICIENT_WORKSPACE 13
+        INFINI_DEVICE_CPU 0 INFINI_DEVICE_NVIDIA 1 INFINI_DEVICE_CAMBRICON 2 INFINI_DEVICE_ASCEND 3
+        INFINI_DEVICE_METAX 4 INFINI_DEVICE_MOORE 5 INFINI_DEVICE_ILUVATAR 6 INFINI_DEVICE_KUNLUN 7
+        INFINI_DEVICE_HYGON 8 INFINI_DEVICE_QY 9 INFINI_DEVICE_ALI 10 INFINI_DEVICE_TYPE_COUNT 11
+        INFINI_DTYPE_INVALID 0 INFINI_DTYPE_BYTE 1 INFINI_DTYPE_BOOL 2 INFINI_DTYPE_I8 3
+        INFINI_DTYPE_I16 4 INFINI_DTYPE_I32 5 INFINI_DTYPE_I64 6 INFINI_DTYPE_U8 7
+        INFINI_DTYPE_U16 8 INFINI_DTYPE_U32 9 INFINI_DTYPE_U64 10 INFINI_DTYPE_F8 11
+        INFINI_DTYPE_F16 12 INFINI_DTYPE_F32 13 INFINI_DTYPE_F64 14 INFINI_DTYPE_C16 15
+        INFINI_DTYPE_C32 16 INFINI_DTYPE_C64 17 INFINI_DTYPE_C128 18 INFINI_DTYPE_BF16 19
+        INFINIRT_MEMCPY_H2H 0 INFINIRT_MEMCPY_H2D 1 INFINIRT_MEMCPY_D2H 2 INFINIRT_MEMCPY_D2D 3
+        """,
+}
+
+
+def test_everything_that_the_documents_name_is_there(libraries):
+    files = {
+        str(path.relative_to(libraries.out)) for path in libraries.out.rglob("*") if path.is_file()
+    }
+    assert files == set(FILES.split())
+    exported = {
+        function.name
+        for dialect in DIALECTS
+        for library in dialect.libraries
+        for function in functions_of(library)
+    }
+    assert set(FUNCTIONS.split()) - exported == set()
+
+
+@pytest.mark.parametrize("library", [each for dialect in DIALECTS for each in dialect.libraries])
+def test_a_library_exports_its_functions_and_nothing_else(libraries, library):
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    path = libraries.out / "lib" / f"lib{library}.so"
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True
+    )
+    symbols = {line.split()[-1] for line in done.stdout.splitlines()}
+    assert symbols == {function.name for function in functions_of(library)}
+
+
+@pytest.mark.parametrize("suffix", LANGUAGES)
+@pytest.mark.parametrize("header", [header.path for header in HEADERS])
+def test_a_header_stands_alone(libraries, tmp_path, header, suffix):
+    """Included twice, first and alone, in C11 and C++17."""
+    source = tmp_path / f"host{suffix}"
+    source.write_text(f'#include "{header}"\n#include "{header}"\nint main(void) {{ return 0; }}\n')
+    dialect = "infini" if header.startswith("infini") else "acl"
+    libraries.compile(source, tmp_path / "host", dialect)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda each: each.name)
+def test_numbers(libraries, tmp_path, dialect):
+    words = NUMBERS[dialect.name].split()
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    headers = [
+        each.path for each in HEADERS if each.path.startswith("infini") == (dialect is INFINI)
+    ]
+    source = tmp_path / "host.c"
+    source.write_text(
+        "\n".join(f'#include "{header}"' for header in headers)
+        + "\n"
+        + "\n".join(f'_Static_assert((int){name} == {value}, "{name}");' for name, value in pairs)
+        + "\nint main(void) { return 0; }\n"
+    )
+    libraries.compile(source, tmp_path / "host", dialect.name)
+
+
+def test_sizes_and_halves(libraries, tmp_path):
+    source = tmp_path / "host.c"
+    source.write_text(
+        """
+        #include <stdio.h>
+        #include "acl/acl.h"
+        int main(void)
+        {
+            const float values[] = {0, 1, -2, 65504, 65520, 1e-8f, 5.9604645e-8f, 0.1f};
+            for (int i = 0; i < 8; ++i)
+                printf("%04x ", aclFloatToFloat16(values[i]));
+            printf("%g %g %g", aclFloat16ToFloat(0x3555), aclFloat16ToFloat(0xfc00),
+                   aclFloat16ToFloat(1));
+            const aclDataType types[] = {ACL_FLOAT, ACL_FLOAT16, ACL_BF16, ACL_INT32, ACL_BOOL,
+                                         ACL_COMPLEX128, ACL_STRING, ACL_DT_UNDEFINED};
+            for (int i = 0; i < 8; ++i)
+                printf(" %zu", aclDataTypeSize(types[i]));
+            return 0;
+        }
+        """
+    )
+    program = libraries.compile(source, tmp_path / "host")
+    found = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    assert found[:8] == ["0000", "3c00", "c000", "7bff", "7c00", "0000", "0001", "2e66"]
+    assert found[8:11] == ["0.333252", "-inf", "5.96046e-08"]
+    assert found[11:] == ["4", "2", "2", "4", "1", "16", "0", "0"]
+
+
+def test_the_list_and_the_python_side_agree(libraries):
+    """Each function has a callback of as many arguments."""
+    import importlib
+    import inspect
+
+    for dialect in DIALECTS:
+        for library in dialect.libraries:
+            for function in functions_of(library):
+                module = importlib.import_module(f"normgrad.capi.{function.module}")
+                signature = inspect.signature(getattr(module, function.name))
+                signature.bind(*[0] * len(function.parameters))
+
+
+def test_a_library_of_another_version_says_so(libraries, monkeypatch, tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    from normgrad.capi import headers
+
+    monkeypatch.setattr(headers, "digest", lambda: "0123456789abcdef")
+    build.build(tmp_path)
+    library = tmp_path / "lib" / "libinfiniop.so"
+    code = f"import ctypes; print(ctypes.CDLL('{library}').infiniopCreateHandle(0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert done.stderr == (
+        "normgrad: the C libraries cannot start: RuntimeError: the C libraries were built by "
+        "another version of normgrad; build them again with `normgrad capi build`\n"
+    )
+
+
+# The command
+
+
+def invoke(*words, **environment):
+    return CliRunner().invoke(app, ["capi", *map(str, words)], env=environment)
+
+
+def test_build_and_flags(tmp_path):
+    out = tmp_path / "with a space"
+    done = invoke("build", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert f"$(normgrad capi flags --out '{out}' acl)" in done.stdout
+    assert (out / "lib" / "libopapi.so").exists()
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
+    assert invoke("build", "--out", out).exit_code == 0  # over what is there
+    done = invoke("flags", "--out", out, "infini")
+    assert shlex.split(done.stdout) == [
+        f"-I{out}/include", f"-L{out}/lib", f"-Wl,-rpath,{out}/lib", "-linfiniop", "-linfinirt",
+    ]  # fmt: skip
+    assert shlex.split(invoke("flags", "--out", out, "acl").stdout)[3:] == [
+        "-lopapi", "-lnnopbase", "-lascendcl",
+    ]  # fmt: skip
+
+
+def test_pkg_config(libraries):
+    if shutil.which("pkg-config") is None:
+        pytest.skip("no pkg-config")
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(libraries.out / "lib" / "pkgconfig")}
+    for dialect in DIALECTS:
+        done = subprocess.run(
+            ["pkg-config", "--cflags", "--libs", f"normgrad-{dialect.name}"],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        words = [
+            os.path.normpath(word)
+            if word.startswith("/")
+            else re.sub(r"/lib/pkgconfig/../..", "", word)
+            for word in done.stdout.split()
+        ]
+        assert words == libraries.flags(dialect.name)
+
+
+def test_each_link_line_alone(libraries, tmp_path):
+    """Libraries in any order, and some of them only: each finds what it needs."""
+    source = tmp_path / "host.c"
+    source.write_text('#include "acl/acl.h"\nint main(void) { return aclFinalize() != 100001; }\n')
+    flags = libraries.flags("acl")
+    for names in (["ascendcl"], ["ascendcl", "nnopbase", "opapi"], ["nnopbase", "ascendcl"]):
+        libraries_ = [f"-l{name}" for name in names]
+        command = ["gcc", *STRICT, source, *flags[:3], *libraries_, "-o", tmp_path / "host"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert subprocess.run([tmp_path / "host"], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["flags", "--out", "{tmp}", "acl"],
+            "no {tmp}/lib/libopapi.so; build it with `normgrad capi",
+        ),
+        (["flags", "--out", "{tmp}", "cuda"], "DIALECT: 'cuda'; allowed: acl, infini"),
+        (["build", "--out", "{file}"], "--out: {file}"),
+        (["build", "--out", "/proc/nowhere"], "--out: /proc/nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(tmp_path, words, message):
+    (tmp_path / "file").touch()
+    names = {"tmp": str(tmp_path), "file": str(tmp_path / "file")}
+    done = invoke(*[word.format(**names) for word in words])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("normgrad: ")
+    assert message.format(**names) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_compiler(tmp_path):
+    done = invoke("build", "--out", tmp_path, PATH="", CC="")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "normgrad: capi build: no C compiler (cc, gcc, clang, or $CC); install one, such as with "
+        "`apt install gcc`\n",
+    )
+    done = invoke("build", "--out", tmp_path, CC="nocc -O3")
+    assert done.stderr == ("normgrad: capi build: CC: 'nocc' is not there; allowed: a C compiler\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiler_that_fails(tmp_path):
+    done = invoke("build", "--out", tmp_path, CC="gcc -no-such-option")
+    assert done.exit_code == 2
+    assert "gcc does not compile libnormgrad_capi.so: gcc: error: " in done.stderr
+
+
+def test_no_shared_libpython(tmp_path, monkeypatch):
+    variables = {
+        "py_version_short": "3.11",
+        "LIBDIR": str(tmp_path),
+        "INSTSONAME": "libpython3.11.a",
+    }
+    monkeypatch.setattr(build.sysconfig, "get_config_vars", lambda: variables)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    done = invoke("build", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "has no shared library (libpython3.11.so.1.0); install it, such as with" in done.stderr
+    (tmp_path / "libpython3.11.so.1.0").touch()
+    assert build._libpython() == tmp_path / "libpython3.11.so.1.0"
+
+
+def test_no_headers_of_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(build.sysconfig, "get_path", lambda name: str(tmp_path))
+    done = invoke("build", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert f"no Python.h in {tmp_path}; install Python's headers, such as with" in done.stderr
+
+
+def test_another_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(build.BuildError, match="C libraries for win32; allowed: Linux"):
+        build.build(tmp_path)
+
+
+def test_strings_survive_into_c():
+    assert build._c_string('a"b\\c?é\n') == '"a\\042b\\134c\\077\\303\\251\\012"'
+
+
+def test_prototypes_are_read_as_they_are_written():
+    function = next(each for each in functions_of("ascendcl") if each.name == "aclrtMemcpy")
+    assert function.returns == "aclError"
+    assert function.parameters == (
+        ("void *", "dst"),
+        ("size_t", "destMax"),
+        ("const void *", "src"),
+        ("size_t", "count"),
+        ("aclrtMemcpyKind", "kind"),
+    )
+    assert function.failure == 500000
+    names = {function.name: function for function in functions_of("opapi")}
+    assert names["aclnnGroupNormBackward"].failure == 361001
+    assert names["aclnnGroupNormBackwardGetWorkspaceSize"].failure == 561000
+    assert len(signatures.digest()) == 16

@@ -1,0 +1,330 @@
+"""Programs that do everything wrong: each mistake gets its status, and a message that names it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import run
+
+MISUSE = Path(__file__).parent / "misuse"
+
+#: Case, status and a part of the message, in the order in which the programs make the mistakes.
+EXPECTED = {
+    "handles": """
+        tensor null | 161001 | gradOut: null
+        tensor made up | 161002 | gradOut: 0xdeadbeef, which is no handle
+        tensor on the stack | 161002 | input: 0x
+        tensor is its data | 161002 | input: 0x
+        tensor is a mask | 161002 | weight: an aclBoolArray
+        tensor is an executor | 161002 | weight: an aclOpExecutor
+        mask null | 161001 | outputMask: null
+        mask made up | 161002 | outputMask: 0x1, which is no handle
+        mask is a tensor | 161002 | outputMask: aclTensor(
+        output made up | 161002 | gradBias: 0x7fff00001000, which is no handle
+        destroy tensor | 0 |
+        destroy tensor twice | 161002 | tensor: a handle that aclDestroyTensor has ended
+        tensor destroyed | 161002 | gradOut: a handle that aclDestroyTensor has ended
+        destroy null tensor | 0 |
+        destroy made up tensor | 161002 | tensor: 0x8, which is no handle
+        destroy a mask as a tensor | 161002 | tensor: an aclBoolArray
+        destroy mask | 0 |
+        destroy mask twice | 161002 | array: a handle that aclDestroyBoolArray has ended
+        mask destroyed | 161002 | outputMask: a handle that aclDestroyBoolArray has ended
+        destroy null mask | 0 |
+        shape of a destroyed tensor | 161002 | tensor: a handle that aclDestroyTensor has ended
+        shape to null | 161001 | viewDims: null
+        shape | 0 |
+        shape is 1 2 4 of 3 | 0 |
+        data type of null | 161001 | tensor: null
+        format to null | 161001 | format: null
+        tensor destroyed before phase 2 | 161002 | weight: it was destroyed since phase 1
+        """,
+    "executors": """
+        phase 1 without a place for the executor | 161001 | executor: null
+        phase 1 without a place for the size | 161001 | workspaceSize: null
+        executor null | 161001 | executor: null
+        executor made up | 161002 | executor: 0x1234, which is no handle
+        executor is a tensor | 161002 | executor: an aclTensor
+        executor of another operator | 161002 | executor: of aclnnBatchNormBackward
+        stream made up | 361001 | stream: 0x10, which is no handle
+        destroy executor | 0 |
+        destroy executor twice | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        executor destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        repeatable null | 161001 | executor: null
+        repeatable destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        workspace for nothing 0 | 0 |
+        executor once | 0 |
+        executor twice | 161002 | executor: a handle that aclnnBatchNormBackward has ended
+        repeatable once | 0 |
+        repeatable twice | 0 |
+        repeatable destroyed after use | 0 |
+        repeatable after that | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
+        """,
+    "memory": """
+        malloc to null | 107000 | devPtr: null
+        malloc of nothing | 100000 | size: 0; allowed: 1 or more
+        malloc of too much | 207001 | size: 18446744073709551615 bytes
+        malloc of far too much | 207001 | size: 4611686018427387903 bytes
+        pointer after it 0 | 0 |
+        host malloc of too much | 207001 | aclrtMallocHost: size: 18446744073709551615 bytes
+        free null | 107000 | devPtr: null
+        free the stack | 107000 | is in no block
+        free the middle | 107000 | devPtr: 8 bytes behind the start of a block; allowed: its start
+        free host memory | 107000 | devPtr: memory from aclrtMallocHost
+        free device memory as the host's | 107000 | hostPtr: memory from aclrtMalloc;
+        free | 0 |
+        free twice | 107000 | devPtr: memory that aclrtFree has freed
+        free the middle of what is freed | 107000 | devPtr: 8 bytes behind the start
+        free host | 0 |
+        free host twice | 107000 | hostPtr: memory that aclrtFreeHost has freed
+        free host null | 107000 | hostPtr: null
+        copy from what is freed | 107000 | src: memory that aclrtFree has freed
+        copy to what is freed | 107000 | dst: memory that aclrtFree has freed
+        set what is freed | 107000 | devPtr: memory that aclrtFree has freed
+        tensor over what is freed | 161002 | weight: a tensor whose memory aclrtFree has freed
+        tensor whose memory was freed | 161002 | input: a tensor whose memory aclrtFree has freed
+        memory freed before phase 2 | 161002 | gradInput: its memory was freed by aclrtFree since
+        the same again | 161002 | gradInput: its memory was freed by aclrtFree since phase 1
+        free long after | 107000 | is in no block
+        """,
+    "copies": """
+        to null | 107000 | dst: null
+        from null | 107000 | src: null
+        past the end of the target | 107000 | dst: 64 bytes; allowed: 32, in a block of 32
+        past the end, from its middle | 107000 | dst: 32 bytes; allowed: 16, in a block of 32, from
+        past the end of the source | 107000 | src: 33 bytes; allowed: 32
+        past the end of host memory | 107000 | dst: 64 bytes; allowed: 32
+        past destMax | 107000 | count: 36 bytes; allowed: up to destMax, 32
+        a length that was negative | 107000 | dst: 18446744073709551612 bytes; allowed: 32
+        device to device, to the host | 107000 | is no device memory
+        device to host, from the host | 107000 | is no device memory
+        host to device, the wrong way round | 107000 | is no device memory
+        host to device, from the device | 107000 | src: device memory; allowed: host memory
+        host to device, to a host block | 107000 | dst: host memory; allowed: device memory
+        no kind | 107000 | kind: 9; allowed: ACL_MEMCPY_HOST_TO_HOST (0)
+        set past the end | 107000 | devPtr: 33 bytes; allowed: 32
+        set past maxCount | 107000 | count: 8 bytes; allowed: up to maxCount, 4
+        set null | 107000 | devPtr: null
+        set the host | 107000 | is no device memory
+        asynchronous, past the end | 107000 | aclrtMemcpyAsync: dst: 64 bytes; allowed: 32
+        there | 0 |
+        across | 0 |
+        and back | 0 |
+        equal 1 | 0 |
+        set 1 | 0 |
+        """,
+    "views": """
+        fits | 0 |
+        strides past the end | 161002 | input: elements 0 to 10 of its storage; allowed: 0 to 7
+        strides far past the end | 161002 | input: elements 0 to 4611686018427387906
+        offset past the end | 161002 | input: elements 1 to 8
+        offset before the start | 161002 | input: elements -1 to 6
+        data in the middle | 161002 | input: elements 1 to 8
+        backwards before the start | 161002 | input: elements -3 to 4
+        backwards, and all of it there | 0 |
+        data in the middle, offset back | 0 |
+        offset beyond counting | 161002 | input: elements 9223372036854775807 to
+        memory of the host | 161002 | input: no memory from aclrtMalloc
+        no memory | 161002 | input: no memory; allowed: a tensor with data
+        larger than its block | 161002 | input: elements 0 to 9 of its storage; allowed: 0 to 7
+        more elements than there are | 161002 | elements; allowed: less than 288230376151711744
+        negative size | null | viewDims: (1, -2, 4) has a negative size
+        no sizes | null | viewDims: null
+        absurd rank | null | viewDims: 18446744073709551615 of them; allowed: up to 1024
+        rank that was negative | null | viewDims: 18446744073709551613 of them
+        rank above 8 | 161002 | input: 9 axes
+        rank 1000 | made |
+        no dtype | null | dataType: 99
+        no format | null | format: 77
+        absurd storage | null | storageDims: 18446744073709551615 of them
+        rank 0 | made |
+        mask from null | null | value: null
+        absurd mask | null | value: 18446744073709551615 of them
+        empty mask | made |
+        output elements twice | 161002 | gradInput: strides (0, 4, 1) name some elements twice
+        size of no dtype 0 | 0 |
+        """,
+    "workspaces": """
+        a workspace is needed 1 | 0 |
+        null | 161001 | workspace: null; allowed: 703 bytes
+        size too small | 161002 | workspaceSize: 702; allowed: 703 or more
+        size 0 | 161002 | workspaceSize: 0; allowed: 703 or more
+        block too small | 161002 | workspace: 702 bytes; allowed: 703
+        rest of a block too small | 161002 | workspace: 702 bytes; allowed: 703
+        memory of the host | 161002 | workspace: no memory from aclrtMalloc
+        made up | 161002 | workspace: no memory from aclrtMalloc
+        freed | 161002 | workspace: memory that aclrtFree has freed
+        """,
+    "runtimes": """
+        message before any error [] | 0 |
+        malloc before aclInit | 100001 | aclrtMalloc: before aclInit
+        stream before aclInit | 100001 | aclrtCreateStream: before aclInit
+        finalize before aclInit | 100001 | aclFinalize: before aclInit
+        config that is not there | 100000 | '/nowhere/acl.json' (No such file or directory)
+        config that is none | 100000 | allowed: a JSON file
+        init | 0 |
+        init twice | 100002 | aclInit: a second time
+        no such device | 107000 | deviceId: 7; allowed: 0
+        negative device | 107000 | deviceId: -1; allowed: 0
+        device | 0 |
+        device to null | 107000 | deviceId: null
+        stream to null | 107000 | stream: null
+        synchronize the default stream | 0 |
+        synchronize | 0 |
+        destroy stream | 0 |
+        destroy stream twice | 107000 | stream: a handle that aclrtDestroyStream has ended
+        destroy the default stream | 107000 | stream: null
+        synchronize a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        synchronize a made up stream | 107000 | which is no handle
+        stream is an event | 107000 | stream: an Event
+        time not recorded | 107000 | start: an event that was not recorded
+        record on a dead stream | 107000 | stream: a handle that aclrtDestroyStream has ended
+        time to null | 107000 | ms: null
+        time | 0 |
+        time is positive 1 | 0 |
+        wait | 0 |
+        destroy event | 0 |
+        wait for a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
+        synchronize a dead event | 107000 | event: a handle that aclrtDestroyEvent has ended
+        set context | 0 |
+        destroy context | 0 |
+        set a dead context | 107000 | context: a handle that aclrtDestroyContext has ended
+        finalize | 0 |
+        finalize twice | 100001 | aclFinalize: before aclInit
+        malloc after the end | 100001 | aclrtMalloc: before aclInit
+        """,
+    "overlaps": """
+        a gradient over the weight | 361001 | out[1] (grad_weight): shares memory with weight
+        two outputs in one place | 361001 | (grad_bias): shares memory with out[1] (grad_weight)
+        outputs that overlap in part | 361001 | (grad_bias): shares memory with out[1]
+        a gradient in the input | 361001 | out[1] (grad_weight): shares memory with input
+        a gradient in the workspace | 361001 | workspace: shares memory with out[1] (grad_weight)
+        the weight is as it was 1 | 0 |
+        grad_input over grad_out | 0 |
+        """,
+    # Its statuses have no messages in C; they are on stderr, in order.
+    "infini": """
+        count to null | 3 | infinirtGetDeviceCount: count: null
+        count | 0 |
+        counts 0 1 0 | 0 |
+        another device | 5 | infinirtSetDevice: device: INFINI_DEVICE_ASCEND
+        no such device | 6 | infinirtSetDevice: device_id: 3
+        no kind of device | 3 | infinirtSetDevice: device: 99
+        handle to null | 3 | infiniopCreateHandle: handle_ptr: null
+        destroy handle | 0 |
+        destroy handle twice | 3 | handle: a handle that infiniopDestroyHandle has ended
+        destroy null | 3 | handle: null
+        destroy made up | 3 | which is no handle
+        descriptor to null | 3 | desc_ptr: null
+        descriptor without a shape | 3 | shape: null; allowed: 3 sizes
+        descriptor of absurd rank | 3 | ndim: 18446744073709551615; allowed: up to 1024
+        descriptor of absurd size | 3 | allowed: what an address can reach
+        descriptor of absurd strides | 3 | with strides (9223372036854775807,): reaches over
+        descriptor of no dtype | 3 | dtype: 77
+        operator to null | 3 | desc_ptr: null
+        descriptor null | 3 | input: null
+        descriptor made up | 3 | input: 0x
+        descriptor is a handle | 3 | input: an infiniopHandle_t
+        two dtypes | 10 | grad_input: dtype float32; allowed: float16, as input
+        matrix for a vector | 11 | grad_weight: 3 axes
+        dead handle | 3 | handle: a handle that infiniopDestroyHandle has ended
+        null handle | 3 | handle: null
+        destroy descriptor twice | 3 | desc: a handle that infiniopDestroyTensorDescriptor has
+        descriptor destroyed | 3 | grad_input: a handle that infiniopDestroyTensorDescriptor has
+        workspace size to null | 3 | size: null
+        workspace size of null | 3 | desc: null
+        device of the operator | 0 |
+        it is 0 | 0 |
+        output null | 3 | grad_input: null
+        input null | 3 | input: null
+        input made up | 3 | input: no memory at 0x10
+        input past its block | 3 | input: 95 bytes; allowed: 96
+        strides past all memory | 3 | grad_weight: no memory at 0x
+        workspace null | 3 | workspace: null; allowed: 703 bytes
+        workspace said to be small | 13 | workspace: 702 bytes of 703
+        workspace block too small | 13 | workspace: 703 bytes of 702
+        operator null | 3 | desc: null
+        operator made up | 3 | desc: 0x
+        operator is a descriptor | 3 | desc: an infiniopTensorDescriptor_t
+        stream made up | 3 | stream: 0x
+        input freed | 3 | input: memory that infinirtFree has freed
+        workspace freed | 3 | workspace: memory that infinirtFree has freed
+        free twice | 3 | ptr: memory that infinirtFree has freed
+        free null | 0 |
+        free the stack | 3 | is in no block
+        free device memory as the host's | 3 | ptr: memory from infinirtMalloc
+        copy past the end | 3 | dst: 703 bytes; allowed: 702
+        copy from null | 3 | src: null
+        copy of no kind | 3 | kind: 9
+        set past the end | 3 | ptr: 703 bytes; allowed: 702
+        malloc of too much | 1 | size: 18446744073709551615 bytes
+        malloc to null | 3 | p_ptr: null
+        destroy operator | 0 |
+        destroy operator twice | 3 | desc: a handle that infiniopDestroyBatchNormBackwardDescriptor
+        operator destroyed | 3 | desc: a handle that infiniopDestroyBatchNormBackwardDescriptor
+        """,
+}
+WITHOUT_KERNELS = sorted(set(EXPECTED) - {"overlaps"})
+
+
+def dialect_of(name):
+    return "infini" if name == "infini" else "acl"
+
+
+def cells(text):
+    """The table of a text, a row for each line."""
+    return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
+
+
+def test_no_program_is_left_out():
+    assert sorted(EXPECTED) == sorted(path.stem for path in MISUSE.glob("*.c"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_mistakes(libraries, tmp_path, name):
+    program = libraries.compile(MISUSE / f"{name}.c", tmp_path / name, dialect_of(name))
+    done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"} if name == "infini" else {})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, expected = cells(done.stdout), cells(EXPECTED[name])
+    assert [row[:2] for row in found] == [row[:2] for row in expected]
+    if name == "infini":
+        messages = [
+            line for line in done.stderr.splitlines() if line.startswith("normgrad: error ")
+        ]
+        failed = [row for row in expected if row[1] != "0"]
+        assert len(messages) == len(failed)
+        for message, (case, status, part) in zip(messages, failed, strict=True):
+            assert message.startswith(f"normgrad: error {status}: "), case
+            assert part in message, case
+        return
+    assert done.stderr == ""
+    for (case, status, message), (_, _, part) in zip(found, expected, strict=True):
+        assert part in message, case
+        assert bool(message) == (status not in ("0", "made")), case
+
+
+@pytest.mark.skipif(
+    os.environ.get("NORMGRAD_VALGRIND") != "1", reason="`nox -s valgrind` runs these"
+)
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_mistakes_under_valgrind(libraries, tmp_path, name):
+    """No invalid access."""
+    assert shutil.which("valgrind") is not None
+    program = libraries.compile(MISUSE / f"{name}.c", tmp_path / name, dialect_of(name))
+    done = run(
+        "valgrind",
+        "--error-exitcode=99",
+        "--leak-check=no",
+        f"--suppressions={Path(__file__).parent / 'valgrind.supp'}",
+        program,
+        env={"PATH": os.environ["PATH"]},
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"ERROR SUMMARY: 0 errors", done.stderr)
+    assert [row[:2] for row in cells(done.stdout)] == [row[:2] for row in cells(EXPECTED[name])]

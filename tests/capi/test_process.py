@@ -1,0 +1,241 @@
+"""The libraries in every kind of process: threads, forks, dlopen, a Python that runs already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normgrad.capi import build
+
+from .conftest import python_environment, run
+
+PROGRAMS = Path(__file__).parent / "programs"
+MISUSE = Path(__file__).parent / "misuse"
+
+
+def compiled(libraries, tmp_path, name, dialect):
+    return libraries.compile(PROGRAMS / f"{name}.c", tmp_path / name, dialect, ["-pthread", "-ldl"])
+
+
+def test_many_threads_call_at_once(libraries, tmp_path):
+    done = run(compiled(libraries, tmp_path, "threads", "acl"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wrong: 0\n", "")
+
+
+def test_forks(libraries, tmp_path):
+    done = run(compiled(libraries, tmp_path, "forks", "infini"))
+    lines = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert lines == {
+        "before the first call": "0",
+        "after it": "0",
+        "child of a child": "0",
+        "while threads call": "0",
+        "the threads": "0",
+        "parent": "0",
+    }
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_opened_and_closed(libraries, tmp_path):
+    program = compiled(libraries, tmp_path, "plugins", "infini")
+    lib = libraries.out / "lib"
+    done = run(program, lib / "libinfiniop.so", lib / "libinfinirt.so")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 0 3\n" * 3, "")
+
+
+def test_the_program_ends_while_threads_call(libraries, tmp_path):
+    program = compiled(libraries, tmp_path, "exits", "acl")
+    for _ in range(3):
+        done = run(program, timeout=30)
+        assert (done.returncode, done.stdout, done.stderr) == (7, "ending\n", "")
+
+
+IN_PYTHON = """
+import ctypes, sys
+{before}
+lib = {lib!r}
+names = ("libascendcl.so", "libnnopbase.so", "libopapi.so", "libinfiniop.so", "libinfinirt.so")
+acl, base, op, infini, rt = (ctypes.CDLL(f"{{lib}}/{{name}}") for name in names)
+handle, memory = ctypes.c_void_p(), ctypes.c_void_p()
+print(acl.aclInit(None), acl.aclrtMalloc(ctypes.byref(memory), ctypes.c_size_t(64), 0))
+print(infini.infiniopCreateHandle(ctypes.byref(handle)), infini.infiniopDestroyHandle(handle))
+acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
+print(acl.aclrtFree(ctypes.c_void_p(12345)), acl.aclGetRecentErrMsg().decode())
+print(acl.aclrtFree(memory), acl.aclFinalize())
+"""
+OUTPUT = """0 0
+0 0
+107000 aclrtFree: devPtr: 0x3039 is in no block; allowed: what aclrtMalloc allocated
+0 0
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", "import torch", "import normgrad; normgrad.aclnn", "import numba, numpy"],
+    ids=["bare", "torch", "normgrad", "numba"],
+)
+def test_inside_a_running_python(libraries, before):
+    if "torch" in before:
+        pytest.importorskip("torch")
+    script = IN_PYTHON.format(before=before, lib=str(libraries.out / "lib"))
+    script = script.replace("normgrad.aclnn", "import normgrad.aclnn")
+    done = run(sys.executable, "-W", "error", "-c", script, env=python_environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, OUTPUT, "")
+
+
+def test_inside_a_python_without_normgrad(libraries):
+    """The same interpreter with nothing but its standard library: what was baked in is used."""
+    script = IN_PYTHON.format(before="", lib=str(libraries.out / "lib"))
+    done = run(sys.executable, "-I", "-S", "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, OUTPUT, "")
+
+
+def test_with_the_gil_held(libraries):
+    """As a CPython extension that calls the library without letting go of the GIL, and others."""
+    script = """
+import ctypes, threading
+lib = {lib!r}
+acl = ctypes.PyDLL(f"{{lib}}/libascendcl.so")
+other = ctypes.CDLL(f"{{lib}}/libinfinirt.so")
+threads = [threading.Thread(target=other.infinirtInit) for _ in range(8)]
+threads += [threading.Thread(target=acl.aclrtGetSocName) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(acl.aclInit(None), acl.aclFinalize())
+""".format(lib=str(libraries.out / "lib"))
+    done = run(sys.executable, "-c", script, env=python_environment(), timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0\n", "")
+
+
+def test_an_interrupt_in_a_call_reaches_the_python_that_made_it(libraries):
+    script = """
+import ctypes, os, signal, threading, time
+acl = ctypes.CDLL({lib!r} + "/libascendcl.so")
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        acl.aclrtSetDevice(5)
+except KeyboardInterrupt:
+    print("interrupted")
+""".format(lib=str(libraries.out / "lib"))
+    done = run(sys.executable, "-c", script, env=python_environment(), timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+def another_python():
+    """A CPython of another version, or None."""
+    for minor in range(10, 15):
+        found = shutil.which(f"python3.{minor}")
+        if minor == sys.version_info.minor or found is None:
+            continue
+        code = "import sys; print(sys.version_info.minor, sys.executable)"
+        done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
+        version, _, executable = done.stdout.strip().partition(" ")
+        if version == str(minor):
+            return executable
+    return None
+
+
+def test_inside_a_python_of_another_version(libraries):
+    found = another_python()
+    if found is None:
+        pytest.skip("no Python of another version")
+    script = """
+import ctypes
+infini = ctypes.CDLL({lib!r} + "/libinfiniop.so")
+print(infini.infiniopCreateHandle(ctypes.byref(ctypes.c_void_p())))
+""".format(lib=str(libraries.out / "lib"))
+    done = run(found, "-c", script)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert done.stderr.startswith("normgrad: the process runs Python 3.")
+    assert f"allowed: {version}, which the C libraries were built for\n" in done.stderr
+
+
+# A Python that cannot be started
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "message"),
+    [
+        (
+            "_libpython",
+            lambda: Path("/nowhere/libpython.so"),
+            "cannot load the Python that the C libraries were built for (/nowhere/libpython.so: ",
+        ),
+        (
+            "_search_path",
+            lambda: [str(Path(os.__file__).parent)],
+            "the C libraries cannot start: ModuleNotFoundError: No module named 'normgrad'",
+        ),
+        ("_search_path", lambda: ["/nowhere"], "Python does not start: "),
+    ],
+    ids=["no libpython", "no normgrad", "no standard library"],
+)
+def test_what_does_not_start_fails_with_the_dialect_s_error(
+    tmp_path, monkeypatch, function, wrong, message, libraries
+):
+    monkeypatch.setattr(build, function, wrong)
+    build.build(tmp_path / "out")
+    program = compiled(type(libraries)(tmp_path / "out"), tmp_path, "broken", "acl")
+    done = run(program)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"500000 361001 561000 1 {message}")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("normgrad: ")]
+    assert len(lines) == 1  # for three libraries
+    assert lines[0].startswith(f"normgrad: {message}")
+
+
+# What the environment says
+
+
+def test_a_report_names_what_failed_and_what_is_left(libraries, tmp_path):
+    program = compiled(libraries, tmp_path, "leaks", "acl")
+    assert run(program).stderr == ""
+    done = run(program, env={"NORMGRAD_CAPI_REPORT": "1"})
+    mistake = "error 107000: aclrtFree: devPtr: null; allowed: what aclrtMalloc allocated"
+    assert done.stderr.splitlines() == [
+        f"normgrad: {mistake}",
+        "normgrad: 3 calls failed:",
+        f"normgrad:   {mistake} (3 times)",
+        "normgrad: never destroyed: Stream from aclrtCreateStream",
+        "normgrad: never destroyed: aclTensor(bfloat16, NC, dims (2, 3), strides (3, 1), offset 0) "
+        "from aclCreateTensor",
+        "normgrad: never destroyed: aclBoolArray(True, False, True) from aclCreateBoolArray",
+        "normgrad: never freed: 24 bytes from aclrtMalloc",
+        "normgrad: never freed: 25 bytes from aclrtMalloc",
+    ]
+    # A program without stderr goes on.
+    closed = run("/bin/sh", "-c", f"{program} 2>&-", env={"NORMGRAD_CAPI_REPORT": "1"})
+    assert closed.returncode == 0
+
+
+def test_products(libraries, tmp_path):
+    program = compiled(libraries, tmp_path, "products", "acl")
+    names = ["Ascend910B4", "Atlas A3", "Ascend910A", "Ascend950PR", "Ascend310P3", "Ascend310B1"]
+    done = run(program, *names, env={"NORMGRAD_ACL_PRODUCT": "Ascend 9000"})
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("100000 aclInit: product: 'Ascend 9000'; allowed: Atlas training ")
+    assert lines[1:] == [
+        "0 Ascend910B3",
+        "0 Ascend910_9391",
+        "0 Ascend910A",
+        "0 Ascend950PR",
+        "0 Ascend310P3",
+        "0 Ascend310B1",
+    ]
+
+
+def test_host_memory(libraries, tmp_path):
+    """Tensors over the program's own arrays, where that is asked for."""
+    program = compiled(libraries, tmp_path, "host_memory", "acl")
+    assert run(program).stdout == "161002 0.0000 0.0000 0.0000\n"
+    # dy − mean(dy) is ±1/2, of no slope, times 1/sqrt(1.25).
+    allowed = run(program, env={"NORMGRAD_CAPI_HOST_MEMORY": "1"})
+    assert allowed.stdout == "0 0.4472 -0.4472 0.0000\n", allowed.stderr
