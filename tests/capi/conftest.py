@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normgrad.capi import build
-from normgrad.capi.signatures import DIALECTS
+from normgrad.capi.declarations import DIALECTS
 
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 #: By suffix: what the examples are written in.

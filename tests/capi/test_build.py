@@ -12,8 +12,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from normgrad.capi import build, signatures
-from normgrad.capi.signatures import DIALECTS, HEADERS, functions_of
+from normgrad.capi import build, declarations
+from normgrad.capi.declarations import DIALECTS, HEADERS, functions_of
 from normgrad.cli.app import app
 
 from .conftest import LANGUAGES, STRICT
@@ -351,4 +351,4 @@ def test_prototypes_are_read_as_they_are_written():
     names = {function.name: function for function in functions_of("opapi")}
     assert names["aclnnGroupNormBackward"].failure == 361001
     assert names["aclnnGroupNormBackwardGetWorkspaceSize"].failure == 561000
-    assert len(signatures.digest()) == 16
+    assert len(declarations.digest()) == 16

@@ -19,8 +19,9 @@ from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
 from ..plans import CACHE_SIZE, Plan
-from ..rules import Break, Call, Contract, ContractError, check, described
+from ..rules import Break, Call, Contract, ContractError, check
 from ..tensor import TensorSpec
+from ..unusable import described
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current

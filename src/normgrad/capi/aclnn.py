@@ -11,13 +11,14 @@ from .. import aclnn
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
 from ..arguments import Allocation, Memory
-from ..rules import Unusable
+from ..unusable import Unusable
 from . import libc
 from .blocks import FOREIGN, UNKNOWN_SIZE, host_memory_is_allowed, memory_at
+from .declarations import functions_of
 from .errors import CallError
 from .handles import HANDLES
 from .objects import Stream
-from .signatures import Function, functions_of
+from .signatures import Function
 
 #: More axes, or booleans, than anything has: a length that is none.
 _MOST_AXES, _MOST_BOOLEANS = 1024, 1 << 20

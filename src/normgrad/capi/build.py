@@ -17,8 +17,8 @@ from importlib import resources
 from pathlib import Path
 
 from .. import __version__
+from .declarations import DIALECTS, HEADERS, Dialect
 from .headers import header_text, library_text
-from .signatures import DIALECTS, HEADERS, Dialect
 
 #: The library that starts Python for the others.
 _BOOT = "normgrad_capi"

@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
-from ..rules import Unusable, described
+from ..unusable import Unusable, described
 
 _T = TypeVar("_T")
 

@@ -6,7 +6,8 @@ import re
 import textwrap
 from enum import IntEnum
 
-from .signatures import HEADERS, Function, Header, digest, functions_of
+from .declarations import HEADERS, digest, functions_of
+from .signatures import Function, Header
 
 _WIDTH = 100
 

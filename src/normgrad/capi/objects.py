@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from ..rules import Unusable
+from ..unusable import Unusable
 from . import libc
 from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .handles import HANDLES

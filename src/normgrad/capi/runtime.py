@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from . import libc
+from .declarations import digest, functions_of
 from .errors import ERRORS
 from .report import REPORT
-from .signatures import Function, digest, functions_of
+from .signatures import Function
 
 #: Callbacks live as long as the process: C may call them at any time.
 _callbacks: list[Any] = []

@@ -30,7 +30,7 @@ def _build(out: _Out) -> None:
     installation of normgrad: build them again after either has moved.
     """
     from ..capi import build
-    from ..capi.signatures import DIALECTS
+    from ..capi.declarations import DIALECTS
 
     with show.one_line_errors():
         try:
@@ -60,7 +60,7 @@ def _flags(
     c++ host.cpp $(normgrad capi flags --out DIR acl) -o host
     """
     from ..capi import build
-    from ..capi.signatures import DIALECTS
+    from ..capi.declarations import DIALECTS
 
     with show.one_line_errors():
         found = {each.name: each for each in DIALECTS}.get(dialect)

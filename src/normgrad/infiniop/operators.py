@@ -32,9 +32,9 @@ from ..rules import (
     Rank,
     ShapeOf,
     check,
-    described,
 )
 from ..tensor import TensorSpec
+from ..unusable import described
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.

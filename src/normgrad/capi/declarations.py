@@ -1,0 +1,390 @@
+"""The one list of what the C libraries export: headers, types, functions.
+
+The headers that host programs include, the C that the libraries are compiled from, and the ctypes
+callbacks that they jump to are all made from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+from ..aclnn import aclDataType, aclFormat
+from ..aclnn.status import Status as aclnnStatus
+from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
+from .enums import (
+    aclError,
+    aclrtMemAttr,
+    aclrtMemcpyKind,
+    aclrtMemMallocPolicy,
+    aclrtRunMode,
+    aclSysParamOpt,
+    infinirtMemcpyKind_t,
+)
+from .signatures import Function, Header, functions
+
+
+def _defines(values: Iterable[IntEnum]) -> str:
+    return "\n".join(f"#define {value.name} {value:d}" for value in values)
+
+
+HEADERS = (
+    Header(
+        "acl/acl_base.h",
+        ("<stdbool.h>", "<stddef.h>", "<stdint.h>"),
+        (
+            "typedef int aclError;",
+            "typedef uint16_t aclFloat16;",
+            "typedef void *aclrtStream;",
+            "typedef void *aclrtEvent;",
+            "typedef void *aclrtContext;",
+            _defines(aclError),
+            aclDataType,
+            aclFormat,
+        ),
+        functions(
+            "ascendcl",
+            "acl",
+            """
+            size_t aclDataTypeSize(aclDataType dataType);
+            aclFloat16 aclFloatToFloat16(float value);
+            float aclFloat16ToFloat(aclFloat16 value);
+            """,
+        ),
+    ),
+    Header(
+        "acl/acl_rt.h",
+        ('"acl_base.h"',),
+        (aclrtRunMode, aclrtMemcpyKind, aclrtMemMallocPolicy, aclrtMemAttr, aclSysParamOpt),
+        functions(
+            "ascendcl",
+            "acl",
+            """
+            aclError aclrtSetDevice(int32_t deviceId);
+            aclError aclrtResetDevice(int32_t deviceId);
+            aclError aclrtGetDevice(int32_t *deviceId);
+            aclError aclrtGetDeviceCount(uint32_t *count);
+            aclError aclrtGetRunMode(aclrtRunMode *runMode);
+            const char *aclrtGetSocName(void);
+            aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
+            aclError aclrtSynchronizeDevice(void);
+            aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value);
+
+            aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId);
+            aclError aclrtDestroyContext(aclrtContext context);
+            aclError aclrtSetCurrentContext(aclrtContext context);
+
+            aclError aclrtCreateStream(aclrtStream *stream);
+            aclError aclrtDestroyStream(aclrtStream stream);
+            aclError aclrtSynchronizeStream(aclrtStream stream);
+
+            aclError aclrtCreateEvent(aclrtEvent *event);
+            aclError aclrtDestroyEvent(aclrtEvent event);
+            aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
+            aclError aclrtSynchronizeEvent(aclrtEvent event);
+            aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
+            aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
+
+            aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
+            aclError aclrtFree(void *devPtr);
+            aclError aclrtMallocHost(void **hostPtr, size_t size);
+            aclError aclrtFreeHost(void *hostPtr);
+            aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count,
+                                 aclrtMemcpyKind kind);
+            aclError aclrtMemcpyAsync(void *dst, size_t destMax, const void *src, size_t count,
+                                      aclrtMemcpyKind kind, aclrtStream stream);
+            aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
+            """,
+        ),
+    ),
+    Header(
+        "acl/acl.h",
+        ('"acl_base.h"', '"acl_rt.h"'),
+        (),
+        functions(
+            "ascendcl",
+            "acl",
+            """
+            aclError aclInit(const char *configPath);
+            aclError aclFinalize(void);
+            const char *aclGetRecentErrMsg(void);
+            """,
+        ),
+    ),
+    Header(
+        "aclnn/acl_meta.h",
+        ('"../acl/acl_base.h"',),
+        (
+            "typedef int32_t aclnnStatus;",
+            "typedef struct aclTensor aclTensor;",
+            "typedef struct aclBoolArray aclBoolArray;",
+            "typedef struct aclOpExecutor aclOpExecutor;",
+            _defines(aclnnStatus),
+        ),
+        functions(
+            "nnopbase",
+            "aclnn",
+            """
+            aclTensor *aclCreateTensor(const int64_t *viewDims, uint64_t viewDimsNum,
+                                       aclDataType dataType, const int64_t *stride, int64_t offset,
+                                       aclFormat format, const int64_t *storageDims,
+                                       uint64_t storageDimsNum, void *tensorData);
+            aclBoolArray *aclCreateBoolArray(const bool *value, uint64_t size);
+            aclnnStatus aclDestroyTensor(const aclTensor *tensor);
+            aclnnStatus aclDestroyBoolArray(const aclBoolArray *array);
+            aclnnStatus aclGetViewShape(const aclTensor *tensor, int64_t **viewDims,
+                                        uint64_t *viewDimsNum);
+            aclnnStatus aclGetViewStrides(const aclTensor *tensor, int64_t **stridesValue,
+                                          uint64_t *stridesNum);
+            aclnnStatus aclGetDataType(const aclTensor *tensor, aclDataType *dataType);
+            aclnnStatus aclGetFormat(const aclTensor *tensor, aclFormat *format);
+            """,
+        ),
+    ),
+    Header(
+        "aclnn/aclnn_base.h",
+        ('"acl_meta.h"', '"../acl/acl_rt.h"'),
+        (),
+        functions(
+            "nnopbase",
+            "aclnn",
+            """
+            aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor *executor);
+            aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
+            """,
+        ),
+    ),
+    Header(
+        "aclnnop/aclnn_batch_norm_backward.h",
+        ('"../aclnn/aclnn_base.h"',),
+        (),
+        functions(
+            "opapi",
+            "aclnn",
+            """
+            aclnnStatus aclnnBatchNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
+                const aclTensor *input, const aclTensor *weight, const aclTensor *runningMean,
+                const aclTensor *runningVar, const aclTensor *saveMean,
+                const aclTensor *saveInvstd, bool training, double eps,
+                const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradWeight,
+                aclTensor *gradBias, uint64_t *workspaceSize, aclOpExecutor **executor);
+            aclnnStatus aclnnBatchNormBackward(void *workspace, uint64_t workspaceSize,
+                aclOpExecutor *executor, aclrtStream stream);
+            """,
+        ),
+    ),
+    Header(
+        "aclnnop/aclnn_batch_norm_elemt_backward.h",
+        ('"../aclnn/aclnn_base.h"',),
+        (),
+        functions(
+            "opapi",
+            "aclnn",
+            """
+            aclnnStatus aclnnBatchNormElemtBackwardGetWorkspaceSize(const aclTensor *gradOut,
+                const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
+                const aclTensor *weight, const aclTensor *sumDy, const aclTensor *sumDyXmu,
+                aclTensor *counter, aclTensor *gradInput, uint64_t *workspaceSize,
+                aclOpExecutor **executor);
+            aclnnStatus aclnnBatchNormElemtBackward(void *workspace, uint64_t workspaceSize,
+                aclOpExecutor *executor, aclrtStream stream);
+            """,
+        ),
+    ),
+    Header(
+        "aclnnop/aclnn_batch_norm_backward_reduce.h",
+        ('"../aclnn/aclnn_base.h"',),
+        (),
+        functions(
+            "opapi",
+            "aclnn",
+            """
+            aclnnStatus aclnnBatchNormReduceBackwardGetWorkspaceSize(const aclTensor *gradOut,
+                const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
+                const aclTensor *weight, bool inputG, bool weightG, bool biasG, aclTensor *sumDy,
+                aclTensor *sumDyXmu, aclTensor *gradWeight, aclTensor *gradBias,
+                uint64_t *workspaceSize, aclOpExecutor **executor);
+            aclnnStatus aclnnBatchNormReduceBackward(void *workspace, uint64_t workspaceSize,
+                aclOpExecutor *executor, aclrtStream stream);
+            """,
+        ),
+    ),
+    Header(
+        "aclnnop/aclnn_group_norm_backward.h",
+        ('"../aclnn/aclnn_base.h"',),
+        (),
+        functions(
+            "opapi",
+            "aclnn",
+            """
+            aclnnStatus aclnnGroupNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
+                const aclTensor *input, const aclTensor *mean, const aclTensor *rstd,
+                const aclTensor *gamma, int64_t N, int64_t C, int64_t HxW, int64_t group,
+                const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradGammaOut,
+                aclTensor *gradBetaOut, uint64_t *workspaceSize, aclOpExecutor **executor);
+            aclnnStatus aclnnGroupNormBackward(void *workspace, uint64_t workspaceSize,
+                aclOpExecutor *executor, aclrtStream stream);
+            """,
+        ),
+    ),
+    Header(
+        "infinicore.h",
+        ("<stddef.h>", "<stdint.h>"),
+        (
+            infiniStatus_t,
+            infiniDevice_t,
+            f"#define INFINI_DEVICE_TYPE_COUNT {len(infiniDevice_t)}",
+            infiniDtype_t,
+        ),
+    ),
+    Header(
+        "infinirt.h",
+        ('"infinicore.h"',),
+        (
+            "typedef void *infinirtStream_t;",
+            "typedef void *infinirtEvent_t;",
+            infinirtMemcpyKind_t,
+        ),
+        functions(
+            "infinirt",
+            "infini",
+            """
+            infiniStatus_t infinirtInit(void);
+            infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
+            infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
+            infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
+            infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
+            infiniStatus_t infinirtDeviceSynchronize(void);
+
+            infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
+            infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
+            infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
+            infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
+
+            infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
+            infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
+            infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
+            infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
+            infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_t start,
+                                                    infinirtEvent_t end);
+
+            infiniStatus_t infinirtMalloc(void **p_ptr, size_t size);
+            infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
+            infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
+            infiniStatus_t infinirtFree(void *ptr);
+            infiniStatus_t infinirtFreeHost(void *ptr);
+            infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
+            infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size,
+                                          infinirtMemcpyKind_t kind);
+            infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t size,
+                                               infinirtMemcpyKind_t kind, infinirtStream_t stream);
+            infiniStatus_t infinirtMemset(void *ptr, int value, size_t count);
+            infiniStatus_t infinirtMemsetAsync(void *ptr, int value, size_t count,
+                                               infinirtStream_t stream);
+            """,
+        ),
+    ),
+    Header(
+        "infiniop/handle.h",
+        ('"../infinicore.h"',),
+        ("typedef struct InfiniopHandle *infiniopHandle_t;",),
+        functions(
+            "infiniop",
+            "infini",
+            """
+            infiniStatus_t infiniopCreateHandle(infiniopHandle_t *handle_ptr);
+            infiniStatus_t infiniopDestroyHandle(infiniopHandle_t handle);
+            """,
+        ),
+    ),
+    Header(
+        "infiniop/tensor_descriptor.h",
+        ('"../infinicore.h"',),
+        ("typedef struct InfiniopTensorDescriptor *infiniopTensorDescriptor_t;",),
+        functions(
+            "infiniop",
+            "infini",
+            """
+            infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc_ptr,
+                size_t ndim, const size_t *shape, const ptrdiff_t *strides, infiniDtype_t dtype);
+            infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc);
+            """,
+        ),
+    ),
+    Header(
+        "infiniop/operator_descriptor.h",
+        ('"handle.h"', '"tensor_descriptor.h"'),
+        ("struct InfiniopDescriptor;",),
+        functions(
+            "infiniop",
+            "infini",
+            """
+            infiniStatus_t infiniopGetDescriptorDeviceType(
+                const struct InfiniopDescriptor *desc_ptr, infiniDevice_t *device_type);
+            infiniStatus_t infiniopGetDescriptorDeviceId(
+                const struct InfiniopDescriptor *desc_ptr, int *device_id);
+            """,
+        ),
+    ),
+    Header(
+        "infiniop/ops/batch_norm_backward.h",
+        ('"../operator_descriptor.h"',),
+        ("typedef struct InfiniopDescriptor *infiniopBatchNormBackwardDescriptor_t;",),
+        functions(
+            "infiniop",
+            "infini",
+            """
+            infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(infiniopHandle_t handle,
+                infiniopBatchNormBackwardDescriptor_t *desc_ptr,
+                infiniopTensorDescriptor_t grad_input, infiniopTensorDescriptor_t grad_weight,
+                infiniopTensorDescriptor_t grad_bias, infiniopTensorDescriptor_t input,
+                infiniopTensorDescriptor_t grad_output, infiniopTensorDescriptor_t weight,
+                infiniopTensorDescriptor_t running_mean, infiniopTensorDescriptor_t running_var);
+            infiniStatus_t infiniopGetBatchNormBackwardWorkspaceSize(
+                infiniopBatchNormBackwardDescriptor_t desc, size_t *size);
+            infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor_t desc,
+                void *workspace, size_t workspace_size, void *grad_input, void *grad_weight,
+                void *grad_bias, const void *input, const void *grad_output, const void *weight,
+                const void *running_mean, const void *running_var, void *stream);
+            infiniStatus_t infiniopDestroyBatchNormBackwardDescriptor(
+                infiniopBatchNormBackwardDescriptor_t desc);
+            """,
+        ),
+    ),
+    Header(
+        "infiniop.h",
+        ('"infiniop/handle.h"', '"infiniop/ops/batch_norm_backward.h"',
+         '"infiniop/tensor_descriptor.h"'),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What belongs together on a host program's link line."""
+
+    name: str
+    description: str
+    libraries: tuple[str, ...]
+
+
+DIALECTS = (
+    Dialect("acl", "CANN's aclnn calls, on the CPU", ("opapi", "nnopbase", "ascendcl")),
+    Dialect("infini", "InfiniCore's infiniop calls, on the CPU", ("infiniop", "infinirt")),
+)
+
+
+@cache
+def functions_of(library: str) -> tuple[Function, ...]:
+    """What a library exports, in the order of its table."""
+    return tuple(each for header in HEADERS for each in header.functions if each.library == library)
+
+
+@cache
+def digest() -> str:
+    """A short text that changes with the list: a library and its Python side must agree on it."""
+    prototypes = "\n".join(each.prototype for header in HEADERS for each in header.functions)
+    return hashlib.sha256(prototypes.encode()).hexdigest()[:16]
