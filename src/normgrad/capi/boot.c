@@ -47,6 +47,8 @@ enum { EMPTY, FILLED, FAILED };
     USE(PyDict_GetItemString)                                                                      \
     USE(PyUnicode_AsUTF8)                                                                          \
     USE(PyErr_Clear)                                                                               \
+    USE(PyErr_CheckSignals)                                                                        \
+    USE(PyErr_SetInterrupt)                                                                        \
     USE(Py_DecRef)
 
 static struct {
@@ -61,6 +63,7 @@ static int embedded;         // this started Python
 static int broken;           // this could not: there is no second try
 static char problem[1024];   // why boot failed; empty if it did not
 static void (*last_words)(void);
+static int interrupted;      // a callback was, by the running Python's KeyboardInterrupt (GIL)
 
 // Say why, once.
 static int fail(const char *format, ...)
@@ -143,27 +146,37 @@ static int start_python(void)
     return 1;
 }
 
-// A Python that runs may have its packages elsewhere: those that were baked in come last.
+// A Python that runs may have its packages elsewhere: those that were baked in come last. Its
+// interrupts wait, since not every module can be imported again once that was broken off.
 static const char SCRIPT[] =
-    "import sys\n"
+    "import ctypes, signal, sys, threading\n"
     "problem = ''\n"
+    "handler = None\n"
+    "if not last_words and threading.current_thread() is threading.main_thread():\n"
+    "    handler = signal.getsignal(signal.SIGINT)\n"
+    "if handler is not None:\n"
+    "    interrupt = ctypes.c_int.from_address(interrupted)\n"
+    "    signal.signal(signal.SIGINT, lambda *_: setattr(interrupt, 'value', 1))\n"
     "try:\n"
     "    try:\n"
     "        import normgrad.capi.runtime as runtime\n"
     "    except ModuleNotFoundError:\n"
     "        sys.path += [path for path in " BAKED_SYS_PATH " if path not in sys.path]\n"
     "        import normgrad.capi.runtime as runtime\n"
-    "    runtime.fill(name, digest, table, last_words)\n"
+    "    runtime.fill(name, digest, table, last_words, interrupted)\n"
     "except BaseException as error:\n"
-    "    problem = f'{type(error).__name__}: {error}'\n";
+    "    problem = f'{type(error).__name__}: {error}'\n"
+    "finally:\n"
+    "    if handler is not None:\n"
+    "        signal.signal(signal.SIGINT, handler)\n";
 
 // With the GIL held: Python writes the addresses of its functions into the library's table.
 static int fill_table(struct normgrad_library *library)
 {
     PyObject *names = py.Py_BuildValue(
-        "{s:O,s:s,s:s,s:n,s:n}", "__builtins__", py.PyEval_GetBuiltins(), "name", library->name,
-        "digest", library->digest, "table", (Py_ssize_t)library->table, "last_words",
-        embedded ? (Py_ssize_t)&last_words : 0);
+        "{s:O,s:s,s:s,s:n,s:n,s:n}", "__builtins__", py.PyEval_GetBuiltins(), "name",
+        library->name, "digest", library->digest, "table", (Py_ssize_t)library->table, "last_words",
+        embedded ? (Py_ssize_t)&last_words : 0, "interrupted", (Py_ssize_t)&interrupted);
     PyObject *done =
         names ? py.PyRun_StringFlags(SCRIPT, Py_file_input, names, names, NULL) : NULL;
     PyObject *text = done ? py.PyDict_GetItemString(names, "problem") : NULL;
@@ -219,12 +232,39 @@ static int boot(struct normgrad_library *library)
     return library->state == FILLED;
 }
 
+// In a Python that was running before, a signal that it has not seen yet would be raised where a
+// callback begins, out of reach of its handlers, and be lost. So it is looked for here, with the GIL,
+// which is kept until the callback has begun: the call fails, and the signal is raised after it.
+
+static __thread PyGILState_STATE gil;
+
 int normgrad_capi_enter(struct normgrad_library *library)
 {
     int state = __atomic_load_n(&library->state, __ATOMIC_ACQUIRE);
-    if (state == FILLED)
-        return py.Py_IsInitialized(); // not after its end
-    return state == EMPTY && boot(library);
+    if (state != FILLED && (state != EMPTY || !boot(library)))
+        return 0;
+    if (embedded)
+        return 1;
+    if (!py.Py_IsInitialized())
+        return 0; // it has ended
+    gil = py.PyGILState_Ensure();
+    if (py.PyErr_CheckSignals() == 0)
+        return 1;
+    py.PyErr_Clear();
+    py.PyErr_SetInterrupt();
+    py.PyGILState_Release(gil);
+    return 0;
+}
+
+void normgrad_capi_leave(void)
+{
+    if (embedded)
+        return;
+    if (interrupted) {
+        interrupted = 0;
+        py.PyErr_SetInterrupt();
+    }
+    py.PyGILState_Release(gil);
 }
 
 const char *normgrad_capi_problem(void)

@@ -17,7 +17,10 @@ struct normgrad_library {
 // Whether the library's table can be called through; fills it the first time.
 EXPORTED int normgrad_capi_enter(struct normgrad_library *library);
 
-// Why not: one line of text.
+// After a call: an interrupt that came during it is the running Python's to handle.
+EXPORTED void normgrad_capi_leave(void);
+
+// Why a library cannot be entered: one line of text.
 EXPORTED const char *normgrad_capi_problem(void);
 
 #endif

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from importlib import resources
 
 from ..aclnn import aclDataType, aclFormat
 from ..aclnn.status import Status as aclnnStatus
@@ -385,6 +386,8 @@ def functions_of(library: str) -> tuple[Function, ...]:
 
 @cache
 def digest() -> str:
-    """A short text that changes with the list: a library and its Python side must agree on it."""
-    prototypes = "\n".join(each.prototype for header in HEADERS for each in header.functions)
-    return hashlib.sha256(prototypes.encode()).hexdigest()[:16]
+    """A short text that a library and its Python side must agree on: it changes with the list, and
+    with what starts Python."""
+    text = "\n".join(each.prototype for header in HEADERS for each in header.functions)
+    text += resources.files(__package__).joinpath("boot.c").read_text("utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -67,11 +67,13 @@ def library_text(library: str) -> str:
 def _trampoline(index: int, function: Function) -> str:
     kinds = ", ".join(kind for kind, _ in function.parameters) or "void"
     values = ", ".join(name for _, name in function.parameters)
-    call = f"return (({function.returns} (*)({kinds}))table[{index}])({values});"
+    call = f"{function.returns} result = (({function.returns} (*)({kinds}))table[{index}])"
+    call += f"({values});"
     return (
         f"{_wrapped('EXPORTED ' + function.prototype)}\n{{\n"
         f"    if (!normgrad_capi_enter(&library))\n        return {_failure(function)};\n"
-        f"{textwrap.indent(_wrapped(call), '    ')}\n}}"
+        f"{textwrap.indent(_wrapped(call), '    ')}\n"
+        "    normgrad_capi_leave();\n    return result;\n}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import ctypes
 import importlib
@@ -20,7 +19,7 @@ _callbacks: list[Any] = []
 _last_words: list[Any] = []
 
 
-def fill(library: str, its_digest: str, table: int, last_words: int) -> None:
+def fill(library: str, its_digest: str, table: int, last_words: int, interrupted: int) -> None:
     """Fill a library's table.
 
     Args:
@@ -29,6 +28,7 @@ def fill(library: str, its_digest: str, table: int, last_words: int) -> None:
         table: the address of its pointers.
         last_words: the address of a pointer to what runs when the program exits; 0 in a Python
             that was running before, which has its own way.
+        interrupted: the address of an int: whether a KeyboardInterrupt came during a call.
 
     Raises:
         RuntimeError: it was made by another version.
@@ -42,7 +42,7 @@ def fill(library: str, its_digest: str, table: int, last_words: int) -> None:
     pointers = (ctypes.c_void_p * len(functions)).from_address(table)
     for index, function in enumerate(functions):
         module = importlib.import_module(f"{__package__}.{function.module}")
-        callback = function.ctype(_guarded(function, getattr(module, function.name)))
+        callback = function.ctype(_guarded(function, getattr(module, function.name), interrupted))
         _callbacks.append(callback)
         pointers[index] = ctypes.cast(callback, ctypes.c_void_p).value
     if not _last_words:
@@ -59,15 +59,21 @@ def _report_at_exit(pointer: int) -> None:
         _last_words.append(atexit.register(REPORT.print_if_wanted))
 
 
-def _guarded(function: Function, python: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(
+    function: Function, python: Callable[..., Any], interrupted: int
+) -> Callable[..., Any]:
     """The function, which lets no exception out: C gets a status, and the text is kept."""
     name, failure = function.name, function.failure
 
     def call(*arguments: Any) -> Any:
         try:
-            result = python(*arguments)
-        except BaseException as error:
-            return failed(error)
+            try:
+                result = python(*arguments)
+            except BaseException as error:
+                return failed(error)
+        except KeyboardInterrupt:  # while that was being told
+            libc.store(ctypes.c_int, interrupted, 1)
+            return failure or 0
         return 0 if result is None else result
 
     def failed(error: BaseException) -> int:
@@ -77,7 +83,7 @@ def _guarded(function: Function, python: Callable[..., Any]) -> Callable[..., An
         result = failure if failure is None or status is None else int(status)
         ERRORS.record(result, message)
         if isinstance(error, KeyboardInterrupt):
-            _thread.interrupt_main()  # for the Python that called us, after this call
+            libc.store(ctypes.c_int, interrupted, 1)  # raised anew where the call was made
         return result or 0
 
     return call
