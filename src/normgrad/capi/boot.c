@@ -149,15 +149,16 @@ static int start_python(void)
 // A Python that runs may have its packages elsewhere: those that were baked in come last. Its
 // interrupts wait, since not every module can be imported again once that was broken off.
 static const char SCRIPT[] =
-    "import ctypes, signal, sys, threading\n"
     "problem = ''\n"
     "handler = None\n"
-    "if not last_words and threading.current_thread() is threading.main_thread():\n"
-    "    handler = signal.getsignal(signal.SIGINT)\n"
-    "if handler is not None:\n"
-    "    interrupt = ctypes.c_int.from_address(interrupted)\n"
-    "    signal.signal(signal.SIGINT, lambda *_: setattr(interrupt, 'value', 1))\n"
     "try:\n"
+    "    import signal, sys, threading\n"
+    "    if not last_words and threading.current_thread() is threading.main_thread():\n"
+    "        import ctypes\n"
+    "        interrupt = ctypes.c_int.from_address(interrupted)\n"
+    "        handler = signal.getsignal(signal.SIGINT)\n"
+    "        if handler is not None:\n"
+    "            signal.signal(signal.SIGINT, lambda *_: setattr(interrupt, 'value', 1))\n"
     "    try:\n"
     "        import normgrad.capi.runtime as runtime\n"
     "    except ModuleNotFoundError:\n"
