@@ -62,8 +62,7 @@ class Library:
             loaded = ctypes.CDLL(str(out / "lib" / f"lib{library}.so"))
             for function in functions_of(library):
                 found = getattr(loaded, function.name)
-                kind = function.ctype
-                found.argtypes, found.restype = kind._argtypes_, kind._restype_
+                found.argtypes, found.restype = function.arguments, function.result
                 self._functions[function.name] = found
 
     def __getattr__(self, name: str) -> Any:

@@ -174,10 +174,11 @@ class Arguments:
 class Place:
     """Where a tensor of known spec is allowed to be: the checks on memory, call by call."""
 
-    __slots__ = ("high", "low", "name", "spec")
+    __slots__ = ("high", "low", "name", "shown", "spec")
 
-    def __init__(self, name: str, spec: TensorSpec) -> None:
+    def __init__(self, name: str, spec: TensorSpec, shown: str | None = None) -> None:
         self.name = name
+        self.shown = name if shown is None else shown  # in messages
         self.spec = spec
         low, end = spec.region(0).bounds()
         self.low, self.high = low, end
@@ -186,7 +187,7 @@ class Place:
         """Raise a ValueError if an output cannot be written."""
         reason = framework.unwritable(value, address + self.low, address + self.high)
         if reason is not None:
-            raise ValueError(f"{self.name}: {reason}")
+            raise ValueError(f"{self.shown}: {reason}")
 
     def overlaps(self, address: int, other: Place, other_address: int) -> bool:
         """Whether two tensors share a byte."""
@@ -227,9 +228,7 @@ class Memory(NamedTuple):
     problem: str | None = None
 
     def lost(self) -> str | None:
-        """Why they can no longer be used; None if they can."""
-        if self.problem is not None:
-            return self.problem
+        """Why they can no longer be used, though they could; None if they can."""
         owner = self.owner
         moved = False
         if isinstance(owner, np.ndarray):

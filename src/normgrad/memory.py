@@ -23,6 +23,9 @@ import numpy.typing as npt
 #: is in them. It fails on a mapping that is read-only.
 POPULATE_WRITE = 23
 
+#: The same for reading. It fails on what is not mapped, or not for reading.
+POPULATE_READ = 22
+
 
 @cache
 def _madvise() -> ctypes._NamedFuncPointer | None:
@@ -218,20 +221,31 @@ def madvise_address() -> int:
     return 0 if madvise is None else ctypes.cast(madvise, ctypes.c_void_p).value or 0
 
 
+def unreadable(first: int, end: int) -> str | None:
+    """Why bytes cannot be read: their first or last page is not there. None if they can."""
+    reason = _probe(first, end, POPULATE_READ)
+    return None if reason is None else f"no memory at {first:#x} ({reason}); allowed: memory"
+
+
 def unwritable(first: int, end: int) -> str | None:
     """Why bytes cannot be written: their first or last page is mapped read-only. None if they can.
 
     PyTorch keeps no note of it: a tensor over a file mapped for reading looks like any other, and
     writing to it would end the process.
     """
+    reason = _probe(first, end, POPULATE_WRITE)
+    if reason is None:
+        return None
+    return f"read-only memory ({reason}); allowed: memory that can be written"
+
+
+def _probe(first: int, end: int, advice: int) -> str | None:
+    """Why the pages of the first or the last byte cannot be made present."""
     madvise = _madvise()
     if madvise is None or first == end:
         return None
     page = mmap.PAGESIZE
     start, last = first // page * page, (end - 1) // page * page
-    if madvise(start, page, POPULATE_WRITE) == 0 and (
-        start == last or madvise(last, page, POPULATE_WRITE) == 0
-    ):
+    if madvise(start, page, advice) == 0 and (start == last or madvise(last, page, advice) == 0):
         return None
-    reason = os.strerror(ctypes.get_errno())
-    return f"read-only memory ({reason}); allowed: memory that can be written"
+    return os.strerror(ctypes.get_errno())

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import contract, layout, memory
 from .arguments import Arguments, Place, Scratch, out_entries
 from .backends.cpu import guard
 from .backends.cpu import program as cpu
 from .contract import Operator, Options
+from .forks import LOADING
 from .machine import this_machine
 from .problem import Role
 from .tensor import TensorSpec
@@ -23,13 +25,15 @@ from .tensor import TensorSpec
 if TYPE_CHECKING:
     from .backends.cpu.runtime import Runner
 
+_T = TypeVar("_T")
+
 #: Plans kept; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
 
 #: Workspaces up to this many bytes are kept, one for each thread, for calls that bring none.
 KEPT_SCRATCH = 1 << 20
 
-_IN_PLACE = ", or all of grad_out or input with the same strides and dtype"
+_IN_PLACE = ", or all of {} or {} with the same strides and dtype"
 
 
 class _Kept(threading.local):
@@ -79,7 +83,11 @@ class Plan:
         options: Options,
         specs: Mapping[str, TensorSpec | None],
         out_specs: Mapping[str, TensorSpec | None],
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        """``names`` are what messages of :meth:`run` call inputs and outputs, where not our own."""
+        names = names or {}
+        self._in_place = _IN_PLACE.format(*(names.get(name, name) for name in guard.IN_PLACE))
         present = contract.check_inputs(operator, options, specs)
         outputs = contract.check_outputs(operator, options, present, out_specs)
         self.name = operator.name
@@ -106,13 +114,18 @@ class Plan:
                 next(others)
                 if name not in present or name not in roles or (self._unread and name == "input")
                 else int(roles[name]),
-                Place(name, spec),
+                Place(name, spec, names.get(name)),
             )
             for index, (name, spec) in enumerate(zip(self._names, self._inputs, strict=True))
             if spec is not None
         )
         self._output_slots = tuple(
-            (index, int(roles[output.name]), spec, Place(operator.out_name(index, output), spec))
+            (
+                index,
+                int(roles[output.name]),
+                spec,
+                Place(operator.out_name(index, output), spec, names.get(output.name)),
+            )
             for index, (output, spec) in enumerate(
                 zip(self._outputs, self.output_specs, strict=True)
             )
@@ -217,7 +230,8 @@ class Plan:
 
         if self._program.steps:
             if self._runner is None:
-                from .backends.cpu.runtime import Runner
+                with LOADING:
+                    from .backends.cpu.runtime import Runner
 
                 self._runner = Runner(self._program, self._guard)
             if not arguments.plain or self._runner.run(addresses, given) != 0:
@@ -246,14 +260,14 @@ class Plan:
         places: list[tuple[Place, int]] = []
         for index, _, place in self._input_slots:
             if found[index] == 0:
-                _check_memory(place.name, place.spec, arguments.opened[index])
+                _check_memory(place.shown, place.spec, arguments.opened[index])
             places.append((place, found[index]))
         for index, slot, spec, place in self._output_slots:
             if out[index] is None:
                 continue
             where = addresses[slot]
             if where == 0:
-                _check_memory(place.name, spec, arguments.given[index])
+                _check_memory(place.shown, spec, arguments.given[index])
             place.check_writable(framework, out[index], where)
             for other, elsewhere in places:
                 if place.overlaps(where, other, elsewhere):
@@ -265,8 +279,8 @@ class Plan:
                         and spec == other.spec
                     ):
                         raise ValueError(
-                            f"{place.name}: shares memory with {other.name}; allowed: memory of "
-                            f"its own{_IN_PLACE if in_place else ''}"
+                            f"{place.shown}: shares memory with {other.shown}; allowed: memory "
+                            f"of its own{self._in_place if in_place else ''}"
                         )
             places.append((place, where))
         if given >> guard.WORKSPACE & 1:
@@ -279,11 +293,19 @@ class Plan:
             for other, elsewhere in places:
                 if layout.overlap(region, other.spec.region(elsewhere)):
                     raise ValueError(
-                        f"workspace: shares memory with {other.name}; allowed: memory of its own"
+                        f"workspace: shares memory with {other.shown}; allowed: memory of its own"
                     )
 
 
 _plans: dict[Hashable, Plan] = {}
+
+
+def keep(cache: dict[Hashable, _T], key: Hashable, value: _T) -> None:
+    """Remember a value, and forget the oldest where there are too many."""
+    while len(cache) >= CACHE_SIZE:
+        with suppress(StopIteration, RuntimeError):  # another thread came in between
+            cache.pop(next(iter(cache)), None)
+    cache[key] = value
 
 
 def call(operator: Operator, options: Options, tensors: Sequence[Any], out: Any) -> Any:
@@ -299,7 +321,5 @@ def call(operator: Operator, options: Options, tensors: Sequence[Any], out: Any)
         plan = _plans.get(key)
         if plan is None:
             plan = Plan(operator, options, *arguments.specs())
-            while len(_plans) >= CACHE_SIZE:
-                _plans.pop(next(iter(_plans)), None)
-            _plans[key] = plan
+            keep(_plans, key, plan)
     return plan._run(arguments, None)

@@ -689,3 +689,18 @@ def test_torch_tensors_of_odd_sorts():
         warnings.simplefilter("ignore")  # quantized tensors are on their way out
         quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     fails(161002, "array", aclnn.tensor, quantized)
+
+
+@pytest.mark.parametrize("empty", [np.empty(0, np.float32), np.zeros((3, 0), np.float32)[0]])
+def test_statistics_of_length_0_in_evaluation(empty):
+    """Legal, whatever strides an empty array has."""
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 3, 4)
+    w, mean, var = np.array([[1, 2, 3], [0, 1, 2], [1, 4, 9]], np.float32)
+    dx, dw, db = np.empty_like(x), np.empty_like(w), np.empty_like(w)
+    t = aclnn.tensor
+    size, executor = aclnn.aclnnBatchNormBackwardGetWorkspaceSize(
+        t(x), t(x), t(w), t(mean), t(var), t(empty), t(empty), False, 0.0, [True] * 3, t(dx),
+        t(dw), t(db),
+    )  # fmt: skip
+    aclnn.aclnnBatchNormBackward(np.empty(size, np.uint8), size, executor, None)
+    np.testing.assert_array_equal(dx, x)  # w / sqrt(var) is 1

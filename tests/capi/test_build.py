@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -221,7 +222,8 @@ def test_build_and_flags(tmp_path):
     out = tmp_path / "with a space"
     done = invoke("build", "--out", out)
     assert done.exit_code == 0, done.output
-    assert f"$(normgrad capi flags --out '{out}' acl)" in done.stdout
+    line = f"eval \"c++ host.cpp $(normgrad capi flags --out '{out}' acl) -o host\""
+    assert line in done.stdout
     assert (out / "lib" / "libopapi.so").exists()
     assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
     assert invoke("build", "--out", out).exit_code == 0  # over what is there
@@ -232,6 +234,23 @@ def test_build_and_flags(tmp_path):
     assert shlex.split(invoke("flags", "--out", out, "acl").stdout)[3:] == [
         "-lopapi", "-lnnopbase", "-lascendcl",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["plain", "with a space", "a,comma", "a$dollar", "日本"])
+def test_the_line_that_build_prints_works(tmp_path, name):
+    """As it is printed, in a shell, for a folder of any name; the program runs."""
+    out = tmp_path / name
+    done = invoke("build", "--out", out)
+    assert done.exit_code == 0, done.output
+    (line,) = [line.strip() for line in done.stdout.splitlines() if " acl)" in line]
+    source = tmp_path / "host.cpp"
+    source.write_text('#include "acl/acl.h"\nint main() { return aclFinalize() != 100001; }\n')
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", f"{line} && ./host"],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_pkg_config(libraries):

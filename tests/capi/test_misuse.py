@@ -48,6 +48,7 @@ EXPECTED = {
         phase 1 without a place for the executor | 161001 | executor: null
         phase 1 without a place for the size | 161001 | workspaceSize: null
         executor null | 161001 | executor: null
+        executor null, stream made up | 161001 | executor: null
         executor made up | 161002 | executor: 0x1234, which is no handle
         executor is a tensor | 161002 | executor: an aclTensor
         executor of another operator | 161002 | executor: of aclnnBatchNormBackward
@@ -93,6 +94,8 @@ EXPECTED = {
         free long after | 107000 | is in no block
         """,
     "copies": """
+        nothing from null | 0 |
+        nothing to null | 0 |
         to null | 107000 | dst: null
         from null | 107000 | src: null
         past the end of the target | 107000 | dst: 64 bytes; allowed: 32, in a block of 32
@@ -199,12 +202,16 @@ EXPECTED = {
         malloc after the end | 100001 | aclrtMalloc: before aclInit
         """,
     "overlaps": """
-        a gradient over the weight | 361001 | out[1] (grad_weight): shares memory with weight
-        two outputs in one place | 361001 | (grad_bias): shares memory with out[1] (grad_weight)
-        outputs that overlap in part | 361001 | (grad_bias): shares memory with out[1]
-        a gradient in the input | 361001 | out[1] (grad_weight): shares memory with input
-        a gradient in the workspace | 361001 | workspace: shares memory with out[1] (grad_weight)
+        a gradient over the weight | 361001 | gradWeight: shares memory with weight
+        two outputs in one place | 361001 | gradBias: shares memory with gradWeight
+        outputs that overlap in part | 361001 | gradBias: shares memory with gradWeight
+        a gradient in the input | 361001 | gradWeight: shares memory with input
+        a gradient in the workspace | 361001 | workspace: shares memory with gradWeight
         the weight is as it was 1 | 0 |
+        a masked-off output of the host's, phase 1 | 0 |
+        and phase 2 | 0 |
+        no elements, over memory of the host's, phase 1 | 0 |
+        and phase 2 | 0 |
         grad_input over grad_out | 0 |
         """,
     # Its statuses have no messages in C; they are on stderr, in order.

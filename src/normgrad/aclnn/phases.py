@@ -18,10 +18,10 @@ from ..memory import LINE, array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
-from ..plans import CACHE_SIZE, Plan
+from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, check
 from ..tensor import TensorSpec
-from ..unusable import described
+from ..unusable import Unusable, described
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
@@ -231,9 +231,7 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
         except Exception as error:
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
-        if len(_prepared) >= CACHE_SIZE:
-            _prepared.pop(next(iter(_prepared)), None)
-        _prepared[key] = found
+        keep(_prepared, key, found)
     return found.workspace_size, aclOpExecutor(contract.name, found, tensors)
 
 
@@ -303,7 +301,9 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         ours if theirs.wanted else ""
         for theirs, ours in zip(outputs, translation.outputs, strict=True)
     )
-    plan = Plan(translation.operator, options, specs, out_specs) if any(wanted) else None
+    names = dict(zip(specs, translation.inputs, strict=True))
+    names.update(zip(out_specs, translation.outputs, strict=True))
+    plan = Plan(translation.operator, options, specs, out_specs, names) if any(wanted) else None
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
@@ -365,11 +365,14 @@ def phase_2(
             ) from None
         if size < needed:
             fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
-    for parameter, tensor in executor.tensors.items():
-        lost = None if tensor is None else tensor.memory.lost()
+    prepared = executor.prepared
+    for parameter in (*prepared.operands, *prepared.zeros):
+        lost = _tensor(executor.tensors, parameter).lost()
         if lost is not None:
             message = f"{lost} since phase 1; allowed: what stays until phase 2"
             fail(Status.ACLNN_ERR_PARAM_INVALID, parameter, message)
+    if isinstance(stream, Unusable):
+        fail(Status.ACLNN_ERR_RUNTIME_ERROR, "stream", f"{stream!r}; allowed: a stream, or null")
     if not executor.take():
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
     try:
@@ -428,9 +431,7 @@ def _check_apart(
 
     def region(name: str) -> layout.Region:
         tensor = _tensor(tensors, name)
-        itemsize = tensor.array.itemsize
-        start = tensor.memory.address + tensor.offset * itemsize
-        return layout.Region(start, tensor.dims, tensor.steps, itemsize)
+        return tensor.region
 
     scratch = memory_of("workspace", workspace, writing=True)
     whole = layout.Region(scratch.address, (scratch.nbytes,), (1,), 1)

@@ -118,6 +118,7 @@ class aclTensor:
         steps: the strides, but for axes of one element, where none is ever taken.
         problem: what is wrong with the memory, or None.
         look: a number that is the same for tensors that look the same.
+        is_destroyed: whether a C program has destroyed it.
     """
 
     __slots__ = (
@@ -125,6 +126,7 @@ class aclTensor:
         "data_type",
         "dims",
         "format",
+        "is_destroyed",
         "look",
         "memory",
         "offset",
@@ -150,6 +152,7 @@ class aclTensor:
         self.strides = strides
         self.steps = layout.taken(dims, strides)
         self.offset = offset
+        self.is_destroyed = False
         self.format = format
         self.storage_dims = storage_dims
         self.memory = memory
@@ -207,6 +210,17 @@ class aclTensor:
         start = self.memory.address + self.offset * dtype.itemsize
         owner, writeable = self.memory.owner, self.memory.writeable
         return array_at(start, self.dims, self.steps, dtype, owner, writeable)
+
+    @property
+    def region(self) -> layout.Region:
+        """The bytes that it touches."""
+        itemsize = NUMPY[self.data_type].itemsize if self.data_type in NUMPY else 1
+        start = self.memory.address + self.offset * itemsize
+        return layout.Region(start, self.dims, self.steps, itemsize)
+
+    def lost(self) -> str | None:
+        """Why it can no longer be used, though it could be when it was made; None if it can."""
+        return "it was destroyed" if self.is_destroyed else self.memory.lost()
 
     def wrote(self) -> None:
         """Told after its memory was written."""

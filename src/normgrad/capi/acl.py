@@ -103,7 +103,7 @@ def _read_config(function: str, path: str) -> None:
         _invalid(
             function, "configPath", f"{path!r} ({error.strerror}); allowed: a file that is there"
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _invalid(function, "configPath", f"{path!r} ({error}); allowed: a JSON file")
 
 

@@ -13,7 +13,7 @@ from ..aclnn.tensors import NUMPY, aclDataType
 from ..arguments import Allocation, Memory
 from ..unusable import Unusable
 from . import libc
-from .blocks import FOREIGN, UNKNOWN_SIZE, host_memory_is_allowed, memory_at
+from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
 from .declarations import functions_of
 from .errors import CallError
 from .handles import HANDLES
@@ -39,16 +39,11 @@ def _invalid(function: str, name: str, message: str) -> NoReturn:
 # Tensors and masks
 
 
-def _values(
-    function: str, name: str, kind: Any, address: int | None, count: int, most: int
-) -> list[Any]:
+def _check_length(function: str, name: str, address: int | None, count: int, most: int) -> None:
     if count > most:
         _invalid(function, name, f"{count} of them; allowed: up to {most}")
-    if address is None:
-        if count:
-            _null(function, name)
-        return []
-    return libc.load(kind, address, count)
+    if address is None and count:
+        _null(function, name)
 
 
 def aclCreateTensor(
@@ -65,13 +60,18 @@ def aclCreateTensor(
     function = "aclCreateTensor"
 
     def sizes(name: str, address: int | None, count: int) -> list[int]:
-        return _values(function, name, ctypes.c_int64, address, count, _MOST_AXES)
+        _check_length(function, name, address, count, _MOST_AXES)
+        return libc.load(ctypes.c_int64, address, count)
 
     view_dims = sizes("viewDims", dims, count)
     steps = None if strides is None else sizes("stride", strides, count)
     storage = None if storage_dims is None else sizes("storageDims", storage_dims, storage_count)
     memory, offset = _storage(data_type, data, offset)
-    tensor = aclnn.aclCreateTensor(view_dims, data_type, steps, offset, format, storage, memory)
+    described = (view_dims, data_type, steps, offset, format, storage)
+    tensor = aclnn.aclCreateTensor(*described, memory)
+    if memory is not None and memory.owner is FOREIGN and tensor.problem is None:
+        memory = checked(memory, *tensor.region.bounds())
+        tensor = aclnn.aclCreateTensor(*described, memory)
     return HANDLES.add(tensor, function)
 
 
@@ -98,9 +98,10 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory | No
 
 def aclCreateBoolArray(values: int | None, count: int) -> int:
     function = "aclCreateBoolArray"
+    _check_length(function, "value", values, count, _MOST_BOOLEANS)
     # As bytes: what is no 0 or 1 is no C bool, but is true.
-    found = _values(function, "value", ctypes.c_uint8, values, count, _MOST_BOOLEANS)
-    return HANDLES.add(aclnn.aclCreateBoolArray(found), function)
+    found = b"" if values is None else ctypes.string_at(values, count)
+    return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)), function)
 
 
 def _found(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
@@ -125,7 +126,7 @@ def aclDestroyTensor(tensor: int | None) -> None:
     if tensor is not None:
         value = _destroy("aclDestroyTensor", "tensor", aclnn.aclTensor, tensor)
         # An executor may still hold it.
-        value.memory = value.memory._replace(problem="it was destroyed")
+        value.is_destroyed = True
 
 
 def aclDestroyBoolArray(array: int | None) -> None:
@@ -133,47 +134,46 @@ def aclDestroyBoolArray(array: int | None) -> None:
         _destroy("aclDestroyBoolArray", "array", aclnn.aclBoolArray, array)
 
 
-def _copied(
-    function: str, names: tuple[str, str], values: tuple[int, ...], address: int, count: int
+def _queried(function: str, tensor: int | None, **results: int | None) -> aclnn.aclTensor:
+    """A tensor that something is asked of, with pointers to write it to."""
+    found: aclnn.aclTensor = _found(function, "tensor", aclnn.aclTensor, tensor)
+    for name, address in results.items():
+        if address is None:
+            _null(function, name)
+    return found
+
+
+def _hand_over(
+    function: str, values: tuple[int, ...], array: int | None, count: int | None
 ) -> None:
-    """Hand over an array that the caller frees."""
-    array = libc.malloc(max(1, 8 * len(values)))
-    if array is None:
-        _fail(Status.ACLNN_ERR_INNER, function, names[0], "no memory for it")
-    libc.store_all(ctypes.c_int64, array, values)
-    libc.store(ctypes.c_void_p, address, array)
+    """Write an array that the caller frees, and its length."""
+    copy = libc.malloc(max(1, 8 * len(values)))
+    if copy is None:
+        raise CallError(Status.ACLNN_ERR_INNER, f"{function}: no memory")
+    libc.store_all(ctypes.c_int64, copy, values)
+    libc.store(ctypes.c_void_p, array, copy)
     libc.store(ctypes.c_uint64, count, len(values))
 
 
 def aclGetViewShape(tensor: int | None, dims: int | None, count: int | None) -> None:
     function = "aclGetViewShape"
-    value = _found(function, "tensor", aclnn.aclTensor, tensor)
-    if dims is None or count is None:
-        _null(function, "viewDims" if dims is None else "viewDimsNum")
-    _copied(function, ("viewDims", "viewDimsNum"), value.dims, dims, count)
+    value = _queried(function, tensor, viewDims=dims, viewDimsNum=count)
+    _hand_over(function, value.dims, dims, count)
 
 
 def aclGetViewStrides(tensor: int | None, strides: int | None, count: int | None) -> None:
     function = "aclGetViewStrides"
-    value = _found(function, "tensor", aclnn.aclTensor, tensor)
-    if strides is None or count is None:
-        _null(function, "stridesValue" if strides is None else "stridesNum")
-    _copied(function, ("stridesValue", "stridesNum"), value.strides, strides, count)
+    value = _queried(function, tensor, stridesValue=strides, stridesNum=count)
+    _hand_over(function, value.strides, strides, count)
 
 
 def aclGetDataType(tensor: int | None, data_type: int | None) -> None:
-    function = "aclGetDataType"
-    value = _found(function, "tensor", aclnn.aclTensor, tensor)
-    if data_type is None:
-        _null(function, "dataType")
+    value = _queried("aclGetDataType", tensor, dataType=data_type)
     libc.store(ctypes.c_int, data_type, value.data_type)
 
 
 def aclGetFormat(tensor: int | None, format: int | None) -> None:
-    function = "aclGetFormat"
-    value = _found(function, "tensor", aclnn.aclTensor, tensor)
-    if format is None:
-        _null(function, "format")
+    value = _queried("aclGetFormat", tensor, format=format)
     libc.store(ctypes.c_int, format, value.format)
 
 
@@ -238,11 +238,8 @@ def _phase_2(function: Function) -> Callable[..., None]:
 
     def call(workspace: int | None, size: int, executor: int | None, stream: int | None) -> None:
         value = HANDLES.find(executor)
-        if stream is not None and isinstance(HANDLES.find_a(Stream, stream), Unusable):
-            message = f"{HANDLES.find_a(Stream, stream)!r}; allowed: what aclrtCreateStream made"
-            _fail(Status.ACLNN_ERR_RUNTIME_ERROR, name, "stream", message)
         try:
-            python(_workspace(workspace, size), size, value, None)
+            python(_workspace(workspace, size), size, value, HANDLES.find_a(Stream, stream))
         finally:
             if type(value) is aclnn.aclOpExecutor and value.is_used_up:
                 assert executor is not None
@@ -257,7 +254,8 @@ def _workspace(address: int | None, size: int) -> Memory | None:
         return memory
     if memory.owner is FOREIGN:
         if host_memory_is_allowed():
-            return memory._replace(nbytes=min(size, UNKNOWN_SIZE))
+            memory = memory._replace(nbytes=min(size, UNKNOWN_SIZE))
+            return checked(memory, memory.address, memory.address + memory.nbytes)
         problem = "no memory from aclrtMalloc; allowed: device memory"
         return memory._replace(problem=problem)
     return memory

@@ -6,14 +6,13 @@ import ctypes
 import mmap
 import os
 import threading
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 
 from ..arguments import Allocation, Memory
-from ..memory import LINE
+from ..memory import LINE, unreadable
 from . import libc
 from .errors import HOST_MEMORY_VARIABLE, is_on
 
@@ -68,22 +67,20 @@ class Block(Allocation):
             libc.madvise(first, self.end // page * page - first, mmap.MADV_DONTNEED)
 
 
-class _Index(NamedTuple):
-    """Blocks in the order of their addresses. It is replaced, never changed: readers need no
-    lock."""
-
-    starts: tuple[int, ...] = ()
-    blocks: tuple[Block, ...] = ()
-
-
 class Blocks:
     """The blocks of this process, the freed ones too for some time."""
 
     def __init__(self) -> None:
-        self._index = _Index()
+        self._starts: list[int] = []  # in order
+        self._blocks: dict[int, Block] = {}
         self._freed: deque[Block] = deque()
         self._freed_bytes = 0
         self._lock = threading.Lock()
+        # A child gets both lists as they belong together, and a lock that nobody holds.
+        release = self._lock.release
+        os.register_at_fork(
+            before=self._lock.acquire, after_in_parent=release, after_in_child=release
+        )
 
     def allocate(self, size: int, is_device: bool, maker: str) -> Block:
         """A new block.
@@ -99,11 +96,8 @@ class Blocks:
                     self._drop_oldest()
             block = self._new(size, is_device, maker)
         with self._lock:
-            starts, blocks = self._index
-            at = bisect_right(starts, block.address)
-            self._index = _Index(
-                (*starts[:at], block.address, *starts[at:]), (*blocks[:at], block, *blocks[at:])
-            )
+            insort(self._starts, block.address)
+            self._blocks[block.address] = block
         return block
 
     @staticmethod
@@ -116,9 +110,8 @@ class Blocks:
     def _drop_oldest(self) -> None:
         block = self._freed.popleft()
         self._freed_bytes -= block.size
-        starts, blocks = self._index
-        at = bisect_right(starts, block.address) - 1
-        self._index = _Index((*starts[:at], *starts[at + 1 :]), (*blocks[:at], *blocks[at + 1 :]))
+        del self._starts[bisect_right(self._starts, block.address) - 1]
+        del self._blocks[block.address]
 
     def free(self, block: Block, by: str) -> bool:
         """Free a block; False if that is done already."""
@@ -137,23 +130,18 @@ class Blocks:
 
     def find(self, address: int) -> Block | None:
         """The block that an address lies in, freed or not."""
-        starts, blocks = self._index
-        at = bisect_right(starts, address) - 1
-        if at >= 0 and address < blocks[at].end:
-            return blocks[at]
-        return None
+        with self._lock:
+            at = bisect_right(self._starts, address)
+            block = self._blocks[self._starts[at - 1]] if at else None
+        return block if block is not None and address < block.end else None
 
     def living(self) -> list[Block]:
-        """What was not freed."""
-        return [block for block in self._index.blocks if block.freed_by is None]
-
-    def forked(self) -> None:
-        """Another thread may have held the lock when this process was made."""
-        self._lock = threading.Lock()
+        """What was not freed, in the order of allocation."""
+        with self._lock:
+            return [block for block in self._blocks.values() if block.freed_by is None]
 
 
 BLOCKS = Blocks()
-os.register_at_fork(after_in_child=BLOCKS.forked)
 
 
 def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
@@ -170,6 +158,13 @@ def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
         return Memory(address, UNKNOWN_SIZE if nbytes is None else nbytes, FOREIGN, True)
     problem = block.freed_by and f"memory that {block.freed_by} has freed; allowed: not freed"
     return Memory(address, block.end - address, block, True, problem)
+
+
+def checked(memory: Memory, first: int, end: int) -> Memory:
+    """The same, with what is wrong with its bytes, if it was not allocated here."""
+    if memory.owner is not FOREIGN:
+        return memory
+    return memory._replace(problem=unreadable(first, end))
 
 
 class _Foreign:

@@ -9,7 +9,9 @@
 
 #include <ctype.h>
 #include <dlfcn.h>
+#include <fenv.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +21,7 @@
 #include "boot.h"
 
 enum { EMPTY, FILLED, FAILED };
+enum { MESSAGE_SIZE = 4096 }; // as in errors.py
 
 #define FUNCTIONS(USE)                                                                             \
     USE(Py_IsInitialized)                                                                          \
@@ -36,6 +39,7 @@ enum { EMPTY, FILLED, FAILED };
     USE(PyGILState_Ensure)                                                                         \
     USE(PyGILState_Release)                                                                        \
     USE(PyGILState_Check)                                                                          \
+    USE(PyGILState_GetThisThreadState)                                                             \
     USE(PyEval_SaveThread)                                                                         \
     USE(PyEval_RestoreThread)                                                                      \
     USE(PyOS_BeforeFork)                                                                           \
@@ -60,9 +64,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int booting; // this thread is in boot, and holds the lock
 static int found;            // py is filled
 static int embedded;         // this started Python
-static int broken;           // this could not: there is no second try
+static const char *broken;   // why it cannot be started: there is no second try
 static char problem[1024];   // why boot failed; empty if it did not
-static void (*last_words)(void);
+static struct {
+    void (*last_words)(void);    // when the program exits
+    void (*before_fork)(void);   // with the GIL, as
+    void (*after_fork)(void);    // this
+} hooks;                         // Python's, where this started it
 static int interrupted;      // a callback was, by the running Python's KeyboardInterrupt (GIL)
 
 // Say why, once.
@@ -104,10 +112,17 @@ static int find_python(void)
     return 1;
 }
 
+// The text of this thread's last error.
+static char *message(void)
+{
+    static __thread char text[MESSAGE_SIZE];
+    return text;
+}
+
 static void say_last_words(void)
 {
-    if (last_words)
-        last_words();
+    if (hooks.last_words)
+        hooks.last_words();
 }
 
 // Isolated: no environment variable, user folder or working directory changes what is imported,
@@ -117,8 +132,10 @@ static int start_python(void)
     PyPreConfig before;
     py.PyPreConfig_InitIsolatedConfig(&before);
     before.utf8_mode = 1;
-    if (py.PyStatus_Exception(py.Py_PreInitialize(&before)))
-        return fail("Python cannot be prepared");
+    if (py.PyStatus_Exception(py.Py_PreInitialize(&before))) {
+        broken = "Python cannot be prepared";
+        return fail("the C libraries cannot start: %s", broken);
+    }
 
     PyConfig config;
     py.PyConfig_InitIsolatedConfig(&config);
@@ -139,21 +156,27 @@ static int start_python(void)
     if (!py.PyStatus_Exception(status))
         status = py.Py_InitializeFromConfig(&config);
     py.PyConfig_Clear(&config);
-    if (py.PyStatus_Exception(status))
-        return fail("Python does not start: %s", status.err_msg ? status.err_msg : "unknown cause");
+    if (py.PyStatus_Exception(status)) {
+        broken = status.err_msg ? status.err_msg : "Python does not";
+        return fail("the C libraries cannot start: %s", broken);
+    }
     embedded = 1;
     atexit(say_last_words);
     return 1;
 }
 
-// A Python that runs may have its packages elsewhere: those that were baked in come last. Its
-// interrupts wait, since not every module can be imported again once that was broken off.
+// In a Python that was started here, NumPy needs no threads for matrices that nobody multiplies.
+// In one that was running, packages may lie elsewhere, and those that were baked in come last; its
+// interrupts wait, since no import can be left half done.
 static const char SCRIPT[] =
-    "problem = ''\n"
-    "handler = None\n"
+    "problem, handler, changed = '', None, []\n"
     "try:\n"
-    "    import signal, sys, threading\n"
-    "    if not last_words and threading.current_thread() is threading.main_thread():\n"
+    "    import os, signal, sys, threading\n"
+    "    if embedded:\n"
+    "        if 'OPENBLAS_NUM_THREADS' not in os.environ:\n"
+    "            os.environ['OPENBLAS_NUM_THREADS'] = '1'\n"
+    "            changed.append('OPENBLAS_NUM_THREADS')\n"
+    "    elif threading.current_thread() is threading.main_thread():\n"
     "        import ctypes\n"
     "        interrupt = ctypes.c_int.from_address(interrupted)\n"
     "        handler = signal.getsignal(signal.SIGINT)\n"
@@ -164,10 +187,12 @@ static const char SCRIPT[] =
     "    except ModuleNotFoundError:\n"
     "        sys.path += [path for path in " BAKED_SYS_PATH " if path not in sys.path]\n"
     "        import normgrad.capi.runtime as runtime\n"
-    "    runtime.fill(name, digest, table, last_words, interrupted)\n"
+    "    runtime.fill(name, digest, table, message, interrupted, embedded and hooks)\n"
     "except BaseException as error:\n"
     "    problem = f'{type(error).__name__}: {error}'\n"
     "finally:\n"
+    "    for name in changed:\n"
+    "        del os.environ[name]\n"
     "    if handler is not None:\n"
     "        signal.signal(signal.SIGINT, handler)\n";
 
@@ -175,16 +200,17 @@ static const char SCRIPT[] =
 static int fill_table(struct normgrad_library *library)
 {
     PyObject *names = py.Py_BuildValue(
-        "{s:O,s:s,s:s,s:n,s:n,s:n}", "__builtins__", py.PyEval_GetBuiltins(), "name",
-        library->name, "digest", library->digest, "table", (Py_ssize_t)library->table, "last_words",
-        embedded ? (Py_ssize_t)&last_words : 0, "interrupted", (Py_ssize_t)&interrupted);
+        "{s:O,s:s,s:s,s:n,s:n,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
+        library->name, "digest", library->digest, "table", (Py_ssize_t)library->table, "message",
+        (Py_ssize_t)message, "interrupted", (Py_ssize_t)&interrupted, "hooks",
+        (Py_ssize_t)&hooks, "embedded", embedded);
     PyObject *done =
         names ? py.PyRun_StringFlags(SCRIPT, Py_file_input, names, names, NULL) : NULL;
     PyObject *text = done ? py.PyDict_GetItemString(names, "problem") : NULL;
-    const char *message = text ? py.PyUnicode_AsUTF8(text) : NULL;
-    int filled = message && !*message;
+    const char *reason = text ? py.PyUnicode_AsUTF8(text) : NULL;
+    int filled = reason && !*reason;
     if (!filled)
-        fail("the C libraries cannot start: %s", message ? message : "unknown cause");
+        fail("the C libraries cannot start: %s", reason ? reason : "unknown cause");
     py.PyErr_Clear();
     py.Py_DecRef(done);
     py.Py_DecRef(names);
@@ -193,16 +219,20 @@ static int fill_table(struct normgrad_library *library)
 
 static int start(struct normgrad_library *library)
 {
-    if (broken || (!found && !find_python()))
+    if (broken)
+        return fail("the C libraries cannot start: %s", broken);
+    if (!found && !find_python())
         return 0;
     if (!py.Py_IsInitialized()) {
         if (embedded)
             return fail("the Python that served this process has ended");
-        if (!start_python()) {
-            broken = 1;
+        if (!start_python())
             return 0;
-        }
+        // Python's module for signals would take the interrupt, though it was told not to.
+        struct sigaction interrupt;
+        sigaction(SIGINT, NULL, &interrupt);
         int filled = fill_table(library);
+        sigaction(SIGINT, &interrupt, NULL);
         py.PyEval_SaveThread();
         return filled;
     }
@@ -212,15 +242,21 @@ static int start(struct normgrad_library *library)
     return filled;
 }
 
+// Whether this thread holds the GIL of whatever Python there is.
+static int holds_gil(void)
+{
+    int (*initialized)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    int (*check)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    return initialized && check && initialized() && check();
+}
+
 static int boot(struct normgrad_library *library)
 {
     if (booting)
         return 0;
     // Who holds the GIL must not keep it while waiting for the lock: who has the lock may want it.
-    int (*initialized)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
-    int (*check)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
     PyThreadState *(*save)(void) = (PyThreadState * (*)(void)) dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-    PyThreadState *saved = initialized && initialized() && check() ? save() : NULL;
+    PyThreadState *saved = holds_gil() ? save() : NULL;
 
     pthread_mutex_lock(&lock);
     booting = 1;
@@ -233,39 +269,57 @@ static int boot(struct normgrad_library *library)
     return library->state == FILLED;
 }
 
-// In a Python that was running before, a signal that it has not seen yet would be raised where a
-// callback begins, out of reach of its handlers, and be lost. So it is looked for here, with the GIL,
-// which is kept until the callback has begun: the call fails, and the signal is raised after it.
+// A call has the GIL from here to there. A thread that C made has no state in Python yet, and gets
+// one before it has the GIL: a fork in the middle of that would leave the child with a lock of
+// Python's that nobody opens. So a fork waits for it.
 
+static pthread_mutex_t new_states = PTHREAD_MUTEX_INITIALIZER;
 static __thread PyGILState_STATE gil;
+
+static void take_gil(void)
+{
+    int is_new = embedded && !py.PyGILState_GetThisThreadState();
+    if (is_new)
+        pthread_mutex_lock(&new_states);
+    gil = py.PyGILState_Ensure();
+    if (is_new)
+        pthread_mutex_unlock(&new_states);
+}
+
+// A program may have its own rounding, or subnormal numbers flushed to zero (gcc's -Ofast does that
+// to the whole of it): results must not depend on it, and NumPy must not trap.
+static __thread fenv_t arithmetic;
 
 int normgrad_capi_enter(struct normgrad_library *library)
 {
     int state = __atomic_load_n(&library->state, __ATOMIC_ACQUIRE);
     if (state != FILLED && (state != EMPTY || !boot(library)))
         return 0;
-    if (embedded)
-        return 1;
     if (!py.Py_IsInitialized())
         return 0; // it has ended
-    gil = py.PyGILState_Ensure();
-    if (py.PyErr_CheckSignals() == 0)
+    fegetenv(&arithmetic);
+    fesetenv(FE_DFL_ENV);
+    take_gil();
+    // In a Python that was running before, a signal that it has not seen yet would be raised where
+    // the callback begins, out of reach of its handlers, and be lost. So the call fails, and the
+    // signal is raised after it.
+    if (embedded || py.PyErr_CheckSignals() == 0)
         return 1;
     py.PyErr_Clear();
     py.PyErr_SetInterrupt();
     py.PyGILState_Release(gil);
+    fesetenv(&arithmetic);
     return 0;
 }
 
 void normgrad_capi_leave(void)
 {
-    if (embedded)
-        return;
     if (interrupted) {
         interrupted = 0;
         py.PyErr_SetInterrupt();
     }
     py.PyGILState_Release(gil);
+    fesetenv(&arithmetic);
 }
 
 const char *normgrad_capi_problem(void)
@@ -273,23 +327,33 @@ const char *normgrad_capi_problem(void)
     return problem;
 }
 
-// A fork waits for a boot under way, and for the GIL if this started Python, which otherwise would
-// not know of the fork. Python's own forks come with the GIL held, and with all that done.
+// If this started Python, a fork waits for a boot, an import or a compilation under way, and for the
+// GIL; and Python is told of it. (Python's own forks come with the GIL held, and with all that done.)
+// In a Python that was running, a boot needs the GIL, which the forking thread may hold: so it is not
+// waited for.
 
 static __thread int forking;
 static PyGILState_STATE fork_state;
 
-enum { LOCKED = 1, WITH_GIL = 2 };
+enum { LOCKED = 1, WITH_GIL = 2, AMID_BOOT = 4 };
 
 static void before_fork(void)
 {
     forking = 0;
     if (booting || (embedded && py.PyGILState_Check()))
         return;
-    pthread_mutex_lock(&lock);
+    if (!holds_gil())
+        pthread_mutex_lock(&lock);
+    else if (pthread_mutex_trylock(&lock)) {
+        forking = AMID_BOOT;
+        return;
+    }
+    pthread_mutex_lock(&new_states);
     forking = LOCKED;
     if (embedded && py.Py_IsInitialized()) {
         fork_state = py.PyGILState_Ensure();
+        if (hooks.before_fork)
+            hooks.before_fork();
         py.PyOS_BeforeFork();
         forking |= WITH_GIL;
     }
@@ -299,10 +363,14 @@ static void after_fork(void (*tell_python)(void))
 {
     if (forking & WITH_GIL) {
         tell_python();
+        if (hooks.after_fork)
+            hooks.after_fork();
         py.PyGILState_Release(fork_state);
     }
-    if (forking & LOCKED)
+    if (forking & LOCKED) {
+        pthread_mutex_unlock(&new_states);
         pthread_mutex_unlock(&lock);
+    }
 }
 
 static void after_fork_in_parent(void)
@@ -313,6 +381,10 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     after_fork(py.PyOS_AfterFork_Child);
+    if (forking & AMID_BOOT) { // with an import that will never end
+        pthread_mutex_init(&lock, NULL);
+        broken = "the process was forked while another thread started them";
+    }
 }
 
 __attribute__((constructor)) static void watch_forks(void)

@@ -61,7 +61,7 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
         sources = resources.files(__package__)
         for name in ("boot.h", "boot.c"):
             (work / name).write_text(sources.joinpath(name).read_text("utf-8"), "utf-8")
-        _compile(compiler, work, _BOOT, "boot.c", [*include_python, "-ldl", "-pthread"])
+        _compile(compiler, work, _BOOT, "boot.c", [*include_python, "-ldl", "-lm", "-pthread"])
         advance(_BOOT)
         for library in LIBRARIES[1:]:
             (work / f"{library}.c").write_text(library_text(library), "utf-8")
@@ -86,7 +86,11 @@ def flags(out: Path, dialect: Dialect) -> str:
         if not path.exists():
             raise BuildError(f"no {path}; build it with `normgrad capi build --out {out}`")
     lib = out / "lib"
-    parts = [f"-I{out / 'include'}", f"-L{lib}", f"-Wl,-rpath,{lib}", *_links(dialect)]
+    # -Wl would take a comma apart.
+    rpath = (
+        ["-Xlinker", "-rpath", "-Xlinker", str(lib)] if "," in str(lib) else [f"-Wl,-rpath,{lib}"]
+    )
+    parts = [f"-I{out / 'include'}", f"-L{lib}", *rpath, *_links(dialect)]
     return " ".join(shlex.quote(part) for part in parts)
 
 

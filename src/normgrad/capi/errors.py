@@ -5,16 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
-from collections import OrderedDict
+from contextlib import suppress
 from enum import IntEnum
+from typing import Any
 
 #: The environment variables that are read at aclInit, and at a library's first call.
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
 
-#: How many threads' last errors are kept, and how many different failures.
-_THREADS, _FAILURES = 1024, 1000
+#: The bytes of a text, with the zero at its end; as in boot.c.
+_MESSAGE_SIZE = 4096
+
+#: How many different failures are kept for a report.
+_MOST_FAILURES = 1000
 
 
 class CallError(Exception):
@@ -38,38 +41,34 @@ class Errors:
     """The last error of each thread, and all failures that were not reported yet."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[int, bytes] = OrderedDict()
-        # What a thread was handed last: it may still read it.
-        self._handed: OrderedDict[int, ctypes.Array[ctypes.c_char]] = OrderedDict()
+        self._message: Any = None
         self._failures: dict[str, int] = {}
+
+    def use(self, message: int) -> None:
+        """Take the address of the C function that gives a thread its place for a text."""
+        self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
 
     def record(self, status: int | None, message: str) -> None:
         """Keep a failure, with its status if it has one.
 
         The first of its kind is printed at once, where a report is wanted.
         """
-        thread = threading.get_ident()
-        self._last[thread] = message.encode("utf-8", "replace").replace(b"\0", b" ")
-        if len(self._last) > _THREADS:
-            self._last.popitem(last=False)
+        text = message.replace("\0", " ").encode("utf-8", "replace")[: _MESSAGE_SIZE - 1]
+        text = text.decode("utf-8", "ignore").encode()  # no half of a character at its end
+        ctypes.memmove(self.last(), text + b"\0", len(text) + 1)
         if not is_on(REPORT_VARIABLE):
             return
         line = f"error: {message}" if status is None else f"error {status}: {message}"
         if line not in self._failures:
-            if len(self._failures) >= _FAILURES:
+            if len(self._failures) >= _MOST_FAILURES:
                 return
             complain(line)
         self._failures[line] = self._failures.get(line, 0) + 1
 
     def last(self) -> int:
         """The address of the text of this thread's last error."""
-        thread = threading.get_ident()
-        text = ctypes.create_string_buffer(self._last.get(thread, b""))
-        self._handed[thread] = text
-        self._handed.move_to_end(thread)
-        if len(self._handed) > _THREADS:
-            self._handed.popitem(last=False)
-        return ctypes.addressof(text)
+        address: int = self._message()
+        return address
 
     def take_failures(self) -> dict[str, int]:
         """The failures since they were taken last, each with how often it happened."""
@@ -78,9 +77,9 @@ class Errors:
 
 
 def complain(line: str) -> None:
-    """One line on stderr; a program without one goes on."""
-    if sys.stderr is not None:
-        print(f"normgrad: {line}", file=sys.stderr, flush=True)
+    """One line on stderr; a program without one, or with one that cannot be written, goes on."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(f"normgrad: {line}", file=sys.stderr or None, flush=True)
 
 
 ERRORS = Errors()

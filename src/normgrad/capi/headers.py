@@ -65,19 +65,17 @@ def library_text(library: str) -> str:
 
 
 def _trampoline(index: int, function: Function) -> str:
-    kinds = ", ".join(kind for kind, _ in function.parameters) or "void"
-    values = ", ".join(name for _, name in function.parameters)
-    call = f"{function.returns} result = (({function.returns} (*)({kinds}))table[{index}])"
-    call += f"({values});"
+    """The result is the type's failure unless Python writes another."""
+    kinds = ", ".join(["void *", *(kind for kind, _ in function.parameters)])
+    values = ", ".join(["&result", *(name for _, name in function.parameters)])
+    call = f"((void (*)({kinds}))table[{index}])({values});"
+    failure = "" if function.name != "aclGetRecentErrMsg" else "normgrad_capi_problem()"
     return (
         f"{_wrapped('EXPORTED ' + function.prototype)}\n{{\n"
-        f"    if (!normgrad_capi_enter(&library))\n        return {_failure(function)};\n"
+        f"    {function.returns} result = {function.failure or 0};\n"
+        "    if (!normgrad_capi_enter(&library))\n"
+        f"        return {failure or 'result'};\n"
         f"{textwrap.indent(_wrapped(call), '    ')}\n"
-        "    normgrad_capi_leave();\n    return result;\n}"
+        "    normgrad_capi_leave();\n"
+        "    return result;\n}"
     )
-
-
-def _failure(function: Function) -> str:
-    if function.name == "aclGetRecentErrMsg":
-        return "normgrad_capi_problem()"
-    return str(function.failure or 0)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from typing import Any, NoReturn
 
 from .. import infiniop
-from ..arguments import Memory
 from ..infiniop import InfiniError, infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
-from ..tensor import TensorSpec
 from . import libc
-from .blocks import FOREIGN, memory_at
+from .blocks import checked, memory_at
 from .handles import HANDLES
 from .objects import Event, Runtime, Stream
 
@@ -264,25 +261,15 @@ def infiniopBatchNormBackward(
     RUNTIME.check_stream("infiniopBatchNormBackward", stream)
     operator = HANDLES.find(desc)
     data = [memory_at(address) for address in tensors]
-    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
-        data = [
-            memory if memory is None or memory.owner is not FOREIGN else _mapped(memory, spec)
-            for memory, spec in zip(
-                data, [operator.specs[name] for name in (*OUTPUTS, *INPUTS)], strict=True
-            )
-        ]
     scratch = memory_at(workspace, workspace_size)
+    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
+        specs = [operator.specs[name] for name in (*OUTPUTS, *INPUTS)]
+        data = [
+            memory and checked(memory, *spec.region(memory.address).bounds())
+            for memory, spec in zip(data, specs, strict=True)
+        ]
+        if scratch is not None:
+            scratch = checked(
+                scratch, scratch.address, scratch.address + operator.plan.workspace_size
+            )
     infiniop.infiniopBatchNormBackward(operator, scratch, workspace_size, *data)
-
-
-def _mapped(memory: Memory, spec: TensorSpec) -> Memory:
-    """Memory of unknown origin: at least its ends have to be there."""
-    page = mmap.PAGESIZE
-    low, end = spec.region(memory.address).bounds()
-    if low == end:
-        return memory
-    resident = ctypes.create_string_buffer(1)
-    for address in (low, end - 1):
-        if libc.mincore(address // page * page, page, resident) != 0:
-            return memory._replace(problem=f"no memory at {address:#x}; allowed: memory")
-    return memory

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 _library = ctypes.CDLL(None, use_errno=True)
 
 madvise: Any = _library.madvise
 madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-mincore: Any = _library.mincore
-mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 malloc: Any = _library.malloc
 malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -22,7 +19,7 @@ getenv: Any = _library.getenv
 getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
 
 
-def store(kind: Any, address: int, value: Any) -> None:
+def store(kind: Any, address: int | None, value: Any) -> None:
     """Write a value through a pointer.
 
     Args:
@@ -33,7 +30,7 @@ def store(kind: Any, address: int, value: Any) -> None:
     kind.from_address(address).value = value
 
 
-@cache
+@lru_cache(256)
 def _array(kind: Any, count: int) -> Any:
     return kind * count
 
@@ -43,7 +40,7 @@ def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
     _array(kind, len(values)).from_address(address)[:] = values
 
 
-def load(kind: Any, address: int, count: int) -> list[Any]:
+def load(kind: Any, address: int | None, count: int) -> list[Any]:
     """Read values through a pointer.
 
     Args:

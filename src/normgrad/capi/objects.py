@@ -134,28 +134,29 @@ class Runtime:
 
     def reach(
         self, function: str, name: str, address: int | None, count: int, on_device: bool
-    ) -> int:
-        """Check that bytes are there, as far as is known; the address of the first."""
+    ) -> Block | None:
+        """Check that bytes are there, as far as is known; the block that they are in, or None."""
         if address is None:
-            self.fail(function, name, f"null; allowed: {count} bytes of memory")
+            if count:
+                self.fail(function, name, f"null; allowed: {count} bytes of memory")
+            return None
         block = BLOCKS.find(address)
         strict = self.checks_sides and not host_memory_is_allowed()
         if block is None:
             if on_device and strict:
-                self.fail(
-                    function, name, f"{address:#x} is no device memory; allowed: device memory"
-                )
-            return address
+                message = f"{address:#x} is no device memory; allowed: device memory"
+                self.fail(function, name, message)
+            return None
         if block.freed_by is not None:
-            self.fail(function, name, f"memory that {block.freed_by} has freed; allowed: not freed")
+            message = f"memory that {block.freed_by} has freed; allowed: not freed"
+            self.fail(function, name, message)
         if count > block.end - address:
             self.fail(function, name, f"{count} bytes; allowed: {_left(block, address)}")
         if strict and block.is_device != on_device:
             is_, should = ("device", "host") if block.is_device else ("host", "device")
-            self.fail(
-                function, name, f"{is_} memory; allowed: {should} memory for a copy of this kind"
-            )
-        return address
+            message = f"{is_} memory; allowed: {should} memory for a copy of this kind"
+            self.fail(function, name, message)
+        return block
 
     def copy(
         self,
@@ -174,15 +175,23 @@ class Runtime:
         """
         dst, most, dst_on_device = to
         src, src_on_device = source
-        start = self.reach(function, "dst", dst, count, dst_on_device)
-        data = self.reach(function, "src", src, count, src_on_device)
+        # Held until all is copied: another thread may free them meanwhile.
+        held = (
+            self.reach(function, "dst", dst, count, dst_on_device),
+            self.reach(function, "src", src, count, src_on_device),
+        )
         if count > most:
             self.fail(function, "count", f"{count} bytes; allowed: up to destMax, {most}")
-        ctypes.memmove(start, data, count)
+        if dst is not None and src is not None:
+            ctypes.memmove(dst, src, count)
+        del held
 
     def fill(self, function: str, name: str, address: int | None, value: int, count: int) -> None:
         """Set bytes of device memory."""
-        ctypes.memset(self.reach(function, name, address, count, True), value & 0xFF, count)
+        held = self.reach(function, name, address, count, True)
+        if address is not None:
+            ctypes.memset(address, value & 0xFF, count)
+        del held
 
 
 def _left(block: Block, address: int) -> str:

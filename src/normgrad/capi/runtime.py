@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from ..forks import LOADING
 from . import libc
 from .declarations import digest, functions_of
 from .errors import ERRORS
@@ -16,19 +17,22 @@ from .signatures import Function
 
 #: Callbacks live as long as the process: C may call them at any time.
 _callbacks: list[Any] = []
-_last_words: list[Any] = []
+_hooks: list[Any] = []
 
 
-def fill(library: str, its_digest: str, table: int, last_words: int, interrupted: int) -> None:
+def fill(
+    library: str, its_digest: str, table: int, message: int, interrupted: int, hooks: int
+) -> None:
     """Fill a library's table.
 
     Args:
         library: its name, such as "opapi".
-        its_digest: of the signatures that it was made from.
+        its_digest: of the list that it was made from.
         table: the address of its pointers.
-        last_words: the address of a pointer to what runs when the program exits; 0 in a Python
-            that was running before, which has its own way.
+        message: the address of the function that gives each thread its place for an error's text.
         interrupted: the address of an int: whether a KeyboardInterrupt came during a call.
+        hooks: the address of three pointers, to what is called when the program exits, before it
+            forks, and after; 0 in a Python that was running before, which has its own way.
 
     Raises:
         RuntimeError: it was made by another version.
@@ -38,52 +42,58 @@ def fill(library: str, its_digest: str, table: int, last_words: int, interrupted
             "the C libraries were built by another version of normgrad; build them again with "
             "`normgrad capi build`"
         )
+    ERRORS.use(message)
     functions = functions_of(library)
     pointers = (ctypes.c_void_p * len(functions)).from_address(table)
     for index, function in enumerate(functions):
         module = importlib.import_module(f"{__package__}.{function.module}")
-        callback = function.ctype(_guarded(function, getattr(module, function.name), interrupted))
+        python = getattr(module, function.name)
+        callback = function.callback(_guarded(function, python, interrupted))
         _callbacks.append(callback)
         pointers[index] = ctypes.cast(callback, ctypes.c_void_p).value
-    if not _last_words:
-        _report_at_exit(last_words)
+    if not _hooks:
+        _set_hooks(hooks)
 
 
-def _report_at_exit(pointer: int) -> None:
-    """What aclFinalize has not reported is reported at the program's end."""
-    if pointer:
-        _last_words.append(ctypes.CFUNCTYPE(None)(REPORT.print_if_wanted))
-        address = ctypes.cast(_last_words[0], ctypes.c_void_p).value
-        libc.store(ctypes.c_void_p, pointer, address)
-    else:
-        _last_words.append(atexit.register(REPORT.print_if_wanted))
+def _set_hooks(address: int) -> None:
+    """Report at the end what was not, and let forks wait for what is loading."""
+    if not address:
+        _hooks.append(atexit.register(REPORT.print_if_wanted))
+        return
+    kind = ctypes.CFUNCTYPE(None)
+    _hooks.extend(map(kind, (REPORT.print_if_wanted, LOADING.acquire, LOADING.release)))
+    pointers = [ctypes.cast(hook, ctypes.c_void_p).value for hook in _hooks]
+    libc.store_all(ctypes.c_void_p, address, pointers)
 
 
 def _guarded(
     function: Function, python: Callable[..., Any], interrupted: int
-) -> Callable[..., Any]:
-    """The function, which lets no exception out: C gets a status, and the text is kept."""
-    name, failure = function.name, function.failure
+) -> Callable[..., None]:
+    """The function, which lets no exception out: C gets a status, and the text is kept.
 
-    def call(*arguments: Any) -> Any:
+    The result is written to where C says. Where nothing is written, it stays the failure that it
+    was at first.
+    """
+    name, failure, kind = function.name, function.failure, function.result
+
+    def call(result: int, *arguments: Any) -> None:
         try:
             try:
-                result = python(*arguments)
+                value = python(*arguments)
             except BaseException as error:
-                return failed(error)
+                value = failed(error)
+            libc.store(kind, result, value or 0)
         except KeyboardInterrupt:  # while that was being told
             libc.store(ctypes.c_int, interrupted, 1)
-            return failure or 0
-        return 0 if result is None else result
 
-    def failed(error: BaseException) -> int:
+    def failed(error: BaseException) -> int | None:
         status, message = getattr(error, "status", None), str(error)
         if status is None:
             message = f"{name}: unforeseen {type(error).__name__}: {error}"
-        result = failure if failure is None or status is None else int(status)
-        ERRORS.record(result, message)
+        value = failure if failure is None or status is None else int(status)
+        ERRORS.record(value, message)
         if isinstance(error, KeyboardInterrupt):
             libc.store(ctypes.c_int, interrupted, 1)  # raised anew where the call was made
-        return result or 0
+        return value
 
     return call

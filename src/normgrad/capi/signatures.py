@@ -74,11 +74,19 @@ class Function:
     failure: int | None
 
     @property
-    def ctype(self) -> Any:
-        """Its type for ctypes."""
-        return ctypes.CFUNCTYPE(
-            _ctype(self.returns), *[_ctype(kind) for kind, _ in self.parameters]
-        )
+    def result(self) -> Any:
+        """Its result's type for ctypes."""
+        return _ctype(self.returns)
+
+    @property
+    def arguments(self) -> list[Any]:
+        """Its arguments' types for ctypes."""
+        return [_ctype(kind) for kind, _ in self.parameters]
+
+    @property
+    def callback(self) -> Any:
+        """The type of its callback for ctypes: the first argument says where the result goes."""
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p, *self.arguments)
 
 
 def _ctype(c_type: str) -> Any:

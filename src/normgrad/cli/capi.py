@@ -45,9 +45,9 @@ def _build(out: _Out) -> None:
             f"C libraries of normgrad {__version__}, for {sys.executable}, in {out}. Use them:"
         )
         for dialect in DIALECTS:
-            typer.echo(
-                f"  c++ host.cpp $(normgrad capi flags --out {folder} {dialect.name}) -o host"
-            )
+            line = f"c++ host.cpp $(normgrad capi flags --out {folder} {dialect.name}) -o host"
+            # A shell does not take a substitution's quotes off.
+            typer.echo(f"  {line if folder == str(out) else f'eval {chr(34)}{line}{chr(34)}'}")
 
 
 @app.command("flags")

@@ -41,6 +41,15 @@ from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
 INPUTS = ("input", "grad_output", "weight", "running_mean", "running_var")
 
+#: What the functional operator calls the inputs.
+_THEIR_NAMES = {
+    "grad_out": "grad_output",
+    "input": "input",
+    "weight": "weight",
+    "save_mean": "running_mean",
+    "save_invstd": "running_var",
+}
+
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _RUN = "infiniopBatchNormBackward"
 
@@ -358,14 +367,9 @@ def infiniopCreateBatchNormBackwardDescriptor(
         plan = Plan(
             BATCH_NORM_BACKWARD,
             Options(training=True, eps=0.0, mask=(True, True, True), saved_variance=True),
-            {
-                "grad_out": specs["grad_output"],
-                "input": specs["input"],
-                "weight": specs["weight"],
-                "save_mean": specs["running_mean"],
-                "save_invstd": specs["running_var"],
-            },
+            {ours: specs[theirs] for ours, theirs in _THEIR_NAMES.items()},
             {name: specs[name] for name in OUTPUTS},
+            {**_THEIR_NAMES, **{name: name for name in OUTPUTS}},
         )
     except Exception as error:
         raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _CREATE, str(error)) from error
@@ -440,11 +444,7 @@ def infiniopBatchNormBackward(
             )
     try:
         op.plan.run(
-            grad_out=arrays["grad_output"],
-            input=arrays["input"],
-            weight=arrays["weight"],
-            save_mean=arrays["running_mean"],
-            save_invstd=arrays["running_var"],
+            **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
             out=tuple(arrays[name] for name in OUTPUTS),
             workspace=workspace if needed else None,
         )

@@ -8,6 +8,8 @@ int main(void)
     void *data = block(BYTES), *more = block(2 * BYTES), *host_block = NULL;
     MUST(aclrtMallocHost(&host_block, BYTES));
 
+    SAY("nothing from null", aclrtMemcpy(data, BYTES, NULL, 0, ACL_MEMCPY_HOST_TO_DEVICE));
+    SAY("nothing to null", aclrtMemset(NULL, 0, 0, 0));
     SAY("to null", aclrtMemcpy(NULL, BYTES, host, BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
     SAY("from null", aclrtMemcpy(data, BYTES, NULL, BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
     SAY("past the end of the target",

@@ -17,6 +17,8 @@ int main(void)
     void *workspace = it.size ? block(it.size) : NULL;
 
     SAY("executor null", aclnnBatchNormBackward(workspace, it.size, NULL, NULL));
+    SAY("executor null, stream made up",
+        aclnnBatchNormBackward(workspace, it.size, NULL, (aclrtStream)(uintptr_t)0x10));
     SAY("executor made up",
         aclnnBatchNormBackward(workspace, it.size, (aclOpExecutor *)(uintptr_t)0x1234, NULL));
     SAY("executor is a tensor",

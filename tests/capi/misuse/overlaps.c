@@ -29,6 +29,21 @@ int main(void)
     for (int i = 0; i < BYTES; ++i)
         same &= ((char *)before)[i] == ((char *)after)[i];
     printf("the weight is as it was %d | 0 |\n", same);
+
+    // What is no mistake: memory that is not used may be any.
+    float host[8];
+    const bool parameters[] = {false, true, true};
+    struct call unused = it;
+    unused.grad_input = over(host);
+    unused.mask = aclCreateBoolArray(parameters, 3);
+    SAY("a masked-off output of the host's, phase 1", phase_1(&unused));
+    SAY("and phase 2", phase_2(&unused, workspace));
+    const int64_t empty[] = {0, 2, 4};
+    unused = it;
+    unused.grad_out = unused.input = unused.grad_input =
+        aclCreateTensor(empty, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, empty, 3, host);
+    SAY("no elements, over memory of the host's, phase 1", phase_1(&unused));
+    SAY("and phase 2", phase_2(&unused, NULL));
     SHARING("grad_input over grad_out", grad_input, over(it.data[0]));
     return 0;
 }

@@ -25,6 +25,7 @@ from numba.core.ccallback import CFunc
 from numba.np.ufunc import parallel as numba_threads
 
 from ... import dtypes, threads
+from ...forks import LOADING
 from . import block as B
 from . import channels, tiles
 from . import kernel as kernel_module
@@ -99,7 +100,8 @@ def _compiled(function: Any, signature: Any) -> CFunc:
         options={"error_model": "numpy", "nopython": True},
     )
     compiled._cache = _cache_for(function)
-    compiled.compile()
+    with LOADING:
+        compiled.compile()
     return compiled
 
 
@@ -131,7 +133,8 @@ def _driver(name: str, parallel: bool) -> Any:
     dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
     dispatcher._cache = _cache_for(function)
     signature = types.int64(*[types.int64] * drive.__code__.co_argcount)
-    dispatcher.compile(signature)
+    with LOADING:
+        dispatcher.compile(signature)
     # Past the dispatcher, which would find out every argument's type again.
     return dispatcher.overloads[signature.args].entry_point
 
@@ -213,6 +216,9 @@ class Runner:
         if not self._parallel or not _threads.usable:
             return self._run_serially(addresses, given)
         wanted = threads.wanted_threads()
+        if not _threads.started:
+            with LOADING:
+                numba.get_num_threads()  # starts them
         usual = 1 if wanted == 1 else numba.get_num_threads()
         count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
         if count == 1:
