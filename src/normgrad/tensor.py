@@ -29,8 +29,7 @@ class TensorSpec:
         shape: sizes, none negative.
         dtype: a name ("float32", "float16", "bfloat16", "float64", "int32", "int64"), a NumPy
             dtype or a torch dtype.
-        strides: in elements, one for each axis; None for row-major order, which a tensor without
-            elements always has.
+        strides: in elements, one for each axis; None for row-major order.
 
     Raises:
         TypeError: an unknown dtype, or sizes that are not integers.
@@ -63,8 +62,6 @@ class TensorSpec:
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
                 "allowed: what an address can reach"
             )
-        if 0 in sizes:  # it takes no steps, and NumPy's empty arrays have strides of any kind
-            steps = layout.contiguous_strides(sizes)
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
