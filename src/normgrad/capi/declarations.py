@@ -381,7 +381,7 @@ DIALECTS = (
 @cache
 def functions_of(library: str) -> tuple[Function, ...]:
     """What a library exports, in the order of its table."""
-    return tuple(each for header in HEADERS for each in header.functions if each.library == library)
+    return tuple(each for header in HEADERS for each in header.functions if each.lib == library)
 
 
 @cache

@@ -49,7 +49,7 @@ def library_text(library: str) -> str:
     includes = [
         f'#include "{header.path}"'
         for header in HEADERS
-        if any(each.library == library for each in header.functions)
+        if any(each.lib == library for each in header.functions)
     ]
     return "\n\n".join(
         [

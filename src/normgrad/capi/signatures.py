@@ -60,7 +60,7 @@ class Function:
         prototype: its declaration in C.
         returns: the C type of its result.
         parameters: the C types and names of its arguments.
-        library: which exports it, such as "opapi".
+        lib: the library that exports it, such as "opapi".
         module: the Python module with the function that it calls.
         failure: what it returns where nothing better is known, in C.
     """
@@ -69,7 +69,7 @@ class Function:
     name: str
     returns: str
     parameters: tuple[tuple[str, str], ...]
-    library: str
+    lib: str
     module: str
     failure: int | None
 
