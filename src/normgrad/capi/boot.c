@@ -66,12 +66,11 @@ static int found;            // py is filled
 static int embedded;         // this started Python
 static const char *broken;   // why it cannot be started: there is no second try
 static char problem[1024];   // why boot failed; empty if it did not
-static struct {
-    void (*last_words)(void);    // when the program exits
-    void (*before_fork)(void);   // with the GIL, as
-    void (*after_fork)(void);    // this
-} hooks;                         // Python's, where this started it
 static int interrupted;      // a callback was, by the running Python's KeyboardInterrupt (GIL)
+static struct {
+    void (*last_words)(void); // when the program exits
+    void (*before_fork)(void), (*after_fork)(void); // with the GIL
+} hooks;                     // Python's, where this started it
 
 // Say why, once.
 static int fail(const char *format, ...)
@@ -255,8 +254,12 @@ static int boot(struct normgrad_library *library)
     if (booting)
         return 0;
     // Who holds the GIL must not keep it while waiting for the lock: who has the lock may want it.
-    PyThreadState *(*save)(void) = (PyThreadState * (*)(void)) dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-    PyThreadState *saved = holds_gil() ? save() : NULL;
+    PyThreadState *saved = NULL;
+    if (holds_gil()) {
+        __typeof__(&PyEval_SaveThread) save =
+            (__typeof__(&PyEval_SaveThread))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+        saved = save();
+    }
 
     pthread_mutex_lock(&lock);
     booting = 1;
@@ -290,15 +293,13 @@ static void take_gil(void)
 // to the whole of it): results must not depend on it, and NumPy must not trap.
 static __thread fenv_t arithmetic;
 
-int normgrad_capi_enter(struct normgrad_library *library)
+static int can_call(struct normgrad_library *library)
 {
     int state = __atomic_load_n(&library->state, __ATOMIC_ACQUIRE);
     if (state != FILLED && (state != EMPTY || !boot(library)))
         return 0;
     if (!py.Py_IsInitialized())
         return 0; // it has ended
-    fegetenv(&arithmetic);
-    fesetenv(FE_DFL_ENV);
     take_gil();
     // In a Python that was running before, a signal that it has not seen yet would be raised where
     // the callback begins, out of reach of its handlers, and be lost. So the call fails, and the
@@ -308,8 +309,17 @@ int normgrad_capi_enter(struct normgrad_library *library)
     py.PyErr_Clear();
     py.PyErr_SetInterrupt();
     py.PyGILState_Release(gil);
-    fesetenv(&arithmetic);
     return 0;
+}
+
+int normgrad_capi_enter(struct normgrad_library *library)
+{
+    fegetenv(&arithmetic);
+    fesetenv(FE_DFL_ENV);
+    int can = can_call(library);
+    if (!can)
+        fesetenv(&arithmetic);
+    return can;
 }
 
 void normgrad_capi_leave(void)

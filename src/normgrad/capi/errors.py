@@ -78,8 +78,9 @@ class Errors:
 
 def complain(line: str) -> None:
     """One line on stderr; a program without one, or with one that cannot be written, goes on."""
-    with suppress(OSError, ValueError, AttributeError):
-        print(f"normgrad: {line}", file=sys.stderr or None, flush=True)
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"normgrad: {line}", file=sys.stderr, flush=True)
 
 
 ERRORS = Errors()
