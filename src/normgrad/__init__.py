@@ -6,10 +6,12 @@ from .memory import release_memory
 from .operators import (
     BatchNormGradients,
     BatchNormReductions,
+    BatchNormStatistics,
     GroupNormGradients,
     batch_norm_backward,
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
+    batch_norm_stats,
     group_norm_backward,
     plan,
 )
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchNormGradients",
     "BatchNormReductions",
+    "BatchNormStatistics",
     "GroupNormGradients",
     "Plan",
     "TensorSpec",
@@ -29,6 +32,7 @@ __all__ = [
     "batch_norm_backward",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
+    "batch_norm_stats",
     "get_num_threads",
     "group_norm_backward",
     "plan",

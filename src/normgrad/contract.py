@@ -64,12 +64,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that comes out; its dtype is that of the first of ``dtype_from`` that is there."""
+    """A tensor that comes out.
+
+    Its dtype is that of the first of ``dtype_from`` that is there, or, where it ``is_wide``, the
+    one that such data are computed in.
+    """
 
     name: str
     kind: Kind
     wanted: bool
     dtype_from: tuple[str, ...]
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,8 @@ def check_outputs(
         spec = given.get(output.name)
         if spec is None:
             dtype = next(present[name].dtype for name in output.dtype_from if name in present)
+            if output.is_wide:
+                dtype = dtypes.arithmetic(dtype)
             strides = (
                 layout.dense_like(data.shape, data.strides) if output.kind is Kind.DATA else None
             )

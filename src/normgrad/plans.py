@@ -113,6 +113,7 @@ class Plan:
 
         roles = operator.roles(options)
         self._unread = self._program.input_is_grad_out
+        self._has_grad_out = "grad_out" in present
         # Every input there is, those too that take no part in the arithmetic: an output must not
         # share their memory.
         others = iter(range(guard.OTHERS, guard.PLACES))
@@ -219,6 +220,8 @@ class Plan:
             addresses[slot] = found[index]
         if self._unread:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
+        if not self._has_grad_out:
+            addresses[Role.GRAD_OUT] = addresses[Role.INPUT]
         results = [*out]
         given = 0
         for index, slot, spec, place in self._output_slots:

@@ -21,13 +21,14 @@ from .tensor import TensorSpec
 
 
 class Rule(IntEnum):
-    """Which statistics and sums the coefficients of dx come from."""
+    """Which statistics and sums the coefficients of dx come from; or that statistics are wanted."""
 
     TRAIN = 0
     EVAL = 1
     REDUCE = 2
     ELEMT = 3
     GROUP = 4
+    STATS = 5
 
 
 class Role(IntEnum):
@@ -46,6 +47,9 @@ class Role(IntEnum):
     OUT_WEIGHT = 10
     OUT_BIAS = 11
     COUNT = 12
+    # The statistics that are asked for stand where sums do elsewhere.
+    OUT_MEAN = OUT_SUM_DY
+    OUT_INVSTD = OUT_SUM_DY_XMU
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,32 @@ def batch_norm_backward(
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
 
 
+def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) -> dict[str, Exact]:
+    """mean and invstd; see :func:`normgrad.batch_norm_stats`.
+
+    The scale of invstd is its own: the terms of a variance are squares.
+    """
+    arithmetic = _Arithmetic(input, input)
+    x = arithmetic.tensor(input)
+    axis = channel_axis % x.ndim
+    others = _others(x.ndim, axis)
+    m = x.size // max(1, x.shape[axis])
+    if x.size == 0:
+        zeros = np.zeros(x.shape[axis], arithmetic.wide)
+        return {"mean": Exact(zeros, zeros), "invstd": Exact(zeros, zeros)}
+    with np.errstate(all="ignore"):
+        mean = x.sum(others) / m
+        centred = x - _along(mean, x.ndim, axis)
+        # Whatever rounding has left of the mean is not the variance's.
+        rest = centred.sum(others) / m
+        variance = (centred * centred).sum(others) / m - rest * rest
+        invstd = 1 / np.sqrt(variance + arithmetic.wide.type(eps))
+        return {
+            "mean": Exact(mean, abs(x).sum(others) / m),
+            "invstd": Exact(invstd, abs(invstd)),
+        }
+
+
 def batch_norm_backward_reduce(
     grad_out: Array,
     input: Array,

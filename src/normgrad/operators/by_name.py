@@ -13,6 +13,7 @@ from ..plans import Plan
 from ..tensor import TensorSpec
 from .batch_norm import BATCH_NORM_BACKWARD, batch_norm_backward
 from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
+from .statistics import BATCH_NORM_STATS, batch_norm_stats
 from .sync_batch_norm import (
     BATCH_NORM_BACKWARD_ELEMT,
     BATCH_NORM_BACKWARD_REDUCE,
@@ -20,7 +21,7 @@ from .sync_batch_norm import (
     batch_norm_backward_reduce,
 )
 
-#: Every operator, by the name that plans and files call it.
+#: The gradients, by the names that plans and files call them.
 OPERATORS = {
     operator.name: operator
     for operator in (
@@ -31,6 +32,9 @@ OPERATORS = {
     )
 }
 
+#: All that can be planned: what the forward pass begins with too.
+PLANNED = {**OPERATORS, BATCH_NORM_STATS.name: BATCH_NORM_STATS}
+
 #: The public functions, by the same names; their signatures hold the defaults.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
@@ -39,6 +43,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         batch_norm_backward_reduce,
         batch_norm_backward_elemt,
         group_norm_backward,
+        batch_norm_stats,
     )
 }
 
@@ -47,8 +52,8 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
     """Plan an operator from what its tensors look like.
 
     Args:
-        name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt" or
-            "group_norm_backward".
+        name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
+            "group_norm_backward" or "batch_norm_stats".
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.
@@ -60,9 +65,9 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
         TypeError: an unknown or missing argument, or a dtype.
         ValueError: an unknown operator, a shape, or an output that overlaps itself.
     """
-    operator = OPERATORS.get(name) if isinstance(name, str) else None
+    operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
-        raise ValueError(f"name: {name!r}; allowed: {', '.join(OPERATORS)}")
+        raise ValueError(f"name: {name!r}; allowed: {', '.join(PLANNED)}")
     function = FUNCTIONS[name]
     specs: dict[str, TensorSpec | None] = {
         parameter.name: None for parameter in operator.parameters

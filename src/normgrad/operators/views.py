@@ -36,13 +36,14 @@ def problem(
 
     Args:
         rule, roles: as in the operator.
-        specs, outputs: what goes in and what is wanted. In the absence of grad_input the input
-            stands in for its axes.
+        specs, outputs: what goes in and what is wanted. In the absence of grad_out or grad_input
+            the input stands in for them.
         channel_axis: the axis of channels, from the front.
         set_axis: the axis whose every index has statistics of its own, if there is one.
         rest: the problem's other attributes.
     """
-    grad_out, data, grad_input = specs["grad_out"], specs["input"], outputs.get("grad_input")
+    data, grad_input = specs["input"], outputs.get("grad_input")
+    grad_out = specs.get("grad_out", data)
     tensors = (grad_out, data, grad_input or data)
     axes = [
         Axis(size, tuple(tensor.strides[index] for tensor in tensors))

@@ -56,9 +56,10 @@ STEP_WORDS = 9
 # What a step does with its tile, in this order.
 DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
 DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024
+DO_STATISTICS = 2048
 # What the channel kernel does before a tile's sums and after them.
 BEFORE = DO_COUNT | DO_PREPARE
-AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_OUTPUTS | DO_COEFFICIENTS
+AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_STATISTICS | DO_OUTPUTS | DO_COEFFICIENTS
 
 # The guard's table (see guard.py): a row for each address of a call, those of a block and those of
 # inputs that take no part in it; the first byte and one past the last, from the address on, and

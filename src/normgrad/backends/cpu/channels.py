@@ -28,6 +28,7 @@ from .block import (
     DO_MEAN,
     DO_OUTPUTS,
     DO_PREPARE,
+    DO_STATISTICS,
     EPS,
     MEAN,
     OUT_BIAS,
@@ -318,6 +319,39 @@ def finish_invstd(block, real, base, count):
 
 
 @helper
+def statistics(block, real, c0, c1):
+    """The mean and 1/std that are asked for, from the moments about the mean so far.
+
+    What the moments leave of the mean corrects it, and the variance: so both are as exact as the
+    sums, though the mean that x was centred about was rounded.
+    """
+    not_inlined()
+    workspace = get(block, WORKSPACE)
+    mean = like(workspace + get(block, W_MEAN), real)
+    totals = doubles_at(workspace + get(block, W_SUM_DY))
+    errors = like(workspace + get(block, W_SUM_DY_ERROR), real)
+    squares = doubles_at(workspace + get(block, W_SUM_DY_XMU))
+    square_errors = like(workspace + get(block, W_SUM_DY_XMU_ERROR), real)
+    m = bits_to_double(get(block, DIVISOR))
+    eps = bits_to_double(get(block, EPS))
+    means, mean_errors = double_buffer(SOME), real_buffer(SOME, real, real)
+    invstds, invstd_errors = double_buffer(SOME), real_buffer(SOME, real, real)
+    for first in range(c0, c1, SOME):
+        count = min(SOME, c1 - first)
+        for c in range(count):
+            clear(means, mean_errors, c)
+            clear(invstds, invstd_errors, c)
+            about = double(get(mean, first + c))
+            change = kept_sum(totals, errors, first + c) / m
+            variance = kept_sum(squares, square_errors, first + c) / m - change * change
+            # An infinite or NaN mean has left nothing to be improved.
+            put(means, c, about + change if isfinite(about) else about)
+            put(invstds, c, 1.0 / sqrt(max(variance, 0.0) + eps) if variance == variance else nan)
+        write_row(block, plain(OUT_SUM_DY), first, count, means, mean_errors)
+        write_row(block, plain(OUT_SUM_DY_XMU), first, count, invstds, invstd_errors)
+
+
+@helper
 def is_normal(value, smallest, largest):
     """Whether the arithmetic's type holds a number to full precision."""
     return (value == 0.0) | ((smallest <= abs(value)) & (abs(value) <= largest))
@@ -499,6 +533,8 @@ def channel_kernel(real, block, flags, s, c0, c1):
         finish_mean(block, real, base, c1 - c0)
     if flags & DO_INVSTD:
         finish_invstd(block, real, base, c1 - c0)
+    if flags & DO_STATISTICS:
+        statistics(block, real, c0, c1)
     if flags & DO_OUTPUTS:
         outputs(block, real, c0, c1)
     if flags & DO_COEFFICIENTS:

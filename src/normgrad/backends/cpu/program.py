@@ -122,6 +122,7 @@ _NAMES = {
     B.DO_COMBINE: "combine",
     B.DO_MEAN: "mean",
     B.DO_INVSTD: "invstd",
+    B.DO_STATISTICS: "statistics",
     B.DO_OUTPUTS: "outputs",
     B.DO_COEFFICIENTS: "coefficients",
     B.DO_APPLY: "apply",
@@ -335,11 +336,15 @@ def _steps(problem: Problem, access: _Access) -> tuple[tuple[Step, ...], int]:
         # leaves only the last rounding; float64 sums of float32 data are exact enough at once.
         rounds = (2 if problem.arithmetic is dtypes.float64 else 1) if problem.missing_mean else 0
         finishes = [B.DO_MEAN] * rounds + [B.DO_INVSTD] * problem.missing_spread
+        if rule is Rule.STATS:  # whose last moments are that second round too
+            finishes = [B.DO_MEAN, B.DO_STATISTICS]
         steps.append(over_channels(prepare))
         prepare = 0
         for finish in finishes:
             steps.append(over_tiles(B.DO_MOMENTS))
             steps.append(over_channels(B.DO_COMBINE | finish))
+        if rule is Rule.STATS:
+            return tuple(steps), tiling.parts
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
     outputs = B.DO_OUTPUTS if problem.wants_parameters else 0
     last = 0
