@@ -160,6 +160,7 @@ EXPECTED = {
         block too small | 161002 | workspace: 702 bytes; allowed: 703
         rest of a block too small | 161002 | workspace: 702 bytes; allowed: 703
         memory of the host | 161002 | workspace: no memory from aclrtMalloc
+        a block of the host's | 161002 | workspace: no memory from aclrtMalloc
         made up | 161002 | workspace: no memory from aclrtMalloc
         freed | 161002 | workspace: memory that aclrtFree has freed
         """,

@@ -430,8 +430,7 @@ def _check_apart(
     """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
 
     def region(name: str) -> layout.Region:
-        tensor = _tensor(tensors, name)
-        return tensor.region
+        return _tensor(tensors, name).region
 
     scratch = memory_of("workspace", workspace, writing=True)
     whole = layout.Region(scratch.address, (scratch.nbytes,), (1,), 1)

@@ -17,11 +17,11 @@ from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memo
 from .declarations import functions_of
 from .errors import CallError
 from .handles import HANDLES
-from .objects import Stream
+from .objects import MOST_AXES, Stream
 from .signatures import Function
 
-#: More axes, or booleans, than anything has: a length that is none.
-_MOST_AXES, _MOST_BOOLEANS = 1024, 1 << 20
+#: More booleans than anything has: a number of them that is none.
+_MOST_BOOLEANS = 1 << 20
 
 
 def _fail(status: Status, function: str, name: str, message: str) -> NoReturn:
@@ -60,7 +60,7 @@ def aclCreateTensor(
     function = "aclCreateTensor"
 
     def sizes(name: str, address: int | None, count: int) -> list[int]:
-        _check_length(function, name, address, count, _MOST_AXES)
+        _check_length(function, name, address, count, MOST_AXES)
         return libc.load(ctypes.c_int64, address, count)
 
     view_dims = sizes("viewDims", dims, count)
@@ -69,10 +69,21 @@ def aclCreateTensor(
     memory, offset = _storage(data_type, data, offset)
     described = (view_dims, data_type, steps, offset, format, storage)
     tensor = aclnn.aclCreateTensor(*described, memory)
-    if memory is not None and memory.owner is FOREIGN and tensor.problem is None:
+    if memory is not None and tensor.problem is None:
         memory = checked(memory, *tensor.region.bounds())
-        tensor = aclnn.aclCreateTensor(*described, memory)
+        if memory.problem is not None:
+            tensor = aclnn.aclCreateTensor(*described, memory)
     return HANDLES.add(tensor, function)
+
+
+def _device_memory(address: int | None) -> Memory | None:
+    """The memory that a pointer points to; a problem where a device could not read it."""
+    memory = memory_at(address)
+    if memory is None or host_memory_is_allowed():
+        return memory
+    if memory.owner is not FOREIGN and memory.owner.is_device:
+        return memory
+    return memory._replace(problem="no memory from aclrtMalloc; allowed: device memory")
 
 
 def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory | None, int]:
@@ -80,16 +91,10 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory | No
 
     A view may reach whatever is in the block, before ``data`` too.
     """
-    memory = memory_at(data)
-    if memory is None:
-        return None, offset
-    block = memory.owner
-    is_device = block is not FOREIGN and block.is_device
-    if not is_device and not host_memory_is_allowed():
-        problem = "no memory from aclrtMalloc; allowed: device memory"
-        return memory._replace(problem=problem), offset
-    if block is FOREIGN or data_type not in NUMPY:
+    memory = _device_memory(data)
+    if memory is None or memory.owner is FOREIGN or data_type not in NUMPY:
         return memory, offset
+    block = memory.owner
     itemsize = NUMPY[aclDataType(data_type)].itemsize
     before = (memory.address - block.address) // itemsize
     address = memory.address - before * itemsize
@@ -106,7 +111,10 @@ def aclCreateBoolArray(values: int | None, count: int) -> int:
 
 def _found(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
     """What is behind a handle that has to be one."""
-    value = HANDLES.find_a(kind, handle)
+    return _there(function, name, kind, HANDLES.find_a(kind, handle))
+
+
+def _there(function: str, name: str, kind: type[Any], value: Any) -> Any:
     if value is None:
         _null(function, name)
     if isinstance(value, Unusable):
@@ -115,11 +123,7 @@ def _found(function: str, name: str, kind: type[Any], handle: int | None) -> Any
 
 
 def _destroy(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
-    value = _found(function, name, kind, handle)
-    assert handle is not None
-    if not HANDLES.end(handle, function):  # by another thread, just now
-        _found(function, name, kind, handle)
-    return value
+    return _there(function, name, kind, HANDLES.end_a(kind, handle, function))
 
 
 def aclDestroyTensor(tensor: int | None) -> None:
@@ -249,16 +253,11 @@ def _phase_2(function: Function) -> Callable[..., None]:
 
 
 def _workspace(address: int | None, size: int) -> Memory | None:
-    memory = memory_at(address)
-    if memory is None or memory.problem is not None:
+    memory = _device_memory(address)
+    if memory is None or memory.problem is not None or memory.owner is not FOREIGN:
         return memory
-    if memory.owner is FOREIGN:
-        if host_memory_is_allowed():
-            memory = memory._replace(nbytes=min(size, UNKNOWN_SIZE))
-            return checked(memory, memory.address, memory.address + memory.nbytes)
-        problem = "no memory from aclrtMalloc; allowed: device memory"
-        return memory._replace(problem=problem)
-    return memory
+    memory = memory._replace(nbytes=min(size, UNKNOWN_SIZE))
+    return checked(memory, memory.address, memory.address + memory.nbytes)
 
 
 def _define_operators() -> None:

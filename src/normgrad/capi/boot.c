@@ -21,7 +21,7 @@
 #include "boot.h"
 
 enum { EMPTY, FILLED, FAILED };
-enum { MESSAGE_SIZE = 4096 }; // as in errors.py
+enum { MESSAGE_SIZE = 4096 }; // of a text, with the zero at its end
 
 #define FUNCTIONS(USE)                                                                             \
     USE(Py_IsInitialized)                                                                          \
@@ -186,7 +186,8 @@ static const char SCRIPT[] =
     "    except ModuleNotFoundError:\n"
     "        sys.path += [path for path in " BAKED_SYS_PATH " if path not in sys.path]\n"
     "        import normgrad.capi.runtime as runtime\n"
-    "    runtime.fill(name, digest, table, message, interrupted, embedded and hooks)\n"
+    "    runtime.fill(name, digest, table, message, message_size, interrupted,\n"
+    "                 embedded and hooks)\n"
     "except BaseException as error:\n"
     "    problem = f'{type(error).__name__}: {error}'\n"
     "finally:\n"
@@ -199,10 +200,10 @@ static const char SCRIPT[] =
 static int fill_table(struct normgrad_library *library)
 {
     PyObject *names = py.Py_BuildValue(
-        "{s:O,s:s,s:s,s:n,s:n,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
+        "{s:O,s:s,s:s,s:n,s:n,s:i,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
         library->name, "digest", library->digest, "table", (Py_ssize_t)library->table, "message",
-        (Py_ssize_t)message, "interrupted", (Py_ssize_t)&interrupted, "hooks",
-        (Py_ssize_t)&hooks, "embedded", embedded);
+        (Py_ssize_t)message, "message_size", MESSAGE_SIZE, "interrupted",
+        (Py_ssize_t)&interrupted, "hooks", (Py_ssize_t)&hooks, "embedded", embedded);
     PyObject *done =
         names ? py.PyRun_StringFlags(SCRIPT, Py_file_input, names, names, NULL) : NULL;
     PyObject *text = done ? py.PyDict_GetItemString(names, "problem") : NULL;
@@ -337,10 +338,10 @@ const char *normgrad_capi_problem(void)
     return problem;
 }
 
-// If this started Python, a fork waits for a boot, an import or a compilation under way, and for the
-// GIL; and Python is told of it. (Python's own forks come with the GIL held, and with all that done.)
-// In a Python that was running, a boot needs the GIL, which the forking thread may hold: so it is not
-// waited for.
+// If this started Python, a fork waits for a boot, an import or a compilation under way, and for
+// the GIL; and Python is told of it. (Python's own forks come with the GIL held, and with all that
+// done.) In a Python that was running, a boot needs the GIL, which the forking thread may hold: so
+// it is not waited for.
 
 static __thread int forking;
 static PyGILState_STATE fork_state;
@@ -350,9 +351,10 @@ enum { LOCKED = 1, WITH_GIL = 2, AMID_BOOT = 4 };
 static void before_fork(void)
 {
     forking = 0;
-    if (booting || (embedded && py.PyGILState_Check()))
+    int holding = holds_gil();
+    if (booting || (embedded && holding))
         return;
-    if (!holds_gil())
+    if (!holding)
         pthread_mutex_lock(&lock);
     else if (pthread_mutex_trylock(&lock)) {
         forking = AMID_BOOT;

@@ -13,9 +13,6 @@ from typing import Any
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
 
-#: The bytes of a text, with the zero at its end; as in boot.c.
-_MESSAGE_SIZE = 4096
-
 #: How many different failures are kept for a report.
 _MOST_FAILURES = 1000
 
@@ -42,10 +39,13 @@ class Errors:
 
     def __init__(self) -> None:
         self._message: Any = None
+        self._size = 0
         self._failures: dict[str, int] = {}
 
-    def use(self, message: int) -> None:
-        """Take the address of the C function that gives a thread its place for a text."""
+    def use(self, message: int, size: int) -> None:
+        """Take the address of the C function that gives a thread its place for a text, and the
+        bytes that such a place has."""
+        self._size = size
         self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
 
     def record(self, status: int | None, message: str) -> None:
@@ -53,7 +53,7 @@ class Errors:
 
         The first of its kind is printed at once, where a report is wanted.
         """
-        text = message.replace("\0", " ").encode("utf-8", "replace")[: _MESSAGE_SIZE - 1]
+        text = message.replace("\0", " ").encode("utf-8", "replace")[: self._size - 1]
         text = text.decode("utf-8", "ignore").encode()  # no half of a character at its end
         ctypes.memmove(self.last(), text + b"\0", len(text) + 1)
         if not is_on(REPORT_VARIABLE):

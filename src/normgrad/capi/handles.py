@@ -54,6 +54,13 @@ class Handles:
             return value
         return Unusable(described(value))
 
+    def end_a(self, kind: type[_T], handle: int | None, by: str) -> _T | Unusable | None:
+        """The same, and forget the handle; of two threads only one can."""
+        value = self.find_a(kind, handle)
+        if handle is None or isinstance(value, Unusable) or self.end(handle, by):
+            return value
+        return self._unknown(handle)
+
     def end(self, handle: int, by: str) -> bool:
         """Forget a handle; False if that is done already."""
         if self._entries.pop(handle, None) is None:

@@ -11,10 +11,7 @@ from ..infiniop.operators import INPUTS, OUTPUTS
 from . import libc
 from .blocks import checked, memory_at
 from .handles import HANDLES
-from .objects import Event, Runtime, Stream
-
-#: More axes than any tensor has: a rank that is none.
-_MOST_AXES = 1024
+from .objects import MOST_AXES, Event, Runtime, Stream
 
 #: All memory is the CPU's, so the kinds of a copy make no difference.
 _COPY_KINDS = range(4)
@@ -190,8 +187,8 @@ def infiniopCreateTensorDescriptor(
 ) -> None:
     function = "infiniopCreateTensorDescriptor"
     where = RUNTIME.out(function, "desc_ptr", desc)
-    if ndim > _MOST_AXES:
-        _fail(function, "ndim", f"{ndim}; allowed: up to {_MOST_AXES}")
+    if ndim > MOST_AXES:
+        _fail(function, "ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
         _fail(function, "shape", f"null; allowed: {ndim} sizes")
     dims = libc.load(ctypes.c_size_t, shape or 0, ndim)

@@ -12,6 +12,9 @@ from . import libc
 from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .handles import HANDLES
 
+#: More axes than anything has: a number of them that is none.
+MOST_AXES = 1024
+
 
 class Stream:
     """A queue of work. Work is done at once, so none is ever waiting."""
@@ -62,7 +65,9 @@ class Runtime:
 
     def find(self, function: str, name: str, kind: type[Any], handle: int | None) -> Any:
         """What is behind a handle that may not be null."""
-        value = HANDLES.find_a(kind, handle)
+        return self._there(function, name, kind, HANDLES.find_a(kind, handle))
+
+    def _there(self, function: str, name: str, kind: type[Any], value: Any) -> Any:
         if value is None:
             self.fail(function, name, f"null; allowed: what {self._makers[kind]} made")
         if isinstance(value, Unusable):
@@ -76,10 +81,7 @@ class Runtime:
 
     def destroy(self, function: str, name: str, kind: type[Any], handle: int | None) -> None:
         """End a handle."""
-        self.find(function, name, kind, handle)
-        assert handle is not None
-        if not HANDLES.end(handle, function):  # by another thread, just now
-            self.find(function, name, kind, handle)
+        self._there(function, name, kind, HANDLES.end_a(kind, handle, function))
 
     def record(self, function: str, event: int | None, stream: int | None) -> None:
         """Note the time in an event."""

@@ -21,7 +21,13 @@ _hooks: list[Any] = []
 
 
 def fill(
-    library: str, its_digest: str, table: int, message: int, interrupted: int, hooks: int
+    library: str,
+    its_digest: str,
+    table: int,
+    message: int,
+    message_size: int,
+    interrupted: int,
+    hooks: int,
 ) -> None:
     """Fill a library's table.
 
@@ -29,7 +35,8 @@ def fill(
         library: its name, such as "opapi".
         its_digest: of the list that it was made from.
         table: the address of its pointers.
-        message: the address of the function that gives each thread its place for an error's text.
+        message, message_size: the address of the function that gives each thread its place for an
+            error's text, and that place's bytes.
         interrupted: the address of an int: whether a KeyboardInterrupt came during a call.
         hooks: the address of three pointers, to what is called when the program exits, before it
             forks, and after; 0 in a Python that was running before, which has its own way.
@@ -42,7 +49,7 @@ def fill(
             "the C libraries were built by another version of normgrad; build them again with "
             "`normgrad capi build`"
         )
-    ERRORS.use(message)
+    ERRORS.use(message, message_size)
     functions = functions_of(library)
     pointers = (ctypes.c_void_p * len(functions)).from_address(table)
     for index, function in enumerate(functions):

@@ -16,6 +16,9 @@ int main(void)
     SAY("block too small", phase_2(&it, small));
     SAY("rest of a block too small", phase_2(&it, (char *)workspace + 1));
     SAY("memory of the host", phase_2(&it, host));
+    void *host_block = NULL;
+    MUST(aclrtMallocHost(&host_block, it.size));
+    SAY("a block of the host's", phase_2(&it, host_block));
     SAY("made up", phase_2(&it, (void *)(uintptr_t)0x1000));
     MUST(aclrtFree(workspace));
     SAY("freed", phase_2(&it, workspace));

@@ -334,10 +334,11 @@ def _steps(problem: Problem, access: _Access) -> tuple[tuple[Step, ...], int]:
     if problem.missing_mean or problem.missing_spread:
         # A mean in float64 arithmetic takes a second round about the first one's result, which
         # leaves only the last rounding; float64 sums of float32 data are exact enough at once.
-        rounds = (2 if problem.arithmetic is dtypes.float64 else 1) if problem.missing_mean else 0
-        finishes = [B.DO_MEAN] * rounds + [B.DO_INVSTD] * problem.missing_spread
-        if rule is Rule.STATS:  # whose last moments are that second round too
-            finishes = [B.DO_MEAN, B.DO_STATISTICS]
+        # Statistics that are asked for have it from their last moments.
+        rounds = 2 if problem.arithmetic is dtypes.float64 and rule is not Rule.STATS else 1
+        last_moments = B.DO_STATISTICS if rule is Rule.STATS else B.DO_INVSTD
+        finishes = [B.DO_MEAN] * (rounds * problem.missing_mean)
+        finishes += [last_moments] * problem.missing_spread
         steps.append(over_channels(prepare))
         prepare = 0
         for finish in finishes:

@@ -216,10 +216,10 @@ class Runner:
         if not self._parallel or not _threads.usable:
             return self._run_serially(addresses, given)
         wanted = threads.wanted_threads()
-        if not _threads.started:
-            with LOADING:
-                numba.get_num_threads()  # starts them
-        usual = 1 if wanted == 1 else numba.get_num_threads()
+        usual = 1
+        if wanted != 1:
+            with contextlib.nullcontext() if _threads.started else LOADING:
+                usual = numba.get_num_threads()  # which starts them
         count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
         if count == 1:
             return self._run_serially(addresses, given)
