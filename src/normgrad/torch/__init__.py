@@ -1,3 +1,9 @@
-"""normgrad under PyTorch."""
-from . import ops
-__all__=["ops"]
+"""normgrad under PyTorch: operators, functions and layers, in the place of PyTorch's own."""
+
+from __future__ import annotations
+
+from . import functional, nn, ops
+from .conversion import convert, revert
+from .overriding import install, override
+
+__all__ = ["convert", "functional", "install", "nn", "ops", "override", "revert"]
