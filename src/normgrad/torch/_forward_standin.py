@@ -62,7 +62,7 @@ def batch_norm(  # type: ignore
     mean = x.mean(dims) if input.numel() else x.sum(dims)
     var = x.var(dims, correction=0) if input.numel() else x.sum(dims)
     invstd = (var + eps).rsqrt()
-    new = []
+    new: list = []
     for old, batch, place in (
         (running_mean, mean, 3), (running_var, var * m / max(1, m - 1), 4),
     ):  # fmt: skip
@@ -86,10 +86,11 @@ def batch_norm_gather_stats_with_counts(  # type: ignore
     m = (n * mu).sum(0) / total
     v = torch.where(n > 0, n * (r**-2 - eps + (mu - m) ** 2), 0).sum(0) / total
     new = []
-    for old, batch in ((running_mean, m), (running_var, v * total / (total - 1))):
-        new.append(
-            None if old is None else ((1 - momentum) * old + momentum * batch).to(old.dtype)
-        )
+    for i, (old, batch) in enumerate(((running_mean, m), (running_var, v * total / (total - 1)))):
+        value = None if old is None else ((1 - momentum) * old + momentum * batch).to(old.dtype)
+        if out is not None and out[2 + i] is not None:
+            value = out[2 + i].copy_(value)
+        new.append(value)
     return m.to(mean.dtype), (v + eps).rsqrt().to(mean.dtype), *new
 
 
@@ -97,7 +98,7 @@ def batch_norm_gather_stats_with_counts(  # type: ignore
 def group_norm(input, gamma=None, beta=None, *, num_groups, eps=1e-5, channel_axis=1, out=None):  # type: ignore
     wide = _wide(input)
     n, c = input.shape[:2]
-    x = input.double().reshape(n, num_groups, -1)
+    x = input.double().reshape(n, num_groups, input.numel() // max(1, n * num_groups))
     if x.numel():
         mean, var = x.mean(-1), x.var(-1, correction=0)
     else:
