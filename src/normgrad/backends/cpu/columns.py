@@ -34,6 +34,7 @@ from .lanes import (
     load_part,
     prefetch_lanes,
     put_lanes,
+    splat,
     store_part,
     zero_lanes,
 )
@@ -105,24 +106,27 @@ def column_sums_of_one(dy, x, mean, width, sums):
 
 
 @helper
-def add_moments(x, mean, c, sums, part):
-    """Add one row's moments to those of a part of its elements."""
+def add_moments(x, x_step, rows, mean, c, sums, part):
+    """Add some rows' moments to those of a part of their elements."""
     first, first_error, second, second_error = sums
-    d = double_lanes(load_part(x, c, part)) - double_lanes(get_lanes(mean, c))
-    d = keep_part(x, d, part)
-    fold_lanes(first, first_error, c, d)
-    fold_lanes(second, second_error, c, d * d)
+    mu = double_lanes(get_lanes(mean, c))
+    s, q = splat(0.0), splat(0.0)
+    for r in range(rows):
+        d = keep_part(x, double_lanes(load_part(x, r * x_step + c, part)) - mu, part)
+        s, q = s + d, q + d * d
+    fold_lanes(first, first_error, c, s)
+    fold_lanes(second, second_error, c, q)
 
 
 @helper
-def column_moments(x, mean, width, sums):
-    """Add one row's moments to those of its elements."""
+def column_moments(x, x_step, rows, mean, width, sums):
+    """Add some rows' moments to those of their elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_moments(x, mean, c, sums, None)
+        add_moments(x, x_step, rows, mean, c, sums, None)
     if whole < width:
-        add_moments(x, mean, whole, sums, width - whole)
+        add_moments(x, x_step, rows, mean, whole, sums, width - whole)
 
 
 @helper
@@ -306,10 +310,14 @@ def segment_moments(
         n = min(chunk, channels - c0)
         spread(mean, c0, n, run, repeat, x, means)
         start_sums(columns, n * run * repeat)
-        for i in range(0, count, repeat):
+        i = 0
+        while i < count:
+            # Some rows, or what is left of one.
+            rows = max(1, min(ROWS, (count - i) // repeat))
             m = min(repeat, count - i)
             xs = shift(x, x_at + c0 * run + i * x_step)
-            column_moments(xs, means, n * run * m, columns)
+            column_moments(xs, repeat * x_step, rows, means, n * run * m, columns)
+            i += rows * m
         gather_sums(columns, c0, n, run, repeat, x, sums)
 # fmt: on
 
