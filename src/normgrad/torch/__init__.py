@@ -1,0 +1,3 @@
+"""normgrad under PyTorch."""
+from . import ops
+__all__=["ops"]

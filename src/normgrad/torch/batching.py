@@ -1,0 +1,67 @@
+"""How the operators are vmapped: the batch goes into the channels.
+
+Channels (and groups of them) are independent of each other, and so are a batch's members. So one
+call with batch·C channels computes them all, in one pass over the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .schemas import Kind, Schema
+
+Tensor = torch.Tensor
+
+
+def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
+    """A tensor with the batch in its channels."""
+    axis = kind.axis
+    if axis is None:
+        if dim is not None:
+            raise ValueError(f"{name}: batched by vmap; allowed: the same for the whole batch")
+        return value
+    if dim is None:
+        value = value.unsqueeze(axis)
+        shape = list(value.shape)
+        shape[axis] = size
+        value = value.expand(shape)
+    else:
+        value = value.movedim(dim, axis)
+    return value.flatten(axis, axis + 1)
+
+
+def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's rule, as ``torch.library.register_vmap`` takes it."""
+
+    def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        size = info.batch_size
+        folded = []
+        for name, value, dim in zip(schema.names, arguments, in_dims, strict=True):
+            kind = schema.inputs.get(name)
+            if value is None:
+                folded.append(None)
+            elif kind is not None:
+                folded.append(_fold(f"{schema.name}: {name}", value, dim, kind, size))
+            else:
+                folded.append(value * size if name in schema.channels else value)
+        results = call(*folded)
+        unfolded = tuple(
+            _unfold(value, kind, size)
+            for value, kind in zip(
+                results if isinstance(results, tuple) else (results,), schema.outputs, strict=True
+            )
+        )
+        dims = tuple(kind.axis for kind in schema.outputs)
+        return (unfolded, dims) if isinstance(results, tuple) else (unfolded[0], dims[0])
+
+    return batched
+
+
+def _unfold(value: Tensor, kind: Kind, size: int) -> Tensor:
+    axis = kind.axis
+    assert axis is not None  # noqa: S101 - no result counts anything
+    channels = value.shape[axis] // max(size, 1)
+    return value.unflatten(axis, (size, channels))

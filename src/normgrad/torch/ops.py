@@ -1,0 +1,60 @@
+"""normgrad's operators in ``torch.ops.normgrad``, for use under every part of PyTorch.
+
+Their names, arguments and order are ATen's; nothing is written to but the results. They trace,
+compile and export, are differentiable to any order, also under ``torch.func``, and take every
+dtype, mixture and layout that normgrad's functions take.
+
+A result that is absent is an empty tensor of shape (0,): one that is masked off, the statistics of
+an evaluation, and new running statistics where there were no old ones. Statistics that are results
+are constants to autograd, but for those of :func:`batch_norm_stats` and
+:func:`batch_norm_gather_stats_with_counts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import autograd, batching
+from .fakes import FAKES
+from .kernels import KERNELS
+from .schemas import NAMESPACE, SCHEMAS
+
+__all__ = [
+    "batch_norm_backward_elemt",
+    "batch_norm_backward_reduce",
+    "batch_norm_elemt",
+    "batch_norm_gather_stats_with_counts",
+    "batch_norm_stats",
+    "native_batch_norm",
+    "native_batch_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+]
+
+#: What holds the registrations.
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+
+def _register(name: str) -> Any:
+    schema = SCHEMAS[name]
+    qualified = f"{NAMESPACE}::{name}"
+    LIBRARY.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, KERNELS[name], "CPU")
+    torch.library.register_fake(qualified, FAKES[name], lib=LIBRARY)
+    LIBRARY.impl(name, autograd.kernel(name), "Autograd")
+    call = autograd.operator(name)
+    torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
+    return call
+
+
+native_batch_norm = _register("native_batch_norm")
+native_batch_norm_backward = _register("native_batch_norm_backward")
+batch_norm_stats = _register("batch_norm_stats")
+batch_norm_elemt = _register("batch_norm_elemt")
+batch_norm_gather_stats_with_counts = _register("batch_norm_gather_stats_with_counts")
+batch_norm_backward_reduce = _register("batch_norm_backward_reduce")
+batch_norm_backward_elemt = _register("batch_norm_backward_elemt")
+native_group_norm = _register("native_group_norm")
+native_group_norm_backward = _register("native_group_norm_backward")
