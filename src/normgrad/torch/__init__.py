@@ -1,3 +1,5 @@
 """normgrad under PyTorch."""
+
 from . import ops
-__all__=["ops"]
+
+__all__ = ["ops"]

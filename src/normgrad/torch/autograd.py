@@ -298,9 +298,7 @@ class BatchNormElemt(Node):
         if for_input:
             # The same without mean and bias.
             zeros = torch.zeros_like(mean)
-            for_input = operator("batch_norm_elemt")(
-                grad_out, weight, None, zeros, invstd, ctx.eps
-            )
+            for_input = operator("batch_norm_elemt")(grad_out, weight, None, zeros, invstd, ctx.eps)
         statistics = for_mean or for_invstd
         if not (statistics or for_weight or for_bias):
             return None, for_input or None, *[None] * 5

@@ -72,9 +72,7 @@ def native_batch_norm(
     return _like(input), *statistics, *_running((running_mean, running_var), dtype, input)
 
 
-def _running(
-    old: Sequence[Tensor | None], gone: torch.dtype, like: Tensor
-) -> tuple[Tensor, ...]:
+def _running(old: Sequence[Tensor | None], gone: torch.dtype, like: Tensor) -> tuple[Tensor, ...]:
     return tuple(
         absent(gone, like) if value is None else _vector(value, value.shape[0], value.dtype)
         for value in old
