@@ -1,5 +1,18 @@
-"""normgrad under PyTorch."""
+"""normgrad under PyTorch: operators, functions and layers, in the place of PyTorch's own."""
 
-from . import ops
+from __future__ import annotations
 
-__all__ = ["ops"]
+from . import functional, nn, ops
+from .conversion import convert, convert_sync_batchnorm, revert
+from .overriding import install, override
+
+__all__ = [
+    "convert",
+    "convert_sync_batchnorm",
+    "functional",
+    "install",
+    "nn",
+    "ops",
+    "override",
+    "revert",
+]

@@ -7,7 +7,8 @@ afterwards, as is usual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def name_of(group: Any) -> GroupName:
     return str(group.group_name)
 
 
+def size(group: Any) -> int:
+    """How many ranks a group has."""
+    return dist.get_world_size(group)
+
+
 def by_name(name: GroupName) -> Any:
     """The group of that name.
 
@@ -46,15 +52,20 @@ def by_name(name: GroupName) -> Any:
         ) from None
 
 
-def _run(what: str, values: Tensor, group: Any, collective: Callable[[], Any]) -> None:
+@contextmanager
+def _named(what: str, group: Any) -> Iterator[None]:
+    """A context in which a failure says what failed."""
     try:
-        collective()
+        yield
     except RuntimeError as error:
-        dtype = str(values.dtype).removeprefix("torch.")
         raise RuntimeError(
-            f"{what} of {values.numel()} {dtype} values failed on rank {dist.get_rank(group)} of "
-            f"the {dist.get_world_size(group)} in group {name_of(group)!r}: {error}"
+            f"{what} failed on rank {rank(group)} of the {size(group)} in group "
+            f"{name_of(group)!r}: {error}"
         ) from error
+
+
+def _described(values: Tensor) -> str:
+    return f"{values.numel()} {str(values.dtype).removeprefix('torch.')} values"
 
 
 # It has got another name.
@@ -72,9 +83,10 @@ def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
     Raises:
         RuntimeError: it failed.
     """
-    ranks = dist.get_world_size(group)
+    ranks = size(group)
     found = values.new_empty(ranks * values.numel())
-    _run(f"{what}: all-gather", values, group, lambda: _all_gather(found, values, group=group))
+    with _named(f"{what}: all-gather of {_described(values)}", group):
+        _all_gather(found, values, group=group)
     return found.view(ranks, values.numel())
 
 
@@ -84,8 +96,26 @@ def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
     Raises:
         RuntimeError: it failed.
     """
-    _run(f"{what}: all-reduce", values, group, lambda: dist.all_reduce(values, group=group))
+    with _named(f"{what}: all-reduce of {_described(values)}", group):
+        dist.all_reduce(values, group=group)
     return values
+
+
+def rank(group: Any) -> int:
+    """This rank's number in a group; negative where it is not of it."""
+    return dist.get_rank(group)
+
+
+def gather_objects(what: str, value: Any, group: Any) -> list[Any]:
+    """Every rank's value.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    found: list[Any] = [None] * size(group)
+    with _named(f"{what}: all-gather", group):
+        dist.all_gather_object(found, value, group=group)
+    return found
 
 
 class _Sum(torch.autograd.Function):
