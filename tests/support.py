@@ -13,7 +13,7 @@ import numpy as np
 
 import normgrad as ng
 from normgrad import dtypes, plans, precision, reference
-from normgrad.backends.cpu import program
+from normgrad.backends.cpu import program, steps
 
 FLOATS = {dtype.name: dtype.numpy for dtype in dtypes.FLOATS}
 HALVES = ("float16", "bfloat16")
@@ -84,15 +84,14 @@ class Case:
 
     @property
     def arithmetic(self) -> dtypes.DType:
-        return dtypes.arithmetic(
-            dtypes.parse(self.tensors["grad_out"].dtype), dtypes.parse(self.tensors["input"].dtype)
-        )
+        data = (self.tensors[name] for name in ("grad_out", "input") if name in self.tensors)
+        return dtypes.arithmetic(*(dtypes.parse(tensor.dtype) for tensor in data))
 
     def exact(self) -> dict[str, reference.Exact]:
         options = {
             key: value
             for key, value in self.options.items()
-            if key in ("training", "eps", "channel_axis", "num_groups")
+            if key in ("training", "momentum", "eps", "channel_axis", "num_groups")
         }
         with np.errstate(all="ignore"):
             return getattr(reference, self.name)(**self.tensors, **options)
@@ -102,8 +101,8 @@ class Case:
 
 
 def named(result: Any) -> dict[str, Any]:
-    """A result by name; elemt's is the tensor itself."""
-    return result._asdict() if hasattr(result, "_asdict") else {"grad_input": result}
+    """A result by name; that of an operator with one output is the tensor itself."""
+    return result._asdict() if hasattr(result, "_asdict") else {"the only one": result}
 
 
 def check(case: Case, result: Any, *, normal: bool = False, exact: Any = None) -> float:
@@ -113,6 +112,7 @@ def check(case: Case, result: Any, *, normal: bool = False, exact: Any = None) -
     for name, value in named(result).items():
         if value is None:
             continue
+        name = name if name in exact else next(iter(exact))
         units = precision.error(np.asarray(value), exact[name], case.arithmetic, normal)
         assert units.shape == exact[name].value.shape
         if units.size:
@@ -148,12 +148,12 @@ def bits(result: Any) -> dict[str, bytes | None]:
 def cut_finely() -> Iterator[None]:
     """Plans as for large tensors: many tasks, channels in parts, dx written past the caches."""
     with (
-        mock.patch.object(program, "SMALL", 1),
-        mock.patch.object(program, "PART", 8),
-        mock.patch.object(program, "CHANNELS_PER_TASK", 2),
-        mock.patch.object(program, "ROWS_OF_PART", 1),
-        mock.patch.object(program, "_streams", return_value=True),
-        mock.patch.object(program, "_fetches_ahead", return_value=True),
+        mock.patch.object(steps, "SMALL", 1),
+        mock.patch.object(steps, "PART", 8),
+        mock.patch.object(steps, "CHANNELS_PER_TASK", 2),
+        mock.patch.object(steps, "ROWS_OF_PART", 1),
+        mock.patch.object(program, "streams", return_value=True),
+        mock.patch.object(program, "fetches_ahead", return_value=True),
         mock.patch.dict(plans._plans, clear=True),
     ):
         yield

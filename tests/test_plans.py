@@ -134,7 +134,8 @@ def test_errors_of_plan():
     x = TensorSpec((3, 4, 5), "float32")
     names = (
         ", ".join(f"batch_norm_backward{rest}" for rest in ("", "_reduce", "_elemt"))
-        + ", group_norm_backward, batch_norm_stats"
+        + ", group_norm_backward, batch_norm, batch_norm_stats, "
+        "batch_norm_gather_stats_with_counts, batch_norm_elemt, group_norm"
     )
     refuse(ValueError, f"name: 'layer_norm'; allowed: {names}", lambda: ng.plan("layer_norm"))
     refuse(

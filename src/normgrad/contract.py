@@ -33,6 +33,7 @@ class Kind(Enum):
     CHANNEL = "the channels of input"
     GROUP = "samples by groups"
     COUNT = "any shape"
+    RANKS = "ranks by channels of input"
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -45,6 +46,7 @@ class Options(NamedTuple):
 
     training: bool = True
     eps: float = 0.0
+    momentum: float = 0.0
     mask: tuple[bool, ...] = ()
     channel_axis: int = 1
     num_groups: int = 1
@@ -66,8 +68,9 @@ class Parameter:
 class Output:
     """A tensor that comes out.
 
-    Its dtype is that of the first of ``dtype_from`` that is there, or, where it ``is_wide``, the
-    one that such data are computed in.
+    Its dtype is that of the first input of ``dtype_from`` that is there (without one there is no
+    such output), or, where it ``is_wide``, the one that such data are computed in. It may be the
+    very memory of the inputs ``in_place``.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Output:
     wanted: bool
     dtype_from: tuple[str, ...]
     is_wide: bool = False
+    in_place: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Operator:
         problem: from the options and the specs of the inputs and outputs that are there.
         result: makes what the caller gets of the outputs.
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
+        is_grouped: whether channels share statistics in groups, sample by sample.
     """
 
     name: str
@@ -101,6 +106,7 @@ class Operator:
     problem: Callable[[Options, Specs, Specs], Problem]
     result: Callable[[Sequence[Any]], Any]
     out_is_tensor: bool = False
+    is_grouped: bool = False
 
     def out_name(self, index: int, output: Output) -> str:
         """How messages call a tensor given in ``out``."""
@@ -194,7 +200,7 @@ def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind
         Kind.DATA: data.shape,
         Kind.CHANNEL: (data.shape[axis],),
     }
-    if any(parameter.kind is Kind.GROUP for parameter in operator.parameters):
+    if operator.is_grouped:
         channels, groups = data.shape[axis], options.num_groups
         if axis == 0:
             raise ValueError(
@@ -207,6 +213,19 @@ def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind
             )
         shapes[Kind.GROUP] = (data.shape[0], groups)
     return shapes
+
+
+#: What the first axis of ``Kind.RANKS`` is.
+_BY_RANK = "a row for each of counts, by the channels of input"
+
+
+def _ranks(operator: Operator, present: Specs) -> int:
+    """How many ranks there are: one for each element of the counts."""
+    return next(
+        present[parameter.name].elements
+        for parameter in operator.parameters
+        if parameter.kind is Kind.COUNT
+    )
 
 
 def check_inputs(
@@ -240,6 +259,9 @@ def check_inputs(
         if parameter.kind is Kind.COUNT:
             if spec.rank > MAX_RANK:
                 raise ValueError(f"{parameter.name}: {spec.rank} axes; allowed: at most {MAX_RANK}")
+        elif parameter.kind is Kind.RANKS:
+            ranks = _ranks(operator, present)
+            _check_shape(parameter.name, spec.shape, (ranks, shapes[Kind.CHANNEL][0]), _BY_RANK)
         elif spec.shape == (0,) and parameter.may_be_empty(options):
             del present[parameter.name]
         else:
@@ -261,12 +283,12 @@ def check_outputs(
     shapes = _shapes(operator, options, data)
     outputs: dict[str, TensorSpec] = {}
     for index, output in enumerate(operator.outputs(options)):
-        if not output.wanted:
+        dtype = next((present[name].dtype for name in output.dtype_from if name in present), None)
+        if not output.wanted or dtype is None:
             continue
         shape = shapes[output.kind]
         spec = given.get(output.name)
         if spec is None:
-            dtype = next(present[name].dtype for name in output.dtype_from if name in present)
             if output.is_wide:
                 dtype = dtypes.arithmetic(dtype)
             strides = (

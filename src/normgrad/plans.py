@@ -33,7 +33,7 @@ CACHE_SIZE = 4096
 #: Workspaces up to this many bytes are kept, one for each thread, for calls that bring none.
 KEPT_SCRATCH = 1 << 20
 
-_IN_PLACE = ", or all of {} or {} with the same strides and dtype"
+_IN_PLACE = ", or all of {} with the same strides and dtype"
 
 
 class _Kept(threading.local):
@@ -95,7 +95,6 @@ class Plan:
     ) -> None:
         """``names`` are what messages of :meth:`run` call inputs and outputs, where not our own."""
         names = names or {}
-        self._in_place = _IN_PLACE.format(*(names.get(name, name) for name in guard.IN_PLACE))
         present = contract.check_inputs(operator, options, specs)
         outputs = contract.check_outputs(operator, options, present, out_specs)
         self.name = operator.name
@@ -113,7 +112,7 @@ class Plan:
 
         roles = operator.roles(options)
         self._unread = self._program.input_is_grad_out
-        self._has_grad_out = "grad_out" in present
+        self._has_grad_out = Role.GRAD_OUT in {roles.get(name) for name in present}
         # Every input there is, those too that take no part in the arithmetic: an output must not
         # share their memory.
         others = iter(range(guard.OTHERS, guard.PLACES))
@@ -121,7 +120,9 @@ class Plan:
             (
                 index,
                 next(others)
-                if name not in present or name not in roles or (self._unread and name == "input")
+                if name not in present
+                or name not in roles
+                or (self._unread and roles[name] is Role.INPUT)
                 else int(roles[name]),
                 Place(name, spec, names.get(name)),
             )
@@ -140,9 +141,21 @@ class Plan:
             )
             if spec is not None
         )
+        #: What each output may be the very memory of: the inputs' names, and words for them.
+        self._in_place = {
+            slot: (
+                self._outputs[index].in_place,
+                _IN_PLACE.format(
+                    " or ".join(names.get(name, name) for name in self._outputs[index].in_place)
+                ),
+            )
+            for index, slot, _, _ in self._output_slots
+            if self._outputs[index].in_place
+        }
         self._guard = guard.table(
             {slot: place for _, slot, place in self._input_slots},
             {slot: place for _, slot, _, place in self._output_slots},
+            {slot: in_place for slot, (in_place, _) in self._in_place.items()},
             self.workspace_size,
         )
 
@@ -222,10 +235,10 @@ class Plan:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
         if not self._has_grad_out:
             addresses[Role.GRAD_OUT] = addresses[Role.INPUT]
-        results = [*out]
+        results: list[Any] = [None] * len(out)
         given = 0
         for index, slot, spec, place in self._output_slots:
-            if results[index] is None:
+            if out[index] is None:
                 results[index] = new = framework.empty(spec)
                 addresses[slot] = framework.address(place.name, new)
             else:
@@ -282,16 +295,11 @@ class Plan:
             place.check_writable(framework, out[index], where)
             for other, elsewhere in places:
                 if place.overlaps(where, other, elsewhere):
-                    in_place = slot == Role.GRAD_INPUT
-                    if not (
-                        in_place
-                        and other.name in guard.IN_PLACE
-                        and where == elsewhere
-                        and spec == other.spec
-                    ):
+                    in_place, words = self._in_place.get(slot, ((), ""))
+                    if not (other.name in in_place and where == elsewhere and spec == other.spec):
                         raise ValueError(
                             f"{place.shown}: shares memory with {other.shown}; allowed: memory "
-                            f"of its own{self._in_place if in_place else ''}"
+                            f"of its own{words}"
                         )
             places.append((place, where))
         if given >> guard.WORKSPACE & 1:

@@ -1,9 +1,14 @@
 """What an operator asks of a backend: one shape of arithmetic for all of them.
 
-Every operator is a case of
+Every gradient is a case of
 
     sums    Σdy and Σdy·(x − μ), per channel (batch norm) or per sample and channel (group norm)
     apply   dx = scale · (gain·dy − (shift + slope·(x − μ)))
+
+and every forward pass one of
+
+    moments    Σ(x − p) and Σ(x − p)² about some p, where statistics are wanted
+    normalise  y = scale·(x − μ) + shift
 
 over tensors seen as (set, outer…, channel, inner). A *set* has statistics of its own: batch norm
 has one, group norm one per sample.
@@ -21,14 +26,16 @@ from .tensor import TensorSpec
 
 
 class Rule(IntEnum):
-    """Which statistics and sums the coefficients of dx come from; or that statistics are wanted."""
+    """Which statistics and sums the coefficients come from."""
 
     TRAIN = 0
     EVAL = 1
     REDUCE = 2
     ELEMT = 3
     GROUP = 4
-    STATS = 5
+    #: The forward pass, its statistics given or to be computed; and those of ranks, combined.
+    FORWARD = 5
+    GATHER = 6
 
 
 class Role(IntEnum):
@@ -47,9 +54,20 @@ class Role(IntEnum):
     OUT_WEIGHT = 10
     OUT_BIAS = 11
     COUNT = 12
-    # The statistics that are asked for stand where sums do elsewhere.
+    # The forward pass reads a bias where a gradient reads sums. The statistics that are asked for
+    # stand where sums do elsewhere, and running statistics where gradients of parameters do.
+    BIAS = SUM_DY
+    OUTPUT = GRAD_INPUT
     OUT_MEAN = OUT_SUM_DY
     OUT_INVSTD = OUT_SUM_DY_XMU
+    OUT_RUNNING_MEAN = OUT_WEIGHT
+    OUT_RUNNING_VAR = OUT_BIAS
+    # Running statistics, to be updated: where the statistics that are computed would be given, or
+    # where those of ranks are.
+    RUNNING_MEAN = MEAN
+    RUNNING_VAR = SPREAD
+    GATHERED_RUNNING_MEAN = SUM_DY
+    GATHERED_RUNNING_VAR = SUM_DY_XMU
 
 
 @dataclass(frozen=True)
@@ -68,16 +86,18 @@ class Problem:
     Attributes:
         rule: where the coefficients come from.
         grad_out, input, grad_input: dtypes of the data tensors; grad_input None when dx is not
-            wanted.
+            wanted. In the forward pass grad_out is the input too, and grad_input the output.
         sets, channel, inner, outer: the axes, each with its stride in (grad_out, input,
             grad_input). Positions run over outer and inner; all are summed over.
         vectors: the per-channel inputs and outputs that are there.
-        count: the elements per rank, for ``Rule.ELEMT``.
+        count: the elements per rank, for ``Rule.ELEMT`` and ``Rule.GATHER``.
         eps: added to a variance.
+        momentum: the weight of new statistics in running ones.
         divisor: how many elements each statistic is over.
         per_group: channels that share a statistic (1 for batch norm).
         spread_is_variance: whether ``Role.SPREAD`` holds variances rather than 1/std.
-        missing_mean, missing_spread: computed from the input (training without save_*).
+        missing_mean, missing_spread: computed from the input (training without save_*; both
+            in training's forward pass).
     """
 
     rule: Rule
@@ -91,6 +111,7 @@ class Problem:
     vectors: dict[Role, Vector] = field(hash=False)
     count: TensorSpec | None = None
     eps: float = 0.0
+    momentum: float = 0.0
     divisor: float = 1.0
     per_group: int = 1
     spread_is_variance: bool = False

@@ -116,29 +116,196 @@ def batch_norm_backward(
 
 
 def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) -> dict[str, Exact]:
-    """mean and invstd; see :func:`normgrad.batch_norm_stats`.
+    """mean and invstd; see :func:`normgrad.batch_norm_stats`."""
+    found = batch_norm(input, training=True, eps=eps, channel_axis=channel_axis)
+    return {name: found[name] for name in ("mean", "invstd")}
 
-    The scale of invstd is its own: the terms of a variance are squares.
+
+def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exact, Array]:
+    """The mean, 1/std and variance over some axes, which are kept with length 1.
+
+    The scale of 1/std and of a variance is its own: the terms of a variance are squares.
+    """
+    m = 1
+    for axis in over:
+        m *= x.shape[axis]
+    mean = x.sum(over, keepdims=True) / m if m else x.sum(over, keepdims=True)
+    centred = x - mean
+    # Whatever rounding has left of the mean is not the variance's.
+    rest = centred.sum(over, keepdims=True) / m if m else mean
+    variance = (centred * centred).sum(over, keepdims=True) / m - rest * rest if m else mean
+    invstd = 1 / np.sqrt(variance + x.dtype.type(eps)) if m else mean
+    scale = abs(x).sum(over, keepdims=True) / m if m else mean
+    return Exact(mean, scale), Exact(invstd, abs(invstd)), variance
+
+
+def _updated(
+    arithmetic: _Arithmetic, old: Array, momentum: float, new: Array, scale: Array, n: float
+) -> Exact:
+    """Running statistics; as they were where there is nothing new."""
+    before = arithmetic.read(old, 0, 0)
+    if n == 0:
+        return Exact(before, abs(before))
+    share = arithmetic.wide.type(momentum)
+    rest = 1 - share
+    return Exact(rest * before + share * new, abs(rest * before) + abs(share) * scale)
+
+
+def _unbiased(n: float) -> float:
+    """What a variance over n elements is multiplied by."""
+    return n / (n - 1) if n > 1 else 1.0
+
+
+def _normalised(x: Array, mean: Array, invstd: Array, weight: Array, bias: Array) -> Exact:
+    """weight·invstd·(x − mean) + bias, of arrays that broadcast."""
+    value = weight * invstd * (x - mean)
+    return Exact(value + bias, abs(value) + abs(bias))
+
+
+def batch_norm_elemt(
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array,
+    invstd: Array,
+    *,
+    channel_axis: int = 1,
+) -> dict[str, Exact]:
+    """output; see :func:`normgrad.batch_norm_elemt`."""
+    arithmetic = _Arithmetic(input, input)
+    x = arithmetic.tensor(input)
+    axis = channel_axis % x.ndim
+    channels = x.shape[axis]
+    vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
+    with np.errstate(all="ignore"):
+        read = [arithmetic.read(vector, default, channels) for vector, default in vectors]
+        return {"output": _normalised(x, *(_along(values, x.ndim, axis) for values in read))}
+
+
+def batch_norm(
+    input: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    *,
+    training: bool,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+) -> dict[str, Exact]:
+    """output, and in training mean, invstd and the running statistics that are given.
+
+    See :func:`normgrad.batch_norm`.
     """
     arithmetic = _Arithmetic(input, input)
     x = arithmetic.tensor(input)
     axis = channel_axis % x.ndim
-    others = _others(x.ndim, axis)
-    m = x.size // max(1, x.shape[axis])
-    if x.size == 0:
-        zeros = np.zeros(x.shape[axis], arithmetic.wide)
-        return {"mean": Exact(zeros, zeros), "invstd": Exact(zeros, zeros)}
+    channels = x.shape[axis]
+    n = x.size // max(1, channels)
+    found: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
-        mean = x.sum(others) / m
-        centred = x - _along(mean, x.ndim, axis)
-        # Whatever rounding has left of the mean is not the variance's.
-        rest = centred.sum(others) / m
-        variance = (centred * centred).sum(others) / m - rest * rest
-        invstd = 1 / np.sqrt(variance + arithmetic.wide.type(eps))
-        return {
-            "mean": Exact(mean, abs(x).sum(others) / m),
-            "invstd": Exact(invstd, abs(invstd)),
-        }
+        if training:
+            mean, invstd, variance = _statistics(x, _others(x.ndim, axis), eps)
+            flat = [Exact(*(part.reshape(channels) for part in exact)) for exact in (mean, invstd)]
+            found = dict(zip(("mean", "invstd"), flat, strict=True))
+            if running_mean is not None:
+                found["running_mean"] = _updated(
+                    arithmetic, running_mean, momentum, flat[0].value, flat[0].scale, n
+                )
+            if running_var is not None:
+                var = variance.reshape(channels) * _unbiased(n)
+                found["running_var"] = _updated(arithmetic, running_var, momentum, var, var, n)
+            mu, r = (exact.value.astype(arithmetic.real) for exact in flat)
+        else:
+            mu = arithmetic.read(running_mean, 0, channels)
+            var = arithmetic.read(running_var, 1, channels)
+            r = 1 / np.sqrt(var + arithmetic.wide.type(eps))
+        w = arithmetic.read(weight, 1, channels)
+        b = arithmetic.read(bias, 0, channels)
+        vectors = (mu.astype(arithmetic.wide), r.astype(arithmetic.wide), w, b)
+        output = _normalised(x, *(_along(values, x.ndim, axis) for values in vectors))
+    return {"output": output, **found}
+
+
+def batch_norm_gather_stats_with_counts(
+    input: Array,
+    mean: Array,
+    invstd: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    counts: Array,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> dict[str, Exact]:
+    """The statistics of all ranks; see :func:`normgrad.batch_norm_gather_stats_with_counts`.
+
+    The scale of 1/std is its own, and a running variance's has eps as a term.
+    """
+    arithmetic = _Arithmetic(mean, invstd)
+    present = np.asarray(counts).astype(np.float64).reshape(-1) != 0
+    weights = np.asarray(counts).astype(arithmetic.wide).reshape(-1)[present]
+    n = weights.sum()
+    with np.errstate(all="ignore"):
+        means = arithmetic.read(mean, 0, 0)[present]
+        spreads = 1 / arithmetic.read(invstd, 0, 0)[present] ** 2
+        if n == 0:
+            total = total_scale = spread = np.zeros(mean.shape[1], arithmetic.wide)
+            r = total
+        else:
+            total = weights @ means / n
+            total_scale = abs(weights) @ abs(means) / n
+            spread = weights @ (spreads + (means - total) ** 2) / n
+            r = 1 / np.sqrt(spread)
+        found = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
+        small = arithmetic.wide.type(eps)
+        var = np.maximum(spread - small, 0) * _unbiased(float(n))
+        var_scale = (spread + small) * _unbiased(float(n))
+        if running_mean is not None:
+            found["running_mean"] = _updated(
+                arithmetic, running_mean, momentum, total, total_scale, float(n)
+            )
+        if running_var is not None:
+            found["running_var"] = _updated(
+                arithmetic, running_var, momentum, var, var_scale, float(n)
+            )
+    return found
+
+
+def group_norm(
+    input: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    num_groups: int,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+) -> dict[str, Exact]:
+    """output, mean and rstd; see :func:`normgrad.group_norm`."""
+    arithmetic = _Arithmetic(input, input)
+    axis = channel_axis % input.ndim
+    moved = np.moveaxis(arithmetic.tensor(input), axis, 1)
+    samples, channels = moved.shape[:2]
+    per_group = channels // num_groups
+    split = (samples, num_groups, per_group, int(np.prod(moved.shape[2:])))
+    x = moved.reshape(split)
+    with np.errstate(all="ignore"):
+        mean, rstd, _ = _statistics(x, (2, 3), eps)
+        flat = [Exact(*(part.reshape(split[:2]) for part in exact)) for exact in (mean, rstd)]
+        vectors = [
+            arithmetic.read(vector, default, channels).reshape(1, num_groups, per_group, 1)
+            for vector, default in ((gamma, 1.0), (beta, 0.0))
+        ]
+        rounded = [
+            exact.value.astype(arithmetic.real).astype(arithmetic.wide) for exact in (mean, rstd)
+        ]
+        output = _normalised(x, *rounded, *vectors)
+
+    def back(values: Array) -> Array:
+        return np.moveaxis(values.reshape(moved.shape), 1, axis)
+
+    return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
 
 
 def batch_norm_backward_reduce(

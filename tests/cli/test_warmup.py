@@ -25,6 +25,7 @@ def test_without_a_folder_it_says_so(cli, monkeypatch):
 def test_everything_is_every_kernel_a_program_can_name():
     names = [name for name, _ in runtime.everything()]
     assert len(names) == len(set(names))
-    # Rows and columns of four dtypes, tiles of two arithmetics, each with four operations; what
-    # copies tiles for seven pairs of dtypes; two drivers, and the channels of two arithmetics.
-    assert len(names) == 4 * (4 + 4 + 2) + 7 + 2 + 2
+    # Rows and columns of four dtypes, tiles of two arithmetics, each with five operations; what
+    # copies tiles for seven pairs of dtypes; two drivers, and the channels of two arithmetics,
+    # backward and forward.
+    assert len(names) == 5 * (4 + 4 + 2) + 7 + 2 + 2 * 2

@@ -78,7 +78,8 @@ def test_opcheck(dtype, channels_last):
     for name, arguments in samples(dtype, channels_last):
         names.add(name)
         torch.library.opcheck(getattr(ops, name), arguments)
-    assert names == set(ops.__all__)
+    # Synchronised batch norm's are checked where there are ranks.
+    assert names == {name for name in ops.__all__ if not name.startswith("sync_")}
 
 
 def to_torch(array):

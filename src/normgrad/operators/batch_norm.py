@@ -35,7 +35,7 @@ def _outputs(options: Options) -> tuple[Output, ...]:
     parameters = ("weight", mean, "input")
     grad_input, grad_weight, grad_bias = options.mask
     return (
-        Output("grad_input", Kind.DATA, grad_input, ("input",)),
+        views.grad_input(grad_input),
         Output("grad_weight", Kind.CHANNEL, grad_weight, parameters),
         Output("grad_bias", Kind.CHANNEL, grad_bias, parameters),
     )

@@ -12,8 +12,21 @@ from ..contract import Kind
 from ..plans import Plan
 from ..tensor import TensorSpec
 from .batch_norm import BATCH_NORM_BACKWARD, batch_norm_backward
+from .forward import (
+    BATCH_NORM,
+    BATCH_NORM_ELEMT,
+    GROUP_NORM,
+    batch_norm,
+    batch_norm_elemt,
+    group_norm,
+)
 from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
-from .statistics import BATCH_NORM_STATS, batch_norm_stats
+from .statistics import (
+    BATCH_NORM_GATHER_STATS_WITH_COUNTS,
+    BATCH_NORM_STATS,
+    batch_norm_gather_stats_with_counts,
+    batch_norm_stats,
+)
 from .sync_batch_norm import (
     BATCH_NORM_BACKWARD_ELEMT,
     BATCH_NORM_BACKWARD_REDUCE,
@@ -32,8 +45,20 @@ OPERATORS = {
     )
 }
 
-#: All that can be planned: what the forward pass begins with too.
-PLANNED = {**OPERATORS, BATCH_NORM_STATS.name: BATCH_NORM_STATS}
+#: All that can be planned: the forward pass too.
+PLANNED = {
+    **OPERATORS,
+    **{
+        operator.name: operator
+        for operator in (
+            BATCH_NORM,
+            BATCH_NORM_STATS,
+            BATCH_NORM_GATHER_STATS_WITH_COUNTS,
+            BATCH_NORM_ELEMT,
+            GROUP_NORM,
+        )
+    },
+}
 
 #: The public functions, by the same names; their signatures hold the defaults.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -43,7 +68,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         batch_norm_backward_reduce,
         batch_norm_backward_elemt,
         group_norm_backward,
+        batch_norm,
         batch_norm_stats,
+        batch_norm_gather_stats_with_counts,
+        batch_norm_elemt,
+        group_norm,
     )
 }
 
@@ -53,7 +82,8 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
 
     Args:
         name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
-            "group_norm_backward" or "batch_norm_stats".
+            "group_norm_backward", "batch_norm", "batch_norm_stats",
+            "batch_norm_gather_stats_with_counts", "batch_norm_elemt" or "group_norm".
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.

@@ -33,7 +33,7 @@ def _outputs(options: Options) -> tuple[Output, ...]:
     grad_input, grad_gamma, grad_beta = options.mask
     parameters = ("gamma", "mean", "input")
     return (
-        Output("grad_input", Kind.DATA, grad_input, ("input",)),
+        views.grad_input(grad_input),
         Output("grad_gamma", Kind.CHANNEL, grad_gamma, parameters),
         Output("grad_beta", Kind.CHANNEL, grad_beta, parameters),
     )
@@ -51,20 +51,7 @@ def _roles(options: Options) -> dict[str, Role]:
 
 
 def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    data = specs["input"]
-    axis = contract.axis_of(options, data)
-    per_group = data.shape[axis] // options.num_groups
-    positions = data.elements // max(1, data.shape[0] * data.shape[axis])
-    return views.problem(
-        Rule.GROUP,
-        _roles(options),
-        specs,
-        outputs,
-        channel_axis=axis,
-        set_axis=0,
-        divisor=float(per_group * positions),
-        per_group=max(1, per_group),
-    )
+    return views.group_problem(Rule.GROUP, _roles(options), specs, outputs, options)
 
 
 GROUP_NORM_BACKWARD = Operator(
@@ -81,6 +68,7 @@ GROUP_NORM_BACKWARD = Operator(
     roles=_roles,
     problem=_problem,
     result=GroupNormGradients._make,
+    is_grouped=True,
 )
 
 

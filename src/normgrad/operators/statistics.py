@@ -1,4 +1,4 @@
-"""Batch norm's statistics: what its forward pass begins with."""
+"""Batch norm's statistics: of a batch, and of several ranks' batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import contract
 from ..contract import Kind, Operator, Options, Output, Parameter, Specs
+from ..layout import Axis
 from ..plans import call
 from ..problem import Problem, Role, Rule
 from . import views
@@ -26,9 +27,7 @@ def _options(*, eps: Any, channel_axis: Any) -> Options:
 
 
 def _outputs(options: Options) -> tuple[Output, ...]:
-    return tuple(
-        Output(name, Kind.CHANNEL, True, ("input",), is_wide=True) for name in ("mean", "invstd")
-    )
+    return views.statistics(Kind.CHANNEL, True, "mean", "invstd")
 
 
 def _roles(options: Options) -> dict[str, Role]:
@@ -39,7 +38,7 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     data = specs["input"]
     axis = contract.axis_of(options, data)
     return views.problem(
-        Rule.STATS,
+        Rule.FORWARD,
         _roles(options),
         specs,
         outputs,
@@ -69,20 +68,20 @@ def batch_norm_stats(
     channel_axis: int = 1,
     out: tuple[Any, Any] | None = None,
 ) -> BatchNormStatistics:
-    """The mean of each channel, and 1 over its standard deviation.
+    """The mean and 1/sqrt(var + eps) of every channel of a batch.
 
-    With Σ over every axis but the channels', and m elements per channel::
+    With Σ over every axis but the channels', and m the number of elements per channel::
 
-        mean   = Σ x/m
-        invstd = 1/sqrt(Σ (x − mean)²/m + eps)
+        mean   = Σ x / m
+        invstd = 1 / sqrt(Σ (x − mean)² / m + eps)
 
-    The sums are of centred values, so that a mean far larger than the deviation costs nothing. The
-    operator and its names are PyTorch's ``batch_norm_stats``.
+    The variance is biased and that of centred values, so that it is right where the mean is far
+    larger than the deviation. The operator and its names are PyTorch's ``batch_norm_stats``.
 
     Args:
         input: x, the layer's input: 2 to 8 axes, of which ``channel_axis`` has C elements;
             float32, float16, bfloat16 or float64.
-        eps: added to the (biased) variance.
+        eps: added to the variance.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
 
@@ -96,3 +95,131 @@ def batch_norm_stats(
     """
     options = _options(eps=eps, channel_axis=channel_axis)
     return call(BATCH_NORM_STATS, options, (input,), out)  # type: ignore[no-any-return]
+
+
+class GatheredStatistics(NamedTuple):
+    """What :func:`batch_norm_gather_stats_with_counts` returns."""
+
+    mean: Any
+    invstd: Any
+    running_mean: Any
+    running_var: Any
+
+
+def _gather_options(*, momentum: Any, eps: Any) -> Options:
+    return Options(momentum=contract.real("momentum", momentum), eps=contract.real("eps", eps))
+
+
+def _gather_outputs(options: Options) -> tuple[Output, ...]:
+    return (
+        Output("global_mean", Kind.CHANNEL, True, ("mean",)),
+        Output("global_invstd", Kind.CHANNEL, True, ("invstd",)),
+        *views.running(True),
+    )
+
+
+def _gather_roles(options: Options) -> dict[str, Role]:
+    return {
+        "mean": Role.MEAN,
+        "invstd": Role.SPREAD,
+        "running_mean": Role.GATHERED_RUNNING_MEAN,
+        "running_var": Role.GATHERED_RUNNING_VAR,
+        "counts": Role.COUNT,
+        "global_mean": Role.OUT_MEAN,
+        "global_invstd": Role.OUT_INVSTD,
+        **views.RUNNING_ROLES,
+    }
+
+
+def _gather_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
+    channels = specs["mean"].shape[1]
+    return Problem(
+        rule=Rule.GATHER,
+        # Not the input's: of that nothing is read.
+        grad_out=specs["mean"].dtype,
+        input=specs["invstd"].dtype,
+        grad_input=None,
+        sets=views.ONE,
+        outer=(),
+        channel=Axis(channels, (1, 1, 1)),
+        inner=views.ONE,
+        vectors=views.vectors(_gather_roles(options), specs, outputs),
+        count=specs["counts"],
+        eps=options.eps,
+        momentum=options.momentum,
+    )
+
+
+BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
+    name="batch_norm_gather_stats_with_counts",
+    parameters=(
+        Parameter("input", Kind.DATA, required=True),
+        Parameter("mean", Kind.RANKS, required=True),
+        Parameter("invstd", Kind.RANKS, required=True),
+        Parameter("running_mean", Kind.CHANNEL),
+        Parameter("running_var", Kind.CHANNEL),
+        Parameter("counts", Kind.COUNT, required=True),
+    ),
+    read_options=_gather_options,
+    outputs=_gather_outputs,
+    roles=_gather_roles,
+    problem=_gather_problem,
+    result=GatheredStatistics._make,
+)
+
+
+def batch_norm_gather_stats_with_counts(
+    input: Any,
+    mean: Any,
+    invstd: Any,
+    running_mean: Any,
+    running_var: Any,
+    counts: Any,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    out: tuple[Any, Any, Any, Any] | None = None,
+) -> GatheredStatistics:
+    """The mean and 1/sqrt(var + eps) of a batch that is spread over ranks, from each rank's own.
+
+    With n the sum of the ranks' counts nₖ, and μₖ and rₖ their statistics::
+
+        mean   = Σ nₖ·μₖ / n
+        invstd = 1 / sqrt(Σ nₖ·(1/rₖ² + (μₖ − mean)²) / n)
+
+    and, with the variance over n − 1 rather than n elements (n where it is 1)::
+
+        running_mean = (1 − momentum)·running_mean + momentum·mean
+        running_var  = (1 − momentum)·running_var  + momentum·(1/invstd² − eps)·n/(n − 1)
+
+    The operator and its names are PyTorch's ``batch_norm_gather_stats_with_counts`` (Chan, Golub
+    and LeVeque, "Algorithms for computing the sample variance", 1983); but running statistics are
+    results, not changed behind one's back.
+
+    Args:
+        input: the layer's input on this rank, of whose look nothing but C counts: 2 to 8 axes, the
+            second of C elements. It may be empty.
+        mean, invstd: shape (ranks, C), each rank's :func:`batch_norm_stats`.
+        running_mean, running_var: shape (C,), or None. To update them in place give them as outputs
+            too: ``out=(None, None, running_mean, running_var)``.
+        counts: how many elements each rank has for a channel, in any shape with one element for
+            each rank; int32, int64, float16 or float32. A rank with 0 does not count, whatever its
+            statistics.
+        momentum: the weight of the new statistics in the running ones.
+        eps: what was added to the ranks' variances.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+
+    Returns:
+        (mean, invstd, running_mean, running_var), each of shape (C,): new ones have the dtype of
+        the argument of their name. Without a single element mean and invstd are 0, and the running
+        statistics what they were; those that were not given are None.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, read-only or overlapping outputs.
+    """
+    options = _gather_options(momentum=momentum, eps=eps)
+    tensors = (input, mean, invstd, running_mean, running_var, counts)
+    return call(  # type: ignore[no-any-return]
+        BATCH_NORM_GATHER_STATS_WITH_COUNTS, options, tensors, out
+    )

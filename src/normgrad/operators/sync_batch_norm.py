@@ -131,7 +131,7 @@ def _elemt_options(*, channel_axis: Any) -> Options:
 
 
 def _elemt_outputs(options: Options) -> tuple[Output, ...]:
-    return (Output("grad_input", Kind.DATA, True, ("input",)),)
+    return (views.grad_input(True),)
 
 
 def _elemt_roles(options: Options) -> dict[str, Role]:
@@ -157,10 +157,6 @@ def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     )
 
 
-def _only(outputs: Any) -> Any:
-    return outputs[0]
-
-
 BATCH_NORM_BACKWARD_ELEMT = Operator(
     name="batch_norm_backward_elemt",
     parameters=(
@@ -177,7 +173,7 @@ BATCH_NORM_BACKWARD_ELEMT = Operator(
     outputs=_elemt_outputs,
     roles=_elemt_roles,
     problem=_elemt_problem,
-    result=_only,
+    result=views.only,
     out_is_tensor=True,
 )
 

@@ -56,9 +56,10 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
     return batched
 
 
-def _unfold(value: Tensor, kind: Kind, size: int) -> tuple[Tensor, int]:
+def _unfold(value: Tensor, kind: Kind, size: int) -> tuple[Tensor, int | None]:
     """A result with the batch in an axis of its own, and that axis."""
     # What is absent is a vector, whatever it would be.
     axis = 0 if value.shape == (0,) else kind.axis
-    assert axis is not None  # noqa: S101 - no result counts anything
+    if axis is None:
+        return value, None
     return value.unflatten(axis, (size, value.shape[axis] // max(size, 1))), axis

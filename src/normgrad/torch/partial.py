@@ -57,7 +57,7 @@ def stats(
 ) -> Tensor | None:
     """Of μ = Σx/m and r = 1/sqrt(Σ(x − μ)²/m + eps)::
 
-        for x:  (to_μ − to_r·r³·(x − μ)) / m
+    for x:  (to_μ − to_r·r³·(x − μ)) / m
     """
     on = _Channels(input)
     count = input.numel() // max(input.shape[1], 1)
@@ -75,8 +75,8 @@ def elemt(
 ) -> tuple[Tensor, Tensor]:
     """Of y = w·r·(x − μ) + b, from Σdy and Σdy·(x − μ)::
 
-        for μ:  −w·r·Σdy
-        for r:  w·Σdy·(x − μ)
+    for μ:  −w·r·Σdy
+    for r:  w·Σdy·(x − μ)
     """
     dtype = wide(invstd, sum_dy)
     w: Any = 1.0 if weight is None else weight.to(dtype)
@@ -126,8 +126,8 @@ def reduce(
 ) -> Some:
     """Of Σdy, s = Σdy·(x − μ), r·s and Σdy, with a = to_Σdy + to_bias, b = to_s + r·to_weight::
 
-        for dy:  a + b·(x − μ)        for μ:  −b·Σdy
-        for x:   b·dy                 for r:  to_weight·s
+    for dy:  a + b·(x − μ)        for μ:  −b·Σdy
+    for x:   b·dy                 for r:  to_weight·s
     """
     on = _Channels(grad_out, input)
     dy, centred = on.data(grad_out), on.data(input) - on.vector(mean)
@@ -157,10 +157,10 @@ def backward_elemt(
 ) -> Some:
     """Of w·r·e with e = dy − Σdy/n − (x − μ)·r²·s/n, for u = to_input::
 
-        for dy:  w·r·u                        for w:    Σu·r·e
-        for x:   −w·r³·s/n·u                  for Σdy:  −w·r/n·Σu
-        for μ:   w·r³·s/n·Σu                  for s:    −w·r³/n·Σu·(x − μ)
-        for r:   w·Σu·(e − 2·(x − μ)·r²·s/n)
+    for dy:  w·r·u                        for w:    Σu·r·e
+    for x:   −w·r³·s/n·u                  for Σdy:  −w·r/n·Σu
+    for μ:   w·r³·s/n·Σu                  for s:    −w·r³/n·Σu·(x − μ)
+    for r:   w·Σu·(e − 2·(x − μ)·r²·s/n)
     """
     on = _Channels(grad_out, input)
     u, dy, centred = on.data(to_input), on.data(grad_out), on.data(input) - on.vector(mean)

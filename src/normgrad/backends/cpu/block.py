@@ -12,6 +12,12 @@ DY, X, DX = 0, 1, 2
 MEAN, SPREAD, WEIGHT, SUM_DY, SUM_DY_XMU = 3, 4, 5, 6, 7
 OUT_SUM_DY, OUT_SUM_DY_XMU, OUT_WEIGHT, OUT_BIAS = 8, 9, 10, 11
 COUNT, WORKSPACE = 12, 13
+# The same slots in the forward pass (see problem.py).
+BIAS = SUM_DY
+OUT_MEAN, OUT_INVSTD = OUT_SUM_DY, OUT_SUM_DY_XMU
+OUT_RUNNING_MEAN, OUT_RUNNING_VAR = OUT_WEIGHT, OUT_BIAS
+RUNNING_MEAN, RUNNING_VAR = MEAN, SPREAD
+GATHERED_RUNNING_MEAN, GATHERED_RUNNING_VAR = SUM_DY, SUM_DY_XMU
 ADDRESSES = 14
 
 # Per-channel vectors, MEAN to OUT_BIAS: three words each at VECTORS + 3 * (slot - MEAN).
@@ -45,7 +51,10 @@ RUN, REPEAT, CHUNK = 118, 119, 120
 # Whether dx is written past the caches, and what columns read next fetched ahead.
 STREAM, AHEAD = 121, 125
 MOVERS = 122
-BLOCK_WORDS = 126
+# The forward pass: whether the statistics come from x, and of which dtype that is; the weight of
+# new statistics in running ones, the bits of a float64.
+MISSING, X_CODE, MOMENTUM = 126, 127, 128
+BLOCK_WORDS = 129
 
 # A step: the kernels' addresses, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.
@@ -56,16 +65,18 @@ STEP_WORDS = 9
 # What a step does with its tile, in this order.
 DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
 DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024
-DO_STATISTICS = 2048
+DO_STATISTICS, DO_GATHER, DO_NORMALISE = 2048, 4096, 8192
 # What the channel kernel does before a tile's sums and after them.
 BEFORE = DO_COUNT | DO_PREPARE
-AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_STATISTICS | DO_OUTPUTS | DO_COEFFICIENTS
+AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_STATISTICS | DO_GATHER | DO_OUTPUTS | DO_COEFFICIENTS
+WRITES = DO_APPLY | DO_SCALE | DO_NORMALISE
 
 # The guard's table (see guard.py): a row for each address of a call, those of a block and those of
 # inputs that take no part in it; the first byte and one past the last, from the address on, and
-# flags. Then the address of madvise(2), or 0, and the size of a page.
+# flags: whether there is any byte, and from the second bit on, which outputs may be this input's
+# very memory. Then the address of madvise(2), or 0, and the size of a page.
 OTHERS, PLACES = ADDRESSES, ADDRESSES + 3
 GUARD_LOW, GUARD_HIGH, GUARD_FLAGS, GUARD_SLOT = 0, 1, 2, 3
-HAS_BYTES, MAY_BE_DX = 1, 2
+HAS_BYTES, MAY_BE = 1, 1
 GUARD_MADVISE, GUARD_PAGE = GUARD_SLOT * PLACES, GUARD_SLOT * PLACES + 1
 GUARD_WORDS = GUARD_PAGE + 1

@@ -9,7 +9,7 @@ own, and then within each channel.
 from __future__ import annotations
 
 from ...memory import LINE
-from . import program
+from . import access
 from .block import AHEAD, CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
 from .intrinsics import (
     address_of,
@@ -34,6 +34,7 @@ from .lanes import (
     load_part,
     prefetch_lanes,
     put_lanes,
+    splat,
     store_part,
     zero_lanes,
 )
@@ -42,7 +43,7 @@ from .sums import add_error, add_terms, clear, fold, fold_lanes
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Rows of columns summed before they are folded into float64, a chain of as many additions.
-ROWS = program.ROWS
+ROWS = access.ROWS
 #: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
 #: term shows.
 FEW_ROWS = 4
@@ -50,7 +51,7 @@ FEW_ROWS = 4
 DX_ROWS = 4
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
-SPAN = program.SPAN
+SPAN = access.SPAN
 
 
 @helper
@@ -105,24 +106,27 @@ def column_sums_of_one(dy, x, mean, width, sums):
 
 
 @helper
-def add_moments(x, mean, c, sums, part):
-    """Add one row's moments to those of a part of its elements."""
+def add_moments(x, x_step, rows, mean, c, sums, part):
+    """Add some rows' moments to those of a part of their elements."""
     first, first_error, second, second_error = sums
-    d = double_lanes(load_part(x, c, part)) - double_lanes(get_lanes(mean, c))
-    d = keep_part(x, d, part)
-    fold_lanes(first, first_error, c, d)
-    fold_lanes(second, second_error, c, d * d)
+    mu = double_lanes(get_lanes(mean, c))
+    s, q = splat(0.0), splat(0.0)
+    for r in range(rows):
+        d = keep_part(x, double_lanes(load_part(x, r * x_step + c, part)) - mu, part)
+        s, q = s + d, q + d * d
+    fold_lanes(first, first_error, c, s)
+    fold_lanes(second, second_error, c, q)
 
 
 @helper
-def column_moments(x, mean, width, sums):
-    """Add one row's moments to those of its elements."""
+def column_moments(x, x_step, rows, mean, width, sums):
+    """Add some rows' moments to those of their elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_moments(x, mean, c, sums, None)
+        add_moments(x, x_step, rows, mean, c, sums, None)
     if whole < width:
-        add_moments(x, mean, whole, sums, width - whole)
+        add_moments(x, x_step, rows, mean, whole, sums, width - whole)
 
 
 @helper
@@ -177,6 +181,30 @@ def column_scale(dy, dx, dy_step, dx_step, rows, scale, width, streaming):
             part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, None)
     if whole < width:
         part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, whole, width - whole)
+
+
+@helper
+def part_of_normal(x, y, x_step, y_step, rows, terms, c, part):
+    """y of a part of some rows, from c on."""
+    mean, scale, offset = terms
+    mu, a, b = get_lanes(mean, c), get_lanes(scale, c), get_lanes(offset, c)
+    for r in range(rows):
+        store_part(y, r * y_step + c, a * (load_part(x, r * x_step + c, part) - mu) + b, part)
+
+
+@helper
+def column_normalise(x, y, x_step, y_step, rows, terms, width, streaming):
+    """y of some rows; past the caches if all of y's rows are whole cache lines."""
+    not_inlined()
+    whole = width // LANES * LANES
+    if streaming:
+        for c in range(0, whole, LANES):
+            part_of_normal(x, y, x_step, y_step, rows, terms, c, PAST_CACHES)
+    else:
+        for c in range(0, whole, LANES):
+            part_of_normal(x, y, x_step, y_step, rows, terms, c, None)
+    if whole < width:
+        part_of_normal(x, y, x_step, y_step, rows, terms, whole, width - whole)
 
 
 @helper
@@ -282,10 +310,14 @@ def segment_moments(
         n = min(chunk, channels - c0)
         spread(mean, c0, n, run, repeat, x, means)
         start_sums(columns, n * run * repeat)
-        for i in range(0, count, repeat):
+        i = 0
+        while i < count:
+            # Some rows, or what is left of one.
+            rows = max(1, min(ROWS, (count - i) // repeat))
             m = min(repeat, count - i)
             xs = shift(x, x_at + c0 * run + i * x_step)
-            column_moments(xs, means, n * run * m, columns)
+            column_moments(xs, repeat * x_step, rows, means, n * run * m, columns)
+            i += rows * m
         gather_sums(columns, c0, n, run, repeat, x, sums)
 # fmt: on
 
@@ -370,6 +402,42 @@ def segment_scale(
             column_scale(
                 shift(dy, dy_at + at + i * dy_step), shift(dx, dx_at + at + i * dx_step),
                 repeat * dy_step, repeat * dx_step, rows, scales, n * run * (m // rows),
+                streaming and aligned,
+            )  # fmt: skip
+            end = i
+# fmt: on
+
+
+# fmt: off
+def segment_normalise(
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
+):
+    """Write a segment of y = scale · (x − mean) + shift."""
+    offset, scale = coefficients[1], coefficients[3]
+    run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
+    x_step = get(block, INNER_STRIDES + 1)
+    y_step = get(block, INNER_STRIDES + 2)
+    means, scales, offsets = (
+        real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+    )  # fmt: skip
+    terms = (means, scales, offsets)
+    streaming = get(block, STREAM) != 0
+    for c0 in range(0, channels, chunk):
+        n = min(chunk, channels - c0)
+        spread(mean, c0, n, run, repeat, x, means)
+        spread(scale, c0, n, run, repeat, x, scales)
+        spread(offset, c0, n, run, repeat, x, offsets)
+        at = c0 * run
+        aligned = whole_lines(shift(dx, dx_at + at), n * run * repeat) and whole_lines(
+            dx, repeat * y_step
+        )
+        end = count
+        while end > 0:
+            rows, m = rows_before(end, repeat)
+            i = end - m
+            column_normalise(
+                shift(x, x_at + at + i * x_step), shift(dx, dx_at + at + i * y_step),
+                repeat * x_step, repeat * y_step, rows, terms, n * run * (m // rows),
                 streaming and aligned,
             )  # fmt: skip
             end = i

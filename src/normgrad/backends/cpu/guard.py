@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from ... import memory
 from ...arguments import Place
-from ...problem import Role
 from .block import (
     GUARD_FLAGS,
     GUARD_HIGH,
@@ -24,7 +23,7 @@ from .block import (
     GUARD_PAGE,
     GUARD_WORDS,
     HAS_BYTES,
-    MAY_BE_DX,
+    MAY_BE,
 )
 from .block import GUARD_SLOT as SLOT
 from .block import OTHERS as OTHERS
@@ -35,9 +34,6 @@ from .program import ALIGNMENT
 #: In the place of the outputs that were given: nothing is looked at.
 UNGUARDED = -1
 
-#: What grad_input may be the very memory of.
-IN_PLACE = ("grad_out", "input")
-
 
 def used(workspace_size: int) -> int:
     """How many bytes of a workspace are used, from its first aligned one on."""
@@ -45,18 +41,25 @@ def used(workspace_size: int) -> int:
 
 
 def table(
-    inputs: Mapping[int, Place], outputs: Mapping[int, Place], workspace_size: int
+    inputs: Mapping[int, Place],
+    outputs: Mapping[int, Place],
+    in_place: Mapping[int, tuple[str, ...]],
+    workspace_size: int,
 ) -> npt.NDArray[np.int64]:
-    """The words of the table, for tensors at slots of the list of addresses."""
+    """The words of the table, for tensors at slots of the list of addresses.
+
+    ``in_place``: the inputs whose very memory the output at a slot may be.
+    """
     words = np.zeros(GUARD_WORDS, np.int64)
-    dx = outputs.get(int(Role.GRAD_INPUT))
     for slot, place in (*inputs.items(), *outputs.items()):
         row = words[SLOT * slot :]
         row[GUARD_LOW], row[GUARD_HIGH] = place.low, place.high
         if place.low < place.high:
             row[GUARD_FLAGS] = HAS_BYTES
-            if slot in inputs and dx and place.name in IN_PLACE and place.spec == dx.spec:
-                row[GUARD_FLAGS] |= MAY_BE_DX
+            for output, names in in_place.items():
+                same = slot in inputs and place.spec == outputs[output].spec
+                if same and place.name in names:
+                    row[GUARD_FLAGS] |= 1 << (MAY_BE + output)
     if workspace_size:
         row = words[SLOT * WORKSPACE :]
         row[GUARD_HIGH], row[GUARD_FLAGS] = used(workspace_size), HAS_BYTES

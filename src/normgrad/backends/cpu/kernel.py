@@ -21,11 +21,8 @@ from .block import (
     CHANNEL_KERNEL,
     CHANNEL_STRIDES,
     CHANNELS,
-    DO_APPLY,
     DO_MOMENTS,
-    DO_SCALE,
     DO_SUMS,
-    DX,
     DX_KERNEL,
     FLAGS,
     GUARD_FLAGS,
@@ -37,7 +34,7 @@ from .block import (
     HAS_BYTES,
     INNER,
     INNER_STRIDES,
-    MAY_BE_DX,
+    MAY_BE,
     OUTER_MAX,
     OUTER_RANK,
     OUTER_SIZES,
@@ -62,6 +59,7 @@ from .block import (
     W_SUM_DY_XMU,
     W_SUM_DY_XMU_ERROR,
     WORKSPACE,
+    WRITES,
 )  # fmt: skip
 from .intrinsics import (
     INT_POINTER,
@@ -198,7 +196,7 @@ def run_task(block, step, task):
         call_kernel(get(step, SUMS_KERNEL), block, s, c0, c1 - c0, first, last, part)
     if flags & AFTER:
         call_channels(channel_kernel, block, flags & AFTER, s, c0, c1)
-    if flags & (DO_APPLY | DO_SCALE):
+    if flags & WRITES:
         call_kernel(get(step, DX_KERNEL), block, s, c0, c1 - c0, first, last, part)
 
 
@@ -229,7 +227,7 @@ def is_apart(guards, addresses, slot):
             and flags & HAS_BYTES
             and low < elsewhere + get(row_of(guards, other), GUARD_HIGH)
             and elsewhere + get(row_of(guards, other), GUARD_LOW) < high
-            and not (slot == DX and flags & MAY_BE_DX and address == elsewhere)
+            and not (flags >> (MAY_BE + slot) & 1 and address == elsewhere)
         ):
             return False
     return True

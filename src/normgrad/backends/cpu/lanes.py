@@ -22,7 +22,7 @@ from numba import types
 from numba.core.extending import intrinsic, models, overload, register_model
 
 from ...memory import LINE
-from . import program
+from . import access
 from .intrinsics import (
     F32,
     F64,
@@ -39,7 +39,7 @@ from .intrinsics import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-LANES = program.LANES
+LANES = access.LANES
 _HALF = LANES // 2
 
 

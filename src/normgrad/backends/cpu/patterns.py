@@ -1,4 +1,4 @@
-"""What is done with a segment, by access pattern: sums, moments and dx.
+"""What is done with a segment, by access pattern: sums, moments, dx and y.
 
 A *segment* is a run of positions with a constant step, over some channels; offsets are where it
 starts in each tensor. :mod:`.rows`, :mod:`.columns` and :mod:`.tiles` each treat it in their own
@@ -19,8 +19,8 @@ from .intrinsics import HELPER
 
 _MODULES = {"rows": rows, "columns": columns, "tiles": tiles}
 
-#: What a kernel does with a tile: add to its sums, or write dx.
-SUMMING, WRITING = ("sums", "moments"), ("apply", "scale")
+#: What a kernel does with a tile: add to its sums, or write dx (or y).
+SUMMING, WRITING = ("sums", "moments"), ("apply", "scale", "normalise")
 
 
 class Pattern(types.Type):  # type: ignore[misc]
@@ -79,7 +79,8 @@ def write_segment(
     mean: Any,
     coefficients: Any,
 ) -> None:
-    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean))); or of scale · dy."""
+    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean))); or of scale · dy, or
+    of y = scale · (x − mean) + shift."""
     raise NotImplementedError
 
 

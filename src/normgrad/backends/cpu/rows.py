@@ -190,6 +190,42 @@ def rows_scale(dy, dx, steps, rows, scale, count, streaming):
 
 
 @helper
+def part_of_normal(x, y, i, mean, scale, offset, part):
+    """y = scale · (x − mean) + offset of a part of a row."""
+    store_part(y, i, scale * (load_part(x, i, part) - mean) + offset, part)
+
+
+@helper
+def row_normalise(x, y, mean, scale, offset, count, streaming):
+    """y = scale · (x − mean) + offset, past the caches where that is asked.
+
+    The coefficients are lanes.
+    """
+    i = 0
+    if streaming:
+        i, end = lines_to_stream(y, count)
+        if i > 0:
+            part_of_normal(x, y, 0, mean, scale, offset, i)
+        while i < end:
+            part_of_normal(x, y, i, mean, scale, offset, PAST_CACHES)
+            i += LANES
+    while i + LANES <= count:
+        part_of_normal(x, y, i, mean, scale, offset, None)
+        i += LANES
+    if i < count:
+        part_of_normal(x, y, i, mean, scale, offset, count - i)
+
+
+@helper
+def rows_normalise(x, y, steps, rows, mean, scale, offset, count, streaming):
+    """y of some rows of one channel."""
+    not_inlined()
+    mu, a, b = splat(mean), splat(scale), splat(offset)
+    for r in range(rows):
+        row_normalise(shift(x, r * steps[1]), shift(y, r * steps[2]), mu, a, b, count, streaming)
+
+
+@helper
 def rows_of(block, count):
     """How many rows a segment is, and how long each; and their steps in each tensor."""
     run = get(block, RUN)
@@ -265,5 +301,23 @@ def segment_scale(
         rows_scale(
             shift(dy, dy_at + c * dy_channel), shift(dx, dx_at + c * dx_channel), steps, rows,
             get(scale, c), length, streaming,
+        )  # fmt: skip
+# fmt: on
+
+
+# fmt: off
+def segment_normalise(
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
+):
+    """Write a segment of y = scale · (x − mean) + shift."""
+    offset, scale = coefficients[1], coefficients[3]
+    x_channel = get(block, CHANNEL_STRIDES + 1)
+    y_channel = get(block, CHANNEL_STRIDES + 2)
+    streaming = get(block, STREAM) != 0
+    rows, length, steps = rows_of(block, count)
+    for c in range(channels):
+        rows_normalise(
+            shift(x, x_at + c * x_channel), shift(dx, dx_at + c * y_channel), steps, rows,
+            get(mean, c), get(scale, c), get(offset, c), length, streaming,
         )  # fmt: skip
 # fmt: on

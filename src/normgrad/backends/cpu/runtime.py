@@ -27,7 +27,7 @@ from numba.np.ufunc import parallel as numba_threads
 from ... import dtypes, threads
 from ...forks import LOADING
 from . import block as B
-from . import channels, tiles
+from . import channels, forward, tiles
 from . import kernel as kernel_module
 from .patterns import PATTERNS, SUMMING
 from .program import Program
@@ -112,10 +112,14 @@ def compiled_kernel(pattern: str, operation: str, code: int) -> CFunc:
     return _compiled(kernel_module.kernel_of(operation), signature)
 
 
+#: Per-channel arithmetic, by a program's name for it: one does not wait for the other to compile.
+_CHANNEL_KERNELS = {"channels": channels.channel_kernel, "forward": forward.forward_kernel}
+
+
 @cache
-def compiled_channel_kernel(code: int) -> CFunc:
+def compiled_channel_kernel(name: str, code: int) -> CFunc:
     """The channel kernel for an arithmetic's dtype, compiled or from the disk."""
-    return _compiled(channels.channel_kernel, channels.channel_signature(code))
+    return _compiled(_CHANNEL_KERNELS[name], channels.channel_signature(code))
 
 
 @cache
@@ -183,7 +187,7 @@ class Runner:
             operation: compiled_kernel(program.pattern, operation, program.code)
             for operation in program.operations
         }
-        self._channel_kernel = compiled_channel_kernel(program.arithmetic)
+        self._channel_kernel = compiled_channel_kernel(program.channels, program.arithmetic)
         self._template = program.template.copy()
         if program.pattern == "tiles":
             self._movers = [compiled_mover(code, program.arithmetic) for code in program.data]
@@ -255,7 +259,8 @@ def everything() -> list[tuple[str, Callable[[], Any]]]:
         ("driver with threads", _parallel_driver),
     ]
     units += [
-        (f"channels, {names[real]} arithmetic", partial(compiled_channel_kernel, real))
+        (f"{name}, {names[real]} arithmetic", partial(compiled_channel_kernel, name, real))
+        for name in _CHANNEL_KERNELS
         for real in (singles, doubles)
     ]
     for pattern, operation in PATTERNS:

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import types
 
-from . import program
+from . import access
 from .block import CHANNEL_STRIDES, DATA_SIZES, INNER_STRIDES, MOVERS
 from .intrinsics import (
     POINTERS,
@@ -32,7 +32,7 @@ from .intrinsics import (
     store,
 )
 from .lanes import splat
-from .rows import row_apply, row_moments, row_scale, row_sums
+from .rows import row_apply, row_moments, row_normalise, row_scale, row_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -41,7 +41,7 @@ from .rows import row_apply, row_moments, row_scale, row_sums
 #: the second was 1.05 to 1.3 times as fast as the first, the third slower again (x channels-last,
 #: dy contiguous, training batch norm, 2 cores).
 BLOCK = 128
-TILE_CHANNELS = program.TILE_CHANNELS
+TILE_CHANNELS = access.TILE_CHANNELS
 TILE = TILE_CHANNELS * BLOCK
 
 
@@ -129,7 +129,7 @@ def tile_offset(block, tensor, c, i):
     return c * get(block, CHANNEL_STRIDES + tensor) + i * get(block, INNER_STRIDES + tensor)
 
 
-TILE_SUMS, TILE_MOMENTS, TILE_APPLY, TILE_SCALE = 0, 1, 2, 3
+TILE_SUMS, TILE_MOMENTS, TILE_APPLY, TILE_SCALE, TILE_NORMALISE = 0, 1, 2, 3, 4
 
 
 # fmt: off
@@ -146,7 +146,9 @@ def go_through_tiles(
         n = min(TILE_CHANNELS, channels - c0)
         for i in range(0, count, BLOCK):
             m = min(BLOCK, count - i)
-            for tensor in range(mode == TILE_MOMENTS, 1 if mode == TILE_SCALE else 2):
+            # dy is 0, x is 1.
+            only_x = mode in (TILE_MOMENTS, TILE_NORMALISE)
+            for tensor in range(1 if only_x else 0, 1 if mode == TILE_SCALE else 2):
                 base, at, tile = address_of(dy), dy_at, dy_tile
                 if tensor == 1:
                     base, at, tile = address_of(x), x_at, x_tile
@@ -164,9 +166,14 @@ def go_through_tiles(
                         splat(get(offset, j)), splat(get(slope, j)), splat(get(scale, j)), m,
                         False,
                     )  # fmt: skip
-                else:
+                elif mode == TILE_SCALE:
                     row_scale(dys, dys, splat(get(scale, j)), m, False)
-            if mode in (TILE_APPLY, TILE_SCALE):
+                else:
+                    row_normalise(
+                        xs, dys, splat(get(mean, j)), splat(get(scale, j)),
+                        splat(get(offset, j)), m, False,
+                    )  # fmt: skip
+            if mode in (TILE_APPLY, TILE_SCALE, TILE_NORMALISE):
                 at = dx_at + tile_offset(block, 2, c0, i)
                 move(block, 2, address_of(dx), at, dy_tile, n, m)
 # fmt: on
@@ -217,6 +224,19 @@ def segment_scale(
     none = (doubles_at(0), mean, doubles_at(0), mean)
     go_through_tiles(
         TILE_SCALE, dy, x, dx, dy_at, 0, dx_at, block, channels, count, mean, none,
+        coefficients,
+    )  # fmt: skip
+# fmt: on
+
+
+# fmt: off
+def segment_normalise(
+    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
+):
+    """Write a segment of y = scale · (x − mean) + shift."""
+    none = (doubles_at(0), mean, doubles_at(0), mean)
+    go_through_tiles(
+        TILE_NORMALISE, dy, x, dx, 0, x_at, dx_at, block, channels, count, mean, none,
         coefficients,
     )  # fmt: skip
 # fmt: on

@@ -1,0 +1,335 @@
+"""The forward pass of batch norm and group norm, and its element-wise half."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .. import contract
+from ..contract import Kind, Operator, Options, Output, Parameter, Specs
+from ..layout import Axis
+from ..plans import call
+from ..problem import Problem, Role, Rule
+from . import views
+
+
+class BatchNormOutput(NamedTuple):
+    """What :func:`batch_norm` returns; in evaluation the output alone, and None for the rest."""
+
+    output: Any
+    mean: Any
+    invstd: Any
+    running_mean: Any
+    running_var: Any
+
+
+def _options(*, training: Any, momentum: Any, eps: Any, channel_axis: Any) -> Options:
+    return Options(
+        training=contract.flag("training", training),
+        momentum=contract.real("momentum", momentum),
+        eps=contract.real("eps", eps),
+        channel_axis=contract.integer("channel_axis", channel_axis),
+    )
+
+
+def _outputs(options: Options) -> tuple[Output, ...]:
+    return (
+        views.output(),
+        *views.statistics(Kind.CHANNEL, options.training, "mean", "invstd"),
+        *views.running(options.training),
+    )
+
+
+def _roles(options: Options) -> dict[str, Role]:
+    return {
+        **views.FORWARD_ROLES,
+        "weight": Role.WEIGHT,
+        "bias": Role.BIAS,
+        "running_mean": Role.RUNNING_MEAN,
+        "running_var": Role.RUNNING_VAR,
+        "mean": Role.OUT_MEAN,
+        "invstd": Role.OUT_INVSTD,
+        **views.RUNNING_ROLES,
+    }
+
+
+def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
+    data = specs["input"]
+    axis = contract.axis_of(options, data)
+    return views.problem(
+        Rule.FORWARD,
+        _roles(options),
+        specs,
+        outputs,
+        channel_axis=axis,
+        eps=options.eps,
+        momentum=options.momentum,
+        divisor=float(data.elements // max(1, data.shape[axis])),
+        spread_is_variance=True,
+        missing_mean=options.training,
+        missing_spread=options.training,
+    )
+
+
+BATCH_NORM = Operator(
+    name="batch_norm",
+    parameters=(
+        Parameter("input", Kind.DATA, required=True),
+        Parameter("weight", Kind.CHANNEL),
+        Parameter("bias", Kind.CHANNEL),
+        Parameter("running_mean", Kind.CHANNEL),
+        Parameter("running_var", Kind.CHANNEL),
+    ),
+    read_options=_options,
+    outputs=_outputs,
+    roles=_roles,
+    problem=_problem,
+    result=BatchNormOutput._make,
+)
+
+
+def batch_norm(
+    input: Any,
+    weight: Any = None,
+    bias: Any = None,
+    running_mean: Any = None,
+    running_var: Any = None,
+    *,
+    training: bool,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: tuple[Any, Any, Any, Any, Any] | None = None,
+) -> BatchNormOutput:
+    """Batch norm's forward pass.
+
+    In training, with Σ over every axis but the channels' and m the number of elements per channel::
+
+        mean   = Σ x / m
+        var    = Σ (x − mean)² / m
+        invstd = 1 / sqrt(var + eps)
+        output = weight·invstd·(x − mean) + bias
+
+        running_mean = (1 − momentum)·running_mean + momentum·mean
+        running_var  = (1 − momentum)·running_var  + momentum·var·m/(m − 1)    (m where it is 1)
+
+    and in evaluation::
+
+        output = weight·(x − running_mean)/sqrt(running_var + eps) + bias
+
+    (Ioffe and Szegedy, "Batch Normalization", 2015.) The batch's mean and invstd are rounded to the
+    type that is computed in before x is normalised with them: so this is
+    :func:`batch_norm_elemt` of :func:`batch_norm_stats`, to the bit.
+
+    Args:
+        input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16
+            or float64.
+        weight, bias: shape (C,); None for ones and for zeros.
+        running_mean, running_var: shape (C,). In training what is to be updated, or None; to update
+            them in place give them as outputs too: ``out=(None, None, None, running_mean,
+            running_var)``. In evaluation None stands for zeros and for ones.
+        training: whether the batch's own statistics are used.
+        momentum: the weight of the new statistics in the running ones.
+        eps: added to the variance.
+        channel_axis: 1, or -1 for channels-last shapes.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``output`` may be the very memory of ``input``.
+
+    Returns:
+        (output, mean, invstd, running_mean, running_var). A new output has the dtype and memory
+        layout of ``input``. The others are there in training: mean and invstd in float32, or
+        float64 for a float64 input (0 for an input without elements), and new running statistics
+        where they are given, in their dtype.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, read-only or overlapping outputs.
+    """
+    options = _options(training=training, momentum=momentum, eps=eps, channel_axis=channel_axis)
+    tensors = (input, weight, bias, running_mean, running_var)
+    return call(BATCH_NORM, options, tensors, out)  # type: ignore[no-any-return]
+
+
+def _elemt_options(*, channel_axis: Any) -> Options:
+    return Options(channel_axis=contract.integer("channel_axis", channel_axis))
+
+
+def _elemt_outputs(options: Options) -> tuple[Output, ...]:
+    return (views.output(),)
+
+
+def _elemt_roles(options: Options) -> dict[str, Role]:
+    return {
+        **views.FORWARD_ROLES,
+        "weight": Role.WEIGHT,
+        "bias": Role.BIAS,
+        "mean": Role.MEAN,
+        "invstd": Role.SPREAD,
+    }
+
+
+def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
+    axis = contract.axis_of(options, specs["input"])
+    return views.problem(Rule.FORWARD, _elemt_roles(options), specs, outputs, channel_axis=axis)
+
+
+BATCH_NORM_ELEMT = Operator(
+    name="batch_norm_elemt",
+    parameters=(
+        Parameter("input", Kind.DATA, required=True),
+        Parameter("weight", Kind.CHANNEL),
+        Parameter("bias", Kind.CHANNEL),
+        Parameter("mean", Kind.CHANNEL, required=True),
+        Parameter("invstd", Kind.CHANNEL, required=True),
+    ),
+    read_options=_elemt_options,
+    outputs=_elemt_outputs,
+    roles=_elemt_roles,
+    problem=_elemt_problem,
+    result=views.only,
+    out_is_tensor=True,
+)
+
+
+def batch_norm_elemt(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    invstd: Any,
+    *,
+    channel_axis: int = 1,
+    out: Any = None,
+) -> Any:
+    """The element-wise half of batch norm's forward pass::
+
+        output = weight·invstd·(x − mean) + bias
+
+    The operator and its names are PyTorch's ``batch_norm_elemt``.
+
+    Args:
+        input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16
+            or float64.
+        weight, bias: shape (C,); None for ones and for zeros.
+        mean, invstd: shape (C,), the batch's mean and 1/sqrt(var + eps).
+        channel_axis: 1, or -1 for channels-last shapes.
+        out: a tensor to write to; it may be the very memory of ``input``.
+
+    Returns:
+        The output, with the dtype and memory layout of ``input`` unless ``out`` is given.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, a read-only or overlapping output.
+    """
+    options = _elemt_options(channel_axis=channel_axis)
+    return call(BATCH_NORM_ELEMT, options, (input, weight, bias, mean, invstd), out)
+
+
+class GroupNormOutput(NamedTuple):
+    """What :func:`group_norm` returns."""
+
+    output: Any
+    mean: Any
+    rstd: Any
+
+
+def _group_options(*, num_groups: Any, eps: Any, channel_axis: Any) -> Options:
+    return Options(
+        eps=contract.real("eps", eps),
+        channel_axis=contract.integer("channel_axis", channel_axis),
+        num_groups=contract.integer("num_groups", num_groups),
+    )
+
+
+def _group_outputs(options: Options) -> tuple[Output, ...]:
+    return (views.output(), *views.statistics(Kind.GROUP, True, "mean", "rstd"))
+
+
+def _group_roles(options: Options) -> dict[str, Role]:
+    return {
+        **views.FORWARD_ROLES,
+        "gamma": Role.WEIGHT,
+        "beta": Role.BIAS,
+        "mean": Role.OUT_MEAN,
+        "rstd": Role.OUT_INVSTD,
+    }
+
+
+def _group_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
+    problem = views.group_problem(
+        Rule.FORWARD,
+        _group_roles(options),
+        specs,
+        outputs,
+        options,
+        missing_mean=True,
+        missing_spread=True,
+    )
+    if problem.channel.size:
+        return problem
+    # Groups there are even so, of a channel each, which has no elements.
+    none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
+    return replace(problem, outer=(), channel=groups, inner=none)
+
+
+GROUP_NORM = Operator(
+    name="group_norm",
+    parameters=(
+        Parameter("input", Kind.DATA, required=True),
+        Parameter("gamma", Kind.CHANNEL),
+        Parameter("beta", Kind.CHANNEL),
+    ),
+    read_options=_group_options,
+    outputs=_group_outputs,
+    roles=_group_roles,
+    problem=_group_problem,
+    result=GroupNormOutput._make,
+    is_grouped=True,
+)
+
+
+def group_norm(
+    input: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    num_groups: int,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: tuple[Any, Any, Any] | None = None,
+) -> GroupNormOutput:
+    """Group norm's forward pass.
+
+    ``input`` is (N, C, ...), HxW the product of the rest, and channel c belongs to group
+    c // (C / num_groups). With Σ over a group's channels and positions of one sample, and
+    D = C / num_groups · HxW::
+
+        mean   = Σ x / D
+        rstd   = 1 / sqrt(Σ (x − mean)² / D + eps)
+        output = gamma·rstd·(x − mean) + beta
+
+    (Wu and He, "Group Normalization", ECCV 2018.) mean and rstd are rounded to the type that is
+    computed in before x is normalised with them.
+
+    Args:
+        input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,
+            bfloat16 or float64.
+        gamma, beta: shape (C,); None for ones and for zeros.
+        num_groups: a divisor of C.
+        eps: added to the variance.
+        channel_axis: 1, or -1 for channels-last shapes.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``output`` may be the very memory of ``input``.
+
+    Returns:
+        (output, mean, rstd). A new output has the dtype and memory layout of ``input``; mean and
+        rstd have shape (N, num_groups), in float32, or float64 for a float64 input, and are 0 for
+        an input without elements.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a number of groups, a device, read-only or overlapping outputs.
+    """
+    options = _group_options(num_groups=num_groups, eps=eps, channel_axis=channel_axis)
+    return call(GROUP_NORM, options, (input, gamma, beta), out)  # type: ignore[no-any-return]
