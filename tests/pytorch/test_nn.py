@@ -46,7 +46,7 @@ def test_layers_do_what_pytorch_s_do(ours, theirs, shape, arguments):
                 y = layer(x)
                 gradients = torch.autograd.grad((y**3).sum(), (x, *layer.parameters()))
                 results.append((y, *gradients, *layer.buffers()))
-            torch.testing.assert_close(*results, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
         other.load_state_dict(mine.state_dict())
         assert list(mine.state_dict()) == list(other.state_dict())
 
@@ -147,7 +147,7 @@ def test_subclasses_and_lazy_layers_stay():
         pass
 
     layers = torch.nn.ModuleList(
-        [Mine(4), torch.nn.LazyBatchNorm2d(), torch.nn.SyncBatchNorm(4), torch.nn.InstanceNorm2d(4)]
+        [Mine(4), torch.nn.LazyBatchNorm2d(), torch.nn.InstanceNorm2d(4)]
     )
     kinds = [type(layer) for layer in layers]
     nt.convert(layers)
