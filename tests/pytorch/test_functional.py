@@ -1,4 +1,4 @@
-"""The functions: values within the bound, PyTorch's errors in PyTorch's words, and what they pass on."""
+"""The functions: values within the bound, PyTorch's errors in its words, and what they pass on."""
 
 from __future__ import annotations
 
@@ -119,6 +119,18 @@ def test_group_norm(dtype, layout):
     check(case, dict_of(zip(("grad_input", "grad_gamma", "grad_beta"), gradients, strict=True)))
 
 
+class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode that notes what is called."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_both_ways_give_the_same_bits(dtype):
     """The short one of eager mode, and the operators."""
@@ -128,13 +140,8 @@ def test_both_ways_give_the_same_bits(dtype):
             x, w, b = leaves(dtype)
             mean, var = torch.zeros(6), torch.ones(6)
 
-            class Nothing(torch.utils._python_dispatch.TorchDispatchMode):
-                def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                    seen.append(str(function))
-                    return function(*args, **(kwargs or {}))
-
             seen = []
-            with Nothing() if mode else torch.enable_grad():
+            with Watching(seen) if mode else torch.enable_grad():
                 if case == "group":
                     output = functional.group_norm(x, 3, w, b)
                 else:
@@ -246,7 +253,9 @@ def test_autocast_is_pytorch_s(dtype):
             (functional.group_norm(x, 2, w, w), theirs.group_norm(x, 2, w, w)),
         ):  # fmt: skip
             assert ours.dtype == other.dtype
-            tolerance = {} if dtype in (torch.float32, torch.float64) else {"atol": 2**-5, "rtol": 0}
+            tolerance = (
+                {} if dtype in (torch.float32, torch.float64) else {"atol": 2**-5, "rtol": 0}
+            )
             torch.testing.assert_close(ours, other, **tolerance)
         conv = torch.nn.Conv2d(6, 6, 3)
         assert nt.nn.BatchNorm2d(6)(conv(X)).dtype == torch.bfloat16
@@ -322,9 +331,7 @@ def test_batched_gradients():
         functional.batch_norm(x, None, None, w, b, True),
         functional.group_norm(x, 2, w, b),
     ):
-        together = torch.autograd.grad(
-            y, (x, w, b), v, is_grads_batched=True, retain_graph=True
-        )
+        together = torch.autograd.grad(y, (x, w, b), v, is_grads_batched=True, retain_graph=True)
         each = [torch.autograd.grad(y, (x, w, b), one, retain_graph=True) for one in v]
         for got, *wanted in zip(together, *each, strict=True):
             torch.testing.assert_close(got, torch.stack(wanted))

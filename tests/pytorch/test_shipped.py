@@ -34,9 +34,7 @@ def infos(names):
 
 OP_INFOS = infos(OPERATORS)
 MODULE_INFOS = {
-    name: next(
-        info for info in modules.module_db if info.module_cls is getattr(torch.nn, name)
-    )
+    name: next(info for info in modules.module_db if info.module_cls is getattr(torch.nn, name))
     for name in LAYERS
 }
 
@@ -93,6 +91,27 @@ def test_samples_by_our_functions(name, dtype):
         compare(gradients(OURS[name], sample), gradients(OP_INFOS[name].op, sample), dtype)
 
 
+def function_of(function, sample, wanted):
+    """The function of a sample's tensors that want gradients, with copies of the others.
+
+    Running statistics must be the same each time.
+    """
+
+    def result(*given):
+        places = dict(zip(map(id, wanted), given, strict=True))
+
+        def moved(value):
+            if isinstance(value, torch.Tensor):
+                return places.get(id(value), value.detach().clone())
+            return value
+
+        sent = sample.transform(moved)
+        output = function(sent.input, *sent.args, **sent.kwargs)
+        return output if isinstance(output, torch.Tensor) else output[0]
+
+    return result
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradcheck(name):
     """As PyTorch's tests of gradients do, by our kernels."""
@@ -101,32 +120,13 @@ def test_gradcheck(name):
         wanted = tuple(value for value in tensors(sample) if value.requires_grad)
         if not wanted or sample.input.numel() == 0:
             continue
-
-        def function(*given, sample=sample, wanted=wanted):
-            places = dict(zip(map(id, wanted), given, strict=True))
-            # Running statistics must be the same each time.
-            moved = sample.transform(
-                lambda value: places.get(id(value), value.detach().clone())
-                if isinstance(value, torch.Tensor) else value
-            )  # fmt: skip
-            output = OP_INFOS[name].op(moved.input, *moved.args, **moved.kwargs)
-            return output if isinstance(output, torch.Tensor) else output[0]
-
         with nt.override():
+            function = function_of(OP_INFOS[name].op, sample, wanted)
             assert torch.autograd.gradcheck(function, wanted, fast_mode=True)
         if name in OURS:
-            ours = OURS[name]
-
-            def again(*given, sample=sample, wanted=wanted, ours=ours):
-                places = dict(zip(map(id, wanted), given, strict=True))
-                moved = sample.transform(
-                    lambda value: places.get(id(value), value.detach().clone())
-                    if isinstance(value, torch.Tensor) else value
-                )  # fmt: skip
-                return ours(moved.input, *moved.args, **moved.kwargs)
-
-            assert torch.autograd.gradcheck(again, wanted, fast_mode=True)
-            assert torch.autograd.gradgradcheck(again, wanted, fast_mode=True)
+            function = function_of(OURS[name], sample, wanted)
+            assert torch.autograd.gradcheck(function, wanted, fast_mode=True)
+            assert torch.autograd.gradgradcheck(function, wanted, fast_mode=True)
         checked += 1
     assert checked
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 #: How groups are spoken of where a traced program needs a constant.
 GroupName = str
@@ -38,7 +37,7 @@ def size(group: Any) -> int:
     Raises:
         ValueError: this rank is not of it.
     """
-    ranks = dist.get_world_size(group)
+    ranks: int = dist.get_world_size(group)
     if ranks < 1:
         raise ValueError(
             "process_group: a group of which this rank is not; allowed: one that it is of"
@@ -112,7 +111,8 @@ def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
 
 def rank(group: Any) -> int:
     """This rank's number in a group."""
-    return dist.get_rank(group)
+    number: int = dist.get_rank(group)
+    return number
 
 
 def gather_objects(what: str, value: Any, group: Any) -> list[Any]:
@@ -131,13 +131,13 @@ class _Sum(torch.autograd.Function):
     """The sum over ranks, differentiable to any order: the gradient's is its own."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
         """Sum."""
         ctx.group = group
         return all_reduce("second derivatives", values.contiguous().clone(), group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         """Sum what every rank's loss asks of this one's part."""
         return _Sum.apply(gradient, ctx.group), None
 
@@ -148,4 +148,4 @@ def differentiable_sum(values: Tensor, group: Any) -> Tensor:
     Raises:
         RuntimeError: it failed.
     """
-    return _Sum.apply(values, group)  # type: ignore[no-any-return]
+    return _Sum.apply(values, group)

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import collectives
 from .kernels import wide
 
-Tensor = torch.Tensor
 #: Tensors for the operator's tensors, None where nothing is known or wanted.
 Some = Sequence[Tensor | None]
 
@@ -99,7 +99,8 @@ class Normalisation:
         x = self.data(data)
         self._constant = constant
         if constant:
-            assert mean is not None and invstd is not None
+            assert mean is not None
+            assert invstd is not None
             mu, self.invstd = self._statistic(mean), self._statistic(invstd)
         else:
             mu = self._mean(x)
