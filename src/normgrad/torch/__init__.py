@@ -1,5 +1,9 @@
-"""normgrad under PyTorch."""
+"""normgrad under PyTorch: operators, functions and layers, in the place of PyTorch's own."""
 
-from . import ops
+from __future__ import annotations
 
-__all__ = ["ops"]
+from . import functional, nn, ops
+from .conversion import convert, revert
+from .overriding import install, override
+
+__all__ = ["convert", "functional", "install", "nn", "ops", "override", "revert"]

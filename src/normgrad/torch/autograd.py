@@ -11,6 +11,7 @@ runs the kernel for its own level, so grad, vjp, jvp and vmap nest as for torch'
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -43,8 +44,15 @@ class Node(_SingleLevelFunction):
     differentiable: ClassVar[frozenset[int]] = frozenset({0})
 
     @classmethod
-    def forward(cls, ctx: Any, results: tuple[Tensor, ...], *arguments: Any) -> Any:
-        """Keep what the derivatives need, and pass the results through."""
+    def forward(
+        cls, ctx: Any, made: tuple[tuple[Tensor, ...], tuple[bool, bool]], *arguments: Any
+    ) -> Any:
+        """Keep what the derivatives need, and pass the results through.
+
+        ``made`` are the results, and whether they were computed with gradients enabled, backwards
+        and forwards: here neither is.
+        """
+        results, ctx.modes = made
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *[
@@ -69,11 +77,12 @@ def attach(node: type[Node], results: Any, arguments: tuple[Any, ...]) -> Any:
     needed = torch.is_grad_enabled() and _any_requires_grad(*arguments)
     if not needed and forward_ad._current_level < 0:
         return results
-    wrapped = results if isinstance(results, tuple) else (results,)
+    modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    made = (results if isinstance(results, tuple) else (results,)), modes
     if _transforms_active():
         with enable_single_level_autograd_function():
-            return node.apply(wrapped, *arguments)
-    return node.apply(wrapped, *arguments)
+            return node.apply(made, *arguments)
+    return node.apply(made, *arguments)
 
 
 def kernel(name: str) -> Callable[..., Any]:
@@ -88,10 +97,27 @@ def kernel(name: str) -> Callable[..., Any]:
     return differentiable
 
 
-def _given(gradients: tuple[Any, ...], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
+def given(gradients: tuple[Any, ...], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The gradients, None where they are not wanted."""
     return tuple(
         gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
     )
+
+
+def _along(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """A node's ``jvp``, which gets the kept tensors without tangents and may itself be moved."""
+
+    @wraps(jvp)
+    def moved(ctx: Any, *tangents: Any) -> Any:
+        primals = [
+            value if value is None else forward_ad.unpack_dual(value, level=0).primal
+            for value in ctx.saved_tensors
+        ]
+        grad, fwd_grad = ctx.modes
+        with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(fwd_grad):
+            return jvp(ctx, primals, *tangents)
+
+    return moved
 
 
 def _described(results: Any, mask: Any) -> tuple[torch.dtype | None, ...]:
@@ -132,12 +158,13 @@ class NativeBatchNorm(Node):
         gradients = operator("native_batch_norm_backward")(
             *_batch_norm_arguments(ctx, grad_out), mask
         )
-        return None, *_given(gradients, mask), *[None] * 5
+        return None, *given(gradients, mask), *[None] * 5
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    @_along
+    def jvp(ctx: Any, kept: Any, _: Any, input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
         """Along tangents."""
-        data, gamma, *statistics = ctx.saved_tensors
+        data, gamma, *statistics = kept
         norm = _batch_normalisation(ctx, data, *statistics)
         moved = norm.output_along(gamma, input, weight, bias)
         return like(moved, data), None, None, None, None
@@ -182,12 +209,13 @@ class NativeBatchNormBackward(Node):
         norm = _batch_normalisation(ctx, input, *statistics)
         found = norm.second(grad_out, weight, *cotangents)
         gradients = map(like, found, (grad_out, input, weight))
-        return None, *_given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 7
+        return None, *given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 7
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, grad_out: Any, input: Any, weight: Any, *rest: Any) -> Any:
+    @_along
+    def jvp(ctx: Any, kept: Any, _: Any, grad_out: Any, input: Any, weight: Any, *rest: Any) -> Any:
         """Along tangents."""
-        dy, data, gamma, *statistics = ctx.saved_tensors
+        dy, data, gamma, *statistics = kept
         norm = _batch_normalisation(ctx, data, *statistics)
         return _as_described(ctx, data, norm.gradients_along(dy, gamma, grad_out, input, weight))
 
@@ -213,12 +241,13 @@ class NativeGroupNorm(Node):
         gradients = operator("native_group_norm_backward")(
             grad_out, input, mean, rstd, weight, *ctx.sizes, ctx.group, mask
         )
-        return None, *_given(gradients, mask), *[None] * 5
+        return None, *given(gradients, mask), *[None] * 5
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    @_along
+    def jvp(ctx: Any, kept: Any, _: Any, input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
         """Along tangents."""
-        data, gamma, *statistics = ctx.saved_tensors
+        data, gamma, *statistics = kept
         norm = _group_normalisation(ctx, data, *statistics)
         return like(norm.output_along(gamma, input, weight, bias), data), None, None
 
@@ -252,11 +281,12 @@ class NativeGroupNormBackward(Node):
         return None, for_dy, for_x, None, None, for_weight, *[None] * 5
 
     @staticmethod
+    @_along
     def jvp(
-        ctx: Any, _: Any, grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any, *rest: Any
+        ctx: Any, kept: Any, _: Any, grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any, *rest: Any
     ) -> Any:
         """Along tangents."""
-        dy, data, gamma, *statistics = ctx.saved_tensors
+        dy, data, gamma, *statistics = kept
         norm = _group_normalisation(ctx, data, *statistics)
         return _as_described(ctx, data, norm.gradients_along(dy, gamma, grad_out, input, weight))
 

@@ -1,0 +1,158 @@
+"""``torch.nn.functional``'s batch norm and group norm, by normgrad on the CPU.
+
+What normgrad does not take (another device, a dtype, a wrong argument) goes to PyTorch's own
+function: it computes it, or raises its own error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from .. import contract
+from . import eager, ops
+
+Tensor = torch.Tensor
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch norm, as :func:`torch.nn.functional.batch_norm`.
+
+    Args:
+        input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
+            the result keeps.
+        running_mean, running_var: (C,), both or neither; updated in place in training, used in
+            evaluation.
+        weight, bias: (C,). All of these may have dtypes of their own.
+        training: whether to use the batch's statistics.
+        momentum: the new batch's part in the running statistics.
+        eps: added to the variance.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as PyTorch's own.
+    """
+    alone = eager.alone(input, running_mean, running_var, weight, bias)
+    if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+        return handle_torch_function(  # type: ignore[no-any-return]
+            batch_norm,
+            (input, running_mean, running_var, weight, bias),
+            input, running_mean, running_var, weight, bias, training, momentum, eps,
+        )  # fmt: skip
+    vectors = (running_mean, running_var, weight, bias)
+    if not (
+        isinstance(momentum, _NUMBERS)
+        and _takes(input, vectors, eps)
+        and (
+            _trains(input, running_mean, running_var, eps)
+            if training
+            else running_mean is not None and running_var is not None and eps >= 0
+        )
+    ):
+        return torch.nn.functional.batch_norm(
+            input, running_mean, running_var, weight, bias, training, momentum, eps
+        )
+    if alone:
+        return eager.batch_norm(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+    output, _, _, new_mean, new_var = ops.native_batch_norm(
+        input, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+    if training and running_mean is not None and running_var is not None:
+        running_mean.copy_(new_mean)
+        running_var.copy_(new_var)
+    return output  # type: ignore[no-any-return]
+
+
+def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> bool:
+    return (
+        (running_mean is None) == (running_var is None)
+        and input.numel() != input.shape[1]  # more than one value per channel
+        and eps > 0
+    )
+
+
+def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
+    """Whether normgrad takes these tensors; running statistics stand first."""
+    if not (
+        isinstance(input, Tensor)
+        and input.device.type == "cpu"
+        and input.dtype in _FLOATS
+        and input.layout is torch.strided
+        and not input.is_nested
+        and contract.MIN_RANK <= input.dim() <= contract.MAX_RANK
+        and input.numel() != 0
+        and isinstance(eps, _NUMBERS)
+    ):
+        return False
+    channels = input.shape[1]
+    for index, vector in enumerate(vectors):
+        if vector is not None and not (
+            isinstance(vector, Tensor)
+            and vector.device.type == "cpu"
+            and vector.dtype in _FLOATS
+            and vector.layout is torch.strided
+            and vector.dim() == 1
+            and vector.shape[0] == channels
+            # Nobody differentiates running statistics.
+            and (index > 1 or not vector.requires_grad)
+        ):
+            return False
+    return True
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Group norm, as :func:`torch.nn.functional.group_norm`.
+
+    Args:
+        input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
+            the result keeps.
+        num_groups: a divisor of C.
+        weight, bias: (C,), which may have dtypes of their own.
+        eps: added to the variance.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as PyTorch's own.
+    """
+    alone = eager.alone(input, weight, bias)
+    if not alone and has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(  # type: ignore[no-any-return]
+            group_norm, (input, weight, bias), input, num_groups, weight, bias, eps
+        )
+    if not (
+        isinstance(num_groups, (int, torch.SymInt))
+        and num_groups > 0
+        and _takes(input, (None, None, weight, bias), eps)
+        and input.shape[1] % num_groups == 0
+        # More than one value per group.
+        and input.numel() != input.shape[0] * num_groups
+    ):
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    samples, channels = input.shape[0], input.shape[1]
+    positions = input.numel() // (samples * channels)
+    if alone:
+        sizes = (samples, channels, positions)
+        return eager.group_norm(input, weight, bias, sizes, num_groups, eps)
+    return ops.native_group_norm(  # type: ignore[no-any-return]
+        input, weight, bias, samples, channels, positions, num_groups, eps
+    )[0]
