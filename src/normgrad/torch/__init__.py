@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from . import functional, nn, ops
-from .conversion import convert, revert
+from .conversion import convert, convert_sync_batchnorm, revert
 from .overriding import install, override
 
-__all__ = ["convert", "functional", "install", "nn", "ops", "override", "revert"]
+__all__ = [
+    "convert",
+    "convert_sync_batchnorm",
+    "functional",
+    "install",
+    "nn",
+    "ops",
+    "override",
+    "revert",
+]

@@ -19,8 +19,8 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from . import derivatives, partial
-from .derivatives import Normalisation, like
+from . import collectives, derivatives, partial
+from .derivatives import Normalisation, SynchronisedNormalisation, like
 from .schemas import NAMESPACE
 
 Tensor = torch.Tensor
@@ -283,7 +283,15 @@ class NativeGroupNormBackward(Node):
     @staticmethod
     @_along
     def jvp(
-        ctx: Any, kept: Any, _: Any, grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any, *rest: Any
+        ctx: Any,
+        kept: Any,
+        _: Any,
+        grad_out: Any,
+        input: Any,
+        mean: Any,
+        rstd: Any,
+        weight: Any,
+        *rest: Any,
     ) -> Any:
         """Along tangents."""
         dy, data, gamma, *statistics = kept
@@ -402,6 +410,52 @@ class BatchNormBackwardElemt(Node):
         return None, *map(like, found, tensors[:-1]), None
 
 
+class SyncBatchNorm(Node):
+    """Synchronised batch norm."""
+
+    @staticmethod
+    def kept(  # noqa: D102
+        ctx: Any, results: Any, input: Any, weight: Any, bias: Any, running_mean: Any,
+        running_var: Any, momentum: float, eps: float, group_name: str, key: int,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        ctx.group_name = group_name
+        return input, weight, *results[1:3], results[5]
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
+        """The gradients, by the operator of that name."""
+        mask = ctx.needs_input_grad[1:4]
+        if grad_out is None:
+            return (None,) * 10
+        gradients = operator("sync_batch_norm_backward")(
+            grad_out, *ctx.saved_tensors, ctx.group_name, mask
+        )
+        return None, *given(gradients, mask), *[None] * 6
+
+
+class SyncBatchNormBackward(Node):
+    """Synchronised batch norm's gradients."""
+
+    differentiable = frozenset({0, 1, 2})
+
+    @staticmethod
+    def kept(  # noqa: D102
+        ctx: Any, results: Any, grad_out: Any, input: Any, weight: Any, mean: Any, invstd: Any,
+        count: Any, group_name: str, mask: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        ctx.group_name = group_name
+        return grad_out, input, weight, mean, invstd, count
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """The second derivatives."""
+        grad_out, input, weight, *statistics = ctx.saved_tensors
+        norm = SynchronisedNormalisation(input, *statistics, collectives.by_name(ctx.group_name))
+        found = norm.second(grad_out, weight, *cotangents)
+        gradients = map(like, found, (grad_out, input, weight))
+        return None, *given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 5
+
+
 #: The nodes by their operators' names.
 NODES: dict[str, type[Node]] = {
     "native_batch_norm": NativeBatchNorm,
@@ -413,4 +467,6 @@ NODES: dict[str, type[Node]] = {
     "batch_norm_backward_elemt": BatchNormBackwardElemt,
     "native_group_norm": NativeGroupNorm,
     "native_group_norm_backward": NativeGroupNormBackward,
+    "sync_batch_norm": SyncBatchNorm,
+    "sync_batch_norm_backward": SyncBatchNormBackward,
 }

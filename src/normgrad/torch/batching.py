@@ -62,6 +62,6 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unfold(value: Tensor, kind: Kind, size: int) -> Tensor:
     axis = kind.axis
-    assert axis is not None  # noqa: S101 - no result counts anything
+    assert axis is not None
     channels = value.shape[axis] // max(size, 1)
     return value.unflatten(axis, (size, channels))

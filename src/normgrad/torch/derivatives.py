@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from . import collectives
 from .kernels import wide
 
 Tensor = torch.Tensor
@@ -98,7 +99,7 @@ class Normalisation:
         x = self.data(data)
         self._constant = constant
         if constant:
-            assert mean is not None and invstd is not None  # noqa: S101
+            assert mean is not None and invstd is not None
             mu, self.invstd = self._statistic(mean), self._statistic(invstd)
         else:
             mu = self._mean(x)
@@ -238,6 +239,22 @@ class Normalisation:
                 to_input = to_input + r_t * self.project(d)
                 to_input = to_input - r * (xhat_t * self.along(d) + xhat * self._mean(d * xhat_t))
         return to_input, self.channel_sum(to_weight), self.channel_sum(dy_t)
+
+
+class SynchronisedNormalisation(Normalisation):
+    """Batch norm over the batches of several ranks: means are over all of them."""
+
+    def __init__(
+        self, data: Tensor, mean: Tensor, invstd: Tensor, count: Tensor, group: Any
+    ) -> None:
+        """``count``: the elements per channel of all ranks."""
+        self._group = group
+        self._count = count.sum().to(wide(data)).clamp(min=1)
+        super().__init__(batch_grid(data), data, mean, invstd, constant=False)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        local = values.sum(self.grid.set_axes, keepdim=True)
+        return collectives.differentiable_sum(local, self._group) / self._count
 
 
 def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:

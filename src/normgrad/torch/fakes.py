@@ -202,6 +202,46 @@ def native_group_norm_backward(
     return _results(GROUP_NORM_BACKWARD, options, tensors, input.dtype)
 
 
+def sync_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    group_name: str,
+    key: int,
+) -> tuple[Tensor, ...]:
+    """As :func:`.synchronised.sync_batch_norm`."""
+    dtype = wide(input)
+    statistics = [_vector(input, input.shape[1], dtype) for _ in range(2)]
+    running = _running((running_mean, running_var), dtype, input)
+    return _like(input), *statistics, *running, _vector(input, 1, torch.int64)
+
+
+def sync_batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    count: Tensor,
+    group_name: str,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """As :func:`.synchronised.sync_batch_norm_backward`."""
+    wanted, *of_parameters = output_mask
+    dtype = mean.dtype if weight is None else weight.dtype
+    return (
+        _like(input) if wanted else absent(input.dtype, input),
+        *(
+            _vector(input, input.shape[1], dtype) if want else absent(mean.dtype, mean)
+            for want in of_parameters
+        ),
+    )
+
+
 _FAKES: tuple[Callable[..., Any], ...] = (
     native_batch_norm,
     native_batch_norm_backward,
@@ -212,6 +252,8 @@ _FAKES: tuple[Callable[..., Any], ...] = (
     batch_norm_backward_elemt,
     native_group_norm,
     native_group_norm_backward,
+    sync_batch_norm,
+    sync_batch_norm_backward,
 )
 
 #: The fake kernels by their operators' names.

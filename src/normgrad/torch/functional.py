@@ -12,7 +12,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .. import contract
-from . import eager, ops
+from . import collectives, eager, ops
 
 Tensor = torch.Tensor
 
@@ -113,6 +113,81 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         ):
             return False
     return True
+
+
+def sync_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    process_group: Any = None,
+    *,
+    key: int = -1,
+) -> Tensor:
+    """Batch norm over the batches of all ranks of a process group.
+
+    Every rank of the group has to call it, with the same channels; batches may differ in size and
+    be empty. There is one all-gather of 2·C + 1 values, and one all-reduce of 2·C in the backward
+    pass, in float64. The parameters' gradients are of this rank's
+    elements: to be added up, or averaged, like those of every other layer. Without a group, in a
+    group of one, and in evaluation it is :func:`batch_norm`.
+
+    Args:
+        input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
+            the result keeps. On the CPU, or on CUDA by PyTorch's kernels.
+        running_mean, running_var, weight, bias, training, momentum, eps: as for
+            :func:`batch_norm`.
+        process_group: of torch.distributed; None for all ranks.
+        key: a number by which this place in a program is known on its rank: the first time that a
+            group comes by, its ranks are checked to be about to do the same. Negative: never.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as PyTorch's own for this rank's arguments.
+        ValueError: the ranks disagree about the channels, or whatever else they share.
+        RuntimeError: a rank died, or did not come within the group's timeout; the message names the
+            collective.
+    """
+    group = collectives.default_group() if process_group is None else process_group
+    if not training or group is None or collectives.size(group) == 1:
+        return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    _check_synchronised(input, running_mean, running_var, weight, bias)
+    output, _, _, new_mean, new_var, _ = ops.sync_batch_norm(
+        input, weight, bias, running_mean, running_var, momentum, eps,
+        collectives.name_of(group), key,
+    )  # fmt: skip
+    if running_mean is not None:
+        running_mean.copy_(new_mean)
+    if running_var is not None:
+        running_var.copy_(new_var)
+    return output  # type: ignore[no-any-return]
+
+
+def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
+    """What has to be found wrong before the other ranks are told anything, in PyTorch's words."""
+    if input.dim() < contract.MIN_RANK:
+        raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+    if input.dim() > contract.MAX_RANK:
+        raise ValueError(f"expected at most {contract.MAX_RANK}D input (got {input.dim()}D input)")
+    channels = input.shape[1]
+    if channels == 0:
+        raise ValueError("SyncBatchNorm number of input channels should be non-zero")
+    if input.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"SyncBatchNorm expected input tensor to be on cpu or cuda, but got {input.device}"
+        )
+    names = ("running_mean", "running_var", "weight", "bias")
+    for name, tensor in (("input", input), *zip(names, vectors, strict=True)):
+        if tensor is None:
+            continue
+        if tensor.dtype not in _FLOATS:
+            allowed = ", ".join(str(dtype) for dtype in _FLOATS)
+            raise TypeError(f"{name}: {tensor.dtype}; allowed: {allowed}")
+        if tensor is not input and tensor.shape != (channels,):
+            raise RuntimeError(f"{name} should contain {channels} elements not {tensor.numel()}")
 
 
 def group_norm(

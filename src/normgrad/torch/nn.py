@@ -6,11 +6,12 @@ and ``isinstance`` are the same, and a layer on another device computes what PyT
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
 
-from . import functional
+from . import collectives, functional
 
 Tensor = torch.Tensor
 
@@ -86,3 +87,76 @@ class GroupNorm(torch.nn.GroupNorm):
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+#: Numbers by which synchronised layers are known on their rank.
+_keys = count()
+
+
+class SyncBatchNorm(_BatchNorm):
+    """:class:`torch.nn.SyncBatchNorm` by normgrad, on the CPU too: (N, C, ...), 2 to 8 axes.
+
+    In training, the statistics are those of all ranks' batches together, which may differ in size
+    and be empty. There is one all-gather of 2·C + 1 values forward and one all-reduce of 2·C
+    backward. At a layer's first call its ranks are checked to agree about it. Without
+    torch.distributed, in a group of one and in evaluation it is an ordinary batch norm.
+
+    It is no subclass of PyTorch's, which DistributedDataParallel refuses on the CPU.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """As PyTorch's: ``process_group`` is None for all ranks."""
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
+        self.join(process_group)
+
+    def join(self, process_group: Any) -> SyncBatchNorm:
+        """Synchronise with the ranks of another group from now on; None for all."""
+        self.process_group = process_group
+        self._key = next(_keys)
+        return self
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def _normalise(
+        self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
+    ) -> Tensor:
+        group = self.process_group
+        if isinstance(group, collectives.GroupName):
+            group = collectives.by_name(group)
+        return functional.sync_batch_norm(
+            input, mean, var, self.weight, self.bias, training, momentum, self.eps, group,
+            key=self._key,
+        )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A process group is of its process; what is saved, or copied, is its name."""
+        state = super().__getstate__()
+        group = state.get("process_group")
+        if group is not None and not isinstance(group, collectives.GroupName):
+            state = {**state, "process_group": collectives.name_of(group)}
+        return state  # type: ignore[no-any-return]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._key = next(_keys)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> Any:
+        """As :func:`normgrad.torch.convert_sync_batchnorm`."""
+        from .conversion import convert_sync_batchnorm
+
+        return convert_sync_batchnorm(module, process_group)

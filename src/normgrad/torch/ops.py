@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import autograd, batching
+from . import autograd, batching, others, synchronised
 from .fakes import FAKES
 from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
@@ -31,17 +31,33 @@ __all__ = [
     "native_batch_norm_backward",
     "native_group_norm",
     "native_group_norm_backward",
+    "sync_batch_norm",
+    "sync_batch_norm_backward",
 ]
 
 #: What holds the registrations.
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
+_SYNCHRONISED = {
+    "sync_batch_norm": synchronised.sync_batch_norm,
+    "sync_batch_norm_backward": synchronised.sync_batch_norm_backward,
+}
+
+#: The kernels by their operators' names, for each device.
+KERNELS_OF: dict[str, dict[str, Any]] = {
+    "CPU": {**KERNELS, **_SYNCHRONISED},
+    "CUDA": {**others.KERNELS, **_SYNCHRONISED},
+}
+
+
 def _register(name: str) -> Any:
     schema = SCHEMAS[name]
     qualified = f"{NAMESPACE}::{name}"
     LIBRARY.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, KERNELS[name], "CPU")
+    for device, kernels in KERNELS_OF.items():
+        if name in kernels:
+            LIBRARY.impl(name, kernels[name], device)
     torch.library.register_fake(qualified, FAKES[name], lib=LIBRARY)
     LIBRARY.impl(name, autograd.kernel(name), "Autograd")
     call = autograd.operator(name)
@@ -58,3 +74,5 @@ batch_norm_backward_reduce = _register("batch_norm_backward_reduce")
 batch_norm_backward_elemt = _register("batch_norm_backward_elemt")
 native_group_norm = _register("native_group_norm")
 native_group_norm_backward = _register("native_group_norm_backward")
+sync_batch_norm = _register("sync_batch_norm")
+sync_batch_norm_backward = _register("sync_batch_norm_backward")

@@ -158,6 +158,23 @@ _SCHEMAS = (
         (Kind.DATA, Kind.CHANNEL, Kind.CHANNEL),
         ("C", "group"),
     ),
+    Schema(
+        "sync_batch_norm",
+        "Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+        "float momentum, float eps, str group_name, int key",
+        "(Tensor output, Tensor mean, Tensor invstd, Tensor running_mean_out, "
+        "Tensor running_var_out, Tensor count)",
+        {"input": Kind.DATA, **_AFFINE, **_RUNNING},
+        (Kind.DATA, *[Kind.CHANNEL] * 4, Kind.COUNT),
+    ),
+    Schema(
+        "sync_batch_norm_backward",
+        "Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "
+        "str group_name, bool[3] output_mask",
+        "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
+        {**_BOTH, "weight": Kind.CHANNEL, **_GIVEN, "count": Kind.COUNT},
+        (Kind.DATA, Kind.CHANNEL, Kind.CHANNEL),
+    ),
 )
 
 #: The operators by name.

@@ -1,0 +1,128 @@
+"""Synchronised batch norm's two operators: the local halves with one collective between them.
+
+What ranks tell each other is float64, for any data: it is 2·C values, in which the time goes into
+the collective itself; and so neither a mean far larger than the deviation nor a thousand ranks cost
+a digit of the result, which is that of one rank with the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import dtypes
+from . import collectives, kernels, others
+from .kernels import absent, wide
+
+Tensor = torch.Tensor
+
+#: What is checked once for each layer, and what a rank says when it is not the same on all.
+_FACTS = ("channels", "dtype", "eps", "momentum", "weight", "running statistics")
+_DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
+
+#: Layers, by their keys, and groups that have agreed on it.
+_agreed: set[tuple[int, str]] = set()
+
+
+def _parts(input: Tensor) -> Any:
+    """Who computes the local halves."""
+    return kernels if input.device.type == "cpu" else others
+
+
+def _check_ranks_agree(key: int, group: Any, facts: Sequence[Any], like: Tensor) -> None:
+    """Raise a ValueError on every rank if they are not about to do the same.
+
+    A collective of different sizes ends the process, so this one, of a fixed size, comes first.
+    """
+    marker = key, collectives.name_of(group)
+    if key < 0 or marker in _agreed:
+        return
+    mine = torch.tensor([float(fact) for fact in facts], dtype=torch.float64, device=like.device)
+    everyone = collectives.all_gather("sync_batch_norm: check", mine, group).tolist()
+    for index, name in enumerate(_FACTS):
+        said = [rank[index] for rank in everyone]
+        if len(set(said)) > 1:
+            told = ", ".join(f"{_told(name, v)} on rank {rank}" for rank, v in enumerate(said))
+            raise ValueError(
+                f"sync_batch_norm: {name}: {told}; allowed: the same on all ranks of group "
+                f"{marker[1]!r}"
+            )
+    _agreed.add(marker)
+
+
+def _told(name: str, value: float) -> str:
+    if name == "dtype":
+        return _DTYPES[int(value)]
+    if name in ("weight", "running statistics"):
+        return "there" if value else "none"
+    return f"{value:g}"
+
+
+def sync_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    group_name: str,
+    key: int,
+) -> tuple[Tensor, ...]:
+    """The output, all ranks' mean and 1/std, new running statistics and the number of elements.
+
+    One all-gather of each rank's mean, 1/std and number of elements. A rank without elements takes
+    part and has no weight.
+    """
+    group, parts = collectives.by_name(group_name), _parts(input)
+    channels = input.shape[1]
+    dtype = _DTYPES.index(str(input.dtype).removeprefix("torch."))
+    facts = (channels, dtype, eps, momentum, weight is not None, running_mean is not None)
+    _check_ranks_agree(key, group, facts, input)
+    mean, invstd = parts.wide_stats(input, eps)
+    mine = input.numel() // max(1, channels)
+    local = torch.cat((mean, invstd, mean.new_full((1,), mine)))
+    everyone = collectives.all_gather("sync_batch_norm: statistics", local, group)
+    counts = everyone[:, -1].to(torch.int64)
+    mean, invstd, *running = parts.batch_norm_gather_stats_with_counts(
+        input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
+        running_var, momentum, eps, counts,
+    )  # fmt: skip
+    mean, invstd = mean.to(wide(input)), invstd.to(wide(input))
+    output = parts.batch_norm_elemt(input, weight, bias, mean, invstd, eps)
+    return output, mean, invstd, *running, counts.sum().reshape(1)
+
+
+def sync_batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    count: Tensor,
+    group_name: str,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """The gradients: the input's over all ranks, the parameters' of this rank's elements.
+
+    One all-reduce of Σdy and Σdy·(x − mean) if grad_input is wanted.
+    """
+    group, parts = collectives.by_name(group_name), _parts(input)
+    wanted, for_weight, for_bias = output_mask
+    # New sums have the mean's dtype, and gradients without a weight.
+    sum_dy, sum_dy_xmu, grad_weight, grad_bias = parts.batch_norm_backward_reduce(
+        grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
+    )
+    if weight is None:
+        grad_weight, grad_bias = grad_weight.to(mean.dtype), grad_bias.to(mean.dtype)
+    grad_input = absent(input.dtype, input)
+    if wanted:
+        both = torch.cat((sum_dy, sum_dy_xmu))
+        collectives.all_reduce("sync_batch_norm: gradients", both, group)
+        sum_dy, sum_dy_xmu = both.chunk(2)
+        grad_input = parts.batch_norm_backward_elemt(
+            grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
+        )
+    return grad_input, grad_weight, grad_bias
