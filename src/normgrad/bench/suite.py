@@ -333,7 +333,6 @@ _QUICK = frozenset(
         "forward/8x16x8x8/float32/contiguous",
         "forward-eval/32x64x56x56/float32/contiguous",
         "stats/32x64x56x56/float32/contiguous",
-        "stats/32x1024x14x14/bfloat16/channels-last",
         "normalise/32x64x56x56/float32/contiguous",
         "forward-group-norm/4x320x64x64/groups-32/bfloat16/channels-last",
         "layer-batch-norm/32x64x56x56/float32/contiguous",
