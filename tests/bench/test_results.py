@@ -71,8 +71,8 @@ def test_a_figure_that_is_missing(row, results_file, operator, column):
         results.read(path)
 
 
-def test_a_file_from_before_there_were_other_parts():
-    """The columns are what they were; its rows are gradients."""
+def test_the_files_in_the_checkout():
+    """They are read as they are, those too that hold gradients alone."""
     folder = Path(__file__).parents[2] / "benchmarks" / "results"
     for path in folder.glob("cpu-*.csv"):
         found = results.read(path)

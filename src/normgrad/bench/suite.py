@@ -17,10 +17,9 @@ So every dtype, every pair of dtypes and every layout meets every gradient. The 
 layers meet less:
 
 4. Three of ResNet-50's layers (:data:`FORWARD_RESNET_50`) and three of group norm's shapes meet all
-   of their forward operators × the common dtypes × {contiguous, channels-last}; the rest of
-   :data:`FORWARD_OTHERS` and the small shapes meet them as in rule 2; the samples' shapes meet them
-   cropped and with parameters in half precision, contiguous. There is one tensor alone, so no mixed
-   layouts.
+   of their forward operators × the dtypes and layouts of rule 1; :data:`FORWARD_OTHERS` and the
+   small shapes meet them as in rule 2; the samples' shapes meet them as in rule 3, but for mixed
+   layouts, as there is one tensor alone, and with parameters in half precision contiguous alone.
 5. A layer's step, forward and backward, is met by the same shapes where they have four axes (and a
    small one for group norm), in float32 and in bfloat16 with float32 parameters, contiguous and
    channels-last.
