@@ -3,14 +3,14 @@
 The full cross product would take hours and say little more, so that it is cut by this rule:
 
 1. ResNet-50's layers at batch 32, and group norm's shapes, meet everything common: all of their
-   operators × {float32, bfloat16, float16, with float32 parameters} × {contiguous, channels-last}.
-2. The other shapes of batch norm, small ones among them, meet all operators × {float32, bfloat16}
-   contiguous, and all operators in float32 channels-last where they have four axes.
+   gradients × {float32, bfloat16, float16, with float32 parameters} × {contiguous, channels-last}.
+2. The other shapes of batch norm, small ones among them, meet all gradients × {float32, bfloat16}
+   contiguous, and all gradients in float32 channels-last where they have four axes.
 3. What is less common is met by two shapes for each kind of operator (:data:`BATCH_NORM_SAMPLE`,
    :data:`GROUP_NORM_SAMPLE`), one with long rows or few channels, one with short rows or many:
 
-   - mixed and cropped layouts × all operators × {float32, bfloat16};
-   - parameters in half precision × all operators × {bfloat16, float16} × {contiguous,
+   - mixed and cropped layouts × all gradients × {float32, bfloat16};
+   - parameters in half precision × all gradients × {bfloat16, float16} × {contiguous,
      channels-last}.
 
 So every dtype, every pair of dtypes and every layout meets every gradient. The forward pass and the
