@@ -90,7 +90,12 @@ def sync_batch_norm(
         input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
         running_var, momentum, eps, counts,
     )  # fmt: skip
-    mean, invstd = mean.to(wide(input)), invstd.to(wide(input))
+    real = wide(input)
+    mean, invstd = mean.to(real), invstd.to(real)
+    running = [
+        absent(real, input) if old is None else new
+        for old, new in zip((running_mean, running_var), running, strict=True)
+    ]
     output = parts.batch_norm_elemt(input, weight, bias, mean, invstd, eps)
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
