@@ -246,7 +246,9 @@ def test_autocast_is_pytorch_s(dtype):
             (functional.group_norm(x, 2, w, w), theirs.group_norm(x, 2, w, w)),
         ):  # fmt: skip
             assert ours.dtype == other.dtype
-            tolerance = {} if dtype in (torch.float32, torch.float64) else {"atol": 2**-5, "rtol": 0}
+            tolerance = (
+                {} if dtype in (torch.float32, torch.float64) else {"atol": 2**-5, "rtol": 0}
+            )
             torch.testing.assert_close(ours, other, **tolerance)
         conv = torch.nn.Conv2d(6, 6, 3)
         assert nt.nn.BatchNorm2d(6)(conv(X)).dtype == torch.bfloat16
@@ -322,9 +324,7 @@ def test_batched_gradients():
         functional.batch_norm(x, None, None, w, b, True),
         functional.group_norm(x, 2, w, b),
     ):
-        together = torch.autograd.grad(
-            y, (x, w, b), v, is_grads_batched=True, retain_graph=True
-        )
+        together = torch.autograd.grad(y, (x, w, b), v, is_grads_batched=True, retain_graph=True)
         each = [torch.autograd.grad(y, (x, w, b), one, retain_graph=True) for one in v]
         for got, *wanted in zip(together, *each, strict=True):
             torch.testing.assert_close(got, torch.stack(wanted))

@@ -60,6 +60,14 @@ def _told(name: str, value: float) -> str:
     return f"{value:g}"
 
 
+def all_reduce_sum(values: Tensor, group_name: str) -> Tensor:
+    """The sum of every rank's values; so is its gradient."""
+    total = values.contiguous().clone()
+    return collectives.all_reduce(
+        "sync_batch_norm: second derivatives", total, collectives.by_name(group_name)
+    )
+
+
 def sync_batch_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -120,8 +128,8 @@ def sync_batch_norm_backward(
     sum_dy, sum_dy_xmu, grad_weight, grad_bias = parts.batch_norm_backward_reduce(
         grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
     )
-    if weight is None:
-        grad_weight, grad_bias = grad_weight.to(mean.dtype), grad_bias.to(mean.dtype)
+    of_parameters = mean.dtype if weight is None else weight.dtype
+    grad_weight, grad_bias = grad_weight.to(of_parameters), grad_bias.to(of_parameters)
     grad_input = absent(input.dtype, input)
     if wanted:
         both = torch.cat((sum_dy, sum_dy_xmu))
