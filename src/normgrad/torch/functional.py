@@ -92,7 +92,7 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
     """Whether normgrad takes these tensors; running statistics stand first."""
     if not (
         isinstance(input, Tensor)
-        and input.device.type == "cpu"
+        and input.is_cpu
         and input.dtype in _FLOATS
         and input.layout is torch.strided
         and not input.is_nested
@@ -100,15 +100,14 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         and isinstance(eps, _NUMBERS)
     ):
         return False
-    channels = input.shape[1]
+    channels = (input.shape[1],)
     for index, vector in enumerate(vectors):
         if vector is not None and not (
             isinstance(vector, Tensor)
-            and vector.device.type == "cpu"
+            and vector.is_cpu
             and vector.dtype in _FLOATS
             and vector.layout is torch.strided
-            and vector.dim() == 1
-            and vector.shape[0] == channels
+            and vector.shape == channels
             # Nobody differentiates running statistics.
             and (index > 1 or not vector.requires_grad)
         ):
