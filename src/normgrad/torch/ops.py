@@ -20,6 +20,7 @@ from . import autograd, batching, others, synchronised
 from .fakes import FAKES
 from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
+from .untraced import untraced
 
 __all__ = [
     "all_reduce_sum",
@@ -59,9 +60,9 @@ def _register(name: str) -> Any:
     LIBRARY.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
     for device, kernels in KERNELS_OF.items():
         if name in kernels:
-            LIBRARY.impl(name, kernels[name], device)
+            LIBRARY.impl(name, untraced(kernels[name]), device)
     torch.library.register_fake(qualified, FAKES[name], lib=LIBRARY)
-    LIBRARY.impl(name, autograd.kernel(name), "Autograd")
+    LIBRARY.impl(name, untraced(autograd.kernel(name)), "Autograd")
     call = autograd.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call

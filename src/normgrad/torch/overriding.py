@@ -20,6 +20,7 @@ from torch.library import _scoped_library
 from .. import contract, operators
 from . import forward
 from .kernels import check_sizes
+from .untraced import untraced
 
 
 def _within_ranks(tensor: Tensor) -> Tensor:
@@ -172,7 +173,7 @@ def _enter() -> None:
                 # That a kernel is replaced is what was asked for.
                 warnings.filterwarnings("ignore", r"(?s).*[Oo]verriding a previously registered")
                 for name, kernel in KERNELS.items():
-                    library.impl(name, kernel, "CPU")
+                    library.impl(name, untraced(kernel), "CPU")
         _users += 1
 
 
