@@ -1,4 +1,4 @@
-"""The functions: values within the bound, PyTorch's errors in PyTorch's words, and what they pass on."""
+"""The functions: values within the bound, PyTorch's errors in its words, and what they pass on."""
 
 from __future__ import annotations
 
@@ -119,6 +119,18 @@ def test_group_norm(dtype, layout):
     check(case, dict_of(zip(("grad_input", "grad_gamma", "grad_beta"), gradients, strict=True)))
 
 
+class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode that notes what is called."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_both_ways_give_the_same_bits(dtype):
     """The short one of eager mode, and the operators."""
@@ -128,13 +140,8 @@ def test_both_ways_give_the_same_bits(dtype):
             x, w, b = leaves(dtype)
             mean, var = torch.zeros(6), torch.ones(6)
 
-            class Nothing(torch.utils._python_dispatch.TorchDispatchMode):
-                def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                    seen.append(str(function))
-                    return function(*args, **(kwargs or {}))
-
             seen = []
-            with Nothing() if mode else torch.enable_grad():
+            with Watching(seen) if mode else torch.enable_grad():
                 if case == "group":
                     output = functional.group_norm(x, 3, w, b)
                 else:

@@ -15,15 +15,16 @@ from functools import wraps
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from . import derivatives, partial
 from .derivatives import Normalisation, SynchronisedNormalisation, like
+from .kernels import wide
 from .schemas import NAMESPACE
 
-Tensor = torch.Tensor
 _transforms_active = torch._C._are_functorch_transforms_active
 _any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -182,7 +183,7 @@ def _batch_normalisation(ctx: Any, data: Tensor, mean: Any, spread: Any) -> Norm
         channels = data.shape[1]
         mean = data.new_zeros(channels) if mean is None else mean
         variance = data.new_ones(channels) if spread is None else spread
-        dtype = torch.promote_types(derivatives.wide(data), variance.dtype)
+        dtype = torch.promote_types(wide(data), variance.dtype)
         spread = (variance.to(dtype) + ctx.eps).rsqrt()
     return Normalisation(grid, data, mean, spread, constant=not ctx.training, eps=ctx.eps)
 
@@ -369,8 +370,8 @@ class BatchNormGather(Node):
     @staticmethod
     def backward(ctx: Any, to_mean: Any, to_invstd: Any, *_: Any) -> Any:
         """For the ranks' statistics."""
-        mean, invstd, counts, *everywhere = ctx.saved_tensors
-        found = partial.gather(mean, invstd, counts, *everywhere, to_mean, to_invstd)
+        mean, invstd, counts, all_mean, all_invstd = ctx.saved_tensors
+        found = partial.gather(mean, invstd, counts, all_mean, all_invstd, to_mean, to_invstd)
         return None, None, *map(like, found, (mean, invstd)), *[None] * 5
 
 
@@ -406,7 +407,7 @@ class BatchNormBackwardElemt(Node):
         if to_input is None:
             return (None,) * 9
         tensors = ctx.saved_tensors
-        found = partial.backward_elemt(*tensors, to_input)
+        found = partial.backward_elemt(to_input, *tensors)
         return None, *map(like, found, tensors[:-1]), None
 
 
@@ -463,8 +464,8 @@ class SyncBatchNormBackward(Node):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The second derivatives."""
-        grad_out, input, weight, *statistics = ctx.saved_tensors
-        norm = SynchronisedNormalisation(input, *statistics, ctx.group_name)
+        grad_out, input, weight, mean, invstd, count = ctx.saved_tensors
+        norm = SynchronisedNormalisation(input, mean, invstd, count, ctx.group_name)
         found = norm.second(grad_out, weight, *cotangents)
         gradients = map(like, found, (grad_out, input, weight))
         return None, *given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 5

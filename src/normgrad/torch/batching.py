@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from .schemas import Kind, Schema
-
-Tensor = torch.Tensor
 
 
 def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
@@ -38,7 +36,7 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         size = info.batch_size
-        folded = []
+        folded: list[Any] = []
         for name, value, dim in zip(schema.names, arguments, in_dims, strict=True):
             kind = schema.inputs.get(name)
             if value is None:

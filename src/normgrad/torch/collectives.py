@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 #: How groups are spoken of where a traced program needs a constant.
 GroupName = str
@@ -38,7 +37,7 @@ def size(group: Any) -> int:
     Raises:
         ValueError: this rank is not of it.
     """
-    ranks = dist.get_world_size(group)
+    ranks: int = dist.get_world_size(group)
     if ranks < 1:
         raise ValueError(
             "process_group: a group of which this rank is not; allowed: one that it is of"
@@ -112,7 +111,8 @@ def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
 
 def rank(group: Any) -> int:
     """This rank's number in a group."""
-    return dist.get_rank(group)
+    number: int = dist.get_rank(group)
+    return number
 
 
 def gather_objects(what: str, value: Any, group: Any) -> list[Any]:

@@ -144,7 +144,7 @@ def _as(kind: type[_Layer], layer: Module) -> _Layer:
 
     The dictionaries of hooks are the old layer's own: handles that remove a hook look there.
     """
-    made = kind.__new__(kind)
+    made: _Layer = object.__new__(kind)
     made.__dict__.update(layer.__dict__)
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
         made.__dict__[name] = layer.__dict__[name].copy()

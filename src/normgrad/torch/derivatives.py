@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .kernels import wide
 
-Tensor = torch.Tensor
 #: Tensors for the operator's tensors, None where nothing is known or wanted.
 Some = Sequence[Tensor | None]
 
@@ -98,7 +98,8 @@ class Normalisation:
         x = self.data(data)
         self._constant = constant
         if constant:
-            assert mean is not None and invstd is not None
+            assert mean is not None
+            assert invstd is not None
             mu, self.invstd = self._statistic(mean), self._statistic(invstd)
         else:
             mu = self._mean(x)
@@ -254,7 +255,7 @@ class SynchronisedNormalisation(Normalisation):
     def _mean(self, values: Tensor) -> Tensor:
         local = values.sum(self.grid.set_axes, keepdim=True)
         total = torch.ops.normgrad.all_reduce_sum(local, self._group_name)
-        return total / self._count  # type: ignore[no-any-return]
+        return total / self._count
 
 
 def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
@@ -17,7 +18,6 @@ from .. import operators
 from . import forward, ops
 from .autograd import given
 
-Tensor = torch.Tensor
 _C = torch._C
 _CPU = _C.DispatchKey.CPU
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
@@ -65,7 +65,7 @@ class BatchNorm(_SingleLevelFunction):
         output, mean, spread = made
         ctx.training, ctx.eps = training, eps
         ctx.save_for_backward(input, weight, mean, spread)
-        return output  # type: ignore[no-any-return]
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
@@ -98,7 +98,7 @@ class GroupNorm(_SingleLevelFunction):
         output, mean, rstd = made
         ctx.sizes, ctx.group = sizes, group
         ctx.save_for_backward(input, weight, mean, rstd)
-        return output  # type: ignore[no-any-return]
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
@@ -118,9 +118,11 @@ class GroupNorm(_SingleLevelFunction):
 
 
 def _needs_node(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(
-        [value is not None and value.requires_grad for value in tensors]
-    )
+    if torch.is_grad_enabled():
+        for value in tensors:
+            if value is not None and value.requires_grad:
+                return True
+    return False
 
 
 def batch_norm(
@@ -140,12 +142,10 @@ def batch_norm(
         out=(None, None, None, running_mean, running_var) if training else None,
     )  # fmt: skip
     if not _needs_node(input, weight, bias):
-        return output  # type: ignore[no-any-return]
+        return output
     if not training:
         mean, spread = running_mean, running_var
-    return BatchNorm.apply(  # type: ignore[no-any-return]
-        (output, mean, spread), input, weight, bias, training, eps
-    )
+    return BatchNorm.apply((output, mean, spread), input, weight, bias, training, eps)
 
 
 def group_norm(
@@ -159,5 +159,5 @@ def group_norm(
     """Group norm."""
     made = forward.group_norm(input, weight, bias, num_groups=group, eps=eps)
     if not _needs_node(input, weight, bias):
-        return made[0]  # type: ignore[no-any-return]
-    return GroupNorm.apply(made, input, weight, bias, sizes, group)  # type: ignore[no-any-return]
+        return made[0]
+    return GroupNorm.apply(made, input, weight, bias, sizes, group)

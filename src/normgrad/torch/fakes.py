@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import layout
 from ..contract import Kind, Operator, Options
@@ -18,8 +19,6 @@ from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.statistics import BATCH_NORM_STATS
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
 from .kernels import absent, check_sizes, wide
-
-Tensor = torch.Tensor
 
 
 def _like(data: Tensor) -> Tensor:

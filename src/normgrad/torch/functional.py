@@ -10,12 +10,11 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .. import contract
 from . import collectives, eager, ops
-
-Tensor = torch.Tensor
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -48,7 +47,7 @@ def batch_norm(
     """
     alone = eager.alone(input, running_mean, running_var, weight, bias)
     if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
-        return handle_torch_function(  # type: ignore[no-any-return]
+        return handle_torch_function(
             batch_norm,
             (input, running_mean, running_var, weight, bias),
             input, running_mean, running_var, weight, bias, training, momentum, eps,
@@ -78,7 +77,7 @@ def batch_norm(
     if training and running_mean is not None and running_var is not None:
         running_mean.copy_(new_mean)
         running_var.copy_(new_var)
-    return output  # type: ignore[no-any-return]
+    return output
 
 
 def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> bool:
@@ -93,7 +92,7 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
     """Whether normgrad takes these tensors; running statistics stand first."""
     if not (
         isinstance(input, Tensor)
-        and input.device.type == "cpu"
+        and input.is_cpu
         and input.dtype in _FLOATS
         and input.layout is torch.strided
         and not input.is_nested
@@ -101,15 +100,14 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         and isinstance(eps, _NUMBERS)
     ):
         return False
-    channels = input.shape[1]
+    channels = (input.shape[1],)
     for index, vector in enumerate(vectors):
         if vector is not None and not (
             isinstance(vector, Tensor)
-            and vector.device.type == "cpu"
+            and vector.is_cpu
             and vector.dtype in _FLOATS
             and vector.layout is torch.strided
-            and vector.dim() == 1
-            and vector.shape[0] == channels
+            and vector.shape == channels
             # Nobody differentiates running statistics.
             and (index > 1 or not vector.requires_grad)
         ):
@@ -165,7 +163,7 @@ def sync_batch_norm(
         running_mean.copy_(new_mean)
     if running_var is not None:
         running_var.copy_(new_var)
-    return output  # type: ignore[no-any-return]
+    return output
 
 
 def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
@@ -213,7 +211,7 @@ def group_norm(
     """
     alone = eager.alone(input, weight, bias)
     if not alone and has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(  # type: ignore[no-any-return]
+        return handle_torch_function(
             group_norm, (input, weight, bias), input, num_groups, weight, bias, eps
         )
     if not (
@@ -230,6 +228,6 @@ def group_norm(
     if alone:
         sizes = (samples, channels, positions)
         return eager.group_norm(input, weight, bias, sizes, num_groups, eps)
-    return ops.native_group_norm(  # type: ignore[no-any-return]
+    return ops.native_group_norm(
         input, weight, bias, samples, channels, positions, num_groups, eps
     )[0]

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import operators
 from . import forward
-
-Tensor = torch.Tensor
 
 
 def wide(*tensors: Tensor) -> torch.dtype:
@@ -90,7 +89,7 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
 def wide_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
     """The same in float64, whatever the data."""
     out = tuple(torch.empty(input.shape[1], dtype=torch.float64) for _ in range(2))
-    return tuple(operators.batch_norm_stats(input, eps=eps, out=out))  # type: ignore[arg-type]
+    return tuple(operators.batch_norm_stats(input, eps=eps, out=out))
 
 
 def batch_norm_elemt(
@@ -150,7 +149,7 @@ def batch_norm_backward_elemt(
     count: Tensor,
 ) -> Tensor:
     """The element-wise half of synchronised batch norm's gradients."""
-    return operators.batch_norm_backward_elemt(  # type: ignore[no-any-return]
+    return operators.batch_norm_backward_elemt(
         grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
     )
 

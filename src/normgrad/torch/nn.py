@@ -10,10 +10,9 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import collectives, functional
-
-Tensor = torch.Tensor
 
 
 class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):

@@ -6,10 +6,9 @@ They are CUDA's. What they do not take (a batch without elements) is answered he
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .kernels import absent, wide
-
-Tensor = torch.Tensor
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -26,7 +25,7 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
     if input.numel() == 0:
         zeros = torch.zeros(input.shape[1], dtype=wide(input), device=input.device)
         return zeros, zeros.clone()
-    return torch.batch_norm_stats(_dense(input), eps)
+    return tuple(torch.batch_norm_stats(_dense(input), eps))
 
 
 def wide_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:

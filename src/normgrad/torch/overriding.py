@@ -14,21 +14,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.library import _scoped_library
 
 from .. import contract, operators
 from . import forward
 from .kernels import check_sizes
 
-Tensor = torch.Tensor
 
-
-def _within_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of more axes than normgrad's with their last axes in one."""
-    if tensors[0].dim() <= contract.MAX_RANK:
-        return tensors
-    return tuple(tensor.flatten(2) for tensor in tensors)
+def _within_ranks(tensor: Tensor) -> Tensor:
+    """A tensor of more axes than normgrad's with its last axes in one."""
+    return tensor if tensor.dim() <= contract.MAX_RANK else tensor.flatten(2)
 
 
 def _as_input(grad_input: Tensor | None, input: Tensor) -> Tensor | None:
@@ -48,7 +44,8 @@ def _native_batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     grad_input, *rest = operators.batch_norm_backward(
-        *_within_ranks(grad_out, input), weight, running_mean, running_var, save_mean, save_invstd,
+        _within_ranks(grad_out), _within_ranks(input), weight, running_mean, running_var,
+        save_mean, save_invstd,
         training=train, eps=eps, output_mask=tuple(output_mask),  # type: ignore[arg-type]
     )  # fmt: skip
     return _as_input(grad_input, input), *rest
@@ -68,14 +65,14 @@ def _native_group_norm_backward(
 ) -> tuple[Tensor | None, ...]:
     check_sizes(input, N, C, HxW)
     grad_input, *rest = operators.group_norm_backward(
-        *_within_ranks(grad_out, input), mean, rstd, weight, num_groups=group,
+        _within_ranks(grad_out), _within_ranks(input), mean, rstd, weight, num_groups=group,
         output_mask=tuple(output_mask),  # type: ignore[arg-type]
     )  # fmt: skip
     return _as_input(grad_input, input), *rest
 
 
 def _batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
-    return tuple(operators.batch_norm_stats(*_within_ranks(input), eps=eps))
+    return tuple(operators.batch_norm_stats(_within_ranks(input), eps=eps))
 
 
 def _batch_norm_elemt(
@@ -86,8 +83,8 @@ def _batch_norm_elemt(
     invstd: Tensor,
     eps: float,
 ) -> Tensor:
-    output = forward.batch_norm_elemt(*_within_ranks(input), weight, bias, mean, invstd)
-    return output.reshape(input.shape)  # type: ignore[no-any-return]
+    output = forward.batch_norm_elemt(_within_ranks(input), weight, bias, mean, invstd)
+    return output.reshape(input.shape)
 
 
 def _batch_norm_gather_stats_with_counts(
@@ -102,7 +99,7 @@ def _batch_norm_gather_stats_with_counts(
 ) -> tuple[Tensor, ...]:
     """Like ATen's, it writes to the running statistics."""
     mean, invstd, *_ = forward.batch_norm_gather_stats_with_counts(
-        *_within_ranks(input), mean, invstd, running_mean, running_var, counts,
+        _within_ranks(input), mean, invstd, running_mean, running_var, counts,
         momentum=momentum, eps=eps, out=(None, None, running_mean, running_var),
     )  # fmt: skip
     return mean, invstd
@@ -120,7 +117,7 @@ def _batch_norm_backward_reduce(
 ) -> tuple[Tensor | None, ...]:
     return tuple(
         operators.batch_norm_backward_reduce(
-            *_within_ranks(grad_out, input), mean, invstd, weight,
+            _within_ranks(grad_out), _within_ranks(input), mean, invstd, weight,
             input_g=input_g, weight_g=weight_g, bias_g=bias_g,
         )
     )  # fmt: skip
@@ -137,7 +134,14 @@ def _batch_norm_backward_elemt(
     count: Tensor,
 ) -> Tensor | None:
     grad_input = operators.batch_norm_backward_elemt(
-        *_within_ranks(grad_out, input), mean, invstd, weight, sum_dy, sum_dy_xmu, count
+        _within_ranks(grad_out),
+        _within_ranks(input),
+        mean,
+        invstd,
+        weight,
+        sum_dy,
+        sum_dy_xmu,
+        count,
     )
     return _as_input(grad_input, input)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .kernels import wide
 
-Tensor = torch.Tensor
 #: Gradients, None where they are 0.
 Some = tuple[Tensor | None, ...]
 
@@ -145,6 +145,7 @@ def reduce(
 
 
 def backward_elemt(
+    to_input: Tensor,
     grad_out: Tensor,
     input: Tensor,
     mean: Tensor,
@@ -153,7 +154,6 @@ def backward_elemt(
     sum_dy: Tensor,
     sum_dy_xmu: Tensor,
     count: Tensor,
-    to_input: Tensor,
 ) -> Some:
     """Of w·r·e with e = dy − Σdy/n − (x − μ)·r²·s/n, for u = to_input::
 

@@ -1,4 +1,4 @@
-"""The operators' schemas, and what each tensor of theirs is: one table for every rule about them."""
+"""The operators' schemas, and what each tensor of theirs is: one table for all rules."""
 
 from __future__ import annotations
 

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import dtypes
 from . import collectives, kernels, others
 from .kernels import absent, wide
-
-Tensor = torch.Tensor
 
 #: What is checked once for each layer, and what a rank says when it is not the same on all.
 _FACTS = ("channels", "dtype", "eps", "momentum", "weight", "running statistics")
