@@ -47,8 +47,7 @@ ROWS = access.ROWS
 #: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
 #: term shows.
 FEW_ROWS = 4
-#: Rows of columns whose dx is written together.
-DX_ROWS = 4
+DX_ROWS = access.DX_ROWS
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = access.SPAN

@@ -12,9 +12,11 @@ from typing import Any
 from numba import prange, types
 
 from ...memory import POPULATE_WRITE
+from .access import FETCHED, LANES
 from .block import (
     ADDRESSES,
     AFTER,
+    AHEAD,
     BEFORE,
     BLOCK_WORDS,
     CHANNEL_BLOCK,
@@ -80,6 +82,7 @@ from .intrinsics import (
     real_of,
     shift,
 )  # fmt: skip
+from .lanes import prefetch_lanes
 from .patterns import PATTERNS, SUMMING, add_segment, write_segment
 from .sums import clear
 
@@ -103,6 +106,16 @@ def offset_of(block, tensor, s, c, outer, inner):
     return offset
 
 
+@helper
+def fetch_ahead(dy, x, block, s, c, outer, count):
+    """Ask for the beginning of a segment, a row in another image that no processor foresees."""
+    dy_at = offset_of(block, plain(0), s, c, outer, plain(0))
+    x_at = offset_of(block, plain(1), s, c, outer, plain(0))
+    for i in range(0, min(count, FETCHED), LANES):
+        prefetch_lanes(dy, dy_at + i)
+        prefetch_lanes(x, x_at + i)
+
+
 def add_sums(pattern, dy, x, dx, block, s, c0, channels, first, last, part):
     """The sums (or the moments of x) of one tile, from zero, front to back."""
     workspace = get(block, WORKSPACE)
@@ -120,6 +133,7 @@ def add_sums(pattern, dy, x, dx, block, s, c0, channels, first, last, part):
         clear(sums[0], sums[1], c)
         clear(sums[2], sums[3], c)
     inner = get(block, INNER)
+    ahead = get(block, AHEAD) != 0
     position = first
     while position < last:
         a = position // inner
@@ -127,8 +141,10 @@ def add_sums(pattern, dy, x, dx, block, s, c0, channels, first, last, part):
         count = min(inner - b, last - position)
         dy_at = offset_of(block, plain(0), s, c0, a, b)
         x_at = offset_of(block, plain(1), s, c0, a, b)
-        add_segment(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums)
         position += count
+        if ahead and position < last:
+            fetch_ahead(dy, x, block, s, c0, a + 1, min(inner, last - position))
+        add_segment(pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums)
 
 
 def write_dx(pattern, dy, x, dx, block, s, c0, channels, first, last, part):

@@ -12,7 +12,7 @@ from math import gcd
 from ... import dtypes
 from ...problem import Problem, Rule
 from . import block as B
-from .access import FEW_PARTS, ROWS, Access
+from .access import DX_ROWS, FEW_PARTS, ROWS, Access
 
 #: Below so many elements one thread does it all, in one step: more steps, and starting the other
 #: threads, take 5 to 15 µs, in which one core treats about as many.
@@ -108,6 +108,14 @@ def tiling_of(problem: Problem, access: Access) -> Tiling:
         rows = positions // access.repeat
         most = max(1, per_channel * channels // PART)
         parts = min(-(-TASKS // sets), max(FEW_PARTS, rows // ROWS_OF_PART), most)
+    elif access.pattern != "tiles" and problem.sets.size == 1 and not needs_sums(problem):
+        # Nothing is summed over a channel, so that memory can be gone through in its own order.
+        # batch_norm_elemt took (1 core) float32 (32, 512, 28, 28) 0.50 of the time, bfloat16 0.51,
+        # (32, 2048, 7, 7) 0.56 and 0.69, (32, 64, 56, 56) 0.91 and 0.64; its gradient as much less.
+        unit = DX_ROWS if access.run > 1 and access.pattern == "columns" else problem.inner.size
+        parts = min(TASKS, -(-positions // unit))
+        blocks = min(TASKS // parts, -(-channels // access.chunk))
+        channel_block = -(-channels // blocks // access.chunk) * access.chunk
     else:
         # As few channels (whole groups, whole rows) to a task as make it worth its while.
         step = problem.per_group * access.chunk // gcd(problem.per_group, access.chunk)
@@ -119,6 +127,15 @@ def tiling_of(problem: Problem, access: Access) -> Tiling:
     units = -(-positions // unit)
     part_size = -(-units // parts) * unit
     return Tiling(channel_block, -(-positions // part_size), part_size)
+
+
+def needs_sums(problem: Problem) -> bool:
+    """Whether anything is summed over the elements of a channel."""
+    if problem.rule is Rule.FORWARD:
+        return problem.missing_mean
+    if problem.rule in (Rule.TRAIN, Rule.GROUP) and problem.grad_input is not None:
+        return True
+    return problem.wants_parameters
 
 
 def is_empty(problem: Problem) -> bool:
@@ -197,9 +214,7 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     writes = 0
     if problem.grad_input is not None:
         writes = B.DO_SCALE if rule is Rule.EVAL else B.DO_APPLY
-    sums = 0
-    if problem.wants_parameters or (writes and rule in (Rule.TRAIN, Rule.GROUP)):
-        sums = B.DO_SUMS
+    sums = B.DO_SUMS if needs_sums(problem) else 0
     if not writes and not sums:
         return ()
 
