@@ -430,7 +430,7 @@ class SyncBatchNorm(Node):
         gradients = operator("sync_batch_norm_backward")(
             grad_out, *ctx.saved_tensors, ctx.group_name, mask
         )
-        return None, *_given(gradients, mask), *[None] * 6
+        return None, *given(gradients, mask), *[None] * 6
 
 
 class SyncBatchNormBackward(Node):
@@ -453,7 +453,7 @@ class SyncBatchNormBackward(Node):
         norm = SynchronisedNormalisation(input, *statistics, collectives.by_name(ctx.group_name))
         found = norm.second(grad_out, weight, *cotangents)
         gradients = map(like, found, (grad_out, input, weight))
-        return None, *_given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 5
+        return None, *given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 5
 
 
 #: The nodes by their operators' names.

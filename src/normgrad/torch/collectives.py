@@ -33,8 +33,17 @@ def name_of(group: Any) -> GroupName:
 
 
 def size(group: Any) -> int:
-    """How many ranks a group has."""
-    return dist.get_world_size(group)
+    """How many ranks a group has.
+
+    Raises:
+        ValueError: this rank is not of it.
+    """
+    ranks = dist.get_world_size(group)
+    if ranks < 1:
+        raise ValueError(
+            "process_group: a group of which this rank is not; allowed: one that it is of"
+        )
+    return ranks
 
 
 def by_name(name: GroupName) -> Any:
@@ -102,7 +111,7 @@ def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
 
 
 def rank(group: Any) -> int:
-    """This rank's number in a group; negative where it is not of it."""
+    """This rank's number in a group."""
     return dist.get_rank(group)
 
 

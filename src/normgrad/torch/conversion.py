@@ -92,12 +92,6 @@ def _is_batch_norm(layer: Module) -> bool:
 
 def _check_ranks_agree(module: Module, group: Any) -> None:
     """Raise a ValueError on every rank if their models' batch norms differ."""
-    rank = collectives.rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"process_group: group {collectives.name_of(group)!r}, of which this rank is not; "
-            "allowed: one that it is of"
-        )
     mine = [
         f"{name or 'the module'}: {layer.num_features} features, eps {layer.eps}, momentum "
         f"{layer.momentum}, {'' if layer.affine else 'not '}affine, running statistics "

@@ -132,7 +132,7 @@ def sync_batch_norm(
 
     Every rank of the group has to call it, with the same channels; batches may differ in size and
     be empty. There is one all-gather of 2·C + 1 values, and one all-reduce of 2·C in the backward
-    pass, in float32, or float64 for float64 data. The parameters' gradients are of this rank's
+    pass, in float64. The parameters' gradients are of this rank's
     elements: to be added up, or averaged, like those of every other layer. Without a group, in a
     group of one, and in evaluation it is :func:`batch_norm`.
 

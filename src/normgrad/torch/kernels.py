@@ -87,6 +87,12 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
     return tuple(operators.batch_norm_stats(input, eps=eps))
 
 
+def wide_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """The same in float64, whatever the data."""
+    out = tuple(torch.empty(input.shape[1], dtype=torch.float64) for _ in range(2))
+    return tuple(operators.batch_norm_stats(input, eps=eps, out=out))  # type: ignore[arg-type]
+
+
 def batch_norm_elemt(
     input: Tensor,
     weight: Tensor | None,

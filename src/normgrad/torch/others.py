@@ -29,6 +29,11 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
     return torch.batch_norm_stats(_dense(input), eps)
 
 
+def wide_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """As :func:`.kernels.wide_stats`, but no more exact than PyTorch's are."""
+    return tuple(value.double() for value in batch_norm_stats(input, eps))
+
+
 def batch_norm_gather_stats_with_counts(
     input: Tensor,
     mean: Tensor,
@@ -94,10 +99,17 @@ def batch_norm_backward_reduce(
             for want, dtype in zip(wanted, dtypes, strict=True)
         )
     results = torch.batch_norm_backward_reduce(
-        _dense(grad_out), _dense(input), mean, invstd, weight, input_g, weight_g, bias_g
+        _dense(grad_out),
+        _dense(input),
+        mean.to(wide(input)),
+        invstd,
+        weight,
+        input_g,
+        weight_g,
+        bias_g,
     )
     return tuple(
-        value if want else absent(dtype, input)
+        value.to(dtype) if want else absent(dtype, input)
         for value, want, dtype in zip(results, wanted, dtypes, strict=True)
     )
 
@@ -121,8 +133,8 @@ def batch_norm_backward_elemt(
         mean,
         invstd,
         weight,
-        sum_dy,
-        sum_dy_xmu,
+        sum_dy.to(wide(input)),
+        sum_dy_xmu.to(wide(input)),
         count.to(torch.int32),
     )
 

@@ -1,0 +1,277 @@
+"""What ranks do in the tests of synchronised batch norm; see ranks.py. Everything by NumPy or
+torch tensors of the whole batch, from a seed, of which each rank takes its part."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import normgrad.torch as nt
+from normgrad.torch import collectives
+
+
+def whole(shape: tuple[int, ...], dtype: str, seed: int, mean: float = 0.5) -> Any:
+    """x and dy of all ranks, and what is multiplied with second derivatives."""
+    rng = np.random.default_rng(seed)
+    kind = getattr(torch, dtype)
+    x, dy, u = (torch.from_numpy(rng.standard_normal(shape)) for _ in range(3))
+    return (x * 1.5 + mean).to(kind), dy.to(kind), u.to(kind)
+
+
+def part(tensor: Any, counts: tuple[int, ...], rank: int | None = None) -> Any:
+    """A rank's samples."""
+    return tensor.split(counts)[dist.get_rank() if rank is None else rank]
+
+
+def filled(layer: Any, seed: int = 7) -> Any:
+    """A layer whose parameters and buffers are not what they begin with."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return layer
+
+
+def lay_out(tensor: Any, layout: str) -> Any:
+    if layout == "channels_last":
+        forms = {4: torch.channels_last, 5: torch.channels_last_3d}
+        return tensor.contiguous(memory_format=forms[tensor.dim()])
+    if layout == "sliced":
+        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    return tensor
+
+
+def _numpy(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def step(
+    shape: Any, counts: Any, dtype: str = "float32", parameters: str = "float32",
+    layout: str = "contiguous", seed: int = 0, mean: float = 0.5, steps: int = 1,
+    compiled: str | None = None, ranks: Any = None, evaluating: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """Training steps of one layer; what came out of the last."""
+    group = None
+    if ranks is not None:
+        group = dist.new_group(ranks)
+        if dist.get_rank() not in ranks:
+            return None
+    layer = nt.nn.SyncBatchNorm(shape[1], process_group=group, **options)
+    layer = filled(layer.to(getattr(torch, parameters)))
+    layer.train(not evaluating)
+    call = torch.compile(layer, backend=compiled, fullgraph=True) if compiled else layer
+    mine = dist.get_rank(group)
+    for index in range(steps):
+        x, dy, _ = whole(shape, dtype, seed + index, mean)
+        x = lay_out(part(x, counts, mine), layout).requires_grad_()
+        dy = lay_out(part(dy, counts, mine), layout)
+        layer.zero_grad()
+        y = call(x)
+        y.backward(dy)
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    return {
+        "output": _numpy(y),
+        "grad_input": _numpy(x.grad),
+        "grad_weight": _numpy(layer.weight.grad) if layer.affine else None,
+        "grad_bias": _numpy(layer.bias.grad) if layer.affine else None,
+        **{name: _numpy(getattr(layer, name)) for name in names},
+        "strides": (y.stride(), x.grad.stride(), x.stride()),
+    }
+
+
+def second(shape: Any, counts: Any, dtype: str = "float64", seed: int = 0) -> Any:
+    """Gradients of a function of the gradients, and of the third order too."""
+    layer = filled(nt.nn.SyncBatchNorm(shape[1]).to(getattr(torch, dtype)))
+    x, dy, u = (part(tensor, counts) for tensor in whole(shape, dtype, seed))
+    return [_numpy(value) for value in differentiated(layer, x, dy, u)]
+
+
+def differentiated(layer: Any, x: Any, dy: Any, u: Any) -> list[Any]:
+    """First, second and third derivatives of a layer; each rank adds what it has to the loss."""
+    x, dy = x.clone().requires_grad_(), dy.clone().requires_grad_()
+    leaves = (x, layer.weight, layer.bias)
+    first = torch.autograd.grad((layer(x) * dy).sum(), leaves, create_graph=True)
+    loss = (first[0] * u).sum() + (first[1] ** 2).sum() + first[2].sum()
+    wanted = (dy, x, layer.weight)
+    again = torch.autograd.grad(loss, wanted, create_graph=True)
+    third = torch.autograd.grad((again[1] * u).sum() + (again[0] * u).sum(), (x, dy))
+    return [*first, *again, *third]
+
+
+def traffic(shape: Any, counts: Any, dtype: str = "float32", frozen: bool = False) -> Any:
+    """The collectives of three steps: what, how many values, of which dtype."""
+    seen: list[Any] = []
+    real = {
+        name: getattr(dist, name)
+        for name in ("all_reduce", "all_gather_single", "all_gather_into_tensor")
+        if hasattr(dist, name)
+    }
+
+    def counting(name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            values = arguments[-1]
+            seen.append((name, values.numel(), str(values.dtype)))
+            return real[name](*arguments, **named)
+
+        return call
+
+    gather = collectives._all_gather
+    dist.all_reduce = counting("all_reduce")
+    collectives._all_gather = lambda found, values, group: (
+        seen.append(("all_gather", values.numel(), str(values.dtype))),
+        gather(found, values, group=group),
+    )
+    try:
+        layer = nt.nn.SyncBatchNorm(shape[1])
+        steps = []
+        for seed in range(3):
+            seen.clear()
+            x, dy, _ = whole(shape, dtype, seed)
+            x = part(x, counts).requires_grad_(not frozen)
+            layer(x).backward(part(dy, counts))
+            steps.append(list(seen))
+        layer.eval()
+        seen.clear()
+        layer(x).sum().backward()
+        return [*steps, list(seen)]
+    finally:
+        dist.all_reduce = real["all_reduce"]
+        collectives._all_gather = gather
+
+
+class Network(torch.nn.Module):
+    """A few layers with batch norms between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.second = torch.nn.Conv2d(8, 6, 3, stride=2, padding=1)
+        self.again = torch.nn.BatchNorm2d(6)
+        self.last = torch.nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm(self.first(x)))
+        return self.last(self.again(self.second(x)).mean((2, 3)))
+
+
+def network(seed: int = 3) -> Any:
+    torch.manual_seed(seed)
+    return Network().double()
+
+
+def wrapped(kind: str, counts: Any, steps: int = 3) -> Any:
+    """Training a network under a wrapper; its parameters and buffers at the end."""
+    model = nt.convert_sync_batchnorm(network())
+    if kind == "ddp":
+        trained = torch.nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        trained = FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), use_orig_params=True
+        )
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        trained = fully_shard(model, mesh=mesh)
+    optimiser = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for seed in range(steps):
+        x, _, _ = whole((sum(counts), 3, 6, 6), "float64", seed)
+        optimiser.zero_grad()
+        # The mean over all ranks' samples, though wrappers average over ranks.
+        loss = trained(part(x, counts)).square().sum() * dist.get_world_size() / sum(counts)
+        loss.backward()
+        optimiser.step()
+    if kind == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(trained):
+            return {
+                name.replace("_fsdp_wrapped_module.", ""): _numpy(value.clone())
+                for name, value in trained.named_parameters()
+            }
+    if kind == "fully_shard":
+        return {name: _numpy(value.full_tensor()) for name, value in trained.named_parameters()}
+    return {name: _numpy(value) for name, value in model.state_dict().items()}
+
+
+def disagree(features: int = 4, dtype: str = "float32", **options: Any) -> None:
+    """A step of a layer that is not the same on all ranks."""
+    layer = nt.nn.SyncBatchNorm(features, **options)
+    layer(torch.ones(3, features, 2, dtype=getattr(torch, dtype)))
+
+
+def still_works() -> float:
+    """The group, after an error in words."""
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return float(value)
+
+
+def convert(layers: int = 2, features: int = 4, outside: bool = False) -> Any:
+    """Convert a model that need not be the same on all ranks."""
+    model = torch.nn.Sequential(*[torch.nn.BatchNorm1d(features) for _ in range(layers)])
+    group = dist.new_group([0]) if outside else None
+    try:
+        nt.convert_sync_batchnorm(model, group)
+    except ValueError:
+        assert type(model[0]) is torch.nn.BatchNorm1d
+        raise
+    return [type(layer).__name__ for layer in model]
+
+
+def fail(how: str, when: str, seconds: float = 0.0) -> str:
+    """A step in which this rank dies, or comes late, or has to wait for one that does."""
+    layer = nt.nn.SyncBatchNorm(4)
+    x = torch.ones(3, 4, 2, requires_grad=True)
+    layer(x).sum().backward()  # all is well
+    y = layer(x) if when == "backward" else None
+    if how == "die":
+        os._exit(3)
+    if how == "late":
+        time.sleep(seconds)
+    if y is None:
+        layer(x)
+    else:
+        y.sum().backward()
+    return "done"
+
+
+def destroyed_group() -> None:
+    """A forward pass after the layer's group was destroyed."""
+    group = dist.new_group(list(range(dist.get_world_size())))
+    layer = nt.nn.SyncBatchNorm(4, process_group=group)
+    dist.destroy_process_group(group)
+    layer(torch.ones(3, 4))
+
+
+def copies() -> Any:
+    """Layers with a group of their own are copied and saved by its name."""
+    import copy
+    import io
+
+    group = dist.new_group(list(range(dist.get_world_size())))
+    layer = nt.nn.SyncBatchNorm(4, process_group=group)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    found = []
+    for one in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        y = one(torch.arange(12.0).reshape(3, 4) + dist.get_rank())
+        found.append(float(y.detach().sum()))
+        assert one.process_group == group.group_name
+    return found
