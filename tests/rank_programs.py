@@ -275,3 +275,30 @@ def copies() -> Any:
         found.append(float(y.detach().sum()))
         assert one.process_group == group.group_name
     return found
+
+
+def checked() -> Any:
+    """What torch.library.opcheck says of both operators."""
+    name = dist.group.WORLD.group_name
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x, dy, _ = (part(t, (4, 3)) for t in whole((7, 4, 3, 2), "float32", 0))
+        x = lay_out(x.to(dtype), "channels_last").requires_grad_()
+        w, b, mean, var = (
+            torch.rand(4, dtype=torch.promote_types(dtype, torch.float32)) for _ in range(4)
+        )
+        for affine in ((w.requires_grad_(), b.requires_grad_()), (None, None)):
+            for running in ((mean, var), (None, None)):
+                arguments = (x, *affine, *running, 0.1, 1e-5, name, -1)
+                found.append(
+                    torch.library.opcheck(torch.ops.normgrad.sync_batch_norm.default, arguments)
+                )
+        count = torch.tensor([42])
+        for mask in ((True, True, True), (True, False, False), (False, True, True)):
+            arguments = (dy.to(dtype), x, w, mean, var, count, name, list(mask))
+            found.append(
+                torch.library.opcheck(
+                    torch.ops.normgrad.sync_batch_norm_backward.default, arguments
+                )
+            )
+    return found

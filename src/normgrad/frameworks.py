@@ -255,8 +255,10 @@ class Torch(Framework):
         if size < memory.LARGE:
             new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         else:
-            flat = self._torch.from_numpy(memory.aligned(size)).view(dtype)
-            new = flat.as_strided(spec.shape, spec.strides)
+            storage = self._torch.from_numpy(memory.aligned(size)).untyped_storage()
+            new = self._torch.empty(0, dtype=dtype, device=self._cpu)
+            # No view of anything: autograd would not let a view be changed in place.
+            new.set_(storage, 0, spec.shape, spec.strides)
         if type(new) is not self._torch.Tensor:
             raise TypeError(
                 f"new tensors are {type(new).__name__}s under the mode that is active; allowed: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normgrad.bench.results import Results, Row, facts
-from normgrad.bench.suite import Case, Layout, Operator, spelled
+from normgrad.bench.suite import Case, Layout, Operator, Part, spelled
 from normgrad.cli.app import app
 
 MIB = 1 << 20
@@ -28,7 +29,8 @@ def make_row(
     ours: float = 100.0,
     plan: float | None = None,
 ) -> Row:
-    groups = 2 if operator is Operator.GROUP_NORM else 0
+    groups = 2 if operator.value.endswith("group-norm") else 0
+    layer = operator.part is Part.LAYERS
     case = Case(operator, shape, dtype, parameters, layout, groups)
     return Row(
         case=case.id,
@@ -42,18 +44,18 @@ def make_row(
         elements=case.elements,
         bytes=case.bytes,
         contender="aten::a, b",
-        bound="triad",
+        bound="" if layer else "triad",
         t_ours_us=ours,
-        t_out_us=ours,
-        t_plan_us=ours if plan is None else plan,
+        t_out_us=math.nan if layer else ours,
+        t_plan_us=math.nan if layer else ours if plan is None else plan,
         t_torch_us=ours * speedup,
-        t_triad_us=ours / xtriad,
+        t_triad_us=math.nan if layer else ours / xtriad,
         speedup=speedup,
-        xtriad=xtriad,
-        gbs=case.bytes / ours / 1e3,
+        xtriad=math.nan if layer else xtriad,
+        gbs=math.nan if layer else case.bytes / ours / 1e3,
         rounds=5,
         spread=0.01,
-        path="rows sums apply",
+        path="" if layer else "rows sums apply",
     )
 
 

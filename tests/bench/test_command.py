@@ -40,9 +40,30 @@ def test_a_case_into_a_folder(cli, tmp_path):
     assert lines[1].startswith("case threads ours, µs out=, µs plan, µs torch, µs triad, µs")
     assert any(line.startswith(f"{CASE} 1 ") for line in lines)
     assert any(
-        line.startswith("torch / ours, geometric mean of all cases 1 ≥ 3 ") for line in lines
+        line.startswith("torch / ours, geometric mean of all gradients 1 ≥ 3 ") for line in lines
     )
-    assert any(str(table) in line for line in lines)
+    assert f"written {table}, .png, .svg" in lines
+
+
+def test_a_layer_into_a_folder(cli, tmp_path):
+    """It has no picture, and one of another run goes."""
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    arguments = ("--repeat", 1, "--threads", "1", "--out", tmp_path)
+    assert cli("--filter", "stats/64x128/float32", *arguments).exit_code == 0
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".png", ".svg"]
+    case = "layer-batch-norm/8x16x8x8/float32/contiguous"
+    result = cli("--filter", case, *arguments)
+    assert result.exit_code == 0, result.stderr
+    (table,) = tmp_path.iterdir()
+    (row,) = files.read(table).rows
+    assert (row.case, row.contender) == (case, "torch.nn.BatchNorm2d")
+    assert min(row.t_ours_us, row.t_torch_us) > 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    (line,) = (line for line in lines if line.startswith(f"{case} 1 "))
+    assert line.split()[3:5] == ["–", "–"]
+    assert "nan" not in result.stdout
+    assert f"written {table}" in lines
 
 
 def test_without_torch(cli, tmp_path, monkeypatch):
@@ -112,6 +133,7 @@ def test_report(cli, tmp_path, monkeypatch, row, results):
     assert (result.exit_code, result.stdout) == (0, "written    README.md\n")
     text = readme.read_text()
     assert "| train | 4 | 1 |" in text
+    assert "| **all gradients** | 4 | 1 |" in text
     assert cli("--report", bench.RESULTS).exit_code == 0
     assert readme.read_text() == text
 

@@ -1,16 +1,17 @@
 """The contenders compute the same thing: what is compared is comparable."""
 
 import inspect
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from normgrad import dtypes, precision, reference
-from normgrad.bench import compositions, contenders, data
+from normgrad.bench import compositions, contenders, data, layers
 from normgrad.bench.compositions import Candidates
-from normgrad.bench.suite import Case, Layout, Operator
-from normgrad.operators import OPERATORS
+from normgrad.bench.suite import DENSE, MIXED, Case, Layout, Operator, Part
+from normgrad.operators.by_name import PLANNED
 
 SHAPE = (4, 8, 6, 5)
 DTYPES = [
@@ -25,22 +26,32 @@ TORCH = {dtypes.float32: 64.0, dtypes.bfloat16: 4.0, dtypes.float16: 4.0}
 
 
 def case_of(operator, dtype="float32", parameters="float32", layout=Layout.CONTIGUOUS, shape=SHAPE):
-    groups = 4 if operator is Operator.GROUP_NORM else 0
+    groups = 4 if operator.value.endswith("group-norm") else 0
     return Case(operator, shape, dtype, parameters, layout, groups)
 
 
 def cases():
     for operator in Operator:
+        if operator.part is Part.LAYERS:
+            continue
         for dtype, parameters in DTYPES:
             yield case_of(operator, dtype, parameters)
         for layout in Layout:
-            if layout is not Layout.CONTIGUOUS:
-                yield case_of(operator, layout=layout)
-        if operator is not Operator.GROUP_NORM:
+            if layout is Layout.CONTIGUOUS or (operator.part is Part.FORWARD and layout in MIXED):
+                continue
+            yield case_of(operator, layout=layout)
+        if not operator.value.endswith("group-norm"):
             yield case_of(operator, shape=(16, 24))
 
 
 CASES = list(cases())
+LAYERS = [
+    case_of(operator, dtype, layout=layout)
+    for operator in Operator
+    if operator.part is Part.LAYERS
+    for dtype in ("float32", "bfloat16", "float16")
+    for layout in DENSE
+]
 
 
 @pytest.fixture
@@ -61,6 +72,11 @@ def exact(torch, case, tensors):
     wanted = inspect.signature(oracle).parameters
     arrays = {name: as_numpy(torch, value) for name, value in named.items()}
     values = oracle(**arrays, **{k: v for k, v in options.items() if k in wanted})
+    if case.operator is Operator.FORWARD:
+        # They change with every call; they have a test of their own.
+        values = {**values, "running_mean": None, "running_var": None}
+    if case.operator is Operator.FORWARD_EVAL:
+        values = {**values, **dict.fromkeys(("mean", "invstd", "running_mean", "running_var"))}
     mask = options.get("output_mask", (True,) * len(values))
     return [value if on else None for value, on in zip(values.values(), mask, strict=True)]
 
@@ -76,9 +92,13 @@ def test_all_compute_the_same(torch, case):
     found = contenders.gather(case, tensors)
     ours = as_list(found.calls["ours"].call())
     assert len(ours) == len(wanted)
+    running = 2 if case.operator is Operator.FORWARD else 0
+    assert [value is None for value in wanted] == [
+        *(output is None for output in ours[: len(ours) - running]),
+        *[True] * running,
+    ]
     for output, value in zip(ours, wanted, strict=True):
-        assert (output is None) == (value is None)
-        if output is not None:
+        if value is not None:
             units = precision.error(as_numpy(torch, output), value, dtypes.float32)
             assert units.max() <= 1
     for name in ("out", "plan"):
@@ -96,7 +116,10 @@ def test_all_compute_the_same(torch, case):
         for output, same, value in zip(theirs, ours, wanted, strict=True):
             if value is None:
                 continue
-            assert (output.dtype, output.shape) == (same.dtype, same.shape)
+            assert output.shape == same.shape
+            # torch's forward pass gives the statistics in the parameters' dtype.
+            forward = case.operator.part is Part.FORWARD
+            assert output.dtype in {same.dtype, tensors.weight.dtype if forward else same.dtype}
             dtype = dtypes.parse(output.dtype)
             error = abs(as_numpy(torch, output).astype(np.float64) - value.value)
             assert (error <= TORCH[dtype] * dtype.unit_roundoff * value.scale).all()
@@ -108,7 +131,7 @@ def test_all_compute_the_same(torch, case):
 def test_layouts_and_bounds(torch, case):
     tensors = data.make(case)
     named, _ = contenders._arguments(case, tensors)
-    assert set(named) <= {p.name for p in OPERATORS[case.operator.function].parameters}
+    assert set(named) <= {p.name for p in PLANNED[case.operator.function].parameters}
     dy, x = tensors.grad_out, tensors.input
     assert (dy.shape, x.shape) == (case.shape, case.shape)
     assert {str(dy.dtype), str(x.dtype)} == {f"torch.{case.dtype}"}
@@ -126,23 +149,94 @@ def test_layouts_and_bounds(torch, case):
             assert tensor.is_contiguous() != channels_last
     bound, call = contenders._bound(torch, case, tensors)
     result = call()
-    if case.operator is Operator.REDUCE:
+    if case.operator in (Operator.REDUCE, Operator.STATS):
         assert bound.startswith("read")
         elements = contenders._flat(torch, x)
         assert elements.numel() * elements.element_size() >= case.tensor_bytes
     else:
-        start = "scale" if case.operator is Operator.EVAL_INPUT else "triad"
+        start, value = "triad", x + dy
+        if case.operator is Operator.EVAL_INPUT:
+            start, value = "scale: torch.mul(dy", dy * 3
+        elif case.operator.part is Part.FORWARD:
+            start, value = "scale: torch.mul(x", x * 3
         assert bound.startswith(start)
-        assert result.equal(dy * 3 if start == "scale" else x + dy)
+        assert result.equal(value)
         if case.layout is not Layout.CROPPED:
             assert result.stride() == x.stride()
 
 
-def test_the_read_reads_everything(torch):
-    case = case_of(Operator.REDUCE)
+@pytest.mark.parametrize("operator", [Operator.REDUCE, Operator.STATS])
+def test_the_read_reads_everything(torch, operator):
+    case = case_of(operator)
     tensors = data.make(case)
     _, call = contenders._bound(torch, case, tensors)
-    assert call().item() == pytest.approx((tensors.input * tensors.grad_out).sum().item(), rel=1e-4)
+    other = tensors.grad_out if operator is Operator.REDUCE else tensors.input
+    assert call().item() == pytest.approx((tensors.input * other).sum().item(), rel=1e-4)
+
+
+def test_running_statistics_are_updated_in_place(torch):
+    """By ours, in all three ways, and by torch; each its own, and never the data's."""
+    case = case_of(Operator.FORWARD)
+    tensors = data.make(case)
+    before = tensors.mean.clone(), tensors.var.clone()
+    calls, _ = contenders._ours(torch, case, tensors)
+    kernel = compositions.candidates(torch, case, tensors).kernels["aten::native_batch_norm"]
+    for call in calls.values():
+        ours, theirs = call()[3:], kernel()[3:]
+        assert [value.data_ptr() for value in call()[3:]] == [value.data_ptr() for value in ours]
+        kernel()
+        for mine, other, old in zip(ours, theirs, before, strict=True):
+            assert torch.allclose(mine, other, rtol=1e-5)
+            assert not mine.equal(old)
+    assert tensors.mean.equal(before[0])
+    assert tensors.var.equal(before[1])
+
+
+@pytest.mark.parametrize("case", LAYERS, ids=lambda case: case.id)
+def test_layers_compute_the_same(torch, case):
+    tensors = data.make(case)
+    found = contenders.gather(case, tensors)
+    assert list(found.calls) == ["ours", "torch"]
+    assert (found.torch, found.bound, found.path) == (f"torch.nn.{case.operator.function}", "", "")
+    x, dy, weight, bias = (
+        as_numpy(torch, tensor)
+        for tensor in (tensors.input, tensors.grad_out, tensors.weight, tensors.bias)
+    )
+    if case.groups:
+        options = {"num_groups": case.groups}
+        forward = reference.group_norm(x, weight, bias, **options)
+        mean, rstd = (forward[name].value.astype(np.float32) for name in ("mean", "rstd"))
+        gradients = reference.group_norm_backward(dy, x, mean, rstd, weight, **options)
+    else:
+        forward = reference.batch_norm(x, weight, bias, training=True)
+        gradients = reference.batch_norm_backward(dy, x, weight, training=True)
+    wanted = [forward["output"], *gradients.values()]
+    for contender in found.calls.values():
+        first, second = contender.call(), contender.call()
+        for output, again, value in zip(first, second, wanted, strict=True):
+            assert output.equal(again)  # gradients are new each time, not added up
+            dtype = dtypes.parse(output.dtype)
+            assert output.shape == value.value.shape
+            error = abs(as_numpy(torch, output.detach()).astype(np.float64) - value.value)
+            assert (error <= TORCH[dtype] * dtype.unit_roundoff * value.scale).all()
+    assert tensors.input.requires_grad is False
+
+
+def test_a_layer_is_of_the_class_that_is_said(torch, monkeypatch):
+    seen = []
+
+    class Layer(torch.nn.BatchNorm2d):
+        def __init__(self, *sizes, **options):
+            seen.append((sizes, options))
+            super().__init__(*sizes, **options)
+
+    case = case_of(Operator.LAYER_BATCH_NORM)
+    tensors = data.make(case)
+    module = SimpleNamespace(BatchNorm2d=Layer)
+    monkeypatch.setattr(layers.importlib, "import_module", lambda name: seen.append(name) or module)
+    y, dx, dw, db = layers.step(torch, layers.OURS, case, tensors)()
+    assert seen == ["normgrad.torch.nn", ((8,), {"dtype": torch.float32})]
+    assert [value.shape for value in (y, dx, dw, db)] == [SHAPE, SHAPE, (8,), (8,)]
 
 
 def refuse():

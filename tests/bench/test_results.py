@@ -1,15 +1,17 @@
 """The files: what is written is what is read, and never half of it."""
 
 import dataclasses
+import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from normgrad.bench import picture, results, startup, timing
 from normgrad.bench.contenders import Contender, Contenders
 from normgrad.bench.results import Row
-from normgrad.bench.suite import Case, Layout, Operator
+from normgrad.bench.suite import Case, Layout, Operator, Part
 
 
 def test_there_and_back(row, results_file):
@@ -39,6 +41,44 @@ def results_file(tmp_path, request):
     return write
 
 
+def test_what_is_not_known_of_a_layer_is_an_empty_cell(row, results_file):
+    layer = row(Operator.LAYER_BATCH_NORM)
+    path = results_file(row(), layer)
+    cells = path.read_text().splitlines()[-1].split(",")
+    columns = [field.name for field in dataclasses.fields(Row)]
+    empty = {"t_out_us", "t_plan_us", "t_triad_us", "xtriad", "gbs", "bound", "path"}
+    # The contender has a comma in it.
+    assert cells.pop(columns.index("contender")) == '"aten::a'
+    assert {name for name, cell in zip(columns, cells, strict=True) if not cell} == empty
+    _, found = results.read(path).rows
+    assert math.isnan(found.xtriad)
+    assert math.isnan(found.t_out_us)
+    assert (found.t_ours_us, found.speedup, found.path) == (100, 4, "")
+    assert found.part is Part.LAYERS
+
+
+@pytest.mark.parametrize(
+    ("operator", "column"),
+    [
+        (Operator.TRAIN, "xtriad"),
+        (Operator.STATS, "t_out_us"),
+        (Operator.LAYER_GROUP_NORM, "t_torch_us"),
+    ],
+)
+def test_a_figure_that_is_missing(row, results_file, operator, column):
+    path = results_file(dataclasses.replace(row(operator), **{column: math.nan}))
+    with pytest.raises(ValueError, match=f"{operator.value}/32x64.*: no {column}"):
+        results.read(path)
+
+
+def test_the_files_in_the_checkout():
+    """They are read as they are, those too that hold gradients alone."""
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
+    for path in folder.glob("cpu-*.csv"):
+        found = results.read(path)
+        assert sum(row.part is Part.GRADIENTS for row in found.rows) >= 436
+
+
 def test_facts_stay_on_their_lines(row):
     text = results.table_of({"cpu": "a\nb", "date": "today"}, [row()]).decode()
     assert text.splitlines()[:2] == ["# cpu: a b", "# date: today"]
@@ -46,13 +86,16 @@ def test_facts_stay_on_their_lines(row):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("case,operator", "operator,case"), ("# cache_bytes", "# cash"), (",4,", ",four,")],
+    [
+        *(("case,operator", "operator,case"), ("# cache_bytes", "# cash"), (",4,", ",four,")),
+        (",train,", ",trains,"),
+    ],
 )
 def test_what_is_no_such_file(row, results_file, old, new):
     path = results_file(row())
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(ValueError, match=r"allowed|no |could not"):
+    with pytest.raises(ValueError, match=r"allowed|no |could not|not a valid"):
         results.read(path)
 
 
@@ -99,6 +142,21 @@ def test_row():
     assert [field.name for field in dataclasses.fields(Row)][-3:] == ["rounds", "spread", "path"]
 
 
+def test_a_layers_row():
+    case = Case(Operator.LAYER_BATCH_NORM, (2, 4, 3, 3))
+    contender = Contender(lambda: None, "numba")
+    seconds = {"ours": 2e-6, "torch": 8e-6}
+    made = results.row(
+        case,
+        1,
+        Contenders(dict.fromkeys(seconds, contender), "torch.nn.BatchNorm2d", "", ""),
+        timing.Times(seconds, 7, 0.125),
+    )
+    assert (made.bytes, made.speedup) == (5 * 72 * 4, pytest.approx(4))
+    unknown = (made.t_out_us, made.t_plan_us, made.t_triad_us, made.xtriad, made.gbs)
+    assert all(map(math.isnan, unknown))
+
+
 @pytest.mark.parametrize(
     ("cpu", "slug"),
     [
@@ -128,3 +186,12 @@ def test_picture(row, results):
     assert files[".png"].startswith(b"\x89PNG")
     assert b"</svg>" in files[".svg"]
     assert files == picture.draw(results(*rows))
+
+
+def test_picture_without_layers(row, results):
+    pytest.importorskip("matplotlib")
+    layer = row(Operator.LAYER_BATCH_NORM)
+    assert picture.draw(results(layer)) == {}
+    forward = row(Operator.FORWARD)
+    assert set(picture.draw(results(forward))) == set(picture.ENDINGS)
+    assert picture.draw(results(forward, layer)) == picture.draw(results(forward))

@@ -1,12 +1,18 @@
 """The summary's arithmetic, on figures computed by hand."""
 
+import math
+
 import pytest
 
 from normgrad.bench import targets
 from normgrad.bench.suite import Layout, Operator
 
 MIB = 1 << 20
-NAMES = ("mean", "slower", "beyond", "within", "reduce", "call", "plan")
+NAMES = (
+    *("mean", "slower", "beyond", "within", "reduce", "call", "plan"),
+    *("forward", "layers", "layer"),
+)
+GRADIENTS = NAMES[:7]
 
 
 def evaluated(*rows, cache=16 * MIB):
@@ -16,6 +22,9 @@ def evaluated(*rows, cache=16 * MIB):
 def test_geometric_mean():
     assert targets.geometric_mean([1, 10, 100]) == pytest.approx(10)
     assert targets.geometric_mean([]) is None
+    # What was not measured does not count.
+    assert targets.geometric_mean([2, math.nan, 8]) == pytest.approx(4)
+    assert targets.geometric_mean([math.nan]) is None
 
 
 def test_nothing_counts():
@@ -23,7 +32,7 @@ def test_nothing_counts():
         assert (target.reached, target.cases, target.misses, target.met) == (None, 0, (), None)
 
 
-def test_the_mean_is_over_all_cases(row):
+def test_the_mean_is_over_all_gradients(row):
     rows = [row(speedup=2), row(Operator.REDUCE, speedup=4), row(shape=(8, 16, 8, 8), speedup=8)]
     mean = evaluated(*rows)["mean"]
     assert (mean.limit, mean.cases, mean.met, mean.misses) == ("≥ 3", 3, True, ())
@@ -123,3 +132,43 @@ def test_by_threads(row, results):
         1: pytest.approx(2),
         2: pytest.approx(8),
     }
+
+
+def test_gradients_forward_passes_and_layers_do_not_count_for_each_other(row):
+    gradients = [row(speedup=4), row(Operator.REDUCE, speedup=0.9, xtriad=2)]
+    forward = [row(Operator.STATS, speedup=0.5), row(Operator.NORMALISE, speedup=2)]
+    layers = [row(Operator.LAYER_BATCH_NORM, speedup=0.8), row(Operator.LAYER_GROUP_NORM)]
+    found = evaluated(*gradients, *forward, *layers)
+    alone = evaluated(*gradients)
+    assert [found[name] for name in GRADIENTS] == [alone[name] for name in GRADIENTS]
+    assert found["forward"] == evaluated(*forward)["forward"]
+    assert [found[name] for name in ("layers", "layer")] == [
+        evaluated(*layers)[name] for name in ("layers", "layer")
+    ]
+
+
+def test_forward_passes_are_no_slower(row):
+    forward = evaluated(
+        row(Operator.FORWARD, speedup=0.5),
+        row(Operator.FORWARD_GROUP_NORM, speedup=1),
+        row(Operator.STATS, (8, 16, 8, 8), speedup=0.1),
+    )["forward"]
+    assert (forward.limit, forward.reached, forward.cases) == ("≥ 1", 0.5, 2)
+    assert forward.name == "torch / ours, each forward pass of 2¹⁶ elements or more"
+    assert forward.misses == (("forward/32x64x56x56/float32/contiguous", 0.5),)
+
+
+def test_layers_have_a_mean_of_their_own(row):
+    rows = [
+        row(Operator.LAYER_BATCH_NORM, speedup=4),
+        row(Operator.LAYER_GROUP_NORM, speedup=0.9),
+        row(Operator.LAYER_BATCH_NORM, (8, 16, 8, 8), speedup=0.5),
+    ]
+    found = evaluated(*rows)
+    layers, layer = found["layers"], found["layer"]
+    assert (layers.limit, layers.cases, layers.met) == ("≥ 2", 3, False)
+    assert layers.reached == pytest.approx(1.8 ** (1 / 3))
+    assert (layer.limit, layer.reached, layer.cases) == ("≥ 1", 0.9, 2)
+    assert [case.split("/")[0] for case, _ in layer.misses] == ["layer-group-norm"]
+    assert evaluated(*rows[:2])["layers"].met is False
+    assert evaluated(rows[0])["layers"].met is True

@@ -64,6 +64,6 @@ def test_the_collector_is_left_as_it_was():
 
 
 def test_spread():
-    assert timing._spread([3.0]) == 0
-    assert timing._spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
-    assert timing._spread([0.0, 0.0]) == 0
+    assert timing.spread([3.0]) == 0
+    assert timing.spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
+    assert timing.spread([0.0, 0.0]) == 0

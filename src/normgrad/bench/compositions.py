@@ -1,4 +1,4 @@
-"""torch's side: its own kernel for the same gradients, or the shortest composition of others.
+"""torch's side: its own kernel for the same, or the shortest composition of others.
 
 Each function gives candidates, by name. Kernels come first, and the first that takes the tensors is
 the contender. Where there is none, the fastest of the compositions is.
@@ -16,6 +16,7 @@ from .suite import DENSE, Case, Layout, Operator
 Call = Callable[[], Any]
 
 EPS = 1e-5
+MOMENTUM = 0.1
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,8 @@ class _Along:
 
 
 def candidates(torch: Any, case: Case, data: Data) -> Candidates:
-    """Everything torch might compute the case's gradients with."""
-    if case.operator is Operator.REDUCE:
-        return _reduce(torch, case, data)
-    if case.operator is Operator.ELEMT:
-        return _elemt(torch, case, data)
-    if case.operator is Operator.GROUP_NORM:
-        return _group_norm(torch, case, data)
-    return _batch_norm(torch, case, data)
+    """Everything torch might compute the case's results with."""
+    return _CANDIDATES[case.operator](torch, case, data)
 
 
 def _sums(torch: Any, data: Data, along: _Along) -> tuple[Any, Any]:
@@ -188,17 +183,22 @@ def _elemt(torch: Any, case: Case, data: Data) -> Candidates:
     )
 
 
+def _laid_out(torch: Any, case: Case, name: str) -> tuple[Any, str]:
+    """The memory format that group norm's kernels want, and what they are called with it.
+
+    They read all tensors as if they lay the way x does: torch brings them there before it calls
+    them, at no cost where they are there already.
+    """
+    last = case.layout in (Layout.CHANNELS_LAST, Layout.X_CHANNELS_LAST)
+    form = torch.channels_last if last else torch.contiguous_format
+    return form, name if case.layout in DENSE else f"aten::contiguous, {name}"
+
+
 def _group_norm(torch: Any, case: Case, data: Data) -> Candidates:
     samples, channels = case.shape[:2]
     positions = case.elements // (samples * channels)
     groups = case.groups
-    # The kernel reads dy and x as if both lay the way x does, without looking: autograd brings them
-    # there before it calls it, at no cost where they are there already.
-    last = case.layout in (Layout.CHANNELS_LAST, Layout.X_CHANNELS_LAST)
-    form = torch.channels_last if last else torch.contiguous_format
-    name = "aten::native_group_norm_backward"
-    if case.layout not in DENSE:
-        name = f"aten::contiguous, {name}"
+    form, name = _laid_out(torch, case, "aten::native_group_norm_backward")
 
     def kernel() -> Any:
         dy = data.grad_out.contiguous(memory_format=form)
@@ -224,3 +224,138 @@ def _group_norm(torch: Any, case: Case, data: Data) -> Candidates:
         return grad_input, grad_gamma, grad_beta
 
     return Candidates({name: kernel}, {"composition: sums, mul": composition})
+
+
+def _forward(torch: Any, case: Case, data: Data) -> Candidates:
+    along = _Along(len(case.shape))
+    training = case.operator is Operator.FORWARD
+    # The running statistics are changed in training, and the data are others' too.
+    running = (data.mean.clone(), data.var.clone())
+
+    def kernel() -> Any:
+        output, mean, invstd = torch.ops.aten.native_batch_norm(
+            data.input, data.weight, data.bias, *running, training, MOMENTUM, EPS
+        )
+        # In evaluation it gives two empty tensors.
+        return (output, mean, invstd, *running) if training else (output, *[None] * 4)
+
+    def composition() -> Any:
+        mean, var = running
+        if training:
+            var, mean = torch.var_mean(data.input.float(), along.others, correction=0)
+            unbiased = case.elements / (case.elements - case.shape[1])
+            running[0].lerp_(mean.to(running[0].dtype), MOMENTUM)
+            running[1].lerp_((var * unbiased).to(running[1].dtype), MOMENTUM)
+        invstd = (var.float() + EPS).rsqrt()
+        output = _normalised(torch, data, mean.float(), invstd, along)
+        return (output, mean, invstd, *running) if training else (output, *[None] * 4)
+
+    return Candidates(
+        {"aten::native_batch_norm": kernel}, {"composition: var_mean, addcmul": composition}
+    )
+
+
+def _normalised(torch: Any, data: Data, mean: Any, invstd: Any, along: _Along) -> Any:
+    """One pass over x, with all that does not depend on the position taken together."""
+    gain = data.weight.float() * invstd
+    shift = data.bias.float() - gain * mean
+    return torch.addcmul(along(shift), data.input, along(gain)).to(data.input.dtype)
+
+
+def _stats(torch: Any, case: Case, data: Data) -> Candidates:
+    along = _Along(len(case.shape))
+    # Of its batch norm kernel it is the part that makes the statistics, and it wants running ones,
+    # whose dtype it gives: with no momentum they stay what they are.
+    running = torch.zeros(case.shape[1]), torch.ones(case.shape[1])
+
+    def kernel() -> Any:
+        return torch.ops.aten.batch_norm_stats(data.input, EPS)
+
+    def update() -> Any:
+        mean, var = torch.ops.aten.batch_norm_update_stats(data.input, *running, 0.0)
+        return mean, var.add_(EPS).rsqrt_()
+
+    def var_mean() -> Any:
+        var, mean = torch.var_mean(data.input.float(), along.others, correction=0)
+        return mean, var.add_(EPS).rsqrt_()
+
+    return Candidates(
+        {"aten::batch_norm_stats": kernel},
+        {
+            "composition: aten::batch_norm_update_stats, rsqrt": update,
+            "composition: var_mean, rsqrt": var_mean,
+        },
+    )
+
+
+def _normalise(torch: Any, case: Case, data: Data) -> Candidates:
+    along = _Along(len(case.shape))
+
+    def kernel() -> Any:
+        return torch.ops.aten.batch_norm_elemt(
+            data.input, data.weight, data.bias, data.mean, data.invstd, EPS
+        )
+
+    def vectors() -> tuple[Any, Any]:
+        return data.mean.float(), data.invstd.float()
+
+    def by_batch_norm() -> Any:
+        # In evaluation, of a variance of one.
+        mean, invstd = vectors()
+        gain, ones = data.weight.float() * invstd, torch.ones_like(mean)
+        return torch.ops.aten.native_batch_norm(
+            data.input, gain, data.bias.float(), mean, ones, False, 0.0, 0.0
+        )[0]
+
+    def in_two() -> Any:
+        mean, invstd = vectors()
+        gain = data.weight.float() * invstd
+        shift = data.bias.float() - gain * mean
+        return (data.input * along(gain)).add_(along(shift)).to(data.input.dtype)
+
+    return Candidates(
+        {"aten::batch_norm_elemt": kernel},
+        {
+            "composition: aten::native_batch_norm": by_batch_norm,
+            "composition: addcmul": lambda: _normalised(torch, data, *vectors(), along),
+            "composition: mul, add_": in_two,
+        },
+    )
+
+
+def _forward_group_norm(torch: Any, case: Case, data: Data) -> Candidates:
+    samples, channels = case.shape[:2]
+    positions = case.elements // (samples * channels)
+    form, name = _laid_out(torch, case, "aten::native_group_norm")
+
+    def kernel() -> Any:
+        return torch.ops.aten.native_group_norm(
+            *(data.input.contiguous(memory_format=form), data.weight, data.bias),
+            *(samples, channels, positions, case.groups, EPS),
+        )
+
+    def composition() -> Any:
+        split = data.input.float().reshape(samples, case.groups, -1, positions)
+        var, mean = torch.var_mean(split, (2, 3), correction=0)
+        rstd = (var + EPS).rsqrt()
+        normal = (split - mean[:, :, None, None]).mul_(rstd[:, :, None, None])
+        gain, shift = (
+            vector.float().view(1, case.groups, -1, 1) for vector in (data.weight, data.bias)
+        )
+        output = normal.mul_(gain).add_(shift).view(case.shape)
+        return output.to(data.input.dtype), mean, rstd
+
+    return Candidates({name: kernel}, {"composition: var_mean, sub, mul, add": composition})
+
+
+_CANDIDATES: Mapping[Operator, Callable[[Any, Case, Data], Candidates]] = {
+    **dict.fromkeys((Operator.TRAIN, Operator.EVAL, Operator.EVAL_INPUT), _batch_norm),
+    Operator.REDUCE: _reduce,
+    Operator.ELEMT: _elemt,
+    Operator.GROUP_NORM: _group_norm,
+    Operator.FORWARD: _forward,
+    Operator.FORWARD_EVAL: _forward,
+    Operator.STATS: _stats,
+    Operator.NORMALISE: _normalise,
+    Operator.FORWARD_GROUP_NORM: _forward_group_norm,
+}

@@ -10,11 +10,11 @@ from typing import Any
 
 import normgrad
 
-from ..operators import OPERATORS
-from . import compositions
-from .compositions import EPS, Call, Candidates
+from ..operators.by_name import PLANNED
+from . import compositions, layers
+from .compositions import EPS, MOMENTUM, Call, Candidates
 from .data import Data, load_torch
-from .suite import Case, Operator
+from .suite import Case, Operator, Part
 
 #: How often each of several compositions is tried before the fastest is taken.
 TRIALS = 3
@@ -40,10 +40,11 @@ class Contenders:
 
     Attributes:
         calls: "ours", the public function with new outputs; "out", the same with outputs given;
-            "plan", a plan's run with outputs and workspace given; "torch", torch's gradients, with
-            new outputs; "bound", the memory's part of the work.
+            "plan", a plan's run with outputs and workspace given; "torch", the same from torch,
+            with new outputs; "bound", the memory's part of the work. Of a layer's step there are
+            "ours" and "torch" alone.
         torch: what torch computes with.
-        bound: what stands for the memory.
+        bound: what stands for the memory; empty for a layer, as is the path.
         path: the plan's way through the kernels.
     """
 
@@ -83,6 +84,8 @@ def _seconds(call: Call) -> float:
 
 def _arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the public function takes: tensors and options, by name."""
+    if case.operator.part is Part.FORWARD:
+        return _forward_arguments(case, data)
     both = {"grad_out": data.grad_out, "input": data.input}
     if case.operator is Operator.GROUP_NORM:
         tensors = {**both, "mean": data.mean, "rstd": data.invstd, "gamma": data.weight}
@@ -104,24 +107,52 @@ def _arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     return tensors, options
 
 
-def _outputs(torch: Any, plan: normgrad.Plan) -> Any:
-    """New tensors for what a plan computes, in the form that ``out`` has."""
+def _forward_arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
+    x = {"input": data.input}
+    if case.operator is Operator.STATS:
+        return x, {"eps": EPS}
+    if case.operator is Operator.FORWARD_GROUP_NORM:
+        options = {"num_groups": case.groups, "eps": EPS}
+        return {**x, "gamma": data.weight, "beta": data.bias}, options
+    affine = {**x, "weight": data.weight, "bias": data.bias}
+    if case.operator is Operator.NORMALISE:
+        return {**affine, "mean": data.mean, "invstd": data.invstd}, {}
+    training = case.operator is Operator.FORWARD
+    # They are changed in training, and the data are others' too.
+    running = {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
+    return {**affine, **running}, {"training": training, "momentum": MOMENTUM, "eps": EPS}
+
+
+def _updated(case: Case, named: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What ``out`` has to say for new outputs, where a call updates tensors of the caller's."""
+    if case.operator is not Operator.FORWARD:
+        return None
+    return (None, None, None, named["running_mean"], named["running_var"])
+
+
+def _outputs(torch: Any, plan: normgrad.Plan, updated: tuple[Any, ...] | None) -> Any:
+    """Tensors for what a plan computes, in the form that ``out`` has: new but for the updated."""
     outputs = tuple(
-        None
-        if spec is None
+        given
+        if spec is None or given is not None
         else torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype.name))
-        for spec in plan.output_specs
+        for spec, given in zip(
+            plan.output_specs, updated or [None] * len(plan.output_specs), strict=True
+        )
     )
-    return outputs[0] if plan.name == Operator.ELEMT.function else outputs
+    return outputs[0] if plan.out_is_tensor else outputs
 
 
 def _bound(torch: Any, case: Case, data: Data) -> tuple[str, Call]:
     """The same traffic as the operator's, with as little arithmetic as there can be."""
     dy, x = data.grad_out, data.input
-    if case.operator is Operator.REDUCE:
-        flat_dy, flat_x = _flat(torch, dy), _flat(torch, x)
+    if case.operator in (Operator.REDUCE, Operator.STATS):
+        flat_x = _flat(torch, x)
+        flat_dy = flat_x if case.operator is Operator.STATS else _flat(torch, dy)
         return "read: torch.dot over the memory", lambda: torch.dot(flat_dy, flat_x)
     out = torch.empty(x.shape, dtype=x.dtype).as_strided(x.shape, _dense_strides(x))
+    if case.operator.part is Part.FORWARD:
+        return "scale: torch.mul(x, 3, out=)", lambda: torch.mul(x, 3, out=out)
     if case.operator is Operator.EVAL_INPUT:
         return "scale: torch.mul(dy, 3, out=)", lambda: torch.mul(dy, 3, out=out)
     return "triad: torch.add(x, dy, out=)", lambda: torch.add(x, dy, out=out)
@@ -152,14 +183,16 @@ def _flat(torch: Any, tensor: Any) -> Any:
 def _ours(torch: Any, case: Case, data: Data) -> tuple[dict[str, Call], str]:
     function = getattr(normgrad, case.operator.function)
     named, options = _arguments(case, data)
-    out = _outputs(torch, normgrad.plan(case.operator.function, **named, **options))
+    updated = _updated(case, named)
+    out = _outputs(torch, normgrad.plan(case.operator.function, **named, **options), updated)
     plan = normgrad.plan(case.operator.function, **named, **options, out=out)
     workspace = torch.empty(plan.workspace_size, dtype=torch.uint8)
     # By position, as torch's operators are called.
-    parameters = OPERATORS[case.operator.function].parameters
+    parameters = PLANNED[case.operator.function].parameters
     tensors = [named.get(parameter.name) for parameter in parameters]
+    new = {} if updated is None else {"out": updated}
     calls: dict[str, Call] = {
-        "ours": lambda: function(*tensors, **options),
+        "ours": lambda: function(*tensors, **options, **new),
         "out": lambda: function(*tensors, **options, out=out),
         "plan": lambda: plan.run(*tensors, out=out, workspace=workspace),
     }
@@ -173,17 +206,30 @@ def gather(case: Case, data: Data) -> Contenders:
         TorchMissingError: there is no torch.
     """
     torch = load_torch()
-    calls, path = _ours(torch, case, data)
-    theirs, kernel = fastest(compositions.candidates(torch, case, data))
-    bound, memory = _bound(torch, case, data)
-    contenders = {
-        **{name: Contender(call, "numba") for name, call in calls.items()},
-        "torch": Contender(kernel, "torch"),
-        "bound": Contender(memory, "torch"),
-    }
-    for contender in contenders.values():
+    if case.operator.part is Part.LAYERS:
+        found = _layers(torch, case, data)
+    else:
+        calls, path = _ours(torch, case, data)
+        theirs, kernel = fastest(compositions.candidates(torch, case, data))
+        bound, memory = _bound(torch, case, data)
+        contenders = {
+            **{name: Contender(call, "numba") for name, call in calls.items()},
+            "torch": Contender(kernel, "torch"),
+            "bound": Contender(memory, "torch"),
+        }
+        found = Contenders(contenders, theirs, bound, path)
+    for contender in found.calls.values():
         contender.call()
-    return Contenders(contenders, theirs, bound, path)
+    return found
+
+
+def _layers(torch: Any, case: Case, data: Data) -> Contenders:
+    """A step has no outputs to be given and no plan, and no one call stands for its memory."""
+    calls = {
+        "ours": Contender(layers.step(torch, layers.OURS, case, data), "numba"),
+        "torch": Contender(layers.step(torch, layers.THEIRS, case, data), "torch"),
+    }
+    return Contenders(calls, f"{layers.THEIRS}.{case.operator.function}", "", "")
 
 
 def threads(count: int) -> None:

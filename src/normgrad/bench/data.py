@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from .suite import Case, Layout, Operator, Shape
+from .suite import Case, Layout, Shape
 
 
 class TorchMissingError(Exception):
@@ -39,6 +39,7 @@ class Data:
         mean: with group norm one for each group of each sample.
         var, invstd: positive; as many.
         sum_dy, sum_dy_xmu, count: what elemt takes beside them.
+        bias: what the forward pass does.
     """
 
     grad_out: Any
@@ -50,6 +51,7 @@ class Data:
     sum_dy: Any
     sum_dy_xmu: Any
     count: Any
+    bias: Any
 
 
 def _lay_out(torch: Any, values: Any, channels_last: bool, cropped: bool) -> Any:
@@ -76,7 +78,7 @@ def make(case: Case, seed: int = 0) -> Data:
     channels = case.shape[1]
     count = case.elements // channels
     statistics: Shape = (channels,)
-    if case.operator is Operator.GROUP_NORM:
+    if case.groups:
         statistics = (case.shape[0], case.groups)
 
     def normal(shape: Shape) -> Any:
@@ -98,4 +100,5 @@ def make(case: Case, seed: int = 0) -> Data:
         sum_dy=(normal((channels,)) * count**0.5).to(parameters),
         sum_dy_xmu=(normal((channels,)) * count**0.5).to(parameters),
         count=torch.tensor([count], dtype=torch.int32),
+        bias=normal((channels,)).to(parameters),
     )

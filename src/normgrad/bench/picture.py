@@ -9,9 +9,10 @@ from typing import Any
 
 from . import targets
 from .results import Results, Row, spelled_bytes
-from .suite import Layout, Operator
+from .suite import Layout, Operator, Part
 
-#: Told apart with any kind of colour vision (Okabe and Ito's palette).
+#: Told apart with any kind of colour vision (Okabe and Ito's palette). The forward pass has panels
+#: of its own, so that its operators have the colours of what they are to the gradients.
 _COLOURS = {
     Operator.TRAIN: ("batch norm, training", "#0072B2"),
     Operator.EVAL: ("batch norm, evaluation", "#56B4E9"),
@@ -19,7 +20,20 @@ _COLOURS = {
     Operator.REDUCE: ("reduce", "#E69F00"),
     Operator.ELEMT: ("elemt", "#CC79A7"),
     Operator.GROUP_NORM: ("group norm", "#D55E00"),
+    Operator.FORWARD: ("batch norm, training", "#0072B2"),
+    Operator.FORWARD_EVAL: ("batch norm, evaluation", "#56B4E9"),
+    Operator.STATS: ("stats", "#E69F00"),
+    Operator.NORMALISE: ("normalise", "#CC79A7"),
+    Operator.FORWARD_GROUP_NORM: ("group norm", "#D55E00"),
 }
+#: The parts that the memory's own time is known of: what a panel is called, and how many tensors
+#: most of its operators need.
+_PARTS = {Part.GRADIENTS: ("gradients", 3), Part.FORWARD: ("forward pass", 2)}
+_NUMBERS = {2: "two", 3: "three"}
+
+#: The pictures' files.
+ENDINGS = (".png", ".svg")
+
 _MARKERS = {
     Layout.CONTIGUOUS: "o",
     Layout.CHANNELS_LAST: "s",
@@ -30,6 +44,7 @@ _MARKERS = {
 #: The memory's own time, and the targets.
 _LINES: tuple[tuple[float, Any, str], ...] = (
     (1.0, "solid", "the memory's own time"),
+    # These are the gradients'.
     (targets.XTRIAD, (0, (5, 3)), f"target beyond the cache, {targets.XTRIAD:g}"),
     (
         targets.XTRIAD_CACHED,
@@ -46,11 +61,11 @@ def _tensor_bytes(row: Row) -> float:
 
 def _beside(operator: Operator) -> float:
     """Cases of one size stand side by side, not on top of each other."""
-    kinds = list(Operator)
+    kinds = [kind for kind in Operator if kind.part is operator.part]
     return float(2 ** (0.15 * (kinds.index(operator) - (len(kinds) - 1) / 2)))
 
 
-def _panel(axes: Any, rows: Sequence[Row], cache: int) -> None:
+def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
     for row in rows:
         operator = Operator(row.operator)
         marker = _MARKERS[Layout(row.layout)]
@@ -66,14 +81,16 @@ def _panel(axes: Any, rows: Sequence[Row], cache: int) -> None:
             **{"markeredgecolor": "white", "markeredgewidth": 0.5},
             zorder=3,
         )
-    for value, dashes, _ in _LINES:
+    for value, dashes, _ in _LINES if part is Part.GRADIENTS else _LINES[:1]:
         axes.axhline(value, color="0.2", linewidth=0.9, linestyle=dashes, zorder=1)
     low, high = axes.get_xlim()
-    if low < cache / 3 < high:
-        axes.axvline(cache / 3, color="0.2", linewidth=0.9, linestyle=":", zorder=1)
+    tensors = _PARTS[part][1]
+    full = cache / tensors
+    if low < full < high:
+        axes.axvline(full, color="0.2", linewidth=0.9, linestyle=":", zorder=1)
         axes.annotate(
-            "three tensors fill the cache",
-            (cache / 3, 0.97),
+            f"{_NUMBERS[tensors]} tensors fill the cache",
+            (full, 0.97),
             **{"xycoords": ("data", "axes fraction"), "xytext": (-3, 0)},
             **{"textcoords": "offset points", "rotation": 90, "ha": "right", "va": "top"},
             **{"fontsize": 8, "color": "0.3", "bbox": {"color": "white", "pad": 1}},
@@ -108,15 +125,20 @@ def _scales(axes: Any, rows: Sequence[Row]) -> None:
 def _legend(figure: Any, rows: Sequence[Row]) -> None:
     from matplotlib.lines import Line2D
 
+    # An entry for each name and colour, whichever parts it is in.
     operators = {Operator(row.operator) for row in rows}
+    looks = dict.fromkeys(look for kind, look in _COLOURS.items() if kind in operators)
     layouts = {Layout(row.layout) for row in rows}
+
+    gradients = any(kind.part is Part.GRADIENTS for kind in operators)
+    lines = _LINES if gradients else _LINES[:1]
 
     def dot(marker: str, colour: str, label: str, **more: Any) -> Any:
         style = {"linestyle": "none", "markersize": 5.5, **more}
         return Line2D([], [], marker=marker, color=colour, label=label, **style)
 
     handles = [
-        *(dot("o", _COLOURS[kind][1], _COLOURS[kind][0]) for kind in Operator if kind in operators),
+        *(dot("o", colour, label) for label, colour in looks),
         dot("o", "0.5", "PyTorch, same case", alpha=0.5, markersize=3.5),
         *(
             dot(_MARKERS[layout], "0.3", layout.value, markerfacecolor="none")
@@ -125,14 +147,14 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
         ),
         *(
             Line2D([], [], color="0.2", linewidth=0.9, linestyle=dashes, label=label)
-            for _, dashes, label in _LINES
+            for _, dashes, label in lines
         ),
     ]
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
 
 
 def draw(results: Results) -> dict[str, bytes]:
-    """The picture, by the suffix of its file: ".png" and ".svg".
+    """The picture, by the suffix of its file; none where the memory's own time is never known.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -140,24 +162,33 @@ def draw(results: Results) -> dict[str, bytes]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    counts = sorted({row.threads for row in results.rows})
-    figure = Figure(figsize=(13, 0.8 + 4.6 * len(counts)), layout="constrained")
-    panels = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, count in zip(panels, counts, strict=True):
-        _scales(axes, results.rows)
-        _panel(axes, [row for row in results.rows if row.threads == count], results.cache)
-        axes.set_title(f"{count} thread{'s' if count > 1 else ''}", fontsize=10)
-        axes.set_ylabel("time / memory's own time")
-    panels[-1].set_xlabel("bytes of one tensor (cases of one size stand side by side)")
+    rows = [row for row in results.rows if row.part in _PARTS]
+    if not rows:
+        return {}
+    parts = [part for part in _PARTS if any(row.part is part for row in rows)]
+    counts = sorted({row.threads for row in rows})
+    size = (4.5 + 8.5 * len(parts), 0.8 + 4.6 * len(counts))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(counts), len(parts), sharex=True, sharey=True, squeeze=False)
+    for count, line in zip(counts, panels, strict=True):
+        for part, axes in zip(parts, line, strict=True):
+            _scales(axes, rows)
+            mine = [row for row in rows if (row.part, row.threads) == (part, count)]
+            _panel(axes, part, mine, results.cache)
+            threads = f"{count} thread{'s' if count > 1 else ''}"
+            axes.set_title(f"{_PARTS[part][0]}, {threads}", fontsize=10)
+        line[0].set_ylabel("time / memory's own time")
+    for axes in panels[-1]:
+        axes.set_xlabel("bytes of one tensor (cases of one size stand side by side)")
     facts = results.facts
     figure.suptitle(
         f"normgrad {facts['normgrad']} and PyTorch {facts['torch']} on {facts['cpu']}", fontsize=11
     )
-    _legend(figure, results.rows)
+    _legend(figure, rows)
     files = {}
     # The same figures give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+        for suffix, metadata in zip(ENDINGS, ({"Software": None}, {"Date": None}), strict=True):
             file = io.BytesIO()
             figure.savefig(file, format=suffix[1:], dpi=150, metadata=metadata)
             files[suffix] = file.getvalue()

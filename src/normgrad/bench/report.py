@@ -9,7 +9,7 @@ from pathlib import Path
 from . import results, targets
 from .results import Results, Row, spelled_bytes
 from .startup import Start
-from .suite import RESNET_50, Layout, Operator, spelled
+from .suite import RESNET_50, Layout, Operator, Part, spelled
 from .targets import Target, geometric_mean
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -137,6 +137,22 @@ def _resnet(found: Results) -> str:
     return _table(["times in ms", *header], lines)
 
 
+def _layers(rows: Sequence[Row]) -> str:
+    """Every layer's step."""
+    counts = sorted({row.threads for row in rows})
+    lines = []
+    for case in dict.fromkeys(row.case for row in rows):
+        cells = [case]
+        for count in counts:
+            (row,) = (row for row in rows if (row.case, row.threads) == (case, count))
+            cells += [f"{time / 1e3:.3g}" for time in (row.t_ours_us, row.t_torch_us)]
+            cells.append(_figure(row.speedup))
+        lines.append(cells)
+    columns = ("ours", "torch", "torch / ours")
+    header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
+    return _table(["times in ms", *header], lines)
+
+
 def _misses(found: Results) -> str:
     lines = []
     for count, reached in targets.by_threads(found).items():
@@ -172,7 +188,9 @@ def _starts(starts: Sequence[Start]) -> str:
 
 def details(found: Results, starts: Sequence[Start], picture: str | None) -> str:
     """A run in full: for docs/performance.md."""
-    parts = [
+    parts = {part: [row for row in found.rows if row.part is part] for part in Part}
+    gradients, forward, layers = parts.values()
+    sections = [
         f"### {found.facts['cpu']}",
         _where(found),
         *([f"![Times over the memory's own time]({picture})"] if picture else []),
@@ -180,31 +198,49 @@ def details(found: Results, starts: Sequence[Start], picture: str | None) -> str
         _targets(found),
         "#### Misses",
         _misses(found),
-        "#### Times as fast as PyTorch",
-        "Geometric means of torch / ours, both with new outputs.",
-        *_both_means(found, lambda row: row.speedup),
-        "#### Times the memory's own time",
-        "Geometric means of ours with `out=` over what stands for the memory.",
-        *_both_means(found, lambda row: row.xtriad),
-        "#### ResNet-50 at batch 32, training",
-        _resnet(found),
-        *(["#### Starting", _starts(starts)] if starts else []),
     ]
-    return "\n\n".join(parts)
+    if gradients:
+        sections += [
+            "#### Gradients: times as fast as PyTorch",
+            "Geometric means of torch / ours, both with new outputs.",
+            *_both_means(gradients, lambda row: row.speedup),
+            "#### Gradients: times the memory's own time",
+            "Geometric means of ours with `out=` over what stands for the memory.",
+            *_both_means(gradients, lambda row: row.xtriad),
+        ]
+    if forward:
+        sections += [
+            "#### The forward pass",
+            "Geometric means of torch / ours, both with new outputs:",
+            *_both_means(forward, lambda row: row.speedup),
+            "And of ours with `out=` over what stands for the memory:",
+            *_both_means(forward, lambda row: row.xtriad),
+        ]
+    if layers:
+        sections += [
+            "#### Layers, forward and backward",
+            "Geometric means of torch / ours:",
+            *_both_means(layers, lambda row: row.speedup),
+            "And every case:",
+            _layers(layers),
+        ]
+    if gradients:
+        sections += ["#### ResNet-50 at batch 32, training: gradients", _resnet(found)]
+    return "\n\n".join([*sections, *(["#### Starting", _starts(starts)] if starts else [])])
 
 
-def _both_means(found: Results, figure: Callable[[Row], float]) -> list[str]:
+def _both_means(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[str]:
     """The means by dtype and by layout, for each number of threads."""
     tables = []
-    for count in sorted({row.threads for row in found.rows}):
-        rows = [row for row in found.rows if row.threads == count]
-        tables.append(_means(rows, _threads(count), _dtype, figure, _DTYPES))
-        tables.append(_means(rows, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
+    for count in sorted({row.threads for row in rows}):
+        mine = [row for row in rows if row.threads == count]
+        tables.append(_means(mine, _threads(count), _dtype, figure, _DTYPES))
+        tables.append(_means(mine, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
     return tables
 
 
 def summary(found: Results) -> str:
-    """A run in short: for the README."""
+    """A run in short: for the README; the operators, and the means of what belongs together."""
     counts = sorted({row.threads for row in found.rows})
 
     def cells(rows: Sequence[Row]) -> list[str]:
@@ -217,12 +253,16 @@ def summary(found: Results) -> str:
             )
         ]
 
-    lines = [
-        [operator.value, *cells(mine)]
-        for operator in Operator
-        if (mine := [row for row in found.rows if row.operator == operator.value])
-    ]
-    lines.append(["all", *cells(found.rows)])
+    lines = []
+    for part in Part:
+        together = [row for row in found.rows if row.part is part]
+        lines += [
+            [operator.value, *cells(mine)]
+            for operator in Operator
+            if (mine := [row for row in together if row.operator == operator.value])
+        ]
+        if together:
+            lines.append([f"**all {part.value}**", *cells(together)])
     columns = (f"{what}, {_threads(n)}" for n in counts for what in ("torch / ours", "×triad"))
     cases = len({row.case for row in found.rows})
     return f"{_where(found)} Geometric means over {cases} cases:\n\n" + _table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import io
+import math
 import os
 import platform
 import re
@@ -20,13 +21,16 @@ import normgrad
 
 from ..machine import this_machine
 from .contenders import Contenders
-from .suite import Case, spelled
+from .suite import Case, Operator, Part, spelled
 from .timing import Times
 
 
 @dataclass(frozen=True)
 class Row:
     """One case at one number of threads; the fields are the file's columns.
+
+    Of a layer's step only our time and torch's are known: the rest is NaN, an empty cell in the
+    file.
 
     Attributes:
         case: its id.
@@ -35,10 +39,12 @@ class Row:
         threads: that torch and Numba used.
         elements: of one tensor.
         bytes: what has to go through memory: dy, x and dx once each, without dx for reduce and
-            without x for eval-input.
+            without x for eval-input; x and y for the forward pass, without y for stats; all five
+            for a layer.
         contender: what torch computed with.
         bound: what stood for the memory.
-        t_ours_us: the public function with new outputs; all times are microseconds a call.
+        t_ours_us: the public function with new outputs, or a layer's step; all times are
+            microseconds a call.
         t_out_us: the same with ``out=``.
         t_plan_us: a plan's run with ``out=`` and ``workspace=``.
         t_torch_us: torch, with new outputs.
@@ -47,7 +53,7 @@ class Row:
         xtriad: t_out_us / t_triad_us.
         gbs: bytes / t_out_us, in 10⁹ bytes a second.
         rounds: how often each was timed.
-        spread: interquartile range over median, the largest of the five.
+        spread: interquartile range over median, the largest of those timed.
         path: the plan's way through the kernels.
     """
 
@@ -75,6 +81,11 @@ class Row:
     spread: float
     path: str
 
+    @property
+    def part(self) -> Part:
+        """What its operator belongs to."""
+        return Operator(self.operator).part
+
 
 @dataclass(frozen=True)
 class Results:
@@ -91,7 +102,8 @@ class Results:
 
 def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
     """A case's row."""
-    us = {name: seconds * 1e6 for name, seconds in times.medians.items()}
+    names = ("ours", "out", "plan", "torch", "bound")
+    us = {name: times.medians.get(name, math.nan) * 1e6 for name in names}
     return Row(
         case=case.id,
         operator=case.operator.value,
@@ -172,7 +184,13 @@ def spelled_bytes(count: float) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def _value(kind: type[Any], cell: str) -> Any:
+    return math.nan if kind is float and not cell else kind(cell)
 
 
 def table_of(facts: Mapping[str, str], rows: Sequence[Any]) -> bytes:
@@ -227,7 +245,8 @@ def read_table(path: Path, kind: type[Any]) -> tuple[dict[str, str], list[Any]]:
     reader = csv.DictReader(lines)
     if list(reader.fieldnames or ()) != list(types):
         raise ValueError(f"columns {reader.fieldnames}; allowed: {', '.join(types)}")
-    return found, [kind(**{name: types[name](value) for name, value in r.items()}) for r in reader]
+    rows = [{name: _value(types[name], cell) for name, cell in entry.items()} for entry in reader]
+    return found, [kind(**entry) for entry in rows]
 
 
 def read(path: Path) -> Results:
@@ -241,4 +260,18 @@ def read(path: Path) -> Results:
     missing = [name for name in facts("", "") if name not in found]
     if missing or not rows:
         raise ValueError(f"no {', '.join(missing) or 'rows'}")
+    for entry in rows:
+        _check(entry)
     return Results(found, tuple(rows))
+
+
+#: The columns that a layer's step leaves empty.
+_UNKNOWN_OF_LAYERS = ("t_out_us", "t_plan_us", "t_triad_us", "xtriad", "gbs")
+
+
+def _check(row: Row) -> None:
+    """Raise a ValueError for an unknown operator, or a figure that is missing."""
+    allowed = _UNKNOWN_OF_LAYERS if row.part is Part.LAYERS else ()
+    for name, value in asdict(row).items():
+        if isinstance(value, float) and math.isnan(value) and name not in allowed:
+            raise ValueError(f"{row.case}: no {name}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from . import contenders, data, results, timing
 from .results import Row
-from .suite import Case, Operator
+from .suite import Case
 
 
 class Effort(NamedTuple):
@@ -32,11 +31,6 @@ def select(cases: Sequence[Case], pattern: str) -> tuple[Case, ...]:
     return tuple(case for case in cases if expression.search(case.id))
 
 
-def _look(case: Case) -> Case:
-    """What a case's tensors depend on: equal for cases that share them."""
-    return case if case.operator is Operator.GROUP_NORM else replace(case, operator=Operator.TRAIN)
-
-
 def run(cases: Sequence[Case], threads: Sequence[int], effort: Effort) -> Iterator[Row]:
     """Measure the cases, each with every number of threads.
 
@@ -45,10 +39,10 @@ def run(cases: Sequence[Case], threads: Sequence[int], effort: Effort) -> Iterat
     """
     look, tensors = None, None
     for case in cases:
-        if tensors is None or _look(case) != look:
+        if tensors is None or case.look != look:
             # The old ones go first: two sets of the largest need not fit.
             tensors = None
-            look, tensors = _look(case), data.make(case)
+            look, tensors = case.look, data.make(case)
         for count in threads:
             contenders.threads(count)
             found = contenders.gather(case, tensors)

@@ -3,29 +3,51 @@
 The full cross product would take hours and say little more, so that it is cut by this rule:
 
 1. ResNet-50's layers at batch 32, and group norm's shapes, meet everything common: all of their
-   operators × {float32, bfloat16, float16, with float32 parameters} × {contiguous, channels-last}.
-2. The other shapes of batch norm, small ones among them, meet all operators × {float32, bfloat16}
-   contiguous, and all operators in float32 channels-last where they have four axes.
+   gradients × {float32, bfloat16, float16, with float32 parameters} × {contiguous, channels-last}.
+2. The other shapes of batch norm, small ones among them, meet all gradients × {float32, bfloat16}
+   contiguous, and all gradients in float32 channels-last where they have four axes.
 3. What is less common is met by two shapes for each kind of operator (:data:`BATCH_NORM_SAMPLE`,
    :data:`GROUP_NORM_SAMPLE`), one with long rows or few channels, one with short rows or many:
 
-   - mixed and cropped layouts × all operators × {float32, bfloat16};
-   - parameters in half precision × all operators × {bfloat16, float16} × {contiguous,
+   - mixed and cropped layouts × all gradients × {float32, bfloat16};
+   - parameters in half precision × all gradients × {bfloat16, float16} × {contiguous,
      channels-last}.
 
-So every dtype, every pair of dtypes and every layout meets every operator.
+So every dtype, every pair of dtypes and every layout meets every gradient. The forward pass and the
+layers meet less:
+
+4. Three of ResNet-50's layers (:data:`FORWARD_RESNET_50`) and three of group norm's shapes meet all
+   of their forward operators × the dtypes and layouts of rule 1; :data:`FORWARD_OTHERS` and the
+   small shapes meet them as in rule 2; the samples' shapes meet them as in rule 3, but for mixed
+   layouts, as there is one tensor alone, and with parameters in half precision contiguous alone.
+5. A layer's step, forward and backward, is met by the same shapes where they have four axes (and a
+   small one for group norm), in float32 and in bfloat16 with float32 parameters, contiguous and
+   channels-last.
+
+``batch_norm_gather_stats_with_counts`` has no cases: its tensors have an element for each rank and
+channel, so that its time is that of any small call, whatever the layer's size, and none of the
+figures here says anything of it. ``benchmarks/sync_batch_norm.py`` measures it where it is used.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .. import dtypes
 
 Shape = tuple[int, ...]
+
+
+class Part(Enum):
+    """What an operator belongs to; the parts are held to targets of their own."""
+
+    GRADIENTS = "gradients"
+    FORWARD = "forward passes"
+    #: A layer's forward and backward pass, with autograd between them.
+    LAYERS = "layers"
 
 
 class Operator(Enum):
@@ -38,24 +60,60 @@ class Operator(Enum):
     REDUCE = "reduce"
     ELEMT = "elemt"
     GROUP_NORM = "group-norm"
+    #: Batch norm in training, which updates the running statistics in place.
+    FORWARD = "forward"
+    FORWARD_EVAL = "forward-eval"
+    #: The statistics alone.
+    STATS = "stats"
+    #: All but the statistics.
+    NORMALISE = "normalise"
+    FORWARD_GROUP_NORM = "forward-group-norm"
+    LAYER_BATCH_NORM = "layer-batch-norm"
+    LAYER_GROUP_NORM = "layer-group-norm"
 
     @property
     def function(self) -> str:
-        """The public function, and the operator's name in plans."""
-        return {
-            Operator.REDUCE: "batch_norm_backward_reduce",
-            Operator.ELEMT: "batch_norm_backward_elemt",
-            Operator.GROUP_NORM: "group_norm_backward",
-        }.get(self, "batch_norm_backward")
+        """The public function, and the operator's name in plans; of a layer its class."""
+        return _FUNCTIONS.get(self, "batch_norm_backward")
+
+    @property
+    def part(self) -> Part:
+        """What it belongs to."""
+        if self in (Operator.LAYER_BATCH_NORM, Operator.LAYER_GROUP_NORM):
+            return Part.LAYERS
+        gradient = self in BATCH_NORM or self is Operator.GROUP_NORM
+        return Part.GRADIENTS if gradient else Part.FORWARD
 
     @property
     def streams(self) -> int:
-        """Tensors that go through memory once in the best case: read dy and x, write dx."""
+        """Tensors that go through memory once in the best case.
+
+        Gradients read dy and x, and write dx; the forward pass reads x and writes y; a layer does
+        the one after the other.
+        """
+        if self.part is Part.LAYERS:
+            return 5
+        if self.part is Part.FORWARD:
+            return 1 if self is Operator.STATS else 2
         return 2 if self in (Operator.REDUCE, Operator.EVAL_INPUT) else 3
 
 
+_FUNCTIONS = {
+    Operator.REDUCE: "batch_norm_backward_reduce",
+    Operator.ELEMT: "batch_norm_backward_elemt",
+    Operator.GROUP_NORM: "group_norm_backward",
+    Operator.FORWARD: "batch_norm",
+    Operator.FORWARD_EVAL: "batch_norm",
+    Operator.STATS: "batch_norm_stats",
+    Operator.NORMALISE: "batch_norm_elemt",
+    Operator.FORWARD_GROUP_NORM: "group_norm",
+    Operator.LAYER_BATCH_NORM: "BatchNorm2d",
+    Operator.LAYER_GROUP_NORM: "GroupNorm",
+}
+
+
 class Layout(Enum):
-    """How dy and x lie in memory."""
+    """How dy and x lie in memory; the forward pass has x alone."""
 
     CONTIGUOUS = "contiguous"
     CHANNELS_LAST = "channels-last"
@@ -71,7 +129,15 @@ class Layout(Enum):
 MIXED = (Layout.X_CHANNELS_LAST, Layout.DY_CHANNELS_LAST)
 DENSE = (Layout.CONTIGUOUS, Layout.CHANNELS_LAST)
 
-BATCH_NORM = tuple(operator for operator in Operator if operator is not Operator.GROUP_NORM)
+#: Batch norm's gradients, and its forward pass; group norm's are one each.
+BATCH_NORM = (
+    *(Operator.TRAIN, Operator.EVAL, Operator.EVAL_INPUT),
+    *(Operator.REDUCE, Operator.ELEMT),
+)
+BATCH_NORM_FORWARD = (
+    *(Operator.FORWARD, Operator.FORWARD_EVAL),
+    *(Operator.STATS, Operator.NORMALISE),
+)
 
 RESNET_50: tuple[Shape, ...] = (
     (32, 64, 112, 112),
@@ -105,6 +171,14 @@ GROUP_NORM: tuple[tuple[Shape, int], ...] = (
 
 BATCH_NORM_SAMPLE: tuple[Shape, ...] = ((32, 64, 56, 56), (32, 1024, 14, 14))
 GROUP_NORM_SAMPLE: tuple[tuple[Shape, int], ...] = (((4, 320, 64, 64), 32), ((16, 256, 32, 32), 1))
+
+#: What the forward pass and the layers meet of the shapes above: long rows, short ones, and the
+#: shortest; few channels, and two axes.
+FORWARD_RESNET_50: tuple[Shape, ...] = (*BATCH_NORM_SAMPLE, (32, 2048, 7, 7))
+FORWARD_OTHERS: tuple[Shape, ...] = ((8, 3, 224, 224), (256, 1024))
+FORWARD_GROUP_NORM: tuple[tuple[Shape, int], ...] = (*GROUP_NORM_SAMPLE, ((8, 1280, 16, 16), 32))
+#: A small group norm, for its layer alone.
+SMALL_GROUP_NORM: tuple[tuple[Shape, int], ...] = (((8, 16, 8, 8), 4),)
 
 FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"
 HALVES = (BFLOAT16, FLOAT16)
@@ -142,6 +216,11 @@ class Case:
         )
 
     @property
+    def look(self) -> Case:
+        """What a case's tensors depend on: equal for cases that share them."""
+        return replace(self, operator=Operator.GROUP_NORM if self.groups else Operator.TRAIN)
+
+    @property
     def elements(self) -> int:
         """Of one tensor."""
         return math.prod(self.shape)
@@ -163,21 +242,28 @@ def spelled(shape: Shape) -> str:
 
 
 def _cases(
+    part: Part,
     shapes: Iterable[tuple[Shape, int]],
     dtypes_: Iterable[tuple[str, str]],
     layouts: Iterable[Layout],
 ) -> Iterator[Case]:
-    # The operators innermost: cases next to each other share their data.
     kinds = list(dtypes_)
     places = list(layouts)
     for shape, groups in shapes:
-        operators = (Operator.GROUP_NORM,) if groups else BATCH_NORM
         for dtype, parameters in kinds:
             for layout in places:
-                if len(shape) != 4 and layout is not Layout.CONTIGUOUS:
+                if len(shape) != 4 and (layout is not Layout.CONTIGUOUS or part is Part.LAYERS):
                     continue
-                for operator in operators:
+                for operator in _operators(part, bool(groups)):
                     yield Case(operator, shape, dtype, parameters, layout, groups)
+
+
+def _operators(part: Part, grouped: bool) -> tuple[Operator, ...]:
+    if part is Part.GRADIENTS:
+        return (Operator.GROUP_NORM,) if grouped else BATCH_NORM
+    if part is Part.FORWARD:
+        return (Operator.FORWARD_GROUP_NORM,) if grouped else BATCH_NORM_FORWARD
+    return (Operator.LAYER_GROUP_NORM if grouped else Operator.LAYER_BATCH_NORM,)
 
 
 def _plain(shapes: Iterable[Shape]) -> list[tuple[Shape, int]]:
@@ -185,20 +271,33 @@ def _plain(shapes: Iterable[Shape]) -> list[tuple[Shape, int]]:
 
 
 def suite() -> tuple[Case, ...]:
-    """Every case, each once, in the order in which they run."""
+    """Every case, each once, in the order in which they run: those of one look in a row."""
     common = [(dtype, FLOAT32) for dtype in (FLOAT32, BFLOAT16, FLOAT16)]
-    two = common[:2]
+    one, two = common[:1], common[:2]
     half = [(dtype, dtype) for dtype in HALVES]
     sample = [*_plain(BATCH_NORM_SAMPLE), *GROUP_NORM_SAMPLE]
     rest = _plain((*OTHERS, *SMALL))
+    forward = [*_plain(FORWARD_RESNET_50), *FORWARD_GROUP_NORM]
+    forward_rest = _plain((*FORWARD_OTHERS, *SMALL))
+    contiguous = [Layout.CONTIGUOUS]
     groups = [
-        _cases([*_plain(RESNET_50), *GROUP_NORM], common, DENSE),
-        _cases(rest, two, [Layout.CONTIGUOUS]),
-        _cases(rest, common[:1], DENSE),
-        _cases(sample, two, (*MIXED, Layout.CROPPED)),
-        _cases(sample, half, DENSE),
+        _cases(Part.GRADIENTS, [*_plain(RESNET_50), *GROUP_NORM], common, DENSE),
+        _cases(Part.GRADIENTS, rest, two, contiguous),
+        _cases(Part.GRADIENTS, rest, one, DENSE),
+        _cases(Part.GRADIENTS, sample, two, (*MIXED, Layout.CROPPED)),
+        _cases(Part.GRADIENTS, sample, half, DENSE),
+        _cases(Part.FORWARD, forward, common, DENSE),
+        _cases(Part.FORWARD, forward_rest, two, contiguous),
+        _cases(Part.FORWARD, forward_rest, one, DENSE),
+        _cases(Part.FORWARD, sample, two, [Layout.CROPPED]),
+        _cases(Part.FORWARD, sample, half, contiguous),
+        _cases(Part.LAYERS, [*forward, *forward_rest, *SMALL_GROUP_NORM], two, DENSE),
     ]
-    return tuple(dict.fromkeys(case for group in groups for case in group))
+    by_look: dict[Case, dict[Case, None]] = {}
+    for group in groups:
+        for case in group:
+            by_look.setdefault(case.look, {})[case] = None
+    return tuple(case for mine in by_look.values() for case in mine)
 
 
 #: The quick run: every operator, layout and pair of dtypes, tensors in and out of the caches.
@@ -228,6 +327,16 @@ _QUICK = frozenset(
         "group-norm/4x320x64x64/groups-32/float32/contiguous",
         "group-norm/4x320x64x64/groups-32/bfloat16/channels-last",
         "group-norm/16x256x32x32/groups-1/float32/cropped",
+        "forward/32x64x56x56/float32/contiguous",
+        "forward/32x1024x14x14/bfloat16/channels-last",
+        "forward/8x16x8x8/float32/contiguous",
+        "forward-eval/32x64x56x56/float32/contiguous",
+        "stats/32x64x56x56/float32/contiguous",
+        "normalise/32x64x56x56/float32/contiguous",
+        "forward-group-norm/4x320x64x64/groups-32/bfloat16/channels-last",
+        "layer-batch-norm/32x64x56x56/float32/contiguous",
+        "layer-batch-norm/8x16x8x8/float32/contiguous",
+        "layer-group-norm/4x320x64x64/groups-32/float32/contiguous",
     )
 )
 

@@ -89,7 +89,7 @@ def measure(
         if collecting:
             gc.enable()
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    return Times(medians, rounds, max(map(_spread, samples.values())))
+    return Times(medians, rounds, max(map(spread, samples.values())))
 
 
 def _rounds(
@@ -114,7 +114,8 @@ def _rounds(
     return samples
 
 
-def _spread(values: list[float]) -> float:
+def spread(values: list[float]) -> float:
+    """Interquartile range over median; 0 of one value."""
     if len(values) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -77,11 +78,11 @@ def bench(
         ),
     ] = False,
 ) -> None:
-    """Measure the gradients against PyTorch's and against the memory's own speed.
+    """Measure gradients, forward passes and layers against PyTorch's and the memory's own speed.
 
     Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
     of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
-    is measured. The whole suite takes some ten minutes for each number of threads.
+    is measured. The whole suite takes some twenty minutes for each number of threads.
     """
     if folder is not None and not report:
         raise InputError(
@@ -188,9 +189,12 @@ def _measure(
     # Before anything is printed: what reads it may go away.
     with reported(path, "cannot be written; what was there is as it was"):
         results.write(path, results.table_of(facts, rows))
-        for ending, content in pictures.items():
-            results.write(path.with_suffix(ending), content)
-    _show(found, path)
+        for ending in picture.ENDINGS:
+            if ending in pictures:
+                results.write(path.with_suffix(ending), pictures[ending])
+            else:  # what is there shows another run
+                path.with_suffix(ending).unlink(missing_ok=True)
+    _show(found, ", ".join((str(path), *pictures)))
 
 
 def _startup(out: Path, repeat: int | None) -> None:
@@ -246,14 +250,19 @@ def _table(columns: Sequence[Titled], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _us(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else _known(value, ".3g")
 
 
-def _show(found: Results, path: Path) -> None:
+def _known(value: float, form: str) -> str:
+    """A figure; a dash where there is none."""
+    return "–" if math.isnan(value) else format(value, form)
+
+
+def _show(found: Results, written: str) -> None:
     from rich.text import Text
 
     lines: list[Any] = [_cases_table(found), *_targets_tables(found)]
-    lines.append(Text(f"written    {path}, .png, .svg"))
+    lines.append(Text(f"written    {written}"))
     noisy = sum(row.spread > NOISY for row in found.rows)
     if noisy:
         lines.append(
@@ -276,7 +285,8 @@ def _cases_table(found: Results) -> Table:
             *(row.case, str(row.threads)),
             *map(_us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
             *map(_us, (row.t_torch_us, row.t_triad_us)),
-            *(f"{row.speedup:.2f}", f"{row.xtriad:.2f}", f"{row.gbs:.1f}", row.path),
+            *(_known(row.speedup, ".2f"), _known(row.xtriad, ".2f"), _known(row.gbs, ".1f")),
+            row.path,
         ]
         for row in found.rows
     ]

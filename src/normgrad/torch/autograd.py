@@ -19,7 +19,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from . import collectives, derivatives, partial
+from . import derivatives, partial
 from .derivatives import Normalisation, SynchronisedNormalisation, like
 from .schemas import NAMESPACE
 
@@ -410,6 +410,20 @@ class BatchNormBackwardElemt(Node):
         return None, *map(like, found, tensors[:-1]), None
 
 
+class AllReduceSum(Node):
+    """The sum over ranks: each rank's values are in every rank's sum."""
+
+    @staticmethod
+    def kept(ctx: Any, results: Any, values: Any, group_name: str) -> tuple[Any, ...]:  # noqa: D102
+        ctx.group_name = group_name
+        return ()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """The sum of what every rank's loss asks of these values."""
+        return None, operator("all_reduce_sum")(gradient, ctx.group_name), None
+
+
 class SyncBatchNorm(Node):
     """Synchronised batch norm."""
 
@@ -450,7 +464,7 @@ class SyncBatchNormBackward(Node):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The second derivatives."""
         grad_out, input, weight, *statistics = ctx.saved_tensors
-        norm = SynchronisedNormalisation(input, *statistics, collectives.by_name(ctx.group_name))
+        norm = SynchronisedNormalisation(input, *statistics, ctx.group_name)
         found = norm.second(grad_out, weight, *cotangents)
         gradients = map(like, found, (grad_out, input, weight))
         return None, *given(tuple(gradients), ctx.needs_input_grad[1:4]), *[None] * 5
@@ -467,6 +481,7 @@ NODES: dict[str, type[Node]] = {
     "batch_norm_backward_elemt": BatchNormBackwardElemt,
     "native_group_norm": NativeGroupNorm,
     "native_group_norm_backward": NativeGroupNormBackward,
+    "all_reduce_sum": AllReduceSum,
     "sync_batch_norm": SyncBatchNorm,
     "sync_batch_norm_backward": SyncBatchNormBackward,
 }

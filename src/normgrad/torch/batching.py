@@ -48,20 +48,18 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 folded.append(value * size if name in schema.channels else value)
         results = call(*folded)
-        unfolded = tuple(
-            _unfold(value, kind, size)
-            for value, kind in zip(
-                results if isinstance(results, tuple) else (results,), schema.outputs, strict=True
-            )
-        )
-        dims = tuple(kind.axis for kind in schema.outputs)
-        return (unfolded, dims) if isinstance(results, tuple) else (unfolded[0], dims[0])
+        if isinstance(results, tuple):
+            pairs = zip(results, schema.outputs, strict=True)
+            return tuple(zip(*[_unfold(value, kind, size) for value, kind in pairs], strict=True))
+        return _unfold(results, schema.outputs[0], size)
 
     return batched
 
 
-def _unfold(value: Tensor, kind: Kind, size: int) -> Tensor:
-    axis = kind.axis
-    assert axis is not None
-    channels = value.shape[axis] // max(size, 1)
-    return value.unflatten(axis, (size, channels))
+def _unfold(value: Tensor, kind: Kind, size: int) -> tuple[Tensor, int | None]:
+    """A result with the batch in an axis of its own, and that axis."""
+    # What is absent is a vector, whatever it would be.
+    axis = 0 if value.shape == (0,) else kind.axis
+    if axis is None:
+        return value, None
+    return value.unflatten(axis, (size, value.shape[axis] // max(size, 1))), axis

@@ -125,27 +125,3 @@ def gather_objects(what: str, value: Any, group: Any) -> list[Any]:
     with _named(f"{what}: all-gather", group):
         dist.all_gather_object(found, value, group=group)
     return found
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over ranks, differentiable to any order: the gradient's is its own."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:  # type: ignore[override]
-        """Sum."""
-        ctx.group = group
-        return all_reduce("second derivatives", values.contiguous().clone(), group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        """Sum what every rank's loss asks of this one's part."""
-        return _Sum.apply(gradient, ctx.group), None
-
-
-def differentiable_sum(values: Tensor, group: Any) -> Tensor:
-    """The sum of every rank's values, as a function of them.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    return _Sum.apply(values, group)  # type: ignore[no-any-return]

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from . import collectives
 from .kernels import wide
 
 Tensor = torch.Tensor
@@ -245,16 +244,17 @@ class SynchronisedNormalisation(Normalisation):
     """Batch norm over the batches of several ranks: means are over all of them."""
 
     def __init__(
-        self, data: Tensor, mean: Tensor, invstd: Tensor, count: Tensor, group: Any
+        self, data: Tensor, mean: Tensor, invstd: Tensor, count: Tensor, group_name: str
     ) -> None:
         """``count``: the elements per channel of all ranks."""
-        self._group = group
+        self._group_name = group_name
         self._count = count.sum().to(wide(data)).clamp(min=1)
         super().__init__(batch_grid(data), data, mean, invstd, constant=False)
 
     def _mean(self, values: Tensor) -> Tensor:
         local = values.sum(self.grid.set_axes, keepdim=True)
-        return collectives.differentiable_sum(local, self._group) / self._count
+        total = torch.ops.normgrad.all_reduce_sum(local, self._group_name)
+        return total / self._count  # type: ignore[no-any-return]
 
 
 def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -19,6 +19,7 @@ from .autograd import given
 
 Tensor = torch.Tensor
 _C = torch._C
+_CPU = _C.DispatchKey.CPU
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
@@ -41,7 +42,12 @@ def alone(*tensors: Any) -> bool:
 
 def _kernels_suffice(grad_out: Tensor) -> bool:
     """Whether a gradient is wanted for itself alone, not to be differentiated or transformed."""
-    return not torch.is_grad_enabled() and alone(grad_out)
+    return (
+        not torch.is_grad_enabled()
+        and alone(grad_out)
+        # Autograd has a vmap of its own, whose tensors look like any others.
+        and _C._dispatch_keys(grad_out).has(_CPU)
+    )
 
 
 class BatchNorm(_SingleLevelFunction):

@@ -202,6 +202,11 @@ def native_group_norm_backward(
     return _results(GROUP_NORM_BACKWARD, options, tensors, input.dtype)
 
 
+def all_reduce_sum(values: Tensor, group_name: str) -> Tensor:
+    """As :func:`.synchronised.all_reduce_sum`."""
+    return torch.empty(values.shape, dtype=values.dtype, device=values.device)
+
+
 def sync_batch_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -236,7 +241,7 @@ def sync_batch_norm_backward(
     return (
         _like(input) if wanted else absent(input.dtype, input),
         *(
-            _vector(input, input.shape[1], dtype) if want else absent(mean.dtype, mean)
+            _vector(input, input.shape[1], dtype) if want else absent(dtype, mean)
             for want in of_parameters
         ),
     )
@@ -252,6 +257,7 @@ _FAKES: tuple[Callable[..., Any], ...] = (
     batch_norm_backward_elemt,
     native_group_norm,
     native_group_norm_backward,
+    all_reduce_sum,
     sync_batch_norm,
     sync_batch_norm_backward,
 )

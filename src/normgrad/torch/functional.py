@@ -6,6 +6,7 @@ function: it computes it, or raises its own error.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ def batch_norm(
     if not (
         isinstance(momentum, _NUMBERS)
         and _takes(input, vectors, eps)
+        # PyTorch leaves the running statistics alone where there is nothing to learn from.
+        and input.numel() != 0
         and (
             _trains(input, running_mean, running_var, eps)
             if training
@@ -95,7 +98,6 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         and input.layout is torch.strided
         and not input.is_nested
         and contract.MIN_RANK <= input.dim() <= contract.MAX_RANK
-        and input.numel() != 0
         and isinstance(eps, _NUMBERS)
     ):
         return False
@@ -219,12 +221,12 @@ def group_norm(
         and num_groups > 0
         and _takes(input, (None, None, weight, bias), eps)
         and input.shape[1] % num_groups == 0
-        # More than one value per group.
-        and input.numel() != input.shape[0] * num_groups
+        # PyTorch refuses a single value for each group in a single sample, and no more than that.
+        and input.numel() != num_groups
     ):
         return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     samples, channels = input.shape[0], input.shape[1]
-    positions = input.numel() // (samples * channels)
+    positions = prod(input.shape[2:])
     if alone:
         sizes = (samples, channels, positions)
         return eager.group_norm(input, weight, bias, sizes, num_groups, eps)

@@ -22,6 +22,7 @@ from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
 
 __all__ = [
+    "all_reduce_sum",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
     "batch_norm_elemt",
@@ -40,6 +41,7 @@ LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 _SYNCHRONISED = {
+    "all_reduce_sum": synchronised.all_reduce_sum,
     "sync_batch_norm": synchronised.sync_batch_norm,
     "sync_batch_norm_backward": synchronised.sync_batch_norm_backward,
 }
@@ -74,5 +76,6 @@ batch_norm_backward_reduce = _register("batch_norm_backward_reduce")
 batch_norm_backward_elemt = _register("batch_norm_backward_elemt")
 native_group_norm = _register("native_group_norm")
 native_group_norm_backward = _register("native_group_norm_backward")
+all_reduce_sum = _register("all_reduce_sum")
 sync_batch_norm = _register("sync_batch_norm")
 sync_batch_norm_backward = _register("sync_batch_norm_backward")

@@ -167,6 +167,7 @@ _SCHEMAS = (
         {"input": Kind.DATA, **_AFFINE, **_RUNNING},
         (Kind.DATA, *[Kind.CHANNEL] * 4, Kind.COUNT),
     ),
+    Schema("all_reduce_sum", "Tensor values, str group_name", "Tensor", {}, (Kind.COUNT,)),
     Schema(
         "sync_batch_norm_backward",
         "Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "

@@ -60,6 +60,14 @@ def _told(name: str, value: float) -> str:
     return f"{value:g}"
 
 
+def all_reduce_sum(values: Tensor, group_name: str) -> Tensor:
+    """The sum of every rank's values; so is its gradient."""
+    total = values.contiguous().clone()
+    return collectives.all_reduce(
+        "sync_batch_norm: second derivatives", total, collectives.by_name(group_name)
+    )
+
+
 def sync_batch_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -90,7 +98,12 @@ def sync_batch_norm(
         input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
         running_var, momentum, eps, counts,
     )  # fmt: skip
-    mean, invstd = mean.to(wide(input)), invstd.to(wide(input))
+    real = wide(input)
+    mean, invstd = mean.to(real), invstd.to(real)
+    running = [
+        absent(real, input) if old is None else new
+        for old, new in zip((running_mean, running_var), running, strict=True)
+    ]
     output = parts.batch_norm_elemt(input, weight, bias, mean, invstd, eps)
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
@@ -115,8 +128,8 @@ def sync_batch_norm_backward(
     sum_dy, sum_dy_xmu, grad_weight, grad_bias = parts.batch_norm_backward_reduce(
         grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
     )
-    if weight is None:
-        grad_weight, grad_bias = grad_weight.to(mean.dtype), grad_bias.to(mean.dtype)
+    of_parameters = mean.dtype if weight is None else weight.dtype
+    grad_weight, grad_bias = grad_weight.to(of_parameters), grad_bias.to(of_parameters)
     grad_input = absent(input.dtype, input)
     if wanted:
         both = torch.cat((sum_dy, sum_dy_xmu))

@@ -243,12 +243,20 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def _gather(problem: Problem) -> Step:
+    """The step that puts the statistics of ranks together."""
+    channels = problem.channel.size
+    ranks = problem.count.elements if problem.count else 1
+    size = min(channels, CHANNELS_PER_TASK)
+    return Step(B.DO_GATHER, size, 1, 1, -(-channels // size), ranks * channels >= MANY_CHANNELS)
+
+
 def steps_of(problem: Problem, access: Access) -> tuple[tuple[Step, ...], int]:
     """The steps, and how many parts each channel's sums come in."""
     if is_empty(problem):
         return _for_nothing(problem), 1
     if problem.rule is Rule.GATHER:
-        return (Step(B.DO_GATHER, problem.channel.size, 1, 1, 1, False),), 1
+        return (_gather(problem),), 1
     cut = _Cutter(problem, access, tiling_of(problem, access))
     steps = (_forward if problem.rule is Rule.FORWARD else _backward)(problem, cut)
     return steps, cut.tiling.parts if steps else 1

@@ -428,3 +428,10 @@ def test_wrong_arguments_are_found_before_the_others_are_told(x, change, error, 
     with pytest.raises(error) as caught:
         nt.functional.sync_batch_norm(x, process_group=group, **arguments)
     assert message in str(caught.value)
+
+
+def test_opcheck(ranks):
+    for answer in ranks(2).run("checked"):
+        assert len(answer) == 3 * (4 + 3)
+        for found in answer:
+            assert set(found.values()) == {"SUCCESS"}

@@ -1,0 +1,338 @@
+"""The functions: values within the bound, PyTorch's errors in PyTorch's words, and what they pass on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import FLOATS, Case, check
+
+from normgrad import dtypes, precision
+from normgrad.reference import Exact
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("normgrad.torch")
+functional = nt.functional
+theirs = torch.nn.functional
+
+LAYOUTS = ("contiguous", "channels last", "sliced")
+
+
+def as_numpy(value):
+    value = value.detach()
+    if value.dtype == torch.bfloat16:
+        return value.contiguous().view(torch.uint16).numpy().view(FLOATS["bfloat16"])
+    return value.numpy()
+
+
+def lay_out(values, layout):
+    if layout == "channels last":
+        return values.to(memory_format=torch.channels_last)
+    if layout == "sliced":
+        return torch.stack([values, values], -1)[..., 0]
+    return values
+
+
+def leaves(dtype, layout="contiguous", shape=(5, 6, 7, 8)):
+    """x, w and b; parameters of halves are float32."""
+    rng = torch.Generator().manual_seed(1)
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    x = lay_out((torch.randn(*shape, generator=rng) * 2 + 0.5).to(getattr(torch, dtype)), layout)
+    w, b = (torch.randn(shape[1], generator=rng).to(wide) for _ in range(2))
+    return x.requires_grad_(), w.requires_grad_(), b.requires_grad_()
+
+
+def check_output(output, x, w, b, mean, invstd):
+    """y = (x - μ)·r·w + b, from the statistics that were used."""
+    wide = [np.asarray(as_numpy(t), np.longdouble) for t in (x, w, b, mean, invstd)]
+    data, weight, bias, mu, r = wide
+    vector = (1, -1, *[1] * (x.dim() - 2))
+    weight, bias = weight.reshape(vector), bias.reshape(vector)
+    term = (data - mu) * r * weight
+    exact = Exact(term + bias, abs(term) + abs(bias))
+    arithmetic = dtypes.parse(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    assert precision.error(as_numpy(output), exact, arithmetic).max() <= 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm(training, dtype, layout):
+    x, w, b = leaves(dtype, layout)
+    mean, var = torch.randn(6).to(w.dtype) / 4, (torch.rand(6) + 0.5).to(w.dtype)
+    expected_mean, expected_var = mean.double(), var.double()
+    expected_mean, expected_var = expected_mean.clone(), expected_var.clone()
+    saved = nt.ops.native_batch_norm(x, w, b, mean, var, training, 0.2, 1e-5)[1:3]
+    output = functional.batch_norm(x, mean, var, w, b, training, 0.2)
+    assert output.dtype == x.dtype
+    assert output.stride() == torch.empty_like(x).stride()
+    statistics = saved if training else (mean, (var.double() + 1e-5).rsqrt())
+    check_output(output, x, w, b, *[t.reshape(1, 6, 1, 1) for t in statistics])
+
+    dy = torch.randn(x.shape).to(x.dtype)
+    names = ("save_mean", "save_invstd") if training else ("running_mean", "running_var")
+    tensors = {
+        "grad_out": dy, "input": x, "weight": w,
+        **dict(zip(names, saved if training else (mean, var), strict=True)),
+    }  # fmt: skip
+    case = Case(
+        "batch_norm_backward",
+        {name: as_numpy(value) for name, value in tensors.items()},
+        {"training": training},
+    )
+    gradients = torch.autograd.grad(output, (x, w, b), dy)
+    assert [g.dtype for g in gradients] == [x.dtype, w.dtype, b.dtype]
+    check(case, dict_of(zip(("grad_input", "grad_weight", "grad_bias"), gradients, strict=True)))
+
+    theirs.batch_norm(x.double(), expected_mean, expected_var, training=training, momentum=0.2)
+    torch.testing.assert_close(
+        (mean, var), (expected_mean.to(mean.dtype), expected_var.to(var.dtype))
+    )
+
+
+def dict_of(pairs):
+    class Result(dict):
+        def _asdict(self):
+            return self
+
+    return Result((name, as_numpy(value)) for name, value in pairs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_group_norm(dtype, layout):
+    x, w, b = leaves(dtype, layout)
+    _, mean, rstd = nt.ops.native_group_norm(x, w, b, 5, 6, 56, 3, 1e-5)
+    output = functional.group_norm(x, 3, w, b)
+    assert output.dtype == x.dtype
+    assert output.stride() == torch.empty_like(x).stride()
+    check_output(
+        output, x, w, b, *[t.repeat_interleave(2, 1).reshape(5, 6, 1, 1) for t in (mean, rstd)]
+    )
+    dy = torch.randn(x.shape).to(x.dtype)
+    tensors = {"grad_out": dy, "input": x, "mean": mean, "rstd": rstd, "gamma": w}
+    case = Case(
+        "group_norm_backward",
+        {name: as_numpy(value) for name, value in tensors.items()},
+        {"num_groups": 3},
+    )
+    gradients = torch.autograd.grad(output, (x, w, b), dy)
+    check(case, dict_of(zip(("grad_input", "grad_gamma", "grad_beta"), gradients, strict=True)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_both_ways_give_the_same_bits(dtype):
+    """The short one of eager mode, and the operators."""
+    for case in ("train", "evaluate", "group"):
+        results = []
+        for mode in (False, True):
+            x, w, b = leaves(dtype)
+            mean, var = torch.zeros(6), torch.ones(6)
+
+            class Nothing(torch.utils._python_dispatch.TorchDispatchMode):
+                def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                    seen.append(str(function))
+                    return function(*args, **(kwargs or {}))
+
+            seen = []
+            with Nothing() if mode else torch.enable_grad():
+                if case == "group":
+                    output = functional.group_norm(x, 3, w, b)
+                else:
+                    output = functional.batch_norm(x, mean, var, w, b, case == "train")
+                gradients = torch.autograd.grad(output, (x, w, b), torch.ones_like(x))
+            assert any("normgrad" in name for name in seen) == mode
+            results.append((output, mean, var, *gradients))
+        assert all(map(torch.equal, *results))
+
+
+def outcome(function, *arguments, **more):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever it is
+        function(*arguments, **more)
+    return caught.type, str(caught.value)
+
+
+X = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(2))
+V = torch.ones(6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (X[:1, :, :1, :1], V, V, V, V, True),
+        (X, V[:3], V, V, V, True),
+        (X, V, V[:3], V, V, False),
+        (X, V, V, V[:3], V, True),
+        (X, V, V, V, V[:3], True),
+        (X, None, V, V, V, True),
+        (X, V, None, V, V, True),
+        (X, None, None, V, V, False),
+        (X, V, None, V, V, False),
+        (X, V, V, V, V, True, None),
+        (X, V, V, V, V, True, 0.1, 0.0),
+        (X, V, V, V, V, False, 0.1, -1.0),
+        (X, V, V, V, V, True, 0.1, "small"),
+        (X[0, 0, 0], V, V, V, V, True),
+        (X.int(), V, V, V, V, True),
+        (X, V.clone().requires_grad_(), V, V, V, True),
+        (X, 1.0, V, V, V, True),
+        (X.tolist(), V, V, V, V, True),
+        (X[:, :0], V[:0], V[:0], V[:0], V[:0], True),
+    ],
+)
+def test_batch_norm_errors_are_pytorch_s(arguments):
+    assert outcome(functional.batch_norm, *arguments) == outcome(theirs.batch_norm, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (X, 4, V, V),
+        (X, 0, V, V),
+        (X, -2, V, V),
+        (X, 2.5, V, V),
+        (X, 2, V[:3], V),
+        (X, 2, V, V[:3]),
+        (X, 2, V.reshape(2, 3), V),
+        (X[0, 0, 0], 2, V, V),
+        (X[:1, :, :1, :1], 6, V, V),
+        (X.int(), 2, V, V),
+        (X, 2, V, V, "small"),
+        (X, 2, 1.0, V),
+    ],
+)
+def test_group_norm_errors_are_pytorch_s(arguments):
+    assert outcome(functional.group_norm, *arguments) == outcome(theirs.group_norm, *arguments)
+
+
+def test_nothing_changes_where_an_error_is_raised():
+    mean, var = torch.zeros(6), torch.ones(6)
+    with pytest.raises(RuntimeError, match="weight should contain 6 elements not 3"):
+        functional.batch_norm(X, mean, var, V[:3], None, True)
+    assert torch.equal(mean, torch.zeros(6))
+    assert torch.equal(var, torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    "x", [X[:0], X[:, :, :0], X[:1, :, :1, :1].expand(2, 6, 1, 1), X[0, :, 0], X[:, :, 0, 0]]
+)
+def test_small_inputs(x):
+    """Without elements, with one value per group, with two axes: the values are PyTorch's."""
+    for function, other, more in (
+        (functional.group_norm, theirs.group_norm, (6, V, V * 2)),
+        (functional.group_norm, theirs.group_norm, (2, V, V * 2)),
+        (functional.batch_norm, theirs.batch_norm, (V * 1, V * 1, V, V * 2, True)),
+        (functional.batch_norm, theirs.batch_norm, (V * 1, V * 1, V, V * 2, False)),
+    ):
+        if x.dim() < 3 and function is functional.group_norm and x.shape[1] % more[0]:
+            continue
+        if x.shape[1] != 6:
+            continue
+        again = [value.clone() if isinstance(value, torch.Tensor) else value for value in more]
+        torch.testing.assert_close(function(x, *more), other(x, *again), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(more, tuple(again))
+    y = functional.group_norm(x.clone().requires_grad_(), 1)
+    assert torch.isfinite(torch.autograd.grad(y.sum(), y)[0]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_autocast_is_pytorch_s(dtype):
+    """On the CPU autocast leaves both alone."""
+    x, w = X.to(dtype), V.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    m, n, v = w * 0, w * 0, w * 2
+    with torch.autocast("cpu", torch.bfloat16):
+        for ours, other in (
+            (functional.batch_norm(x, m, v, w, w, True),
+             theirs.batch_norm(x, n, v.clone(), w, w, True)),
+            (functional.group_norm(x, 2, w, w), theirs.group_norm(x, 2, w, w)),
+        ):  # fmt: skip
+            assert ours.dtype == other.dtype
+            tolerance = (
+                {} if dtype in (torch.float32, torch.float64) else {"atol": 2**-5, "rtol": 0}
+            )
+            torch.testing.assert_close(ours, other, **tolerance)
+        conv = torch.nn.Conv2d(6, 6, 3)
+        assert nt.nn.BatchNorm2d(6)(conv(X)).dtype == torch.bfloat16
+
+
+def test_mixed_dtypes():
+    """More than PyTorch takes."""
+    output = functional.batch_norm(X, V.double() * 0, V.double(), V.half(), V.bfloat16(), True)
+    torch.testing.assert_close(output, theirs.batch_norm(X, None, None, V, V, True))
+    output = functional.group_norm(X.double(), 3, V, V)
+    torch.testing.assert_close(output, theirs.group_norm(X.double(), 3, V.double(), V.double()))
+
+
+def test_subclasses():
+    class Mine(torch.Tensor):
+        pass
+
+    x = X.as_subclass(Mine)
+    assert type(functional.batch_norm(x, None, None, training=True)) is Mine
+    assert type(functional.group_norm(x, 2)) is Mine
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        names = ()
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.names += (function.__name__,)
+            return function(*args, **(kwargs or {}))
+
+    with Counting() as mode:
+        functional.batch_norm(X, None, None, training=True)
+        functional.group_norm(X, 2)
+    assert mode.names[0] == "batch_norm"
+    assert "group_norm" in mode.names
+
+
+def test_other_devices_go_to_pytorch():
+    x = X.to("meta")
+    v = V.to("meta")
+    assert functional.batch_norm(x, v, v, v, v, True).is_meta
+    assert functional.group_norm(x, 2, v, v).is_meta
+
+
+def test_running_statistics_are_noticed():
+    """Autograd knows that they were written, and in evaluation that they must not be."""
+    mean, var = torch.zeros(6), torch.ones(6)
+    before = mean._version
+    functional.batch_norm(X, mean, var, training=True)
+    assert mean._version > before
+    x = X.clone().requires_grad_()
+    y = functional.batch_norm(x, mean, var, training=False)
+    functional.batch_norm(X, mean, var, training=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_gradients_that_are_not_asked_for():
+    x, w, b = leaves("float32")
+    y = functional.batch_norm(x.detach(), None, None, w, b, True)
+    gw, gb = torch.autograd.grad(y.sum(), (w, b))
+    assert gw.shape == gb.shape == (6,)
+    assert not functional.batch_norm(x.detach(), None, None, training=True).requires_grad
+    with torch.no_grad():
+        assert not functional.group_norm(x, 2, w, b).requires_grad
+    with torch.inference_mode():
+        assert functional.group_norm(x, 2, w, b).is_inference()
+
+
+def test_batched_gradients():
+    """autograd's own vmap over the backward pass."""
+    x, w, b = leaves("float64")
+    v = torch.randn(3, *x.shape, dtype=x.dtype)
+    for y in (
+        functional.batch_norm(x, None, None, w, b, True),
+        functional.group_norm(x, 2, w, b),
+    ):
+        together = torch.autograd.grad(y, (x, w, b), v, is_grads_batched=True, retain_graph=True)
+        each = [torch.autograd.grad(y, (x, w, b), one, retain_graph=True) for one in v]
+        for got, *wanted in zip(together, *each, strict=True):
+            torch.testing.assert_close(got, torch.stack(wanted))
+
+
+def test_many_axes_go_to_pytorch():
+    x = torch.randn(2, 3, *[1] * 7, 2)
+    torch.testing.assert_close(
+        functional.batch_norm(x, None, None, training=True),
+        theirs.batch_norm(x, None, None, training=True),
+    )

@@ -1,0 +1,219 @@
+"""Layers and the conversion of models."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("normgrad.torch")
+
+PAIRS = [
+    (nt.nn.BatchNorm1d, torch.nn.BatchNorm1d, (6, 4, 5), (4,)),
+    (nt.nn.BatchNorm1d, torch.nn.BatchNorm1d, (6, 4), (4,)),
+    (nt.nn.BatchNorm2d, torch.nn.BatchNorm2d, (6, 4, 5, 3), (4,)),
+    (nt.nn.BatchNorm3d, torch.nn.BatchNorm3d, (6, 4, 5, 3, 2), (4,)),
+    (nt.nn.GroupNorm, torch.nn.GroupNorm, (6, 4, 5, 3), (2, 4)),
+]
+OPTIONS = [{}, {"affine": False}, {"eps": 1e-2}, {"dtype": torch.float64}]
+BATCH_OPTIONS = [*OPTIONS, {"momentum": None}, {"momentum": 0.3}, {"track_running_stats": False}]
+
+
+def both(ours, theirs, arguments, options):
+    """The same layer twice, with parameters that matter."""
+    mine, other = ours(*arguments, **options), theirs(*arguments, **options)
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter)
+    mine.load_state_dict(other.state_dict())
+    return mine, other
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape", "arguments"), PAIRS)
+def test_layers_do_what_pytorch_s_do(ours, theirs, shape, arguments):
+    for options in OPTIONS if ours is nt.nn.GroupNorm else BATCH_OPTIONS:
+        mine, other = both(ours, theirs, arguments, options)
+        assert repr(mine) == repr(other)
+        assert isinstance(mine, theirs)
+        for step in range(4):
+            torch.manual_seed(step)
+            x = torch.randn(shape, dtype=options.get("dtype")).requires_grad_()
+            if step == 3:
+                mine.eval(), other.eval()
+            results = []
+            for layer in (mine, other):
+                y = layer(x)
+                gradients = torch.autograd.grad((y**3).sum(), (x, *layer.parameters()))
+                results.append((y, *gradients, *layer.buffers()))
+            torch.testing.assert_close(*results, rtol=2e-5, atol=2e-5)
+        other.load_state_dict(mine.state_dict())
+        assert list(mine.state_dict()) == list(other.state_dict())
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape", "arguments"), PAIRS)
+def test_wrong_inputs_are_refused_alike(ours, theirs, shape, arguments):
+    mine, other = both(ours, theirs, arguments, {})
+    for x in (torch.randn(3), torch.randn(6, 4, 1, 1, 1, 1, 1), torch.randn(6, 5, 2),
+              torch.randn(1, 4), torch.ones(shape, dtype=torch.int32)):  # fmt: skip
+        found = []
+        for layer in (mine, other):
+            try:
+                layer(x)
+                found.append(None)
+            except Exception as error:
+                found.append((type(error), str(error)))
+        assert found[0] == found[1]
+    with pytest.raises(ValueError, match=r"num_channels \(4\) must be divisible by num_groups"):
+        nt.nn.GroupNorm(3, 4)
+
+
+def test_channels_last_is_kept():
+    x = torch.randn(2, 4, 5, 6).to(memory_format=torch.channels_last)
+    for layer in (nt.nn.BatchNorm2d(4), nt.nn.GroupNorm(2, 4)):
+        assert layer(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def model():
+    norm = torch.nn.BatchNorm2d(4)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        norm,
+        torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.GroupNorm(2, 4), norm),
+        torch.nn.Flatten(),
+        torch.nn.LazyBatchNorm1d(),
+    )
+
+
+def test_convert_and_revert():
+    torch.manual_seed(0)
+    original = model()
+    x = torch.randn(5, 3, 6, 6)
+    original(x)
+    parameters, buffers = list(original.parameters()), list(original.buffers())
+    names = list(original.state_dict())
+    reference = copy.deepcopy(original)
+    original[1].eval()
+    original[1].mark = "kept"
+    calls = []
+    handle = original[1].register_forward_hook(lambda layer, *_: calls.append(type(layer)))
+    loaded = []
+    original[1].register_load_state_dict_pre_hook(lambda layer, *_: loaded.append(type(layer)))
+
+    assert nt.convert(original) is original
+    assert [type(original[i]) for i in (1, 4)] == [nt.nn.BatchNorm2d, nt.nn.BatchNorm1d]
+    assert type(original[2][1]) is nt.nn.GroupNorm
+    assert original[1] is original[2][2]
+    assert not original[1].training
+    assert original[1].mark == "kept"
+    assert all(a is b for a, b in zip(original.parameters(), parameters, strict=True))
+    assert all(a is b for a, b in zip(original.buffers(), buffers, strict=True))
+    assert list(original.state_dict()) == names
+    original(x)
+    assert calls == [nt.nn.BatchNorm2d] * 2
+    handle.remove()
+    original(x)
+    assert len(calls) == 2
+    original.load_state_dict(reference.state_dict())
+    assert set(loaded) == {nt.nn.BatchNorm2d}
+
+    original.train()
+    torch.testing.assert_close(original(x), reference(x), rtol=1e-4, atol=1e-4)
+    assert nt.convert(original) is original
+
+    assert nt.revert(original) is original
+    assert type(original[1]) is torch.nn.BatchNorm2d
+    assert original[1] is original[2][2]
+    assert type(original[2][1]) is torch.nn.GroupNorm
+    assert all(a is b for a, b in zip(original.parameters(), parameters, strict=True))
+    assert not any("normgrad" in type(layer).__module__ for layer in original.modules())
+
+
+def test_a_layer_alone_is_returned_anew():
+    layer = torch.nn.GroupNorm(2, 4)
+    made = nt.convert(layer)
+    assert type(layer) is torch.nn.GroupNorm
+    assert type(made) is nt.nn.GroupNorm
+    assert made.weight is layer.weight
+    assert type(nt.revert(made)) is torch.nn.GroupNorm
+    made.weight = None
+    assert layer.weight is not None
+    with pytest.raises(TypeError, match=r"^module: a int; allowed: a torch.nn.Module$"):
+        nt.convert(3)
+
+
+def test_subclasses_and_lazy_layers_stay():
+    class Mine(torch.nn.BatchNorm2d):
+        pass
+
+    layers = torch.nn.ModuleList(
+        [Mine(4), torch.nn.LazyBatchNorm2d(), torch.nn.SyncBatchNorm(4), torch.nn.InstanceNorm2d(4)]
+    )
+    kinds = [type(layer) for layer in layers]
+    nt.convert(layers)
+    assert [type(layer) for layer in layers] == kinds
+    layers[1](torch.randn(2, 4, 3, 3))
+    assert type(nt.convert(layers)[1]) is nt.nn.BatchNorm2d
+
+
+def test_shared_parameters_stay_shared():
+    one, two = torch.nn.BatchNorm2d(4), torch.nn.BatchNorm2d(4)
+    two.weight = one.weight
+    both = nt.convert(torch.nn.Sequential(one, two))
+    assert both[0].weight is both[1].weight
+    assert both[0] is not both[1]
+
+
+def test_copies_and_pickles():
+    x = torch.randn(5, 3, 6, 6)
+    layers = model()
+    layers(x)
+    layers = nt.convert(layers).eval()
+    file = io.BytesIO()
+    torch.save(layers, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layers), torch.load(file, weights_only=False)):
+        assert type(other[1]) is nt.nn.BatchNorm2d
+        assert other[1] is other[2][2]
+        assert torch.equal(other(x), layers(x))
+        assert other[1].weight is not layers[1].weight
+
+
+def test_training_goes_as_with_pytorch():
+    torch.manual_seed(0)
+    losses = []
+    first = model().double()
+    data = torch.randn(20, 3, 6, 6, dtype=torch.float64)
+    target = torch.randn(20, 64, dtype=torch.float64)
+    first(data)
+    for layers in (copy.deepcopy(first), nt.convert(copy.deepcopy(first))):
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = (layers(data) - target).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses, rtol=1e-10, atol=0)
+
+
+def test_functional_calls():
+    """torch.func over a whole model."""
+    layers = nt.convert(model().double())
+    x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    layers(x)
+    layers.eval()
+    parameters = dict(layers.named_parameters())
+
+    def loss(parameters, sample):
+        return torch.func.functional_call(layers, parameters, (sample[None],)).pow(2).sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    reverted = nt.revert(layers)
+
+    for index in range(4):
+        expected = torch.autograd.grad(
+            reverted(x[index : index + 1]).pow(2).sum(), list(parameters.values())
+        )
+        for got, wanted in zip(each.values(), expected, strict=True):
+            torch.testing.assert_close(got[index], wanted)
