@@ -92,6 +92,16 @@ def digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(images, labels), TensorDataset(test_images, test_labels)
 
 
+def shifted(images: Tensor) -> Tensor:
+    """Each image moved by up to a pixel in either direction."""
+    count, _, height, width = images.shape
+    padded = nn.functional.pad(images, (1, 1, 1, 1))
+    down, right = torch.randint(3, (2, count, 1))
+    rows, columns = down + torch.arange(height), right + torch.arange(width)
+    image = torch.arange(count)[:, None, None]
+    return padded[image, 0, rows[:, :, None], columns[:, None, :]][:, None]
+
+
 class Run(NamedTuple):
     """A training: its layers, each step's loss, the test accuracy, and the median step's time."""
 
@@ -123,11 +133,12 @@ def train(layers: str, arguments: argparse.Namespace) -> Run:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, total_steps=steps)
 
     losses, times = [], []
-    with progress(f"{layers:8}", steps) as advance:
+    with progress(layers, steps) as advance:
         for epoch in range(arguments.epochs):
             sampler.set_epoch(epoch)
             model.train()
             for images, labels in loader:
+                images = shifted(images)
                 start = time.perf_counter()
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(images), labels)
@@ -136,14 +147,12 @@ def train(layers: str, arguments: argparse.Namespace) -> Run:
                 times.append(time.perf_counter() - start)
                 schedule.step()
                 losses.append(loss.item())
-                advance(None)
+                advance()
             mean, right = over_processes(losses[-len(loader) :]).mean(), accuracy(model, testing)
-            advance(f"epoch {epoch + 1}/{arguments.epochs}: loss {mean:.4f}, accuracy {right:.2%}")
-    run = Run(
-        layers, over_processes(losses).tolist(), right, 1000 * statistics.median(times), plain
-    )
-    say(f"{layers}: test accuracy {right:.2%}, {run.milliseconds:.1f} ms per step")
-    return run
+            say(f"{layers} epoch {epoch + 1:2}: loss {mean:.4f}, test accuracy {right:.2%}")
+    milliseconds = 1000 * statistics.median(times)
+    say(f"{layers}: test accuracy {right:.2%}, {milliseconds:.1f} ms per step")
+    return Run(layers, over_processes(losses).tolist(), right, milliseconds, plain)
 
 
 def accuracy(model: nn.Module, testing: TensorDataset) -> float:
@@ -172,54 +181,50 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress(title: str, steps: int) -> Iterator[Callable[[str | None], None]]:
-    """Gives a function to call after each step, and after each epoch with a line to show.
-
-    On a terminal there is a bar, if rich is installed; else each epoch's line is printed.
-    """
-    bar: Any = None
-    if RANK == 0 and sys.stdout.isatty():
-        try:
-            from rich.progress import MofNCompleteColumn, Progress, TextColumn
-        except ModuleNotFoundError:
-            pass
-        else:
-            text = TextColumn("{task.fields[text]}")
-            bar = Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), text)
-    if bar is None:
-        yield lambda text: say(f"{title} {text}") if text is not None else None
+def progress(layers: str, steps: int) -> Iterator[Callable[[], None]]:
+    """A bar below what is printed, on a terminal and with rich; it gives what to call each step."""
+    try:
+        from rich.progress import MofNCompleteColumn, Progress
+    except ModuleNotFoundError:
+        yield lambda: None
         return
-    with bar:
-        task = bar.add_task(title, total=steps, text="compiling, if this is the first time")
-        yield lambda text: bar.update(
-            task, advance=text is None, **({} if text is None else {"text": text})
-        )
+    disable = RANK != 0 or not sys.stdout.isatty()
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, transient=True, disable=disable) as bar:
+        task = bar.add_task(layers, total=steps)
+        yield lambda: bar.advance(task)
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Each run's loss by step: light as it was, bold the mean of the steps around."""
+    """Each run's loss by step: light as it was, bold the geometric mean of the steps around."""
     from matplotlib.figure import Figure  # without pyplot, no window is ever opened
 
-    kinds = {"normgrad": "normgrad", "torch": "PyTorch"}
-    note = "one process"
+    names = {"normgrad": "normgrad", "torch": "PyTorch"}
+    title = "A small ResNet on scikit-learn's digits, one process"
     if PROCESSES > 1:
-        kinds = {"normgrad": "normgrad's SyncBatchNorm", "torch": "PyTorch's BatchNorm"}
-        note = (
-            f"{PROCESSES} processes. PyTorch has no SyncBatchNorm on the CPU:\n"
-            "its statistics are of each process's own batch"
+        names = {"normgrad": "normgrad's SyncBatchNorm", "torch": "PyTorch's BatchNorm"}
+        title = (
+            f"A small ResNet on scikit-learn's digits, {PROCESSES} processes\n"
+            "PyTorch has no SyncBatchNorm on the CPU: its statistics are each process's own"
         )
     figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
     axes = figure.subplots()
-    for run, colour in zip(runs, ("#0072B2", "#E69F00"), strict=True):
-        window = min(25, len(run.losses))
-        smooth = np.convolve(run.losses, np.full(window, 1 / window), "valid")
-        steps = np.arange(len(smooth)) + (window + 1) / 2
-        label = f"{kinds[run.layers]}: {run.accuracy:.2%}, {run.milliseconds:.1f} ms per step"
-        axes.plot(range(1, len(run.losses) + 1), run.losses, color=colour, alpha=0.25, lw=0.8)
-        axes.plot(steps, smooth, color=colour, lw=2, label=label)
+    # The thin line on the wide one: where they are the same, both are seen.
+    styles = (("#0072B2", 1.6, 3), ("#F0A830", 4, 2))
+    for run, (colour, width, order) in zip(runs, styles, strict=True):
+        steps = np.arange(1, len(run.losses) + 1)
+        window = min(25, len(steps))
+        around = np.full(window, 1 / window)
+        label = f"{names[run.layers]}: {run.accuracy:.2%}, {run.milliseconds:.1f} ms per step"
+        axes.plot(steps, run.losses, color=colour, alpha=0.3, linewidth=0.7, zorder=1)
+        axes.plot(
+            np.convolve(steps, around, "valid"),
+            np.exp(np.convolve(np.log(np.maximum(run.losses, 1e-9)), around, "valid")),
+            **{"color": colour, "linewidth": width, "zorder": order, "label": label},
+        )
     axes.set(yscale="log", xlabel="step", ylabel="training loss (cross-entropy)")
-    axes.set_title(f"A small ResNet on scikit-learn's digits, {note}", fontsize=11)
-    axes.legend(title="test accuracy, median time", frameon=False)
+    axes.set_title(title, fontsize=11)
+    axes.legend(title="test accuracy, median time", alignment="left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 
@@ -228,26 +233,28 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train a small ResNet on scikit-learn's digits with normgrad's layers."
     )
+
+    def add(name: str, default: Any, kind: Callable[[str], Any], help: str) -> None:
+        if default is not None:
+            help += " (default: %(default)s)"
+        parser.add_argument(
+            name, default=default, type=kind, help=help, metavar="FILE" if kind is Path else "N"
+        )
+
     count = number(int, 1, 1_000_000)
-
-    def add(name: str, help: str, **more: Any) -> None:
-        default = "" if more.get("default") is None else " (default: %(default)s)"
-        parser.add_argument(name, help=help + default, **more)
-
-    add("--epochs", "passes over the data", type=count, default=15, metavar="N")
-    add("--batch-size", "images per step of a process", type=count, default=32, metavar="N")
-    add("--lr", "the highest learning rate", type=number(float, 0, 1e3), default=0.004, metavar="X")
-    add("--seed", "of the split, weights and order", type=number(int, 0, 2**32 - 1), default=0,
-        metavar="N")  # fmt: skip
-    add("--threads", "of each process; PyTorch's default otherwise", type=count, metavar="N")
-    add("--layers", "whose batch norms", choices=("normgrad", "torch"), default="normgrad")
-    parser.add_argument("--compare", action="store_true", help="train with both and draw a picture")
-    add("--picture", "of --compare (default: training.png beside the script)", type=Path,
-        metavar="FILE")  # fmt: skip
-    add("--save", "write the weights, which PyTorch's own layers load too", type=Path,
-        metavar="FILE")  # fmt: skip
-    add("--min-accuracy", "in percent; the status is 1 below", type=number(float, 0, 100),
-        default=97, metavar="X")  # fmt: skip
+    add("--epochs", 15, count, "how often each image is trained on")
+    add("--batch-size", 32, count, "images per step, of each process")
+    add("--lr", 0.004, number(float, 0, 1000), "the highest learning rate")
+    add("--seed", 0, number(int, 0, 2**32 - 1), "of the split, the weights and the order")
+    add("--threads", None, count, "of each process; without it, what PyTorch chooses")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--layers", default="normgrad", choices=("normgrad", "torch"), help="whose batch norm"
+    )
+    kinds.add_argument("--compare", action="store_true", help="train with both, draw a picture")
+    add("--picture", None, Path, "where --compare draws; without it, training.png by the script")
+    add("--save", None, Path, "write the weights, which PyTorch's own layers load as well")
+    add("--min-accuracy", 97, number(float, 0, 100), "in percent; below it, the status is 1")
     arguments = parser.parse_args()
 
     # What would keep a training from its end is better found before it.
@@ -258,8 +265,6 @@ def parse() -> argparse.Namespace:
             except ModuleNotFoundError:
                 parser.exit(2, f"{package} is missing: pip install {package}\n")
     if arguments.compare:
-        if arguments.layers != "normgrad":
-            parser.error("--layers: given with --compare, which trains with both")
         arguments.picture = arguments.picture or Path(__file__).with_name("training.png")
         from matplotlib.figure import Figure
 
@@ -270,8 +275,14 @@ def parse() -> argparse.Namespace:
         parser.error("--picture: given without --compare, which draws it")
     for option in ("picture", "save"):
         path = getattr(arguments, option)
-        if path and not writable(path):
-            parser.error(f"--{option}: {str(path)!r}, which cannot be written")
+        if path:
+            try:
+                new = not path.exists()
+                path.open("ab").close()
+                if new:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                parser.error(f"--{option}: {str(path)!r}: {error.strerror}")
     return arguments
 
 
@@ -286,12 +297,6 @@ def number(kind: type, low: float, high: float) -> Callable[[str], Any]:
         return value
 
     return convert
-
-
-def writable(path: Path) -> bool:
-    if path.exists():
-        return path.is_file() and os.access(path, os.W_OK)
-    return path.parent.is_dir() and os.access(path.parent, os.W_OK)
 
 
 def main() -> int:
@@ -314,7 +319,7 @@ def main() -> int:
     if PROCESSES > 1:
         dist.destroy_process_group()
     if 100 * runs[0].accuracy < arguments.min_accuracy:
-        say(f"test accuracy below {arguments.min_accuracy:g} %")
+        say(f"the test accuracy is below {arguments.min_accuracy:g}%")
         return 1
     return 0
 
