@@ -246,7 +246,7 @@ def parse() -> argparse.Namespace:
     add("--batch-size", 32, count, "images per step, of each process")
     add("--lr", 0.004, number(float, 0, 1000), "the highest learning rate")
     add("--seed", 0, number(int, 0, 2**32 - 1), "of the split, the weights and the order")
-    add("--threads", None, count, "of each process; without it, what PyTorch chooses")
+    add("--threads", 1, count, "of each process; images this small gain nothing by more")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         "--layers", default="normgrad", choices=("normgrad", "torch"), help="whose batch norm"
@@ -304,8 +304,7 @@ def main() -> int:
     with nullcontext() if RANK == 0 else redirect_stderr(None):
         arguments = parse()
     torch.use_deterministic_algorithms(True)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)  # normgrad's are as many
+    torch.set_num_threads(arguments.threads)  # normgrad's are as many
     if PROCESSES > 1:
         dist.init_process_group("gloo")
     kinds = ("normgrad", "torch") if arguments.compare else (arguments.layers,)
