@@ -16,7 +16,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .. import operators
 from . import forward, ops
-from .autograd import given
+from .nodes import given
 
 _C = torch._C
 _CPU = _C.DispatchKey.CPU

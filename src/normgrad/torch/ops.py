@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import autograd, batching, others, synchronised
+from . import autograd, batching, nodes, others, synchronised
 from .fakes import FAKES
 from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
@@ -63,7 +63,7 @@ def _register(name: str) -> Any:
             LIBRARY.impl(name, untraced(kernels[name]), device)
     torch.library.register_fake(qualified, FAKES[name], lib=LIBRARY)
     LIBRARY.impl(name, untraced(autograd.kernel(name)), "Autograd")
-    call = autograd.operator(name)
+    call = nodes.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call
 
