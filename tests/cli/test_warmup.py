@@ -26,6 +26,6 @@ def test_everything_is_every_kernel_a_program_can_name():
     names = [name for name, _ in runtime.everything()]
     assert len(names) == len(set(names))
     # Rows and columns of four dtypes, tiles of two arithmetics, each with five operations; what
-    # copies tiles for seven pairs of dtypes; two drivers, and the channels of two arithmetics,
-    # backward and forward.
-    assert len(names) == 5 * (4 + 4 + 2) + 7 + 2 + 2 * 2
+    # copies tiles for seven pairs of dtypes; two drivers and a team, and the channels of two
+    # arithmetics, backward and forward.
+    assert len(names) == 5 * (4 + 4 + 2) + 7 + 3 + 2 * 2

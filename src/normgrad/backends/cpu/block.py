@@ -62,6 +62,10 @@ SUMS_KERNEL, TASKS, FLAGS, CHANNEL_BLOCK, PARTS, PART_SIZE, THREADS = 0, 1, 2, 3
 CHANNEL_KERNEL, DX_KERNEL = 7, 8
 STEP_WORDS = 9
 
+# What OpenMP's threads are told: its functions' addresses, what each thread does, and on what.
+PARALLEL, THREAD_NUMBER, THREAD_COUNT, TEAM = 0, 1, 2, 3
+TEAM_BLOCK, TEAM_STEP, TEAM_WORDS = 4, 5, 6
+
 # What a step does with its tile, in this order.
 DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
 DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024

@@ -527,6 +527,32 @@ def call_madvise(typingctx: Any, function: Any, address: Any, length: Any, advic
 
 
 @intrinsic
+def call_number(typingctx: Any, function: Any) -> Any:
+    """Call int() at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(I32, [])
+        result = builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
+        return builder.sext(result, I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def call_parallel(typingctx: Any, function: Any, team: Any, words: Any, threads: Any) -> Any:
+    """Call GOMP_parallel at an address: so many threads each call the team with the words."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function, team, words, threads = args
+        kind = ir.FunctionType(ir.VoidType(), [I64, I64, I32, I32])
+        call = builder.inttoptr(function, kind.as_pointer())
+        builder.call(call, [team, words, builder.trunc(threads, I32), I32(0)])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@intrinsic
 def call_channels(
     typingctx: Any, kernel: Any, block: Any, flags: Any, s: Any, c0: Any, c1: Any
 ) -> Any:

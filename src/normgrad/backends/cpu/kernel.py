@@ -41,6 +41,7 @@ from .block import (
     OUTER_RANK,
     OUTER_SIZES,
     OUTER_STRIDES,
+    PARALLEL,
     PART_SIZE,
     PARTS,
     PLACES,
@@ -50,6 +51,12 @@ from .block import (
     STEP_WORDS,
     SUMS_KERNEL,
     TASKS,
+    TEAM,
+    TEAM_BLOCK,
+    TEAM_STEP,
+    TEAM_WORDS,
+    THREAD_COUNT,
+    THREAD_NUMBER,
     THREADS,
     W_GAIN,
     W_MEAN,
@@ -70,6 +77,8 @@ from .intrinsics import (
     call_channels,
     call_kernel,
     call_madvise,
+    call_number,
+    call_parallel,
     doubles_at,
     get,
     helper,
@@ -216,6 +225,17 @@ def run_task(block, step, task):
         call_kernel(get(step, DX_KERNEL), block, s, c0, c1 - c0, first, last, part)
 
 
+def team(words):
+    """What each of OpenMP's threads does: its share of a step's tasks, one after the other."""
+    told = integers_at(words)
+    me = call_number(get(told, THREAD_NUMBER))
+    threads = call_number(get(told, THREAD_COUNT))
+    step = integers_at(get(told, TEAM_STEP))
+    tasks = get(step, TASKS)
+    for task in range(me * tasks // threads, (me + 1) * tasks // threads):
+        run_task(integers_at(get(told, TEAM_BLOCK)), step, task)
+
+
 @helper
 def row_of(guards, slot):
     """A tensor's row of the guard's table."""
@@ -276,12 +296,13 @@ def passes(guards, given, addresses):
 
 # fmt: off
 def drive(
-    template, steps, step_count, guards, given, dy, x, dx, mean, spread, weight, sum_dy,
-    sum_dy_xmu, out_sum_dy, out_sum_dy_xmu, out_weight, out_bias, count, workspace, other, another,
-    third,
+    template, steps, step_count, openmp, threads, guards, given, dy, x, dx, mean, spread, weight,
+    sum_dy, sum_dy_xmu, out_sum_dy, out_sum_dy_xmu, out_weight, out_bias, count, workspace, other,
+    another, third,
 ):
     """Run a program: copy its block, fill in the addresses, and call its steps one by one.
 
+    ``openmp`` is the address of a team's functions, whose threads then share the tasks, or 0.
     0 if that was done; 1 if the guard found something wrong first.
     """
     places = (
@@ -303,7 +324,14 @@ def drive(
     for index in range(step_count):
         step = steps + 8 * STEP_WORDS * index
         tasks = get(integers_at(step), TASKS)
-        if get(integers_at(step), THREADS) == 0:
+        if get(integers_at(step), THREADS) != 0 and openmp != 0:
+            told = int_buffer(TEAM_WORDS)
+            for word in range(TEAM_BLOCK):
+                put(told, word, get(integers_at(openmp), word))
+            put(told, TEAM_BLOCK, here)
+            put(told, TEAM_STEP, step)
+            call_parallel(get(told, PARALLEL), get(told, TEAM), address_of(told), threads)
+        elif get(integers_at(step), THREADS) == 0:
             for task in range(tasks):
                 run_task(integers_at(here), integers_at(step), task)
         else:

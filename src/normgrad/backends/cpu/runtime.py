@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import threading
 import types as python_types
 import warnings
@@ -27,7 +28,7 @@ from numba.np.ufunc import parallel as numba_threads
 from ... import dtypes, threads
 from ...forks import LOADING
 from . import block as B
-from . import channels, forward, tiles
+from . import channels, forward, openmp, tiles
 from . import kernel as kernel_module
 from .patterns import PATTERNS, SUMMING
 from .program import Program
@@ -144,6 +145,13 @@ def _driver(name: str, parallel: bool) -> Any:
 
 
 @cache
+def _team(functions: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """A team's table for the driver: OpenMP's functions, and what each thread does."""
+    team = _compiled(kernel_module.team, types.void(types.int64))
+    return np.array([*functions, team.address], np.int64)
+
+
+@cache
 def _serial_driver() -> Any:
     return _driver("drive_serially", parallel=False)
 
@@ -162,6 +170,7 @@ class _Threads:
     def __init__(self) -> None:
         self.started = False
         self.usable = True
+        self.torch_usable = True
         # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
         # two threads use it at once.
         self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.Lock()
@@ -170,6 +179,7 @@ class _Threads:
         # OpenMP's threads do not survive a fork, and starting new ones ends the child. Whoever
         # started them: a function of the user's, or a question about their number.
         self.usable = self.usable and not getattr(numba_threads, "_is_initialized", True)
+        self.torch_usable = self.torch_usable and "torch" not in sys.modules
         self.one_at_a_time = threading.Lock()
 
 
@@ -205,9 +215,8 @@ class Runner:
             words[B.PART_SIZE] = step.part_size
             words[B.THREADS] = step.parallel and step.tasks > 1
         self._steps: npt.NDArray[np.int64] = steps
-        self._fixed = (
-            self._template.ctypes.data, steps.ctypes.data, len(program.steps), guards.ctypes.data
-        )  # fmt: skip
+        self._program = self._template.ctypes.data, steps.ctypes.data, len(program.steps)
+        self._guard = guards.ctypes.data
         self._parallel = bool(steps[:, B.THREADS].any())
         self._serial = None if self._parallel else _serial_driver()
 
@@ -220,6 +229,12 @@ class Runner:
         if not self._parallel or not _threads.usable:
             return self._run_serially(addresses, given)
         wanted = threads.wanted_threads()
+        functions = openmp.of_torch() if _threads.torch_usable else None
+        if functions is not None and wanted is not None:
+            count = min(wanted, numba.config.NUMBA_NUM_THREADS)
+            if count == 1:
+                return self._run_serially(addresses, given)
+            return self._run_serially(addresses, given, _team(functions).ctypes.data, count)
         usual = 1
         if wanted != 1:
             with contextlib.nullcontext() if _threads.started else LOADING:
@@ -230,12 +245,12 @@ class Runner:
         driver = _parallel_driver()
         with _threads.one_at_a_time:
             if count == usual:
-                status: int = driver(*self._fixed, given, *addresses)
+                status: int = driver(*self._program, 0, 0, self._guard, given, *addresses)
             else:
                 # Numba's number is the calling thread's own, and its user's.
                 numba.set_num_threads(count)
                 try:
-                    status = driver(*self._fixed, given, *addresses)
+                    status = driver(*self._program, 0, 0, self._guard, given, *addresses)
                 finally:
                     numba.set_num_threads(usual)
         if not _threads.started:
@@ -244,10 +259,14 @@ class Runner:
                 _threads.one_at_a_time = contextlib.nullcontext()
         return status
 
-    def _run_serially(self, addresses: Sequence[int], given: int) -> int:
+    def _run_serially(
+        self, addresses: Sequence[int], given: int, team: int = 0, count: int = 0
+    ) -> int:
+        """In this thread, or in a team of so many."""
         if self._serial is None:  # not compiled before it is needed: it takes most of a second
             self._serial = _serial_driver()
-        return self._serial(*self._fixed, given, *addresses)  # type: ignore[no-any-return]
+        status: int = self._serial(*self._program, team, count, self._guard, given, *addresses)
+        return status
 
 
 def everything() -> list[tuple[str, Callable[[], Any]]]:
@@ -257,6 +276,7 @@ def everything() -> list[tuple[str, Callable[[], Any]]]:
     units: list[tuple[str, Callable[[], Any]]] = [
         ("driver", _serial_driver),
         ("driver with threads", _parallel_driver),
+        ("team", partial(_team, (0, 0, 0))),
     ]
     units += [
         (f"{name}, {names[real]} arithmetic", partial(compiled_channel_kernel, name, real))
