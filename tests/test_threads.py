@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numba
 import pytest
@@ -14,7 +15,8 @@ from normgrad import threads
 
 CORES = numba.config.NUMBA_NUM_THREADS
 
-#: How many threads a call of some size really uses, told by Numba inside its driver.
+#: How many threads a call of some size really uses, told by Numba inside its driver, or by what
+#: hands the tasks to PyTorch's threads.
 USED = """
 import sys, numpy as np, numba, normgrad as ng
 from normgrad.backends.cpu import runtime
@@ -25,6 +27,11 @@ def watched(*arguments):
     used.append(numba.get_num_threads())
     return whole(*arguments)
 runtime._parallel_driver = lambda: watched
+serially = runtime.Runner._run_serially
+def in_a_team(self, addresses, given, team=0, count=0):
+    used.extend([count] * (count > 0))
+    return serially(self, addresses, given, team, count)
+runtime.Runner._run_serially = in_a_team
 x = np.ones((16, 8, 64, 64), np.float32)
 ng.batch_norm_backward(x, x, training=True)
 print(ng.get_num_threads(), *(used or [1]), numba.get_num_threads())
@@ -76,6 +83,46 @@ def test_torch_decides_where_it_is():
     before = "import torch; torch.set_num_threads(3)"
     assert used(before, NUMBA_NUM_THREADS="4", NORMGRAD_NUM_THREADS="2") == [3, 3, 4]
     assert used(before + "; ng.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [2, 2, 4]
+
+
+#: The digest of results, here and in a forked child, and whether PyTorch's threads made them.
+SHARED = """
+import hashlib, os, sys
+if "torch" in sys.argv:
+    import torch
+    torch.set_num_threads(3)
+    torch.ones(1 << 20).mul_(2)
+import numpy as np, normgrad as ng
+from normgrad.backends.cpu import openmp
+x = np.random.default_rng(0).standard_normal((16, 8, 64, 64), dtype=np.float32)
+def digest():
+    ng.set_num_threads(3)
+    found = [*ng.batch_norm_backward(x, x[::-1], training=True), ng.batch_norm(x, training=True)[0]]
+    return hashlib.sha256(b"".join(value.tobytes() for value in found)).hexdigest()
+print(digest(), openmp.of_torch() is not None, flush=True)
+child = os.fork()
+if child == 0:
+    print(digest(), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_pytorch_s_threads_do_the_same_and_are_left_alone_after_a_fork():
+    torch = pytest.importorskip("torch")
+    if not list((Path(torch.__file__).parent / "lib").glob("libgomp*")):
+        pytest.skip("PyTorch without GNU's OpenMP")
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "3"}
+    found = {}
+    for who in ("alone", "torch"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", SHARED, who], env=environment,
+            capture_output=True, text=True, check=True, timeout=300,
+        )  # fmt: skip
+        found[who] = done.stdout.splitlines()
+    digest = found["alone"][0].split()[0]
+    assert found["alone"] == [f"{digest} False", digest, "0"]
+    assert found["torch"] == [f"{digest} True", digest, "0"]
 
 
 @pytest.mark.parametrize(

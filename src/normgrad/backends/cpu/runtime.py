@@ -170,16 +170,15 @@ class _Threads:
     def __init__(self) -> None:
         self.started = False
         self.usable = True
-        self.torch_usable = True
         # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
         # two threads use it at once.
         self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.Lock()
 
     def forked(self) -> None:
-        # OpenMP's threads do not survive a fork, and starting new ones ends the child. Whoever
-        # started them: a function of the user's, or a question about their number.
-        self.usable = self.usable and not getattr(numba_threads, "_is_initialized", True)
-        self.torch_usable = self.torch_usable and "torch" not in sys.modules
+        # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child.
+        # Whoever started them: a function of the user's, a question about their number, PyTorch.
+        started = getattr(numba_threads, "_is_initialized", True) or "torch" in sys.modules
+        self.usable = self.usable and not started
         self.one_at_a_time = threading.Lock()
 
 
@@ -229,7 +228,7 @@ class Runner:
         if not self._parallel or not _threads.usable:
             return self._run_serially(addresses, given)
         wanted = threads.wanted_threads()
-        functions = openmp.of_torch() if _threads.torch_usable else None
+        functions = openmp.of_torch()
         if functions is not None and wanted is not None:
             count = min(wanted, numba.config.NUMBA_NUM_THREADS)
             if count == 1:
