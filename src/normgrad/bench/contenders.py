@@ -10,6 +10,7 @@ from typing import Any
 
 import normgrad
 
+from ..backends.cpu import openmp
 from ..operators.by_name import PLANNED
 from . import compositions, layers
 from .compositions import EPS, MOMENTUM, Call, Candidates
@@ -26,8 +27,8 @@ class Contender:
 
     Attributes:
         call: makes it.
-        pool: whose threads it runs on: numba and torch bring an OpenMP of their own each, and the
-            threads of one spin for a while after a call, on the other's cores.
+        pool: whose threads it runs on. Where ours are not torch's each brings an OpenMP of its own,
+            and the threads of one spin for a while after a call, on the other's cores.
     """
 
     call: Call
@@ -199,6 +200,11 @@ def _ours(torch: Any, case: Case, data: Data) -> tuple[dict[str, Call], str]:
     return calls, plan.path
 
 
+def _pool() -> str:
+    """Whose threads ours are."""
+    return "numba" if openmp.of_torch() is None else "torch"
+
+
 def gather(case: Case, data: Data) -> Contenders:
     """Make ready everything that is timed on a case; each has run once.
 
@@ -213,7 +219,7 @@ def gather(case: Case, data: Data) -> Contenders:
         theirs, kernel = fastest(compositions.candidates(torch, case, data))
         bound, memory = _bound(torch, case, data)
         contenders = {
-            **{name: Contender(call, "numba") for name, call in calls.items()},
+            **{name: Contender(call, _pool()) for name, call in calls.items()},
             "torch": Contender(kernel, "torch"),
             "bound": Contender(memory, "torch"),
         }
@@ -226,7 +232,7 @@ def gather(case: Case, data: Data) -> Contenders:
 def _layers(torch: Any, case: Case, data: Data) -> Contenders:
     """A step has no outputs to be given and no plan, and no one call stands for its memory."""
     calls = {
-        "ours": Contender(layers.step(torch, layers.OURS, case, data), "numba"),
+        "ours": Contender(layers.step(torch, layers.OURS, case, data), _pool()),
         "torch": Contender(layers.step(torch, layers.THEIRS, case, data), "torch"),
     }
     return Contenders(calls, f"{layers.THEIRS}.{case.operator.function}", "", "")

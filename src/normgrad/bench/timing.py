@@ -20,9 +20,9 @@ ENOUGH_SECONDS, QUICK_SECONDS = 1.0, 0.25
 #: Calls shorter than this are timed several at once, for about BATCH_SECONDS.
 SHORT_SECONDS, BATCH_SECONDS = 100e-6, 500e-6
 
-#: How long to wait before a turn on other threads than the last one's. GNU's OpenMP, of which torch
-#: and Numba load one each, lets its threads spin after a parallel region, and for up to 4 ms (as
-#: measured) the spinning threads of one keep the other's from the cores.
+#: How long to wait before a turn on other threads than the last one's: where torch and Numba use an
+#: OpenMP each, its threads spin after a parallel region, and for up to 4 ms (measured with GNU's)
+#: the spinning threads of one keep the other's from the cores.
 SETTLE_SECONDS = 5e-3
 
 #: Below this a call made ahead of the timed ones costs little and brings the contender's own memory
