@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import operators
-from . import forward, ops
+from . import ops
 from .nodes import given
 
 _C = torch._C
@@ -136,7 +136,7 @@ def batch_norm(
     eps: float,
 ) -> Tensor:
     """Batch norm; in training the running statistics are updated in place."""
-    output, mean, spread, _, _ = forward.batch_norm(
+    output, mean, spread, _, _ = operators.batch_norm(
         input, weight, bias, running_mean, running_var,
         training=training, momentum=momentum, eps=eps,
         out=(None, None, None, running_mean, running_var) if training else None,
@@ -157,7 +157,7 @@ def group_norm(
     eps: float,
 ) -> Tensor:
     """Group norm."""
-    made = forward.group_norm(input, weight, bias, num_groups=group, eps=eps)
+    made = operators.group_norm(input, weight, bias, num_groups=group, eps=eps)
     if not _needs_node(input, weight, bias):
         return made[0]
     return GroupNorm.apply(made, input, weight, bias, sizes, group)

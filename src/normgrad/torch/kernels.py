@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .. import operators
-from . import forward
 
 
 def wide(*tensors: Tensor) -> torch.dtype:
@@ -54,7 +53,7 @@ def native_batch_norm(
 
     In evaluation there is nothing but the output.
     """
-    results = forward.batch_norm(
+    results = operators.batch_norm(
         input, weight, bias, running_mean, running_var,
         training=training, momentum=momentum, eps=eps,
     )  # fmt: skip
@@ -101,7 +100,7 @@ def batch_norm_elemt(
     eps: float,
 ) -> Tensor:
     """The output from given statistics; ``eps`` is in ``invstd`` already."""
-    return forward.batch_norm_elemt(input, weight, bias, mean, invstd)
+    return operators.batch_norm_elemt(input, weight, bias, mean, invstd)
 
 
 def batch_norm_gather_stats_with_counts(
@@ -115,7 +114,7 @@ def batch_norm_gather_stats_with_counts(
     counts: Tensor,
 ) -> tuple[Tensor, ...]:
     """All ranks' statistics together, and new running statistics where old ones are given."""
-    results = forward.batch_norm_gather_stats_with_counts(
+    results = operators.batch_norm_gather_stats_with_counts(
         input, mean, invstd, running_mean, running_var, counts, momentum=momentum, eps=eps
     )
     return _or_absent(results, mean.dtype, mean)
@@ -166,7 +165,7 @@ def native_group_norm(
 ) -> tuple[Tensor, ...]:
     """The output, and each sample's groups' mean and 1/std."""
     check_sizes(input, N, C, HxW)
-    return tuple(forward.group_norm(input, weight, bias, num_groups=group, eps=eps))
+    return tuple(operators.group_norm(input, weight, bias, num_groups=group, eps=eps))
 
 
 def native_group_norm_backward(

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.library import _scoped_library
 
 from .. import contract, operators
-from . import forward
 from .kernels import check_sizes
 from .untraced import untraced
 
@@ -84,7 +83,7 @@ def _batch_norm_elemt(
     invstd: Tensor,
     eps: float,
 ) -> Tensor:
-    output = forward.batch_norm_elemt(_within_ranks(input), weight, bias, mean, invstd)
+    output = operators.batch_norm_elemt(_within_ranks(input), weight, bias, mean, invstd)
     return output.reshape(input.shape)
 
 
@@ -99,7 +98,7 @@ def _batch_norm_gather_stats_with_counts(
     counts: Tensor,
 ) -> tuple[Tensor, ...]:
     """Like ATen's, it writes to the running statistics."""
-    mean, invstd, *_ = forward.batch_norm_gather_stats_with_counts(
+    mean, invstd, *_ = operators.batch_norm_gather_stats_with_counts(
         _within_ranks(input), mean, invstd, running_mean, running_var, counts,
         momentum=momentum, eps=eps, out=(None, None, running_mean, running_var),
     )  # fmt: skip
