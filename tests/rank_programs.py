@@ -215,6 +215,30 @@ def disagree(features: int = 4, dtype: str = "float32", **options: Any) -> None:
     layer(torch.ones(3, features, 2, dtype=getattr(torch, dtype)))
 
 
+def copied_on_one_rank() -> Any:
+    """A layer that one rank replaces by an equal copy between two steps."""
+    import copy
+
+    layer = nt.nn.SyncBatchNorm(4)
+    x = torch.arange(12.0).reshape(3, 4) + dist.get_rank()
+    first = layer(x)
+    if dist.get_rank() == 0:
+        layer = copy.deepcopy(layer)
+    return bool((layer(x) == first).all())
+
+
+def exported() -> Any:
+    """A converted model, exported and run."""
+    model = nt.convert_sync_batchnorm(network().float()).eval()
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(model, (x,))
+    trained = torch.export.export(model.train(), (x,))
+    targets = {str(node.target) for node in trained.graph.nodes}
+    assert "normgrad.sync_batch_norm.default" in targets
+    same = torch.allclose(program.module()(x), model.eval()(x))
+    return same, _numpy(trained.module()(x + dist.get_rank()).sum())
+
+
 def still_works() -> float:
     """The group, after an error in words."""
     value = torch.ones(1)

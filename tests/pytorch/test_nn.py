@@ -217,3 +217,74 @@ def test_functional_calls():
         )
         for got, wanted in zip(each.values(), expected, strict=True):
             torch.testing.assert_close(got[index], wanted)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "input",
+    [
+        torch.randn(2, 5, 4).transpose(1, 2),
+        torch.randn(4, 100).t()[:8].t(),
+        torch.randn(2, 4, 6, 10)[..., ::2],
+        torch.randn(2, 6, 10, 4).permute(0, 3, 1, 2)[..., 1:],
+        torch.randn(3, 2, 4, 5).permute(1, 2, 3, 0),
+        torch.randn(2, 1, 1, 5).expand(2, 4, 3, 5),
+    ],
+    ids=lambda value: f"{tuple(value.shape)} {value.stride()}" if hasattr(value, "shape") else None,
+)
+def test_outputs_are_laid_out_as_pytorch_s(input, training):
+    channels = input.shape[1]
+    norms = {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d"}
+    pairs = [(name, (channels,)) for name in [norms[input.dim()]]] + [("GroupNorm", (2, channels))]
+    for name, arguments in pairs:
+        theirs = getattr(torch.nn, name)(*arguments).train(training)
+        ours = getattr(nt.nn, name)(*arguments).train(training)
+        expected, found = theirs(input), ours(input)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)
+        torch._dynamo.reset()
+        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)(input)
+        assert compiled.stride() == expected.stride()
+
+
+def test_an_evaluation_keeps_its_statistics_though_training_goes_on():
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    layer = nt.nn.BatchNorm2d(3).double()
+    rank = 1 / torch.sqrt(layer.running_var + layer.eps)
+    layer.eval()
+    y = layer(x)
+    layer.train()
+    layer(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, rank.view(1, 3, 1, 1).expand_as(x))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_an_empty_batch_changes_no_running_statistics(momentum):
+    layers = [module.BatchNorm2d(3, momentum=momentum) for module in (torch.nn, nt.nn)]
+    layers.append(nt.nn.SyncBatchNorm(3, momentum=momentum))
+    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)) + 7
+    for layer in layers:
+        for batch in (x, x[:0], 2 * x):
+            layer(batch)
+    for layer in layers[1:]:
+        torch.testing.assert_close(layer.running_mean, layers[0].running_mean)
+        torch.testing.assert_close(layer.running_var, layers[0].running_var)
+
+
+def test_the_average_of_all_batches_is_as_exact_as_its_dtype():
+    layer = nt.nn.BatchNorm1d(2, momentum=None).double()
+    batches = torch.randn(3, 50, 2, dtype=torch.float64) + 1000
+    for batch in batches:
+        layer(batch)
+    torch.testing.assert_close(layer.running_mean, batches.mean((0, 1)), rtol=1e-14, atol=0)
+
+
+def test_synchronised_layers_are_converted_too():
+    theirs = torch.nn.SyncBatchNorm(4)
+    model = nt.convert(torch.nn.Sequential(theirs))
+    assert type(model[0]) is nt.nn.SyncBatchNorm
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(model(x), theirs(x))
+    again = nt.convert(nt.revert(model))
+    torch.testing.assert_close(again.eval()(x), theirs.eval()(x))

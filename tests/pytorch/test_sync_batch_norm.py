@@ -327,6 +327,16 @@ def test_copies_and_files_know_their_group_by_name(ranks):
     assert abs(first[0]) > 0.1
 
 
+def test_a_copy_on_one_rank_goes_on_with_the_others(ranks):
+    assert ranks(2).run("copied_on_one_rank") == [True, True]
+
+
+def test_exported(ranks):
+    (same, _), (other, _) = ranks(2).run("exported")
+    assert same
+    assert other
+
+
 @pytest.mark.parametrize(
     ("how", "when", "named"),
     [
@@ -395,6 +405,15 @@ def test_conversion(make):
     assert type(model[0]) is torch.nn.SyncBatchNorm
 
 
+def test_parametrized_layers_are_refused_before_anything_is_changed():
+    layer = torch.nn.BatchNorm1d(4)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Identity())
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), layer)
+    with pytest.raises(ValueError, match=r"^module: 1 is parametrized; allowed: batch norms with"):
+        nt.convert_sync_batchnorm(model)
+    assert type(model[0]) is torch.nn.BatchNorm1d
+
+
 def test_checkpoints_go_both_ways():
     theirs, ours = torch.nn.SyncBatchNorm(4), nt.nn.SyncBatchNorm(4)
     rank_programs.filled(theirs)
@@ -407,6 +426,10 @@ def test_checkpoints_go_both_ways():
 @pytest.mark.parametrize(
     ("x", "change", "error", "message"),
     [
+        (torch.ones(3, 4), {"eps": 0.0}, ValueError,
+         "batch_norm eps must be positive during training, but got 0.0"),
+        (torch.ones(3, 4), {"momentum": None}, TypeError,
+         "argument 'momentum' must be float, not NoneType"),
         (torch.ones(4), {}, ValueError, "expected at least 2D input (got 1D input)"),
         (torch.ones(3, 4), {"weight": torch.ones(5)}, RuntimeError,
          "weight should contain 4 elements not 5"),

@@ -133,7 +133,8 @@ def batch_norm(
         eps: added to the variance.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``output`` may be the very memory of ``input``.
+            ``output`` may be the very memory of ``input``. Entries for what is not computed (all
+            but ``output`` in evaluation) are ignored.
 
     Returns:
         (output, mean, invstd, running_mean, running_var). A new output has the dtype and memory

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn import Module
 from torch.nn.modules.module import _WrappedHook
+from torch.nn.utils.parametrize import is_parametrized
 
 from . import collectives, nn
 
@@ -72,10 +73,17 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
         The model. :func:`revert` makes :class:`torch.nn.SyncBatchNorm` of its layers.
 
     Raises:
-        ValueError: the ranks' models differ, or this rank is not of the group; nothing is changed.
+        ValueError: the ranks' models differ, this rank is not of the group, or a layer is
+            parametrized; nothing is changed.
         RuntimeError: a rank of the group died, or did not come within its timeout.
     """
     _check_module(module)
+    for name, layer in module.named_modules():
+        if _is_batch_norm(layer) and is_parametrized(layer):
+            raise ValueError(
+                f"module: {name or 'it'} is parametrized; allowed: batch norms without "
+                "parametrizations"
+            )
     group = collectives.default_group() if process_group is None else process_group
     if group is not None:
         _check_ranks_agree(module, group)
@@ -150,6 +158,8 @@ def _as(kind: type[_Layer], layer: Module) -> _Layer:
         made.__dict__[name] = layer.__dict__[name].copy()
     # Compiled code is the old layer's; it is compiled anew where a model's code calls this one.
     made.__dict__["_compiled_call_impl"] = None
+    if isinstance(made, nn.SyncBatchNorm):
+        made.join(layer.__dict__.get("process_group"))
     hooks = made.__dict__["_load_state_dict_pre_hooks"]
     if any(isinstance(hook, _WrappedHook) and hook.with_module for hook in hooks.values()):
         # These know the layer that they are called for.

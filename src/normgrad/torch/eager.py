@@ -16,10 +16,12 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .. import operators
 from . import ops
-from .nodes import given
+from .kernels import output_for
+from .nodes import given, kept_statistics
 
 _C = torch._C
 _CPU = _C.DispatchKey.CPU
+_NONE = (None, None)
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
@@ -139,12 +141,13 @@ def batch_norm(
     output, mean, spread, _, _ = operators.batch_norm(
         input, weight, bias, running_mean, running_var,
         training=training, momentum=momentum, eps=eps,
-        out=(None, None, None, running_mean, running_var) if training else None,
+        out=(output_for(input), None, None, *((running_mean, running_var) if training else _NONE)),
     )  # fmt: skip
     if not _needs_node(input, weight, bias):
         return output
     if not training:
-        mean, spread = running_mean, running_var
+        # They may be updated before the gradients are asked for.
+        mean, spread = kept_statistics(running_mean, running_var)
     return BatchNorm.apply((output, mean, spread), input, weight, bias, training, eps)
 
 
@@ -157,7 +160,8 @@ def group_norm(
     eps: float,
 ) -> Tensor:
     """Group norm."""
-    made = operators.group_norm(input, weight, bias, num_groups=group, eps=eps)
+    out = (output_for(input), None, None)
+    made = operators.group_norm(input, weight, bias, num_groups=group, eps=eps, out=out)
     if not _needs_node(input, weight, bias):
         return made[0]
     return GroupNorm.apply(made, input, weight, bias, sizes, group)

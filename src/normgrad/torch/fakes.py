@@ -18,12 +18,17 @@ from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.statistics import BATCH_NORM_STATS
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
-from .kernels import absent, check_sizes, wide
+from .kernels import absent, check_sizes, output_for, wide
 
 
 def _like(data: Tensor) -> Tensor:
     strides = layout.dense_like(data.shape, data.stride())
     return torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
+
+
+def _output(input: Tensor) -> Tensor:
+    found = output_for(input)
+    return _like(input) if found is None else found
 
 
 def _vector(like: Tensor, size: Any, dtype: torch.dtype) -> Tensor:
@@ -66,9 +71,9 @@ def native_batch_norm(
     """As :func:`.kernels.native_batch_norm`."""
     dtype = wide(input)
     if not training:
-        return _like(input), *[absent(dtype, input) for _ in range(4)]
+        return _output(input), *[absent(dtype, input) for _ in range(4)]
     statistics = [_vector(input, input.shape[1], dtype) for _ in range(2)]
-    return _like(input), *statistics, *_running((running_mean, running_var), dtype, input)
+    return _output(input), *statistics, *_running((running_mean, running_var), dtype, input)
 
 
 def _running(old: Sequence[Tensor | None], gone: torch.dtype, like: Tensor) -> tuple[Tensor, ...]:
@@ -118,7 +123,7 @@ def batch_norm_elemt(
     eps: float,
 ) -> Tensor:
     """As :func:`.kernels.batch_norm_elemt`."""
-    return _like(input)
+    return _output(input)
 
 
 def batch_norm_gather_stats_with_counts(
@@ -179,7 +184,7 @@ def native_group_norm(
     """As :func:`.kernels.native_group_norm`."""
     check_sizes(input, N, C, HxW)
     shape, dtype = (input.shape[0], group), wide(input)
-    return _like(input), _vector(input, shape, dtype), _vector(input, shape, dtype)
+    return _output(input), _vector(input, shape, dtype), _vector(input, shape, dtype)
 
 
 def native_group_norm_backward(
@@ -221,7 +226,7 @@ def sync_batch_norm(
     dtype = wide(input)
     statistics = [_vector(input, input.shape[1], dtype) for _ in range(2)]
     running = _running((running_mean, running_var), dtype, input)
-    return _like(input), *statistics, *running, _vector(input, 1, torch.int64)
+    return _output(input), *statistics, *running, _vector(input, 1, torch.int64)
 
 
 def sync_batch_norm_backward(

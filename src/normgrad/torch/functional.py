@@ -154,6 +154,11 @@ def sync_batch_norm(
     group = collectives.default_group() if process_group is None else process_group
     if not training or group is None or collectives.size(group) == 1:
         return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not isinstance(momentum, _NUMBERS):
+        kind = type(momentum).__name__
+        raise TypeError(f"sync_batch_norm(): argument 'momentum' must be float, not {kind}")
+    if not eps > 0:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     _check_synchronised(input, running_mean, running_var, weight, bias)
     output, _, _, new_mean, new_var, _ = ops.sync_batch_norm(
         input, weight, bias, running_mean, running_var, momentum, eps,

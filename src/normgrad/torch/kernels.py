@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from .. import operators
 
@@ -23,6 +24,23 @@ def wide(*tensors: Tensor) -> torch.dtype:
 def absent(dtype: torch.dtype, like: Tensor) -> Tensor:
     """A result that is not there."""
     return torch.empty(0, dtype=dtype, device=like.device)
+
+
+def output_for(input: Tensor) -> Tensor | None:
+    """A new output where normgrad's own would be laid out unlike PyTorch's; else None.
+
+    PyTorch's are contiguous, or channels-last where the input is; programs that call ``view`` on
+    them count on it. normgrad's have the order of the input's axes, whatever it is.
+    """
+    if input.is_contiguous():
+        return None
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    if last is not None and input.is_contiguous(memory_format=last):
+        return None
+    return torch.empty(
+        input.shape, dtype=input.dtype, device=input.device,
+        memory_format=suggest_memory_format(input),
+    )  # fmt: skip
 
 
 def check_sizes(input: Tensor, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
@@ -56,6 +74,7 @@ def native_batch_norm(
     results = operators.batch_norm(
         input, weight, bias, running_mean, running_var,
         training=training, momentum=momentum, eps=eps,
+        out=(output_for(input), None, None, None, None),
     )  # fmt: skip
     return _or_absent(results, wide(input), input)
 
@@ -100,7 +119,7 @@ def batch_norm_elemt(
     eps: float,
 ) -> Tensor:
     """The output from given statistics; ``eps`` is in ``invstd`` already."""
-    return operators.batch_norm_elemt(input, weight, bias, mean, invstd)
+    return operators.batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
 
 
 def batch_norm_gather_stats_with_counts(
@@ -165,7 +184,8 @@ def native_group_norm(
 ) -> tuple[Tensor, ...]:
     """The output, and each sample's groups' mean and 1/std."""
     check_sizes(input, N, C, HxW)
-    return tuple(operators.group_norm(input, weight, bias, num_groups=group, eps=eps))
+    out = (output_for(input), None, None)
+    return tuple(operators.group_norm(input, weight, bias, num_groups=group, eps=eps, out=out))
 
 
 def native_group_norm_backward(

@@ -54,10 +54,11 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
         How many there were stays in its tensor: reading it here would cut a compiled graph.
         """
-        batch_mean, batch_var = torch.zeros_like(mean), torch.zeros_like(var)
+        # Of what they are: an empty batch leaves them so.
+        batch_mean, batch_var = mean.clone(), var.clone()
         output = self._normalise(input, batch_mean, batch_var, True, 1.0)
         for running, batch in ((mean, batch_mean), (var, batch_var)):
-            running.lerp_(batch, batches.reciprocal().to(running.dtype))
+            running.lerp_(batch, batches.to(running.dtype).reciprocal())
         return output
 
 
@@ -148,10 +149,6 @@ class SyncBatchNorm(_BatchNorm):
         if group is not None and not isinstance(group, collectives.GroupName):
             state = {**state, "process_group": collectives.name_of(group)}
         return state  # type: ignore[no-any-return]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._key = next(_keys)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> Any:

@@ -83,6 +83,11 @@ def attach(node: type[Node], results: Any, arguments: tuple[Any, ...]) -> Any:
     return node.apply(made, *arguments)
 
 
+def kept_statistics(*statistics: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Running statistics as they are now: a later batch may update them in place."""
+    return tuple(value if value is None else value.detach().clone() for value in statistics)
+
+
 def given(gradients: tuple[Any, ...], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
     """The gradients, None where they are not wanted."""
     return tuple(

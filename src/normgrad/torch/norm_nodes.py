@@ -10,7 +10,7 @@ from torch import Tensor
 from . import derivatives
 from .derivatives import Normalisation, like
 from .kernels import wide
-from .nodes import Node, along, given, operator
+from .nodes import Node, along, given, kept_statistics, operator
 
 
 def _described(results: Any, mask: Any) -> tuple[torch.dtype | None, ...]:
@@ -38,8 +38,7 @@ class NativeBatchNorm(Node):
         running_var: Any, training: bool, momentum: float, eps: float,
     ) -> tuple[Any, ...]:  # fmt: skip
         ctx.training, ctx.eps = training, eps
-        # In training the running statistics may be overwritten before the gradients are asked for.
-        statistics = results[1:3] if training else (running_mean, running_var)
+        statistics = results[1:3] if training else kept_statistics(running_mean, running_var)
         return input, weight, *statistics
 
     @staticmethod
