@@ -70,15 +70,11 @@ from .block import (
     WORKSPACE,
     WRITES,
 )  # fmt: skip
+from .calls import call_channels, call_kernel, call_madvise, call_number, call_parallel
 from .intrinsics import (
     INT_POINTER,
     POINTERS,
     address_of,
-    call_channels,
-    call_kernel,
-    call_madvise,
-    call_number,
-    call_parallel,
     doubles_at,
     get,
     helper,

@@ -13,11 +13,11 @@ from numba import types
 
 from . import access
 from .block import CHANNEL_STRIDES, DATA_SIZES, INNER_STRIDES, MOVERS
+from .calls import call_mover
 from .intrinsics import (
     POINTERS,
     SQUARE,
     address_of,
-    call_mover,
     double,
     doubles_at,
     gather_square,
