@@ -1,9 +1,8 @@
 """PyTorch's own OpenMP threads, for our tasks.
 
-PyTorch brings an OpenMP runtime of its own, and Numba loads another. The threads of one spin for
-milliseconds after each of its parallel regions, on the cores that the other's are to run on; where
-a layer of ours stands between PyTorch's, that is at every call. So where PyTorch is loaded with
-GNU's runtime, our tasks run on its threads.
+PyTorch brings an OpenMP runtime of its own, and Numba loads another. The threads of one wait for
+more by spinning after each of its parallel regions, on the cores that the other's are to run on. So
+where PyTorch is loaded with GNU's runtime, our tasks run on its threads.
 """
 
 from __future__ import annotations
