@@ -305,7 +305,11 @@ def copies() -> Any:
 def checked() -> Any:
     """What torch.library.opcheck says of both operators."""
     name = dist.group.WORLD.group_name
-    found = []
+    add_up = torch.ops.normgrad.all_reduce_sum.default
+    values = torch.arange(6.0).reshape(3, 2).requires_grad_()
+    found = [torch.library.opcheck(add_up, (values, name))]
+    summed = torch.func.vmap(lambda row: add_up(row, name), in_dims=1, out_dims=1)(values)
+    assert torch.equal(summed, dist.get_world_size() * values)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x, dy, _ = (part(t, (4, 3)) for t in whole((7, 4, 3, 2), "float32", 0))
         x = lay_out(x.to(dtype), "channels_last").requires_grad_()

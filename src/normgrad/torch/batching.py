@@ -35,6 +35,8 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's rule, as ``torch.library.register_vmap`` takes it."""
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        if schema.elementwise:
+            return call(*arguments), in_dims[0]
         size = info.batch_size
         folded: list[Any] = []
         for name, value, dim in zip(schema.names, arguments, in_dims, strict=True):

@@ -35,6 +35,7 @@ class Schema:
         inputs: the kinds of the tensors among the arguments, by name.
         outputs: the results' kinds, in order.
         channels: the integers among the arguments that count channels or groups.
+        elementwise: whether the result is the first tensor's, element by element.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Schema:
     inputs: Mapping[str, Kind]
     outputs: tuple[Kind, ...]
     channels: tuple[str, ...] = ()
+    elementwise: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,7 +169,14 @@ _SCHEMAS = (
         {"input": Kind.DATA, **_AFFINE, **_RUNNING},
         (Kind.DATA, *[Kind.CHANNEL] * 4, Kind.COUNT),
     ),
-    Schema("all_reduce_sum", "Tensor values, str group_name", "Tensor", {}, (Kind.COUNT,)),
+    Schema(
+        "all_reduce_sum",
+        "Tensor values, str group_name",
+        "Tensor",
+        {},
+        (Kind.COUNT,),
+        elementwise=True,
+    ),
     Schema(
         "sync_batch_norm_backward",
         "Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "
