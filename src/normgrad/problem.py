@@ -16,7 +16,7 @@ has one, group norm one per sample.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from . import dtypes
@@ -135,6 +135,57 @@ class Problem:
     def wants_parameters(self) -> bool:
         """Whether any per-channel output is asked for."""
         return any(role in self.vectors for role in _PARAMETER_OUTPUTS)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the data tensors have no elements."""
+        return self.sets.size * self.channel.size * self.positions == 0
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether anything is summed over the elements of a channel."""
+        if self.rule is Rule.FORWARD:
+            return self.missing_mean
+        if self.rule in (Rule.TRAIN, Rule.GROUP) and self.grad_input is not None:
+            return True
+        return self.wants_parameters
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether anything asked for depends on x."""
+        if self.rule is Rule.FORWARD:
+            return True
+        if self.grad_input is not None and self.rule in (Rule.TRAIN, Rule.GROUP, Rule.ELEMT):
+            return True
+        return Role.OUT_SUM_DY_XMU in self.vectors or Role.OUT_WEIGHT in self.vectors
+
+    @property
+    def input_is_grad_out(self) -> bool:
+        """Whether dy can be read in the place of x, on which nothing depends.
+
+        Not where x alone makes the arithmetic float64.
+        """
+        return not self.needs_input and dtypes.arithmetic(self.grad_out) is self.arithmetic
+
+    def reading_one(self) -> Problem:
+        """The same problem, with dy in the place of x where that can be."""
+        if not self.input_is_grad_out:
+            return self
+
+        def twice(axis: Axis) -> Axis:
+            dy, _, dx = axis.strides
+            return Axis(axis.size, (dy, dy, dx))
+
+        return replace(
+            self,
+            input=self.grad_out,
+            sets=twice(self.sets),
+            outer=tuple(twice(axis) for axis in self.outer),
+            channel=twice(self.channel),
+            inner=twice(self.inner),
+            missing_mean=False,
+            missing_spread=False,
+        )
 
 
 _PARAMETER_OUTPUTS = (Role.OUT_SUM_DY, Role.OUT_SUM_DY_XMU, Role.OUT_WEIGHT, Role.OUT_BIAS)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...layout import Axis
 from ...machine import Machine
 from ...memory import LINE
-from ...problem import Problem, Role, Rule
+from ...problem import Problem, Rule
 from . import block as B
 from .access import access_of, bytes_of, fetches_ahead, streams
-from .steps import OPERATIONS, Step, is_empty, steps_of
+from .steps import OPERATIONS, Step, steps_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
@@ -68,15 +67,6 @@ class Program:
 def _bits(value: float) -> int:
     (bits,) = struct.unpack("<q", struct.pack("<d", value))
     return int(bits)
-
-
-def _needs_input(problem: Problem) -> bool:
-    """Whether anything asked for depends on x."""
-    if problem.rule is Rule.FORWARD:
-        return True
-    if problem.rule in (Rule.TRAIN, Rule.GROUP, Rule.ELEMT) and problem.grad_input is not None:
-        return True
-    return Role.OUT_SUM_DY_XMU in problem.vectors or Role.OUT_WEIGHT in problem.vectors
 
 
 def _fill_axes(block: npt.NDArray[np.int64], problem: Problem) -> None:
@@ -139,12 +129,8 @@ def _fill_workspace(block: npt.NDArray[np.int64], problem: Problem, parts: int) 
 
 def build(problem: Problem, machine: Machine) -> Program:
     """The program for a problem on a machine."""
-    # Not where x alone makes the arithmetic float64.
-    input_is_grad_out = not _needs_input(problem) and (
-        dtypes.arithmetic(problem.grad_out) is problem.arithmetic
-    )
-    if input_is_grad_out:
-        problem = _without_input(problem)
+    input_is_grad_out = problem.input_is_grad_out
+    problem = problem.reading_one()
     # Whether so much is read and written that little of it will be in cache the next time.
     large = bytes_of(problem) > machine.cache // 2
     access, problem = access_of(problem)
@@ -161,7 +147,7 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.PER_GROUP] = problem.per_group
     template[B.SPREAD_IS_VARIANCE] = problem.spread_is_variance
     template[B.SLOTS] = parts
-    if is_empty(problem):
+    if problem.is_empty:
         template[B.SETS] = 0  # no sums; what is to be summed over them is 0
     template[B.STREAM] = streams(problem, access, large)
     template[B.AHEAD] = fetches_ahead(access, large)
@@ -169,7 +155,7 @@ def build(problem: Problem, machine: Machine) -> Program:
     data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
     template[B.DATA_SIZES : B.DATA_SIZES + 3] = [dtype.itemsize for dtype in data]
     workspace_size = (
-        0 if is_empty(problem) or not steps else _fill_workspace(template, problem, parts)
+        0 if problem.is_empty or not steps else _fill_workspace(template, problem, parts)
     )
     return Program(
         pattern=access.pattern,
@@ -181,23 +167,4 @@ def build(problem: Problem, machine: Machine) -> Program:
         template=template,
         workspace_size=workspace_size,
         input_is_grad_out=input_is_grad_out,
-    )
-
-
-def _without_input(problem: Problem) -> Problem:
-    """The same problem, with dy read in the place of an x that nothing depends on."""
-
-    def twice(axis: Axis) -> Axis:
-        dy, _, dx = axis.strides
-        return Axis(axis.size, (dy, dy, dx))
-
-    return replace(
-        problem,
-        input=problem.grad_out,
-        sets=twice(problem.sets),
-        outer=tuple(twice(axis) for axis in problem.outer),
-        channel=twice(problem.channel),
-        inner=twice(problem.inner),
-        missing_mean=False,
-        missing_spread=False,
     )

@@ -108,7 +108,7 @@ def tiling_of(problem: Problem, access: Access) -> Tiling:
         rows = positions // access.repeat
         most = max(1, per_channel * channels // PART)
         parts = min(-(-TASKS // sets), max(FEW_PARTS, rows // ROWS_OF_PART), most)
-    elif access.pattern != "tiles" and problem.sets.size == 1 and not needs_sums(problem):
+    elif access.pattern != "tiles" and problem.sets.size == 1 and not problem.needs_sums:
         # Nothing is summed over a channel, so that memory can be gone through in its own order.
         # batch_norm_elemt took (1 core) float32 (32, 512, 28, 28) 0.50 of the time, bfloat16 0.51,
         # (32, 2048, 7, 7) 0.56 and 0.69, (32, 64, 56, 56) 0.91 and 0.64; its gradient as much less.
@@ -127,20 +127,6 @@ def tiling_of(problem: Problem, access: Access) -> Tiling:
     units = -(-positions // unit)
     part_size = -(-units // parts) * unit
     return Tiling(channel_block, -(-positions // part_size), part_size)
-
-
-def needs_sums(problem: Problem) -> bool:
-    """Whether anything is summed over the elements of a channel."""
-    if problem.rule is Rule.FORWARD:
-        return problem.missing_mean
-    if problem.rule in (Rule.TRAIN, Rule.GROUP) and problem.grad_input is not None:
-        return True
-    return problem.wants_parameters
-
-
-def is_empty(problem: Problem) -> bool:
-    """Whether the data tensors have no elements."""
-    return problem.sets.size * problem.channel.size * problem.positions == 0
 
 
 @dataclass(frozen=True)
@@ -214,7 +200,7 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     writes = 0
     if problem.grad_input is not None:
         writes = B.DO_SCALE if rule is Rule.EVAL else B.DO_APPLY
-    sums = B.DO_SUMS if needs_sums(problem) else 0
+    sums = B.DO_SUMS if problem.needs_sums else 0
     if not writes and not sums:
         return ()
 
@@ -268,7 +254,7 @@ def _gather(problem: Problem) -> Step:
 
 def steps_of(problem: Problem, access: Access) -> tuple[tuple[Step, ...], int]:
     """The steps, and how many parts each channel's sums come in."""
-    if is_empty(problem):
+    if problem.is_empty:
         return _for_nothing(problem), 1
     if problem.rule is Rule.GATHER:
         return (_gather(problem),), 1

@@ -1,0 +1,230 @@
+"""Where elements are: addresses, offsets of a tile, per-channel vectors of any dtype."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .arithmetic import real, rounded
+from .jit import helper
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@helper
+def pointer(address, CODE: tl.constexpr):
+    """A pointer to elements of the dtype with a code (see dtypes.py)."""
+    place = address.to(tl.int64)
+    if CODE == 0:
+        return place.to(tl.pointer_type(tl.float32))
+    elif CODE == 1:
+        return place.to(tl.pointer_type(tl.float64))
+    elif CODE == 2:
+        return place.to(tl.pointer_type(tl.float16))
+    elif CODE == 3:
+        return place.to(tl.pointer_type(tl.bfloat16))
+    elif CODE == 4:
+        return place.to(tl.pointer_type(tl.int32))
+    else:
+        return place.to(tl.pointer_type(tl.int64))
+
+
+@helper
+def doubles(a, offset):
+    """A pointer to float64 in the workspace."""
+    return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
+
+
+@helper
+def counter(a, index):
+    """A pointer to one of the counters in the workspace."""
+    address = a.at.workspace.to(tl.int64) + a.work.counters.to(tl.int64)
+    return pointer(address, 4) + index
+
+
+# Positions
+
+
+@helper
+def quotient(value, axis, C: tl.constexpr):
+    """Positions divided by an axis' size: a multiplication and a shift, where 32 bits will do."""
+    if C.long_positions:
+        return value // axis.size.to(tl.int64)
+    else:
+        high = tl.umulhi(value.to(tl.uint32), axis.magic.to(tl.uint32))
+        return (high >> axis.shift.to(tl.uint32)).to(tl.int32)
+
+
+@helper
+def stepped(index, stride, C: tl.constexpr):
+    """So many steps of a stride."""
+    if C.long_offsets:
+        return index.to(tl.int64) * stride.to(tl.int64)
+    else:
+        return index.to(tl.int32) * stride.to(tl.int32)
+
+
+@helper
+def along_axis(index, axis, WHICH: tl.constexpr, C: tl.constexpr):
+    """So many steps along an axis of one of (dy, x, dx)."""
+    if WHICH == 0:
+        return stepped(index, axis.dy, C)
+    elif WHICH == 1:
+        return stepped(index, axis.x, C)
+    else:
+        return stepped(index, axis.dx, C)
+
+
+@helper
+def offset_of(p, axes, WHICH: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
+    """The offsets of positions in the tensor ``WHICH`` of (dy, x, dx), which looks like ``T``."""
+    RANK: tl.constexpr = C.rank
+    rest = p
+    index = p
+    if RANK > 1:
+        rest = quotient(p, axes[RANK - 1], C)
+        index = p - rest * axes[RANK - 1].size.to(p.dtype)
+    if T.along == 1:
+        # Contiguous: a stride that is known when this is compiled.
+        offset = index
+        if C.long_offsets:
+            offset = offset.to(tl.int64)
+    else:
+        offset = along_axis(index, axes[RANK - 1], WHICH, C)
+    for k in tl.static_range(1, RANK):
+        index = rest
+        if k < RANK - 1:
+            rest = quotient(rest, axes[RANK - 1 - k], C)
+            index = index - rest * axes[RANK - 1 - k].size.to(p.dtype)
+        offset += along_axis(index, axes[RANK - 1 - k], WHICH, C)
+    # What a plan found of the strides, and the compiler cannot see through a division. The hints
+    # belong to the last operation: one that adds nothing would be dropped, and they with it.
+    if T.vector > 1:
+        offset = tl.multiple_of(offset, T.vector)
+        if T.along == 1:
+            offset = tl.max_contiguous(offset, T.vector)
+    return offset
+
+
+@helper
+def positions_from(start, C: tl.constexpr):
+    """The positions of a tile."""
+    B: tl.constexpr = C.positions
+    return start + tl.arange(0, B)
+
+
+@helper
+def inside(p, end, cmask, C: tl.constexpr):
+    """Which of a tile's elements there are."""
+    mask = p < end
+    V: tl.constexpr = C.x.vector
+    if (V > 1) & (C.x.along == 1):
+        # Parts end at multiples of what is read at once.
+        mask = tl.max_constancy(mask, V)
+    return mask[:, None] & cmask[None, :]
+
+
+# Channels
+
+
+@helper
+def channels_of(block, a, C: tl.constexpr):
+    """The channels of a tile: (channel, which there are, group, first channel, first group)."""
+    MEMBERS: tl.constexpr = C.members
+    GROUPS: tl.constexpr = C.groups
+    first_group = block // a.sizes.blocks.to(tl.int32) * GROUPS
+    first_member = block % a.sizes.blocks.to(tl.int32) * MEMBERS
+    i = tl.arange(0, GROUPS * MEMBERS)
+    per_group = a.sizes.per_group.to(tl.int32)
+    first = first_group * per_group + first_member
+    group = first_group + i // MEMBERS
+    member = first_member + i % MEMBERS
+    mask = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
+    V: tl.constexpr = C.x.vector
+    if (V > 1) & (C.x.along == 2):
+        mask = tl.max_constancy(mask, V)
+    if C.dense:
+        channel = first + i
+    else:
+        channel = group * per_group + member
+    return channel, mask, group, first, first_group
+
+
+@helper
+def channel_offset(channel, first, stride, T: tl.constexpr, C: tl.constexpr):
+    """The offsets of channels from the tile's first."""
+    if C.dense:
+        # What follows from the first by counting, the compiler sees to be contiguous.
+        local = tl.arange(0, C.groups * C.members)
+    else:
+        local = channel - first
+    if T.along == 2:
+        if C.long_offsets:
+            return local.to(tl.int64)
+        else:
+            return local
+    else:
+        return stepped(local, stride, C)
+
+
+@helper
+def base_of(address, s, first, set_stride, channel_stride, T: tl.constexpr):
+    """A pointer to a tile's first channel in a set."""
+    far = s.to(tl.int64) * set_stride.to(tl.int64)
+    if T.along == 2:
+        far += first.to(tl.int64)
+    else:
+        far += first.to(tl.int64) * channel_stride.to(tl.int64)
+    base = pointer(address, T.code) + far
+    if T.vector > 1:
+        SIZE: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
+        base = tl.multiple_of(base, T.vector * SIZE)
+    return base
+
+
+# Per-channel vectors
+
+
+@helper
+def code_of(C: tl.constexpr, SLOT: tl.constexpr):
+    """The dtype's code of the vector at a slot; 7 where there is none."""
+    return (C.vectors >> (3 * SLOT)) & 7
+
+
+@helper
+def read_vector(a, s, index, mask, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
+    """Elements of a per-channel input as the arithmetic reads them, in float64."""
+    CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
+    if CODE == 7:
+        return tl.full(index.shape, DEFAULT, tl.float64)
+    else:
+        strides = a.vectors[SLOT]
+        offset = s.to(tl.int64) * strides.sets.to(tl.int64)
+        offset += index.to(tl.int64) * strides.channels.to(tl.int64)
+        value = tl.load(pointer(a.at[SLOT + 3], CODE) + offset, mask=mask, other=DEFAULT)
+        return real(value, C.wide).to(tl.float64)
+
+
+@helper
+def write_vector(a, s, index, mask, value, SLOT: tl.constexpr, C: tl.constexpr):
+    """Round numbers to a per-channel output, where there is one."""
+    CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
+    if CODE != 7:
+        strides = a.vectors[SLOT]
+        offset = s.to(tl.int64) * strides.sets.to(tl.int64)
+        offset += index.to(tl.int64) * strides.channels.to(tl.int64)
+        tl.store(pointer(a.at[SLOT + 3], CODE) + offset, rounded(value, CODE), mask=mask)
+
+
+@helper
+def count_at(a, element, mask, C: tl.constexpr):
+    """Elements of the counts, by their number in order, as float64; 0 where there are none."""
+    RANK: tl.constexpr = len(a.counts)
+    CODE: tl.constexpr = C.counts
+    rest = element.to(tl.int64)
+    offset = rest * 0
+    for k in tl.static_range(RANK):
+        axis = a.counts[RANK - 1 - k]
+        size = axis.size.to(tl.int64)
+        offset += rest % size * axis.stride.to(tl.int64)
+        rest = rest // size
+    return tl.load(pointer(a.at.count, CODE) + offset, mask=mask, other=0).to(tl.float64)

@@ -1,0 +1,167 @@
+"""Numbers in kernels: sums and products with their errors, and rounding once.
+
+In float64 arithmetic ("wide") sums and products of a few per-channel numbers carry the error of
+each rounding; beside float32 data float64 by itself is exact enough, and the errors are zeros that
+the compiler drops.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .jit import helper
+
+#: Whether kernels are interpreted.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@helper
+def number(bits):
+    """A float64 from its bits."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@helper
+def is_finite(value):
+    """Whether a float64 is neither infinite nor NaN."""
+    return tl.abs(value) <= 1.7976931348623157e308
+
+
+@helper
+def two_sum(a, b):
+    """a + b, rounded, and what the rounding left."""
+    s = a + b
+    z = s - a
+    return s, (a - (s - z)) + (b - z)
+
+
+@helper
+def corrected(total, error):
+    """A sum with its error. That of an infinite sum is NaN and must not spoil it."""
+    return tl.where(is_finite(total), total + error, total)
+
+
+@helper
+def kept(total, error, WIDE: tl.constexpr):
+    """A sum, with its error where the arithmetic keeps one."""
+    if WIDE:
+        return corrected(total, error)
+    else:
+        return total
+
+
+@helper
+def added(total, error, value, value_error, WIDE: tl.constexpr):
+    """A running sum and its error, and another one's."""
+    if WIDE:
+        s, e = two_sum(total, value)
+        return s, error + (e + value_error)
+    else:
+        return total + value, error
+
+
+@triton.jit
+def _pairs(a, a_error, b, b_error):
+    s, e = two_sum(a, b)
+    return s, (a_error + b_error) + e
+
+
+@helper
+def sum_along(total, error, AXIS: tl.constexpr, WIDE: tl.constexpr):
+    """The sum of sums along an axis, in an order that the shape alone decides."""
+    if WIDE:
+        s, e = tl.reduce((total, error), AXIS, _pairs)
+        return s, e
+    else:
+        s = tl.sum(total, AXIS)
+        return s, tl.zeros_like(s)
+
+
+@helper
+def times(value, error, factor, factor_error, WIDE: tl.constexpr):
+    """A product of two numbers and their errors, and its error."""
+    product = value * factor
+    if WIDE:
+        rounding = tl.fma(value, factor, -product)
+        return product, rounding + value * factor_error + error * factor
+    else:
+        return product, error
+
+
+@helper
+def divided(value, error, divisor, WIDE: tl.constexpr):
+    """A quotient and its error."""
+    quotient = value / divisor
+    if WIDE:
+        return quotient, (tl.fma(-quotient, divisor, value) + error) / divisor
+    else:
+        return quotient, error
+
+
+@helper
+def is_normal(value, WIDE: tl.constexpr):
+    """Whether the arithmetic's type holds a number to full precision."""
+    size = tl.abs(value)
+    if WIDE:
+        inside = (size >= 2.2250738585072014e-308) & (size <= 1.7976931348623157e308)
+    else:
+        inside = (size >= 1.1754943508222875e-38) & (size <= 3.4028234663852886e38)
+    return (size == 0.0) | inside
+
+
+@helper
+def real(value, WIDE: tl.constexpr):
+    """A number in the arithmetic's type."""
+    if WIDE:
+        return value.to(tl.float64)
+    else:
+        return value.to(tl.float32)
+
+
+@helper
+def rounded_to_odd(value):
+    """A float64 as a float32 that another rounding, to a half type, rounds as if there were one.
+
+    What is not exact takes the neighbour whose last bit is 1, so that a tie remains visible
+    (Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums", 2008).
+    """
+    near = value.to(tl.float32)
+    bits = near.to(tl.int32, bitcast=True)
+    back = near.to(tl.float64)
+    away = tl.abs(back) < tl.abs(value)
+    # Zero has the sign of the value, which counts bits up from there.
+    moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+    exact = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
+    return tl.where(exact | ((bits & 1) == 1), near, moved)
+
+
+@helper
+def as_bfloat16(value):
+    """A float32 rounded to a bfloat16's bits, which the interpreter would only cut off."""
+    bits = value.to(tl.int32, bitcast=True)
+    up = bits + 0x7FFF + ((bits >> 16) & 1)
+    bits = tl.where(value == value, up, 0x7FC00000) & -65536
+    return bits.to(tl.float32, bitcast=True)
+
+
+@helper
+def rounded(value, CODE: tl.constexpr):
+    """A number rounded once, to nearest even, to the dtype with a code (see dtypes.py)."""
+    if CODE == 0:
+        return value.to(tl.float32)
+    elif CODE == 1:
+        return value.to(tl.float64)
+    else:
+        if value.dtype == tl.float64:
+            single = rounded_to_odd(value)
+        else:
+            single = value
+        if CODE == 2:
+            return single.to(tl.float16)
+        else:
+            if INTERPRETED:
+                single = as_bfloat16(single)
+            return single.to(tl.bfloat16)

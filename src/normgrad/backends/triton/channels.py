@@ -1,0 +1,251 @@
+"""Per-channel arithmetic, in float64: from statistics and sums to coefficients and outputs.
+
+The formulas are those of the CPU's kernels, which say why they are as they are.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .access import count_at, doubles, read_vector, write_vector
+from .arithmetic import added, divided, is_finite, is_normal, kept, number, sum_along, times
+from .jit import helper
+from .tiles import GROUP, pilot
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+ELEMT = tl.constexpr(3)
+#: What moments are taken about; see config.py.
+GIVEN = tl.constexpr(1)
+PILOT = tl.constexpr(0)
+
+
+# Statistics
+
+
+@helper
+def given_mean(a, s, group, mask, C: tl.constexpr):
+    """The mean that x is centred about: given, or computed before."""
+    if C.about == 2:
+        index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+        return tl.load(doubles(a, a.work.mean) + index, mask=mask, other=0.0)
+    else:
+        return read_vector(a, s, group, mask, 0, 0.0, C)
+
+
+@helper
+def given_invstd(a, s, group, mask, C: tl.constexpr):
+    """1/std: given, or computed before, or of a variance."""
+    if C.saved_spread:
+        index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+        return tl.load(doubles(a, a.work.spread) + index, mask=mask, other=1.0)
+    else:
+        spread = read_vector(a, s, group, mask, 1, 1.0, C)
+        if C.variance:
+            return 1.0 / tl.sqrt(spread + number(a.numbers.eps))
+        else:
+            return spread
+
+
+@helper
+def about(a, s, channel, group, mask, C: tl.constexpr):
+    """What x is centred about when it is summed, in float64, for each channel.
+
+    A pilot is the first element of a group, so that its channels' moments can be added.
+    """
+    if C.about == PILOT:
+        return pilot(a, s, group * a.sizes.per_group.to(tl.int32), mask, C)
+    else:
+        return given_mean(a, s, group, mask, C)
+
+
+# Sums
+
+
+@helper
+def slot_of(a, part, s, channel):
+    """The index of a channel's sums in the workspace."""
+    rows = part.to(tl.int64) * a.sizes.sets.to(tl.int64) + s
+    return rows * a.sizes.channels.to(tl.int64) + channel
+
+
+@helper
+def put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C: tl.constexpr):
+    """Write a part's sums to their own place."""
+    at = slot_of(a, part, s, channel)
+    tl.store(doubles(a, a.work.sum_dy) + at, t, mask=mask)
+    tl.store(doubles(a, a.work.sum_dy_xmu) + at, q, mask=mask)
+    if C.wide:
+        tl.store(doubles(a, a.work.sum_dy_error) + at, t_error, mask=mask)
+        tl.store(doubles(a, a.work.sum_dy_xmu_error) + at, q_error, mask=mask)
+
+
+@helper
+def load_sums(a, offset, error_offset, at, mask, C: tl.constexpr):
+    """Sums from the workspace, past the nearest cache: other programs wrote them."""
+    value = tl.load(doubles(a, offset) + at, mask=mask, other=0.0, cache_modifier=".cg")
+    if C.wide:
+        error = tl.load(doubles(a, error_offset) + at, mask=mask, other=0.0, cache_modifier=".cg")
+        return value, error
+    else:
+        return value, tl.zeros_like(value)
+
+
+@helper
+def combined(a, s, channel, mask, C: tl.constexpr):
+    """Both sums of channels over all parts, in the order of the parts, and their errors."""
+    ROWS: tl.constexpr = C.rows
+    t = channel.to(tl.float64) * 0.0
+    q, t_error, q_error = t, t, t
+    parts = a.sizes.parts.to(tl.int32)
+    for row in range(0, parts, ROWS):
+        part = row + tl.arange(0, ROWS)
+        there = (part < parts)[:, None] & mask[None, :]
+        at = slot_of(a, part[:, None], s, channel[None, :])
+        value, error = load_sums(a, a.work.sum_dy, a.work.sum_dy_error, at, there, C)
+        value, error = sum_along(value, error, 0, C.wide)
+        t, t_error = added(t, t_error, value, error, C.wide)
+        value, error = load_sums(a, a.work.sum_dy_xmu, a.work.sum_dy_xmu_error, at, there, C)
+        value, error = sum_along(value, error, 0, C.wide)
+        q, q_error = added(q, q_error, value, error, C.wide)
+    return t, t_error, q, q_error
+
+
+@helper
+def over_groups(value, error, WIDTH: tl.constexpr, C: tl.constexpr):
+    """Sums of so many channels of each group of a tile, added up."""
+    v = tl.reshape(value, [C.groups, WIDTH])
+    e = tl.reshape(error, [C.groups, WIDTH])
+    return sum_along(v, e, 1, C.wide)
+
+
+@helper
+def to_channels(value, C: tl.constexpr):
+    """A value for each group of a tile, for each of its channels there."""
+    if C.members == 1:
+        return value
+    else:
+        W: tl.constexpr = C.groups * C.members
+        spread = tl.broadcast_to(value[:, None], [C.groups, C.members])
+        return tl.reshape(spread, [W])
+
+
+@helper
+def weighted(a, channel, mask, t, t_error, q, q_error, C: tl.constexpr):
+    """Sums of channels as a group adds them up: the gradients' are multiplied by the weights."""
+    if C.rule == GROUP:
+        w = read_vector(a, channel * 0, channel, mask, 2, 1.0, C)
+        t = tl.where(mask, w * kept(t, t_error, C.wide), 0.0)
+        q = tl.where(mask, w * kept(q, q_error, C.wide), 0.0)
+        return t, tl.zeros_like(t), q, tl.zeros_like(q)
+    else:
+        return t, t_error, q, q_error
+
+
+@helper
+def group_sums(a, s, channel, mask, first_group, C: tl.constexpr):
+    """Both sums, over all that share a statistic, for each channel of a tile."""
+    if C.single:
+        return combined(a, s, channel, mask, C)
+    else:
+        FAN: tl.constexpr = C.fan
+        GROUPS: tl.constexpr = C.groups
+        per_group = a.sizes.per_group.to(tl.int32)
+        i = tl.arange(0, GROUPS * FAN)
+        group = first_group + i // FAN
+        t = tl.zeros([GROUPS], tl.float64)
+        q, t_error, q_error = t, t, t
+        for j in range(0, per_group, FAN):
+            member = j + i % FAN
+            there = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
+            c = group * per_group + member
+            v, v_error, u, u_error = combined(a, s, c, there, C)
+            v, v_error, u, u_error = weighted(a, c, there, v, v_error, u, u_error, C)
+            v, v_error = over_groups(v, v_error, FAN, C)
+            u, u_error = over_groups(u, u_error, FAN, C)
+            t, t_error = added(t, t_error, v, v_error, C.wide)
+            q, q_error = added(q, q_error, u, u_error, C.wide)
+        return (
+            to_channels(t, C), to_channels(t_error, C), to_channels(q, C), to_channels(q_error, C)
+        )  # fmt: skip
+
+
+# Coefficients
+
+
+@helper
+def gradient_coefficients(w, r, m, t, t_error, q, q_error, C: tl.constexpr):
+    """Gain, shift, slope and scale of dx = scale·(gain·dy − (shift + slope·(x − μ))).
+
+    Multiplied out where that keeps every factor's precision; else as the formula stands.
+    """
+    W: tl.constexpr = C.wide
+    t, t_error = divided(t, t_error, m, W)
+    p, p_error = divided(q, q_error, m, W)
+    zero = tl.zeros_like(r)
+    square, square_error = times(r, zero, r, zero, W)
+    p, p_error = times(p, p_error, square, square_error, W)
+    wr, wr_error = times(w, zero, r, zero, W)
+    if C.rule == GROUP:
+        # The group's sums hold its weights already.
+        o, o_error = r, zero
+        g = w
+    else:
+        o, o_error = wr, wr_error
+        g = zero + 1.0
+    ot, ot_error = times(o, o_error, t, t_error, W)
+    op, op_error = times(o, o_error, p, p_error, W)
+    ot = kept(ot, ot_error, W)
+    op = kept(op, op_error, W)
+    multiplied = is_normal(wr, W) & is_normal(ot, W) & is_normal(op, W)
+    # A product may vanish though its factors do not.
+    multiplied = multiplied & ((ot != 0.0) | (o == 0.0) | (t == 0.0))
+    multiplied = multiplied & ((op != 0.0) | (o == 0.0) | (p == 0.0))
+    multiplied = multiplied & ((wr != 0.0) | (w == 0.0) | (r == 0.0))
+    gain = tl.where(multiplied, kept(wr, wr_error, W), g)
+    shift = tl.where(multiplied, ot, kept(t, t_error, W))
+    slope = tl.where(multiplied, op, kept(p, p_error, W))
+    scale = tl.where(multiplied, 1.0, o)
+    return gain, shift, slope, scale
+
+
+@helper
+def total_count(a, C: tl.constexpr):
+    """The sum of all counts."""
+    N: tl.constexpr = 64
+    total = tl.zeros([N], tl.float64)
+    counts = a.numbers.counts.to(tl.int32)
+    for first in range(0, counts, N):
+        element = first + tl.arange(0, N)
+        total += count_at(a, element, element < counts, C)
+    return tl.sum(total, 0)
+
+
+@helper
+def statistics(about, t, t_error, q, q_error, m, eps, C: tl.constexpr):
+    """Mean, 1/std and variance from moments about something.
+
+    What the moments leave of the mean corrects it, and the variance.
+    """
+    change = kept(t, t_error, C.wide) / m
+    variance = kept(q, q_error, C.wide) / m - change * change
+    variance = tl.where(variance < 0.0, 0.0, variance)
+    mean = tl.where(is_finite(about), about + change, about)
+    return mean, 1.0 / tl.sqrt(variance + eps), variance
+
+
+@helper
+def write_statistics(a, s, group, mask, mean, invstd, variance, C: tl.constexpr):
+    """Statistics that are asked for, and running ones brought up to date."""
+    write_vector(a, s, group, mask, mean, 5, C)
+    write_vector(a, s, group, mask, invstd, 6, C)
+    m = number(a.numbers.divisor)
+    momentum = number(a.numbers.momentum)
+    zero = group * 0
+    old = read_vector(a, zero, group, mask, 0, 0.0, C)
+    new = tl.where(m > 0.0, (1.0 - momentum) * old + momentum * mean, old)
+    write_vector(a, zero, group, mask, new, 7, C)
+    factor = tl.where(m > 1.0, m / (m - 1.0), 1.0)
+    old = read_vector(a, zero, group, mask, 1, 0.0, C)
+    new = (1.0 - momentum) * old + momentum * (variance * factor)
+    write_vector(a, zero, group, mask, tl.where(m > 0.0, new, old), 8, C)

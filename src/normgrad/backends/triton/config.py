@@ -1,0 +1,216 @@
+"""The words a plan speaks to kernels in: what is compiled into a kernel, and what it is handed.
+
+All are tuples with names, which Triton takes apart by itself. :class:`Config` holds what a kernel
+is compiled for; the rest are integers, 64 bits each, that change from call to call or from shape to
+shape. Real numbers travel as the bits of a float64, since Triton would round a float to float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+#: What one step along a tensor's tile leads to, in memory: nothing known, or the next element
+#: along the positions or along the channels.
+SCATTERED, ALONG_POSITIONS, ALONG_CHANNELS = 0, 1, 2
+
+
+class Tensor(NamedTuple):
+    """A data tensor: its dtype's code, what is contiguous, and by how many elements at least all
+    starts are aligned there."""
+
+    code: int
+    along: int = SCATTERED
+    vector: int = 1
+
+
+class Config(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes:
+        rule: the problem's, as an integer.
+        wide: whether the arithmetic is float64.
+        dy, x, dx: the data tensors.
+        vectors: the codes of the per-channel vectors, see :func:`pack`.
+        counts: the code of the counts.
+        positions, groups, members: a tile: so many positions of so many channels of each of so
+            many groups. Where it has several groups, it has all their channels.
+        single: whether each channel is a group of its own.
+        fan: how many of a group's channels are added up at once.
+        dense: whether the channels of a tile follow each other without a gap.
+        rank: the number of axes that positions run over.
+        long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
+        unroll: tiles that are read before any is used, and added up in the data's arithmetic.
+        rows: how many parts' sums are added up at once.
+        about: what x is centred about, one of PILOT, GIVEN, SAVED.
+        saved_spread: whether 1/std was computed before, and is in the workspace.
+        saves: which statistics are left in the workspace, of MEAN, BOTH, SPREAD; 0 for none.
+        sums: whether coefficients follow from sums in the workspace.
+        writes: whether dx is written where sums are made.
+        outputs: whether the per-channel outputs are written here.
+        keeps_sums: whether sums are also left in the workspace.
+        variance: whether the spread given is a variance.
+        team: how many programs hold a unit together.
+        keep: whether what sums read is to stay in the L2 cache.
+        reverse: whether to begin at the end, where the sums left the L2 cache filled.
+    """
+
+    rule: int
+    wide: bool
+    dy: Tensor
+    x: Tensor
+    dx: Tensor
+    vectors: int
+    counts: int = 0
+    positions: int = 1
+    groups: int = 1
+    members: int = 1
+    single: bool = True
+    fan: int = 1
+    dense: bool = True
+    rank: int = 1
+    long_positions: bool = False
+    long_offsets: bool = False
+    unroll: int = 1
+    rows: int = 1
+    about: int = 0
+    saved_spread: bool = False
+    saves: int = 0
+    sums: bool = False
+    writes: bool = False
+    outputs: bool = False
+    keeps_sums: bool = False
+    variance: bool = False
+    team: int = 1
+    keep: bool = False
+    reverse: bool = False
+
+
+#: What moments are taken about: an element of the tensor, a given mean, or one in the workspace.
+PILOT, GIVEN, SAVED = 0, 1, 2
+
+#: Which statistics are left in the workspace: the mean; it and 1/std about it as it is rounded; or
+#: 1/std about the mean in use.
+MEAN, BOTH, SPREAD = 1, 2, 3
+
+#: No such vector.
+ABSENT = 7
+
+
+def pack(codes: dict[int, int], slots: int) -> int:
+    """The dtypes' codes of the vectors at some slots as one integer, three bits each."""
+    return sum(codes.get(slot, ABSENT) << (3 * slot) for slot in range(slots))
+
+
+class Addresses(NamedTuple):
+    """Where everything is, in the order of :class:`normgrad.problem.Role`, and the workspace."""
+
+    dy: Any
+    x: Any
+    dx: Any
+    mean: Any
+    spread: Any
+    weight: Any
+    sum_dy: Any
+    sum_dy_xmu: Any
+    out_sum_dy: Any
+    out_sum_dy_xmu: Any
+    out_weight: Any
+    out_bias: Any
+    count: Any
+    workspace: Any
+
+
+class Axis(NamedTuple):
+    """An axis that positions run over: its size, the numbers that divide by it, its strides."""
+
+    size: Any
+    magic: Any
+    shift: Any
+    dy: Any
+    x: Any
+    dx: Any
+
+
+class Strides(NamedTuple):
+    """The strides of a per-channel vector."""
+
+    sets: Any
+    channels: Any
+
+
+class CountAxis(NamedTuple):
+    """An axis of the counts."""
+
+    size: Any
+    stride: Any
+
+
+class Sizes(NamedTuple):
+    """The other axes, and how they are cut into tasks.
+
+    Attributes:
+        sets, channels, per_group, positions: sizes.
+        groups: how many groups of channels.
+        blocks: blocks of channels within a group, or of groups, that tasks take.
+        parts, part: into how many parts positions are cut, and how long each is.
+        dy_sets, x_sets, dx_sets, dy_channels, x_channels, dx_channels: strides.
+    """
+
+    sets: Any
+    channels: Any
+    per_group: Any
+    groups: Any
+    positions: Any
+    blocks: Any
+    parts: Any
+    part: Any
+    dy_sets: Any
+    x_sets: Any
+    dx_sets: Any
+    dy_channels: Any
+    x_channels: Any
+    dx_channels: Any
+
+
+class Numbers(NamedTuple):
+    """Scalars: the bits of float64, and how many counts there are."""
+
+    eps: Any
+    divisor: Any
+    momentum: Any
+    counts: Any
+
+
+class Work(NamedTuple):
+    """Where things stand in the workspace, in bytes, and how the blocked kernel's tasks follow.
+
+    Attributes:
+        sum_dy, sum_dy_error, sum_dy_xmu, sum_dy_xmu_error: sums, by part, set and channel.
+        mean, spread: statistics that are computed, by set and group.
+        counters: the next task's number, then how many parts of each unit are done.
+        stage: tasks of a stage of the blocked kernel, and ``stages`` how many stages.
+        phase: of the team kernel: 1 to sum, 2 to write, 3 for both.
+    """
+
+    sum_dy: Any
+    sum_dy_error: Any
+    sum_dy_xmu: Any
+    sum_dy_xmu_error: Any
+    mean: Any
+    spread: Any
+    counters: Any
+    stage: Any
+    stages: Any
+    phase: Any
+
+
+class Arguments(NamedTuple):
+    """All that a kernel is handed beside its :class:`Config`."""
+
+    at: Any
+    sizes: Any
+    axes: Any
+    vectors: Any
+    numbers: Any
+    counts: Any
+    work: Any

@@ -1,0 +1,105 @@
+"""What a plan may know of the GPU it will run on."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+#: What Triton's kernels here need: bfloat16 in hardware, and atomics with an order.
+LEAST_CAPABILITY = (8, 0)
+#: The Triton that kernels are tested with: the least.
+LEAST_TRITON = "3.6"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or what stands for one.
+
+    Attributes:
+        name: as its maker calls it.
+        capability: the compute capability.
+        processors: streaming multiprocessors.
+        l2: bytes of the L2 cache.
+        threads: of a program that goes through a tensor in tiles.
+        programs_each: wanted for each processor where positions are cut into parts: some run while
+            others start and end. An estimate: not measured.
+        held: elements of dy (and as many of x) that a program can have in registers, in float32
+            arithmetic; a quarter of it in float64. With twice as many, 512 threads had to put 56 to
+            184 bytes each elsewhere.
+    """
+
+    name: str = "NVIDIA H200"
+    capability: tuple[int, int] = (9, 0)
+    processors: int = 132
+    l2: int = 50 << 20
+    threads: int = 256
+    programs_each: int = 8
+    held: int = 1 << 13
+
+    @property
+    def l2_share(self) -> int:
+        """Bytes that may be hoped to stay in the L2 cache from one pass to the next.
+
+        Half of it: on chips with two partitions what both read may be there twice.
+        """
+        return self.l2 // 2
+
+
+#: What Triton's interpreter runs on: small enough for small tensors to take every way there is.
+INTERPRETED = Device(
+    "Triton's interpreter", processors=4, l2=1 << 13, threads=32, programs_each=1, held=1 << 8
+)
+
+
+@cache
+def of(index: int) -> Device:
+    """The GPU with a number of PyTorch's."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(index)
+    return Device(
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        processors=properties.multi_processor_count,
+        l2=properties.L2_cache_size,
+    )
+
+
+@cache
+def _missing() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return f"Triton is not installed (normgrad needs {LEAST_TRITON} or later on a GPU)"
+    import triton
+
+    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if found < tuple(map(int, LEAST_TRITON.split("."))):
+        return f"Triton {triton.__version__} is too old (normgrad needs {LEAST_TRITON} or later)"
+    return None
+
+
+def unusable(index: int | None = None) -> str | None:
+    """Why tensors on CUDA devices, or on one of them, cannot be computed with; None if they can.
+
+    Nothing is imported uninvited: without PyTorch there is no such tensor that could be used.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return "PyTorch is not imported, which Triton needs to find the GPU"
+    if torch.version.hip is not None:
+        return "PyTorch was built for ROCm; normgrad's kernels are tested for CUDA alone"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
+    reason = _missing()
+    if reason is not None or index is None:
+        return reason
+    capability = torch.cuda.get_device_capability(index)
+    if capability < LEAST_CAPABILITY:
+        major, minor = LEAST_CAPABILITY
+        return (
+            f"its compute capability is {capability[0]}.{capability[1]}; normgrad needs "
+            f"{major}.{minor} or later"
+        )
+    return None

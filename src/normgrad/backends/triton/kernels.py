@@ -1,0 +1,451 @@
+"""The kernels: what a program of each does. See program.py for how they follow each other."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .access import (
+    base_of,
+    channel_offset,
+    channels_of,
+    count_at,
+    counter,
+    doubles,
+    inside,
+    offset_of,
+    positions_from,
+    read_vector,
+    write_vector,
+)
+from .arithmetic import added, kept, number, real, rounded, sum_along
+from .channels import (
+    ELEMT,
+    about,
+    given_invstd,
+    given_mean,
+    gradient_coefficients,
+    group_sums,
+    load_sums,
+    over_groups,
+    put_sums,
+    statistics,
+    to_channels,
+    total_count,
+    weighted,
+    write_statistics,
+)
+from .jit import helper
+from .tiles import EVAL, FORWARD, load, sums_of_part, terms, write_part, written
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@helper
+def task_of(number_, a, C: tl.constexpr):
+    """A task's set, block of channels and part, from its number."""
+    parts = a.sizes.parts.to(tl.int32)
+    groups: tl.constexpr = C.groups
+    blocks = (a.sizes.groups.to(tl.int32) + groups - 1) // groups * a.sizes.blocks.to(tl.int32)
+    part = number_ % parts
+    unit = number_ // parts
+    return unit // blocks, unit % blocks, part
+
+
+@helper
+def bounds(part, a, C: tl.constexpr):
+    """The positions of a part."""
+    if C.long_positions:
+        size = a.sizes.part.to(tl.int64)
+        end = a.sizes.positions.to(tl.int64)
+    else:
+        size = a.sizes.part.to(tl.int32)
+        end = a.sizes.positions.to(tl.int32)
+    start = part * size
+    return start, tl.minimum(start + size, end)
+
+
+@helper
+def coefficients(a, s, channel, mask, group, t, t_error, q, q_error, C: tl.constexpr):
+    """Mean, gain, shift, slope and scale of a tile's channels, in the arithmetic's type.
+
+    From the sums over all that share a statistic, where coefficients depend on them. Also what the
+    outputs need: in the forward pass the statistics before they are rounded, else 1/std.
+    """
+    zero_set = channel * 0
+    w = read_vector(a, zero_set, channel, mask, 2, 1.0, C)
+    nothing = tl.zeros_like(w)
+    variance = nothing
+    if C.rule == FORWARD:
+        if C.sums:
+            centre = about(a, s, channel, group, mask, C)
+            mean, r, variance = statistics(
+                centre, t, t_error, q, q_error, number(a.numbers.divisor), number(a.numbers.eps), C
+            )
+        else:
+            mean = given_mean(a, s, group, mask, C)
+            r = given_invstd(a, s, group, mask, C)
+        bias = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
+        # As the arithmetic's type holds 1/std.
+        product = w * real(r, C.wide).to(tl.float64)
+        return (
+            real(mean, C.wide), real(nothing, C.wide), real(bias, C.wide), real(nothing, C.wide),
+            real(product, C.wide), mean, r, variance,
+        )  # fmt: skip
+    else:
+        mean = given_mean(a, s, group, mask, C)
+        r = given_invstd(a, s, group, mask, C)
+        if C.rule == EVAL:
+            gain, shift, slope = nothing, nothing, nothing
+            scale = w * r
+        else:
+            m = number(a.numbers.divisor)
+            if C.rule == ELEMT:
+                m = total_count(a, C)
+                t = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
+                q = read_vector(a, zero_set, channel, mask, 4, 0.0, C)
+                t_error, q_error = nothing, nothing
+            gain, shift, slope, scale = gradient_coefficients(w, r, m, t, t_error, q, q_error, C)
+        return (
+            real(mean, C.wide), real(gain, C.wide), real(shift, C.wide), real(slope, C.wide),
+            real(scale, C.wide), mean, r, variance,
+        )  # fmt: skip
+
+
+@helper
+def outputs_of(
+    a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C: tl.constexpr
+):
+    """Write the per-channel outputs that follow from one set alone."""
+    if C.rule == FORWARD:
+        # One of a group's channels writes for all.
+        first = mask & (channel == group * a.sizes.per_group.to(tl.int32))
+        write_statistics(a, s, group, first, mean, r, variance, C)
+    else:
+        zero_set = channel * 0
+        total = kept(t, t_error, C.wide)
+        projection = kept(q, q_error, C.wide)
+        write_vector(a, zero_set, channel, mask, total, 5, C)
+        write_vector(a, zero_set, channel, mask, projection, 6, C)
+        write_vector(a, zero_set, channel, mask, r * projection, 7, C)
+        write_vector(a, zero_set, channel, mask, total, 8, C)
+
+
+@helper
+def sum_task(a, s, block, part, C: tl.constexpr):
+    """Sum a part of a tile's channels into its place in the workspace.
+
+    Or straight to the outputs, where the part is all there is. In evaluation dx, which does not
+    depend on the sums, is written by the way.
+    """
+    channel, mask, group, first, _ = channels_of(block, a, C)
+    centre = real(about(a, s, channel, group, mask, C), C.wide)
+    if (C.rule == FORWARD) & (not C.wide):
+        centre = centre.to(tl.float64)
+    start, end = bounds(part, a, C)
+    scale = centre
+    if C.rule == EVAL:
+        w = read_vector(a, channel * 0, channel, mask, 2, 1.0, C)
+        scale = real(w * given_invstd(a, s, group, mask, C), C.wide)
+    t, t_error, q, q_error = sums_of_part(a, s, channel, first, mask, centre, scale, start, end, C)
+    if C.sums or not C.outputs:
+        put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
+    elif C.rule == FORWARD:
+        mean, r, variance = statistics(
+            centre.to(tl.float64), t, t_error, q, q_error, number(a.numbers.divisor),
+            number(a.numbers.eps), C,
+        )  # fmt: skip
+        outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
+    else:
+        r = given_invstd(a, s, group, mask, C)
+        outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, r, r, r, C)
+
+
+@helper
+def write_task(a, s, block, part, C: tl.constexpr):
+    """Write a part of a tile's channels, from given statistics or from all their sums."""
+    channel, mask, group, first, first_group = channels_of(block, a, C)
+    t = channel.to(tl.float64) * 0.0
+    q, t_error, q_error = t, t, t
+    if C.sums:
+        t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
+    mean, gain, shift, slope, scale, mu, r, variance = coefficients(
+        a, s, channel, mask, group, t, t_error, q, q_error, C
+    )
+    if C.outputs:
+        if part == 0:
+            outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
+    start, end = bounds(part, a, C)
+    write_part(a, s, channel, first, mask, mean, gain, shift, slope, scale, start, end, C)
+
+
+@triton.jit
+def sums(a, C: tl.constexpr):
+    """A program for each part of each tile: its sums."""
+    s, block, part = task_of(tl.program_id(0), a, C)
+    sum_task(a, s, block, part, C)
+
+
+@triton.jit
+def write(a, C: tl.constexpr):
+    """A program for each part of each tile: dx or y."""
+    task = tl.program_id(0)
+    if C.reverse:
+        task = tl.num_programs(0) - 1 - task
+    s, block, part = task_of(task, a, C)
+    write_task(a, s, block, part, C)
+
+
+@helper
+def arrive(a, unit):
+    """Tell that a part of a unit's sums is in the workspace."""
+    tl.debug_barrier()  # all threads' sums before the one that tells
+    tl.atomic_add(counter(a, 1 + unit), 1, sem="release", scope="gpu")
+
+
+@helper
+def wait(a, unit, parts):
+    """Wait until all parts of a unit's sums are in the workspace."""
+    done = tl.atomic_add(counter(a, 1 + unit), 0, sem="acquire", scope="gpu")
+    while done < parts:
+        done = tl.atomic_add(counter(a, 1 + unit), 0, sem="acquire", scope="gpu")
+    tl.debug_barrier()
+
+
+@triton.jit
+def blocked(a, C: tl.constexpr):
+    """Sums of some channels, then what is written of them while the L2 cache still has them.
+
+    Tasks are taken in an order that all programs share: the sums of stage 0, then those of each
+    stage by turns with what is written of the stage before. A program waits only for tasks that
+    were taken before its own, so whatever runs comes to an end, however few programs run at once.
+    """
+    ticket = tl.atomic_add(counter(a, 0), 1, sem="relaxed", scope="gpu")
+    stage = a.work.stage.to(tl.int32)
+    stages = a.work.stages.to(tl.int32)
+    parts = a.sizes.parts.to(tl.int32)
+    # Tickets of the first stage, of those by turns, and of the last.
+    after = ticket - stage
+    last = 2 * stage * (stages - 1)
+    turn = after // (2 * stage)
+    inner = after % (2 * stage)
+    by_turns = (after >= 0) & (after < last)
+    summing = (after < 0) | (by_turns & (inner % 2 == 0))
+    task = tl.where(summing, (turn + 1) * stage, turn * stage) + inner // 2
+    task = tl.where(by_turns, task, tl.where(after < 0, ticket, ticket - stage * stages))
+    GROUPS: tl.constexpr = C.groups
+    blocks = (a.sizes.groups.to(tl.int32) + GROUPS - 1) // GROUPS * a.sizes.blocks.to(tl.int32)
+    if task < a.sizes.sets.to(tl.int32) * blocks * parts:
+        s, block, part = task_of(task, a, C)
+        # What shares statistics: all blocks of a group.
+        per_unit = a.sizes.blocks.to(tl.int32)
+        unit = (s * blocks + block) // per_unit
+        if summing:
+            sum_task(a, s, block, part, C)
+            arrive(a, unit)
+        else:
+            wait(a, unit, parts * per_unit)
+            write_task(a, s, block, part, C)
+
+
+@helper
+def write_held(
+    a, s, channel, first, mask, there, group, part, p, dy, x, t, t_error, q, q_error,
+    C: tl.constexpr,
+):  # fmt: skip
+    """Write what follows from a tile in registers, and from the sums over all of its groups."""
+    mean, gain, shift, slope, scale, mu, r, variance = coefficients(
+        a, s, channel, mask, group, t, t_error, q, q_error, C
+    )
+    if C.outputs:
+        if part == 0:
+            outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
+    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, C.dx)
+    channels = channel_offset(channel, first, a.sizes.dx_channels, C.dx, C)
+    value = written(dy, x, mean, gain, shift, slope, scale, C)
+    at = base + (offset_of(p, a.axes, 2, C.dx, C)[:, None] + channels[None, :])
+    tl.store(at, rounded(value, C.dx.code), mask=there)
+
+
+@triton.jit
+def held(a, C: tl.constexpr):
+    """A program has all of its tile in registers: read once, summed, written.
+
+    Where a tile has but a part of its channels, its team's programs tell each other their sums.
+    Tickets make a team of programs that started one after the other: so the first team that is not
+    done runs as a whole, as long as a team fits the device.
+    """
+    task = tl.program_id(0)
+    if C.team > 1:
+        if a.work.phase.to(tl.int32) & 1:
+            task = tl.atomic_add(counter(a, 0), 1, sem="relaxed", scope="gpu")
+    s, block, part = task_of(task, a, C)
+    channel, mask, group, first, first_group = channels_of(block, a, C)
+    start, end = bounds(part, a, C)
+    p = positions_from(start, C)
+    there = inside(p, end, mask, C)
+    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, C.x)
+    x_channels = channel_offset(channel, first, a.sizes.x_channels, C.x, C)
+    x = load(x_base, offset_of(p, a.axes, 1, C.x, C), x_channels, there, "", C)
+    if C.rule == FORWARD:
+        dy = x
+    else:
+        dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, C.dy)
+        dy_channels = channel_offset(channel, first, a.sizes.dy_channels, C.dy, C)
+        dy = load(dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, there, "", C)
+    phase = a.work.phase.to(tl.int32)
+    centre = real(about(a, s, channel, group, mask, C), C.wide)
+    if (C.rule == FORWARD) & (not C.wide):
+        centre = centre.to(tl.float64)
+    t, q, t_error, q_error = terms(dy, x, centre[None, :], there, C)
+    t, t_error = sum_along(t.to(tl.float64), t_error.to(tl.float64), 0, C.wide)
+    q, q_error = sum_along(q.to(tl.float64), q_error.to(tl.float64), 0, C.wide)
+    if C.team > 1:
+        if phase & 1:
+            put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
+            arrive(a, task // C.team)
+        if phase & 2:
+            wait(a, task // C.team, C.team)
+            t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
+            write_held(
+                a, s, channel, first, mask, there, group, part, p, dy, x, t, t_error, q, q_error, C
+            )
+    else:
+        if C.keeps_sums:
+            # The parameters' gradients are sums over the samples, made by another kernel.
+            put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
+        if not C.single:
+            t, t_error, q, q_error = weighted(a, channel, mask, t, t_error, q, q_error, C)
+            t, t_error = over_groups(t, t_error, C.members, C)
+            q, q_error = over_groups(q, q_error, C.members, C)
+            t, t_error = to_channels(t, C), to_channels(t_error, C)
+            q, q_error = to_channels(q, C), to_channels(q_error, C)
+        write_held(
+            a, s, channel, first, mask, there, group, part, p, dy, x, t, t_error, q, q_error, C
+        )
+
+
+@triton.jit
+def outputs(a, C: tl.constexpr):
+    """A program for some channels: the gradients' outputs, summed over all sets and parts."""
+    WIDTH: tl.constexpr = C.groups
+    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    mask = channel < a.sizes.channels.to(tl.int32)
+    group = channel // a.sizes.per_group.to(tl.int32)
+    ROWS: tl.constexpr = C.rows
+    sets = a.sizes.sets.to(tl.int32)
+    rows = a.sizes.parts.to(tl.int32) * sets
+    t = channel.to(tl.float64) * 0.0
+    t_error, q, q_error, scaled, scaled_error = t, t, t, t, t
+    for row in range(0, rows, ROWS):
+        k = row + tl.arange(0, ROWS)
+        there = (k < rows)[:, None] & mask[None, :]
+        s = (k % sets)[:, None]
+        at = k[:, None].to(tl.int64) * a.sizes.channels.to(tl.int64) + channel[None, :]
+        value, error = load_sums(a, a.work.sum_dy, a.work.sum_dy_error, at, there, C)
+        value, error = sum_along(value, error, 0, C.wide)
+        t, t_error = added(t, t_error, value, error, C.wide)
+        value, error = load_sums(a, a.work.sum_dy_xmu, a.work.sum_dy_xmu_error, at, there, C)
+        r = given_invstd(a, s, group[None, :] + s * 0, there, C)
+        product = tl.where(there, r * kept(value, error, C.wide), 0.0)
+        value, error = sum_along(value, error, 0, C.wide)
+        q, q_error = added(q, q_error, value, error, C.wide)
+        product, error = sum_along(product, tl.zeros_like(product), 0, C.wide)
+        scaled, scaled_error = added(scaled, scaled_error, product, error, C.wide)
+    zero_set = channel * 0
+    total = kept(t, t_error, C.wide)
+    write_vector(a, zero_set, channel, mask, total, 5, C)
+    write_vector(a, zero_set, channel, mask, kept(q, q_error, C.wide), 6, C)
+    write_vector(a, zero_set, channel, mask, kept(scaled, scaled_error, C.wide), 7, C)
+    write_vector(a, zero_set, channel, mask, total, 8, C)
+
+
+@triton.jit
+def moments(a, C: tl.constexpr):
+    """A program for some groups of a set: their statistics, to the outputs or to the workspace."""
+    GROUPS: tl.constexpr = C.groups
+    blocks = (a.sizes.groups.to(tl.int32) + GROUPS - 1) // GROUPS
+    s = tl.program_id(0) // blocks
+    channel, mask, group, _, first_group = channels_of(tl.program_id(0) % blocks, a, C)
+    m = number(a.numbers.divisor)
+    if C.sums:
+        centre = about(a, s, channel, group, mask, C)
+        t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
+        mean, r, variance = statistics(centre, t, t_error, q, q_error, m, number(a.numbers.eps), C)
+        if C.saves:
+            at = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+            rounded_mean = real(mean, C.wide).to(tl.float64)
+            if C.saves == 3:
+                variance = kept(q, q_error, C.wide) / m
+            else:
+                rest = mean - rounded_mean
+                variance += rest * rest
+                tl.store(doubles(a, a.work.mean) + at, rounded_mean, mask=mask)
+            if C.saves >= 2:
+                r = 1.0 / tl.sqrt(variance + number(a.numbers.eps))
+                tl.store(doubles(a, a.work.spread) + at, real(r, C.wide).to(tl.float64), mask=mask)
+        else:
+            outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
+    else:
+        # No elements: no statistics either.
+        zero = channel.to(tl.float64) * 0.0
+        outputs_of(a, s, channel, mask, group, zero, zero, zero, zero, zero, zero, zero, C)
+
+
+@triton.jit
+def gather(a, C: tl.constexpr):
+    """A program for some channels: all ranks' statistics, combined.
+
+    1/r² is a variance and eps, whose mean over all elements, with the ranks' own deviations from
+    the common mean, makes the common variance and eps.
+    """
+    WIDTH: tl.constexpr = C.groups
+    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    mask = channel < a.sizes.channels.to(tl.int32)
+    ROWS: tl.constexpr = C.rows
+    ranks = a.numbers.counts.to(tl.int32)
+    n = total_count(a, C)
+    mean = channel.to(tl.float64) * 0.0
+    mean_error, spread, spread_error = mean, mean, mean
+    for row in range(0, ranks, ROWS):
+        rank = row + tl.arange(0, ROWS)
+        share = count_at(a, rank, rank < ranks, C)[:, None]
+        there = (share != 0.0) & mask[None, :]
+        index = channel[None, :] + rank[:, None] * 0
+        value = read_vector(a, rank[:, None], index, there, 0, 0.0, C)
+        value = tl.where(there, share * value, 0.0)
+        value, error = sum_along(value, tl.zeros_like(value), 0, C.wide)
+        mean, mean_error = added(mean, mean_error, value, error, C.wide)
+    mean = tl.where(n != 0.0, kept(mean, mean_error, C.wide) / n, 0.0)
+    for row in range(0, ranks, ROWS):
+        rank = row + tl.arange(0, ROWS)
+        share = count_at(a, rank, rank < ranks, C)[:, None]
+        there = (share != 0.0) & mask[None, :]
+        index = channel[None, :] + rank[:, None] * 0
+        d = read_vector(a, rank[:, None], index, there, 0, 0.0, C) - mean[None, :]
+        r = read_vector(a, rank[:, None], index, there, 1, 1.0, C)
+        value = tl.where(there, share * (1.0 / (r * r) + d * d), 0.0)
+        value, error = sum_along(value, tl.zeros_like(value), 0, C.wide)
+        spread, spread_error = added(spread, spread_error, value, error, C.wide)
+    spread = tl.where(n != 0.0, kept(spread, spread_error, C.wide) / n, 0.0)
+    zero_set = channel * 0
+    write_vector(a, zero_set, channel, mask, mean, 5, C)
+    write_vector(a, zero_set, channel, mask, tl.where(n != 0.0, 1.0 / tl.sqrt(spread), 0.0), 6, C)
+    variance = spread - number(a.numbers.eps)
+    variance = tl.where(variance < 0.0, 0.0, variance)
+    variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
+    momentum = number(a.numbers.momentum)
+    old = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
+    new = tl.where(n > 0.0, (1.0 - momentum) * old + momentum * mean, old)
+    write_vector(a, zero_set, channel, mask, new, 7, C)
+    old = read_vector(a, zero_set, channel, mask, 4, 0.0, C)
+    new = tl.where(n > 0.0, (1.0 - momentum) * old + momentum * variance, old)
+    write_vector(a, zero_set, channel, mask, new, 8, C)
+
+
+@triton.jit
+def clear(a, C: tl.constexpr):
+    """Set the counters to 0."""
+    B: tl.constexpr = C.positions
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(counter(a, at), 0, mask=at < a.sizes.positions.to(tl.int32))

@@ -1,0 +1,582 @@
+"""From a problem to a program: which kernels, on which tiles, how much workspace.
+
+Made from specs and a description of the device alone. There are four ways through memory, where
+coefficients follow from sums over the very tensors that they are applied to:
+
+- *held*: a program has all that shares a statistic in registers, reads it once and writes it;
+- *team*: several programs have it together, and tell each other their sums;
+- *blocked*: sums of some channels, then what is written of them while the L2 cache has them;
+- *streamed*: sums of all, then all is read again.
+
+What needs no sums, or nothing but sums, is streamed once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ... import dtypes
+from ...problem import Problem, Role, Rule
+from .config import (
+    ABSENT,
+    BOTH,
+    GIVEN,
+    MEAN,
+    PILOT,
+    SAVED,
+    SPREAD,
+    Addresses,
+    Arguments,
+    Config,
+    CountAxis,
+    Numbers,
+    Sizes,
+    Strides,
+    Work,
+    pack,
+)
+from .device import Device
+from .tiling import (
+    MOST_FAN,
+    MOST_ROWS,
+    UNROLL,
+    Layout,
+    Tile,
+    ceil_div,
+    groups_of,
+    held_tile,
+    is_dense,
+    itemsize,
+    layout_of,
+    most_held,
+    power_of_two,
+    tile_of,
+)
+
+#: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
+#: wherever the caller's buffer starts.
+ALIGNMENT = 256
+
+#: Bytes of dy and x that a task of the blocked way takes: enough for what a task costs (a ticket, a
+#: few reads that wait for each other) to be little beside it. An estimate: not measured.
+TASK_BYTES = 64 << 10
+#: Channels, and sums of each, that a program adds up where it does nothing else.
+OUTPUT_CHANNELS, OUTPUT_ROWS = 8, 256
+#: Addresses of tensors and vectors, without the workspace.
+SLOTS = 9
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and what it is given but for addresses.
+
+    Attributes:
+        kernel: its name in ``kernels.py``.
+        programs: how many.
+        config: what it is compiled for.
+        arguments: with zeros for addresses.
+        warps: of each program.
+        word: what it does, for people.
+    """
+
+    kernel: str
+    programs: int
+    config: Config
+    arguments: Arguments
+    warps: int
+    word: str
+
+    def at(self, addresses: Sequence[int]) -> Arguments:
+        """The arguments, at addresses in the order of roles."""
+        return self.arguments._replace(at=Addresses(*addresses[: len(Addresses._fields)]))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What a plan runs.
+
+    Attributes:
+        way: through memory: "held", "team", "blocked", "streamed", or "" where there is no choice.
+        pattern: how tensors lie: "rows", "columns" or "tiles".
+        launches: one after the other.
+        workspace_size: bytes, including what aligning the caller's buffer may cost.
+        input_is_grad_out: x is not needed, and dy is read in its place.
+    """
+
+    way: str
+    pattern: str
+    launches: tuple[Launch, ...]
+    workspace_size: int
+    input_is_grad_out: bool
+
+    @property
+    def path(self) -> str:
+        """The way chosen, for people and tests."""
+        words = (self.way, self.pattern, *(launch.word for launch in self.launches))
+        return " ".join(("triton", *filter(None, words)))
+
+
+def _bits(value: float) -> int:
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits)
+
+
+_NO_WORK = Work(0, 0, 0, 0, 0, 0, 0, 0, 0, phase=3)
+
+
+@dataclass
+class _Builder:
+    """A program in the making."""
+
+    problem: Problem
+    device: Device
+    layout: Layout
+    end: int = 0
+    launches: list[Launch] = field(default_factory=list)
+    work: Work = _NO_WORK
+    about: int = GIVEN
+    saved_spread: bool = False
+
+    def reserve(self, size: int) -> int:
+        """So many bytes of the workspace."""
+        start = self.end
+        self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
+        return start
+
+    @property
+    def wide(self) -> bool:
+        """Whether the arithmetic is float64."""
+        return self.problem.arithmetic is dtypes.float64
+
+    def reserve_sums(self, parts: int) -> None:
+        """Room for sums in so many parts; what other parts left there is done with."""
+        problem = self.problem
+        size = parts * problem.sets.size * problem.channel.size * 8
+        error = size if self.wide else 0
+        self.work = self.work._replace(
+            sum_dy=self.reserve(size),
+            sum_dy_xmu=self.reserve(size),
+            sum_dy_error=self.reserve(error),
+            sum_dy_xmu_error=self.reserve(error),
+        )
+
+    def config(self, tile: Tile, parts: int = 1, **rest: Any) -> Config:
+        """What a kernel over tiles is compiled for."""
+        problem, layout = self.problem, self.layout
+        codes = {
+            int(role) - int(Role.MEAN): vector.dtype.code
+            for role, vector in problem.vectors.items()
+        }
+        single = problem.per_group == 1 and problem.rule is not Rule.GROUP
+        fan = tile.members
+        if tile.groups == 1:
+            fan = min(power_of_two(problem.per_group), MOST_FAN)
+        base = Config(
+            rule=int(problem.rule),
+            wide=self.wide,
+            dy=layout.dy,
+            x=layout.x,
+            dx=layout.dx,
+            vectors=pack(codes, SLOTS),
+            counts=ABSENT if problem.count is None else problem.count.dtype.code,
+            positions=tile.positions,
+            groups=tile.groups,
+            members=tile.members,
+            single=single,
+            fan=fan,
+            dense=is_dense(problem, tile),
+            rank=len(layout.axes),
+            long_positions=layout.long_positions,
+            long_offsets=layout.long_offsets,
+            rows=min(
+                power_of_two(parts), max(1, MOST_ROWS // max(tile.channels, fan * tile.groups))
+            ),
+            about=self.about,
+            saved_spread=self.saved_spread,
+            variance=problem.spread_is_variance,
+        )
+        return base._replace(**rest)
+
+    def arguments(self, tile: Tile, parts: int = 1, part: int = 1) -> Arguments:
+        """What a kernel is given beside addresses."""
+        problem = self.problem
+        nothing = Strides(0, 0)
+        vectors = tuple(
+            Strides(problem.vectors[role].set_stride, problem.vectors[role].stride)
+            if role in problem.vectors
+            else nothing
+            for role in map(Role, range(int(Role.MEAN), int(Role.MEAN) + SLOTS))
+        )
+        counts: tuple[CountAxis, ...] = (CountAxis(1, 0),)
+        if problem.count is not None and problem.count.rank:
+            spec = problem.count
+            counts = tuple(map(CountAxis, spec.shape, spec.strides))
+        sizes = Sizes(
+            sets=problem.sets.size,
+            channels=problem.channel.size,
+            per_group=problem.per_group,
+            groups=groups_of(problem),
+            positions=problem.positions,
+            blocks=ceil_div(problem.per_group, tile.members),
+            parts=parts,
+            part=part,
+            dy_sets=problem.sets.strides[0],
+            x_sets=problem.sets.strides[1],
+            dx_sets=problem.sets.strides[2],
+            dy_channels=problem.channel.strides[0],
+            x_channels=problem.channel.strides[1],
+            dx_channels=problem.channel.strides[2],
+        )
+        numbers = Numbers(
+            _bits(problem.eps),
+            _bits(problem.divisor),
+            _bits(problem.momentum),
+            problem.count.elements if problem.count is not None else 0,
+        )
+        zeros = Addresses(*(0,) * len(Addresses._fields))
+        words = self.layout.words()
+        return Arguments(zeros, sizes, words, vectors, numbers, counts, self.work)
+
+    def blocks(self, tile: Tile) -> int:
+        """How many tiles the channels of a set make."""
+        in_group = ceil_div(self.problem.per_group, tile.members)
+        return ceil_div(groups_of(self.problem), tile.groups) * in_group
+
+    def launch(
+        self,
+        kernel: str,
+        word: str,
+        programs: int,
+        config: Config,
+        arguments: Arguments,
+        warps: int,
+    ) -> None:
+        """Add a launch."""
+        self.launches.append(Launch(kernel, programs, config, arguments, warps, word))
+
+    # What launches do
+
+    def over_parts(
+        self, kernel: str, word: str, tile: Tile, parts: int, part: int, **rest: Any
+    ) -> None:
+        """A program for each part of each tile."""
+        programs = self.problem.sets.size * self.blocks(tile) * parts
+        config = self.config(tile, parts, unroll=_unroll(tile, part), **rest)
+        self.launch(kernel, word, programs, config, self.arguments(tile, parts, part), tile.warps)
+
+    def outputs(self, parts: int) -> None:
+        """The gradients' per-channel outputs, of sums in the workspace."""
+        width = min(OUTPUT_CHANNELS, power_of_two(self.problem.channel.size))
+        rows = power_of_two(max(1, min(OUTPUT_ROWS, parts * self.problem.sets.size)))
+        tile = Tile(1, width, 1, max(1, min(8, rows * width // 64)))
+        config = self.config(tile, rows=rows)
+        programs = ceil_div(self.problem.channel.size, width)
+        arguments = self.arguments(tile, parts)
+        self.launch("outputs", "outputs", programs, config, arguments, tile.warps)
+
+    def moments(self, parts: int, *, sums: bool, saves: int = 0) -> None:
+        """Statistics of moments in the workspace."""
+        problem = self.problem
+        groups = 1
+        if problem.per_group == 1:
+            groups = power_of_two(min(32, groups_of(problem)))
+        tile = Tile(1, groups, 1, 1)
+        # One channel of each group stands for all.
+        config = self.config(tile, parts, sums=sums, saves=saves)
+        arguments = self.arguments(tile, parts)
+        arguments = arguments._replace(sizes=arguments.sizes._replace(blocks=1))
+        programs = problem.sets.size * ceil_div(groups_of(problem), groups)
+        word = "statistics"
+        self.launch("moments", word, programs, config, arguments, tile.warps)
+
+
+def _unroll(tile: Tile, part: int) -> int:
+    """Tiles at once: no more than there are."""
+    return min(UNROLL, power_of_two(ceil_div(part, tile.positions)))
+
+
+def _parts(problem: Problem, tile: Tile, blocks: int, device: Device) -> tuple[int, int]:
+    """Into how many parts positions are cut so that a device is busy, and how long each is."""
+    step = tile.positions * UNROLL
+    wanted = ceil_div(device.processors * device.programs_each, max(1, problem.sets.size * blocks))
+    parts = max(1, min(wanted, problem.positions // step))
+    part = ceil_div(ceil_div(problem.positions, parts), tile.positions) * tile.positions
+    return ceil_div(problem.positions, part), part
+
+
+def _read_bytes(problem: Problem) -> int:
+    """Of dy and x, for each element."""
+    if problem.rule is Rule.FORWARD:
+        return problem.input.itemsize
+    return problem.grad_out.itemsize + problem.input.itemsize
+
+
+def build(problem: Problem, device: Device) -> Program:
+    """The program for a problem on a device."""
+    input_is_grad_out = problem.input_is_grad_out
+    problem = problem.reading_one()
+    layout = layout_of(problem)
+    builder = _Builder(problem, device, layout)
+    way = ""
+    if problem.rule is Rule.GATHER:
+        _gather(builder)
+    elif problem.is_empty:
+        _nothing(builder)
+    else:
+        way = _fill(builder)
+    launches = tuple(builder.launches)
+    return Program(
+        way,
+        layout.pattern if launches else "",
+        launches,
+        builder.end + ALIGNMENT - 1 if builder.end else 0,
+        input_is_grad_out,
+    )
+
+
+def _gather(builder: _Builder) -> None:
+    problem = builder.problem
+    width = min(32, power_of_two(problem.channel.size))
+    ranks = problem.count.elements if problem.count is not None else 0
+    rows = max(1, min(power_of_two(ranks), 64))
+    tile = Tile(1, width, 1, 1)
+    programs = ceil_div(problem.channel.size, width)
+    if programs:
+        builder.launch(
+            "gather", "gather", programs, builder.config(tile, rows=rows),
+            builder.arguments(tile), tile.warps,
+        )  # fmt: skip
+
+
+def _nothing(builder: _Builder) -> None:
+    """Without elements: what is summed over them is 0."""
+    problem = builder.problem
+    if not problem.wants_parameters or problem.channel.size == 0:
+        return
+    if problem.rule is Rule.FORWARD:
+        if problem.sets.size:
+            builder.moments(0, sums=False)
+    else:
+        builder.outputs(0)
+
+
+def _fill(builder: _Builder) -> str:
+    """The launches of a problem with elements; the way they take."""
+    problem = builder.problem
+    writes = problem.grad_input is not None
+    if problem.rule is Rule.FORWARD:
+        if problem.missing_mean:
+            builder.about = PILOT
+            if builder.wide:
+                # About a pilot the squares would lose what float64 data have to spare.
+                _save(builder, MEAN)
+                builder.about = SAVED
+        needs = problem.missing_mean
+    else:
+        if problem.missing_mean or problem.missing_spread:
+            _missing(builder)
+        needs = writes and problem.rule in (Rule.TRAIN, Rule.GROUP)
+    if needs and writes:
+        return _sums_and_write(builder)
+    if problem.needs_sums:
+        _sums_alone(builder)
+        return ""
+    if writes:
+        _write_alone(builder)
+    return ""
+
+
+def _forward(problem: Problem) -> Problem:
+    """What finds the statistics that gradients miss."""
+    return replace(problem, rule=Rule.FORWARD, grad_input=None, vectors={
+        role: vector for role, vector in problem.vectors.items() if role is Role.MEAN
+    })  # fmt: skip
+
+
+def _save(builder: _Builder, which: int) -> None:
+    """Find statistics, and leave them in the workspace."""
+    problem = builder.problem
+    if problem.rule is not Rule.FORWARD:
+        builder.problem = _forward(problem)
+    tile = tile_of(builder.problem, builder.layout, builder.device)
+    parts, part = _parts(builder.problem, tile, builder.blocks(tile), builder.device)
+    values = problem.sets.size * groups_of(problem) * 8
+    if not builder.work.mean and not builder.work.spread:
+        builder.work = builder.work._replace(
+            mean=builder.reserve(values), spread=builder.reserve(values)
+        )
+    builder.reserve_sums(parts)
+    builder.over_parts("sums", "moments", tile, parts, part)
+    builder.moments(parts, sums=True, saves=which)
+    builder.problem = problem
+
+
+def _missing(builder: _Builder) -> None:
+    """Statistics that are not given to a gradient."""
+    problem = builder.problem
+    # A mean in float64 arithmetic takes a second round about the first one's result.
+    if problem.missing_mean:
+        builder.about = PILOT
+        if builder.wide:
+            _save(builder, MEAN)
+            builder.about = SAVED
+            _save(builder, MEAN)
+        else:
+            _save(builder, BOTH if problem.missing_spread else MEAN)
+        builder.about = SAVED
+    if problem.missing_spread:
+        if builder.wide or not problem.missing_mean:
+            _save(builder, SPREAD)
+        builder.saved_spread = True
+        builder.problem = replace(problem, spread_is_variance=False)
+
+
+def _sums_alone(builder: _Builder) -> None:
+    """Per-channel outputs; in evaluation dx by the way."""
+    problem = builder.problem
+    tile = tile_of(problem, builder.layout, builder.device)
+    parts, part = _parts(problem, tile, builder.blocks(tile), builder.device)
+    writes = problem.grad_input is not None and problem.rule is Rule.EVAL
+    single = problem.per_group == 1 and problem.rule is not Rule.GROUP
+    word = "sums+scale" if writes else "sums"
+    if parts == 1 and single:
+        builder.over_parts("sums", f"{word}+outputs", tile, 1, part, outputs=True, writes=writes)
+        return
+    builder.reserve_sums(parts)
+    builder.over_parts("sums", word, tile, parts, part, writes=writes)
+    if problem.rule is Rule.FORWARD:
+        builder.moments(parts, sums=True)
+    else:
+        builder.outputs(parts)
+
+
+def _write_alone(builder: _Builder) -> None:
+    """dx or y from what is given."""
+    tile = tile_of(builder.problem, builder.layout, builder.device)
+    parts, part = _parts(builder.problem, tile, builder.blocks(tile), builder.device)
+    builder.over_parts("write", "write", tile, parts, part)
+
+
+def _sums_and_write(builder: _Builder) -> str:
+    """dx or y from sums over the tensors themselves; the way chosen."""
+    problem, device, layout = builder.problem, builder.device, builder.layout
+    # What is read is read once, if it can be.
+    own_outputs = problem.sets.size == 1 or problem.rule is Rule.FORWARD
+    tile = held_tile(problem, layout, device)
+    if tile is not None and not (builder.wide and builder.about == PILOT):
+        _held(builder, tile, 1)
+        return "held"
+    total = problem.sets.size * problem.channel.size * problem.positions * _read_bytes(problem)
+    team = _team(builder)
+    if team is not None and total <= device.l2_share:
+        _held(builder, *team)
+        return "team"
+    tile = tile_of(problem, layout, device)
+    stage = _stage(builder, tile)
+    if stage and total > device.l2_share:
+        _blocked(builder, tile, stage)
+        return "blocked"
+    parts, part = _parts(problem, tile, builder.blocks(tile), device)
+    builder.reserve_sums(parts)
+    builder.over_parts("sums", "sums", tile, parts, part)
+    builder.over_parts(
+        "write", "write", tile, parts, part, sums=True, outputs=own_outputs, reverse=True
+    )
+    if not own_outputs and problem.wants_parameters:
+        builder.outputs(parts)
+    return "streamed"
+
+
+def _held(builder: _Builder, tile: Tile, parts: int) -> None:
+    """A program, or a team of them, has all that shares a statistic."""
+    problem = builder.problem
+    own_outputs = problem.sets.size == 1 or problem.rule is Rule.FORWARD
+    later = problem.wants_parameters and not own_outputs
+    part = problem.positions if parts == 1 else tile.positions
+    if parts > 1 or later:
+        builder.reserve_sums(parts)
+    programs = problem.sets.size * builder.blocks(tile) * parts
+    if parts > 1:
+        _counters(builder, programs // parts)
+    config = builder.config(
+        tile, parts, sums=True, outputs=own_outputs, keeps_sums=later, team=parts
+    )
+    arguments = builder.arguments(tile, parts, part)
+    word = "held" if parts == 1 else f"team of {parts}"
+    builder.launch("held", word, programs, config, arguments, tile.warps)
+    if later:
+        builder.outputs(parts)
+
+
+def _team(builder: _Builder) -> tuple[Tile, int] | None:
+    """What each of how many programs holds of what shares a statistic, if all run at once."""
+    problem, device = builder.problem, builder.device
+    if problem.per_group > 1:
+        # A part of a group's positions has a part of each of its channels.
+        least = power_of_two(problem.per_group)
+    elif builder.layout.pattern == "rows":
+        least = 1
+    else:
+        least = power_of_two(min(32 // itemsize(problem), problem.channel.size))
+    most = most_held(problem, device)
+    if least > most:
+        return None
+    parts = ceil_div(problem.positions, max(1, most // least))
+    tile = held_tile(problem, builder.layout, device, parts)
+    if tile is None or parts < 2:
+        return None
+    parts = ceil_div(problem.positions, tile.positions)
+    programs = problem.sets.size * builder.blocks(tile) * parts
+    return (tile, parts) if programs <= device.processors else None
+
+
+def _counters(builder: _Builder, units: int) -> None:
+    """Counters for tickets and units, set to 0 before anything else."""
+    count = 1 + units
+    builder.work = builder.work._replace(counters=builder.reserve(count * 4))
+    tile = Tile(1024, 1, 1, 4)
+    arguments = builder.arguments(tile)
+    arguments = arguments._replace(sizes=arguments.sizes._replace(positions=count))
+    builder.launch(
+        "clear", "clear", ceil_div(count, 1024), builder.config(tile), arguments, tile.warps
+    )
+
+
+def _stage(builder: _Builder, tile: Tile) -> int:
+    """How many units a stage of the blocked way has: a quarter of the share; 0 where none fits.
+
+    Two stages are under way at once, and what is written takes room as well.
+    """
+    problem = builder.problem
+    channels = tile.channels if tile.groups > 1 or problem.per_group == 1 else problem.per_group
+    unit = min(channels, problem.channel.size) * problem.positions * _read_bytes(problem)
+    return builder.device.l2_share // 2 // unit
+
+
+def _blocked(builder: _Builder, tile: Tile, units: int) -> None:
+    problem = builder.problem
+    own_outputs = problem.sets.size == 1 or problem.rule is Rule.FORWARD
+    blocks = builder.blocks(tile)
+    in_unit = ceil_div(problem.per_group, tile.members)
+    every = problem.sets.size * blocks // in_unit
+    units = min(units, every)
+    step = tile.positions * UNROLL
+    bytes_of_position = tile.channels * _read_bytes(problem)
+    part = max(1, TASK_BYTES // (step * bytes_of_position)) * step
+    part = min(part, ceil_div(problem.positions, tile.positions) * tile.positions)
+    parts = ceil_div(problem.positions, part)
+    builder.reserve_sums(parts)
+    stage = units * in_unit * parts
+    stages = ceil_div(every, units)
+    builder.work = builder.work._replace(stage=stage, stages=stages)
+    _counters(builder, every)
+    config = builder.config(
+        tile, parts, unroll=_unroll(tile, part), sums=True, outputs=own_outputs, keep=True
+    )
+    arguments = builder.arguments(tile, parts, part)
+    builder.launch("blocked", f"{stages} stages", 2 * stage * stages, config, arguments, tile.warps)
+    if not own_outputs and problem.wants_parameters:
+        builder.outputs(parts)

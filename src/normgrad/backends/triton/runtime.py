@@ -1,0 +1,149 @@
+"""Compiling and launching: on a GPU, or by Triton's interpreter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from ... import dtypes
+from .config import Arguments, Config, Tensor
+from .program import Launch, Program
+
+#: How kernels are compiled. A product and a sum are made one only where a kernel says so: else
+#: what a sum leaves could not be told.
+OPTIONS = {"enable_fp_fusion": False}
+
+_ITEMSIZES = {dtype.code: dtype.itemsize for dtype in dtypes.FLOATS}
+_compiling = threading.Lock()
+
+
+def _signature(value: Any) -> Any:
+    """The type of an argument: 64 bits, however they are nested."""
+    if isinstance(value, tuple):
+        parts = [_signature(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return "i64"
+
+
+def source(kernel: str, arguments: Arguments, config: Config) -> Any:
+    """What Triton compiles."""
+    from triton.compiler import ASTSource
+
+    from . import kernels
+
+    signature = {"a": _signature(arguments), "C": "constexpr"}
+    return ASTSource(getattr(kernels, kernel), signature, {"C": config}, {})
+
+
+@cache
+def _shape(arguments: Arguments) -> tuple[int, ...]:
+    return len(arguments.axes), len(arguments.counts)
+
+
+_kernels: dict[Any, Any] = {}
+
+
+def compiled(launch: Launch, config: Config, target: Any) -> Any:
+    """A launch's kernel, compiled; Triton keeps it on disk."""
+    import triton
+
+    key = launch.kernel, config, launch.warps, target, _shape(launch.arguments)
+    found = _kernels.get(key)
+    if found is None:
+        with _compiling:
+            found = _kernels.get(key)
+            if found is None:
+                options = {"num_warps": launch.warps, **OPTIONS}
+                made = source(launch.kernel, launch.arguments, config)
+                found = _kernels[key] = triton.compile(made, target=target, options=options)
+    return found
+
+
+def _fitting(tensor: Tensor, address: int) -> Tensor:
+    """A tensor as its address allows it to be read."""
+    vector = tensor.vector
+    while address % (vector * _ITEMSIZES[tensor.code]):
+        vector //= 2
+        if vector <= 1:
+            break
+    return tensor if vector == tensor.vector else tensor._replace(vector=max(1, vector))
+
+
+class Runner:
+    """A program with its kernels, ready for addresses.
+
+    ``index`` is the number of a CUDA device, or None to interpret the kernels on the CPU, for
+    which Triton was to be imported with TRITON_INTERPRET=1.
+    """
+
+    def __init__(self, program: Program, index: int | None) -> None:
+        self._launches = program.launches
+        self._index = index
+        self._ready: dict[tuple[int, ...], list[tuple[Launch, Config, Callable[..., None]]]] = {}
+        if index is not None:
+            import torch
+
+            self._cuda = torch.cuda
+            self._stream = torch._C._cuda_getCurrentRawStream
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Launch the kernels on the device's current stream, without waiting for them."""
+        if self._index is None:
+            _interpret(self._launches, addresses)
+            return
+        # What the kernels were compiled for: the lowest bits of the tensors' addresses.
+        key = (addresses[0] & 15, addresses[1] & 15, addresses[2] & 15)
+        if self._cuda.current_device() != self._index:
+            with self._cuda.device(self._index):
+                self._launch(key, addresses)
+        else:
+            self._launch(key, addresses)
+
+    def _launch(self, key: tuple[int, ...], addresses: Sequence[int]) -> None:
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._prepare(key)
+        stream = self._stream(self._index)
+        for launch, config, start in ready:
+            start(launch.at(addresses), config, stream=stream)
+
+    def _prepare(self, key: tuple[int, ...]) -> list[tuple[Launch, Config, Callable[..., None]]]:
+        from triton.runtime import driver
+
+        target = driver.active.get_current_target()
+        prepared = []
+        for launch in self._launches:
+            config = aligned(launch.config, key)
+            kernel = compiled(launch, config, target)
+            prepared.append((launch, config, kernel[(launch.programs, 1, 1)]))
+        return prepared
+
+
+def aligned(config: Config, addresses: Sequence[int]) -> Config:
+    """A configuration for tensors at such addresses."""
+    return config._replace(
+        dy=_fitting(config.dy, addresses[0]),
+        x=_fitting(config.x, addresses[1]),
+        dx=_fitting(config.dx, addresses[2]),
+    )
+
+
+def _interpret(launches: Sequence[Launch], addresses: Sequence[int]) -> None:
+    """Run kernels one program after the other.
+
+    Programs of a team wait for each other, which they could not one by one: so all of them sum
+    before any writes.
+    """
+    from . import kernels
+
+    for launch in launches:
+        arguments = launch.at(addresses)
+        config = aligned(launch.config, addresses)
+        phases = (1, 2) if config.team > 1 else (3,)
+        for phase in phases:
+            work = arguments.work._replace(phase=phase)
+            getattr(kernels, launch.kernel)[(launch.programs,)](
+                arguments._replace(work=work), C=config
+            )
