@@ -26,7 +26,7 @@ def step(torch: Any, library: str, case: Case, data: Data) -> Call:
     kind = getattr(importlib.import_module(library), case.operator.function)
     channels = case.shape[1]
     sizes = (case.groups, channels) if case.groups else (channels,)
-    layer = kind(*sizes, dtype=getattr(torch, case.parameters))
+    layer = kind(*sizes, dtype=getattr(torch, case.parameters), device=data.weight.device)
     with torch.no_grad():
         layer.weight.copy_(data.weight)
         layer.bias.copy_(data.bias)
