@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import results, targets
+from .markdown import missed, shown, table, verdict
 from .results import Results, Row, spelled_bytes
 from .startup import Start
 from .suite import RESNET_50, Layout, Operator, Part, spelled
-from .targets import Target, geometric_mean
+from .targets import geometric_mean
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
@@ -24,27 +25,6 @@ MOST_MISSES = 12
 
 class ReportError(Exception):
     """There is nothing to report, or nowhere to put it."""
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _verdict(target: Target) -> str:
-    if target.met is None:
-        return "no such case"
-    if target.met:
-        return "met"
-    if target.misses:
-        return f"**missed** by {len(target.misses)} of {target.cases}"
-    return "**missed**"
 
 
 def _threads(count: int) -> str:
@@ -74,9 +54,9 @@ def _targets(found: Results) -> str:
     header = ["", *(cell for n in counts for cell in (f"target, {_threads(n)}", "reached", ""))]
     rows = []
     for line in zip(*by_threads.values(), strict=True):
-        cells = [[t.limit if t.cases else "–", _figure(t.reached), _verdict(t)] for t in line]
+        cells = [[t.limit if t.cases else "–", shown(t.reached), verdict(t)] for t in line]
         rows.append([line[0].name, *(cell for group in cells for cell in group)])
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _means(
@@ -91,7 +71,7 @@ def _means(
     groups = [name for name in order if name in present]
 
     def mean(mine: Sequence[Row]) -> str:
-        return _figure(geometric_mean(figure(row) for row in mine))
+        return shown(geometric_mean(figure(row) for row in mine))
 
     lines = []
     for operator in Operator:
@@ -99,7 +79,7 @@ def _means(
         if mine:
             by_group = [[row for row in mine if group(row) == name] for name in groups]
             lines.append([operator.value, *map(mean, by_group), mean(mine)])
-    return _table([title, *groups, "all"], lines)
+    return table([title, *groups, "all"], lines)
 
 
 def _dtype(row: Row) -> str:
@@ -130,11 +110,11 @@ def _resnet(found: Results) -> str:
             row = rows[count]
             times = (row.t_ours_us, row.t_out_us, row.t_torch_us, row.t_triad_us)
             cells += [f"{time / 1e3:.3g}" for time in times]
-            cells += [_figure(row.speedup), _figure(row.xtriad)]
+            cells += [shown(row.speedup), shown(row.xtriad)]
         lines.append(cells)
     columns = ("ours", "`out=`", "torch", "triad", "torch / ours", "×triad")
     header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
-    return _table(["times in ms", *header], lines)
+    return table(["times in ms", *header], lines)
 
 
 def _layers(rows: Sequence[Row]) -> str:
@@ -146,25 +126,20 @@ def _layers(rows: Sequence[Row]) -> str:
         for count in counts:
             (row,) = (row for row in rows if (row.case, row.threads) == (case, count))
             cells += [f"{time / 1e3:.3g}" for time in (row.t_ours_us, row.t_torch_us)]
-            cells.append(_figure(row.speedup))
+            cells.append(shown(row.speedup))
         lines.append(cells)
     columns = ("ours", "torch", "torch / ours")
     header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
-    return _table(["times in ms", *header], lines)
+    return table(["times in ms", *header], lines)
 
 
 def _misses(found: Results) -> str:
-    lines = []
-    for count, reached in targets.by_threads(found).items():
-        for target in reached:
-            if target.met is not False or not target.misses:
-                continue
-            worst = [f"`{case}` {_figure(value)}" for case, value in target.misses[:MOST_MISSES]]
-            more = len(target.misses) - len(worst)
-            lines.append(
-                f"- {target.name} ({target.limit}), {_threads(count)}: {len(target.misses)} of "
-                f"{target.cases}: {', '.join(worst)}{f', and {more} more' if more else ''}"
-            )
+    lines = [
+        missed(target, MOST_MISSES, f", {_threads(count)}")
+        for count, reached in targets.by_threads(found).items()
+        for target in reached
+        if target.met is False and target.misses
+    ]
     return "\n".join(lines) or "None."
 
 
@@ -173,7 +148,7 @@ def _starts(starts: Sequence[Start]) -> str:
         [
             f"{start.kernels}, {start.operator} {start.dtype}",
             *(
-                _figure(value)
+                shown(value)
                 for value in (
                     *(start.process_ms, start.numpy_ms, start.import_ms),
                     *(start.first_call_ms, start.second_call_ms),
@@ -183,7 +158,7 @@ def _starts(starts: Sequence[Start]) -> str:
         for start in starts
     ]
     header = ["kernels", "whole process", "import numpy", "import normgrad", "first call", "second"]
-    return _table([f"{header[0]} (times in ms)", *header[1:]], rows)
+    return table([f"{header[0]} (times in ms)", *header[1:]], rows)
 
 
 def details(found: Results, starts: Sequence[Start], picture: str | None) -> str:
@@ -248,8 +223,8 @@ def summary(found: Results) -> str:
             cell
             for n in counts
             for cell in (
-                _figure(geometric_mean(row.speedup for row in rows if row.threads == n)),
-                _figure(geometric_mean(row.xtriad for row in rows if row.threads == n)),
+                shown(geometric_mean(row.speedup for row in rows if row.threads == n)),
+                shown(geometric_mean(row.xtriad for row in rows if row.threads == n)),
             )
         ]
 
@@ -265,9 +240,7 @@ def summary(found: Results) -> str:
             lines.append([f"**all {part.value}**", *cells(together)])
     columns = (f"{what}, {_threads(n)}" for n in counts for what in ("torch / ours", "×triad"))
     cases = len({row.case for row in found.rows})
-    return f"{_where(found)} Geometric means over {cases} cases:\n\n" + _table(
-        ["", *columns], lines
-    )
+    return f"{_where(found)} Geometric means over {cases} cases:\n\n" + table(["", *columns], lines)
 
 
 def replace_between(text: str, content: str) -> str | None:

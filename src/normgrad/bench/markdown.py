@@ -1,0 +1,48 @@
+"""Tables, figures and verdicts as they stand in the documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from .targets import Target
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Names to the left, and numbers to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(value: float | None) -> str:
+    """A figure; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def verdict(target: Target) -> str:
+    """Whether a target was met, and by how many cases it was missed."""
+    if target.met is None:
+        return "no such case"
+    if target.met:
+        return "met"
+    if target.misses:
+        return f"**missed** by {len(target.misses)} of {target.cases}"
+    return "**missed**"
+
+
+def missed(target: Target, most: int, where: str = "") -> str:
+    """A line of a list: the cases that are off a target, the worst first.
+
+    Args:
+        target: that was missed.
+        most: cases to be named.
+        where: what stands after the limit.
+    """
+    worst = [f"`{case}` {shown(value)}" for case, value in target.misses[:most]]
+    more = len(target.misses) - len(worst)
+    return (
+        f"- {target.name} ({target.limit}){where}: {len(target.misses)} of "
+        f"{target.cases}: {', '.join(worst)}{f', and {more} more' if more else ''}"
+    )
