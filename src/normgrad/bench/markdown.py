@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
-from .targets import Target
+from .suite import Operator
+from .targets import Target, geometric_mean
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -46,3 +48,37 @@ def missed(target: Target, most: int, where: str = "") -> str:
         f"- {target.name} ({target.limit}){where}: {len(target.misses)} of "
         f"{target.cases}: {', '.join(worst)}{f', and {more} more' if more else ''}"
     )
+
+
+class _Computed(Protocol):
+    """What an operator computed."""
+
+    @property
+    def operator(self) -> str:
+        """Its name."""
+
+
+_Row = TypeVar("_Row", bound=_Computed)
+
+
+def means(
+    rows: Sequence[_Row],
+    title: str,
+    group: Callable[[_Row], str],
+    figure: Callable[[_Row], float],
+    order: Sequence[str],
+) -> str:
+    """Geometric means of a figure, a line for each operator and a column for each group."""
+    present = {group(row) for row in rows}
+    groups = [name for name in order if name in present]
+
+    def mean(mine: Sequence[_Row]) -> str:
+        return shown(geometric_mean(figure(row) for row in mine))
+
+    lines = []
+    for operator in Operator:
+        mine = [row for row in rows if row.operator == operator.value]
+        if mine:
+            by_group = [[row for row in mine if group(row) == name] for name in groups]
+            lines.append([operator.value, *map(mean, by_group), mean(mine)])
+    return table([title, *groups, "all"], lines)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import results, targets
-from .markdown import missed, shown, table, verdict
+from .markdown import means, missed, shown, table, verdict
 from .results import Results, Row, spelled_bytes
 from .startup import Start
 from .suite import RESNET_50, Layout, Operator, Part, spelled
@@ -57,29 +57,6 @@ def _targets(found: Results) -> str:
         cells = [[t.limit if t.cases else "–", shown(t.reached), verdict(t)] for t in line]
         rows.append([line[0].name, *(cell for group in cells for cell in group)])
     return table(header, rows)
-
-
-def _means(
-    rows: Sequence[Row],
-    title: str,
-    group: Callable[[Row], str],
-    figure: Callable[[Row], float],
-    order: Sequence[str],
-) -> str:
-    """Geometric means of a figure, a line for each operator and a column for each group."""
-    present = {group(row) for row in rows}
-    groups = [name for name in order if name in present]
-
-    def mean(mine: Sequence[Row]) -> str:
-        return shown(geometric_mean(figure(row) for row in mine))
-
-    lines = []
-    for operator in Operator:
-        mine = [row for row in rows if row.operator == operator.value]
-        if mine:
-            by_group = [[row for row in mine if group(row) == name] for name in groups]
-            lines.append([operator.value, *map(mean, by_group), mean(mine)])
-    return table([title, *groups, "all"], lines)
 
 
 def _dtype(row: Row) -> str:
@@ -209,8 +186,8 @@ def _both_means(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[str
     tables = []
     for count in sorted({row.threads for row in rows}):
         mine = [row for row in rows if row.threads == count]
-        tables.append(_means(mine, _threads(count), _dtype, figure, _DTYPES))
-        tables.append(_means(mine, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
+        tables.append(means(mine, _threads(count), _dtype, figure, _DTYPES))
+        tables.append(means(mine, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
     return tables
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 
 from ..machine import this_machine
 from . import show
+from .bench_tables import known, noise, table, targets_tables, us
 from .files import InputError
 from .outputs import reported
 
@@ -23,16 +23,9 @@ if TYPE_CHECKING:
     from ..bench.results import Results, Row
     from ..bench.startup import Start
     from ..bench.suite import Case
+    from ..bench.targets import Target
 
 RESULTS = Path("benchmarks", "results")
-
-#: Misses printed of each target; the file has every case.
-MOST_MISSES = 10
-
-#: Interquartile range over median from which a figure says more about what else the machine did.
-NOISY = 0.2
-
-Titled = tuple[str, bool]  # a column's title, and whether it holds numbers
 
 
 def bench(
@@ -237,41 +230,21 @@ def _report(folder: Path) -> None:
 # What is printed
 
 
-def _table(columns: Sequence[Titled], rows: Iterable[Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, number in columns:
-        show.column(table, title, right=number)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _us(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else _known(value, ".3g")
-
-
-def _known(value: float, form: str) -> str:
-    """A figure; a dash where there is none."""
-    return "–" if math.isnan(value) else format(value, form)
-
-
 def _show(found: Results, written: str) -> None:
     from rich.text import Text
 
-    lines: list[Any] = [_cases_table(found), *_targets_tables(found)]
+    lines: list[Any] = [_cases_table(found), *targets_tables(_by_threads(found), "threads")]
     lines.append(Text(f"written    {written}"))
-    noisy = sum(row.spread > NOISY for row in found.rows)
+    noisy = noise([row.spread for row in found.rows])
     if noisy:
-        lines.append(
-            Text(
-                f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
-                f"{NOISY:.0%}: the machine was doing something else"
-            )
-        )
+        lines.append(Text(noisy))
     show.print_lines(*lines)
+
+
+def _by_threads(found: Results) -> dict[str, list[Target]]:
+    from ..bench import targets
+
+    return {str(count): held for count, held in targets.by_threads(found).items()}
 
 
 def _cases_table(found: Results) -> Table:
@@ -283,42 +256,14 @@ def _cases_table(found: Results) -> Table:
     cells = [
         [
             *(row.case, str(row.threads)),
-            *map(_us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
-            *map(_us, (row.t_torch_us, row.t_triad_us)),
-            *(_known(row.speedup, ".2f"), _known(row.xtriad, ".2f"), _known(row.gbs, ".1f")),
+            *map(us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
+            *map(us, (row.t_torch_us, row.t_triad_us)),
+            *(known(row.speedup, ".2f"), known(row.xtriad, ".2f"), known(row.gbs, ".1f")),
             row.path,
         ]
         for row in found.rows
     ]
-    return _table(titles, cells)
-
-
-def _targets_tables(found: Results) -> list[Table]:
-    """How the targets were met, and the worst of those cases that missed one."""
-    from ..bench import targets
-
-    reached, misses = [], []
-    for count, held in targets.by_threads(found).items():
-        for target in held:
-            verdict = {None: "no such case", True: "met", False: "missed"}[target.met]
-            if target.misses:
-                verdict += f" by {len(target.misses)}"
-            value = "–" if target.reached is None else f"{target.reached:.3g}"
-            limit = target.limit if target.cases else "–"
-            reached.append([target.name, str(count), limit, value, str(target.cases), verdict])
-            misses += [
-                [target.name if index == 0 else "", str(count), case, f"{figure:.3g}"]
-                for index, (case, figure) in enumerate(target.misses[:MOST_MISSES])
-            ]
-    titles = [
-        *(("target", False), ("threads", True), ("limit", True)),
-        *(("mean or worst", True), ("cases", True), ("", False)),
-    ]
-    tables = [_table(titles, reached)]
-    if misses:
-        titles = [("worst misses", False), ("threads", True), ("case", False), ("figure", True)]
-        tables.append(_table(titles, misses))
-    return tables
+    return table(titles, cells)
 
 
 def _show_starts(starts: Sequence[Start], path: Path) -> None:
@@ -335,4 +280,4 @@ def _show_starts(starts: Sequence[Start], path: Path) -> None:
         ]
         for start in starts
     ]
-    show.print_lines(_table(titles, cells), Text(f"written    {path}"))
+    show.print_lines(table(titles, cells), Text(f"written    {path}"))
