@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import results, targets
+from .gpu import report as gpu_report
+from .gpu.results import Results as GpuResults
 from .markdown import means, missed, shown, table, verdict
 from .results import Results, Row, spelled_bytes
 from .startup import Start
@@ -14,6 +16,8 @@ from .suite import RESNET_50, Layout, Operator, Part, spelled
 from .targets import geometric_mean
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+#: Between these stands what was measured on GPUs.
+GPU_BEGIN, GPU_END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 
 #: Files of runs begin so, and those of starts so; a run of a part has a suffix and is left out.
 RUNS, STARTS = "cpu-", "startup-"
@@ -220,19 +224,19 @@ def summary(found: Results) -> str:
     return f"{_where(found)} Geometric means over {cases} cases:\n\n" + table(["", *columns], lines)
 
 
-def replace_between(text: str, content: str) -> str | None:
+def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
     """The text with what stands between the markers replaced; None if they are not there.
 
     Raises:
         ReportError: one is missing, or there are several.
     """
-    if (text.count(BEGIN), text.count(END)) == (0, 0):
+    if (text.count(begin), text.count(end)) == (0, 0):
         return None
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in before + after:
-        raise ReportError(f"markers do not pair; allowed: one {BEGIN} and after it one {END}")
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed) or begin in rest or end in before + after:
+        raise ReportError(f"markers do not pair; allowed: one {begin} and after it one {end}")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
 def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
@@ -246,22 +250,29 @@ def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
             found.append((results.read(path), starts, path))
         except (OSError, ValueError, KeyError) as error:
             raise ReportError(f"{path}: no file of a run ({error})") from None
-    if not found:
-        raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
     return found
+
+
+def _load_gpus(folder: Path) -> list[GpuResults]:
+    try:
+        return gpu_report.load(folder, PARTIAL)
+    except (OSError, ValueError) as error:
+        raise ReportError(str(error)) from None
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
     """Bring the documents of a checkout up to date with the runs in a folder.
 
     Returns:
-        The documents that have markers, written.
+        The documents that have markers, written: of GPUs too, or that nothing was measured there.
 
     Raises:
         ReportError: there are no runs, or no markers.
         OSError: what the system says.
     """
-    runs = _load(folder)
+    runs, gpus = _load(folder), _load_gpus(folder)
+    if not runs and not gpus:
+        raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
     readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
     contents = {
         readme: "\n\n".join(summary(found) for found, _, _ in runs),
@@ -272,10 +283,14 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     }
     changed = {}
     for document, content in contents.items():
-        if document.exists():
-            new = replace_between(document.read_text(encoding="utf-8"), content)
-            if new is not None:
-                changed[document] = new
+        if not document.exists():
+            continue
+        old = document.read_text(encoding="utf-8")
+        # Where there is no run on a CPU, what is said of one stays.
+        new = replace_between(old, content) if runs else None
+        both = replace_between(new or old, gpu_report.section(gpus), GPU_BEGIN, GPU_END)
+        if (found := both or new) is not None:
+            changed[document] = found
     if not changed:
         names = " nor ".join(str(document.relative_to(checkout)) for document in contents)
         raise ReportError(f"{checkout}: neither {names} has the marker {BEGIN}")

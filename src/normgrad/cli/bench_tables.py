@@ -1,12 +1,16 @@
-"""What ``normgrad bench`` prints of any run: tables, figures, and how targets were met."""
+"""What ``normgrad bench`` does on any device: what must be there, and what is printed."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import show
+from .files import InputError
+from .outputs import reported
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +24,21 @@ MOST_MISSES = 10
 NOISY = 0.2
 
 Titled = tuple[str, bool]  # a column's title, and whether it holds numbers
+
+
+def prepare(out: Path, *names: str) -> None:
+    """Find out before the work what would be in the way after it."""
+    needs(*names)
+    with reported(out, "cannot be written to"):
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def needs(*names: str) -> None:
+    """Raise an InputError for a package that is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            extra = "torch" if name == "torch" else "cli"
+            raise InputError("bench", f"needs {name}: pip install 'normgrad[{extra}]'")
 
 
 def table(columns: Sequence[Titled], rows: Iterable[Sequence[str]]) -> Table:

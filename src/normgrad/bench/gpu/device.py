@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def _driver() -> str:
 class Device:
     """The current CUDA device, which is also the stopwatch of :mod:`.timing`."""
 
-    name = "cuda"
+    name: str = "cuda"
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -51,7 +51,7 @@ class Device:
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.l2: int = getattr(properties, "L2_cache_size", 0) or UNKNOWN_L2
-        self.facts = {
+        self.facts: Mapping[str, str] = {
             "gpu": properties.name,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": str(properties.multi_processor_count),

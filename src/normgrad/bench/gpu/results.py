@@ -175,6 +175,17 @@ def _check(row: Row) -> None:
             raise ValueError(f"{row.case}: no {name}")
 
 
+def check_same(there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Raise a ValueError for runs of different devices or versions."""
+    other = [
+        f"{name} {there[name]} there, {here[name]} here"
+        for name in SAME
+        if there[name] != here[name]
+    ]
+    if other:
+        raise ValueError("; ".join(other))
+
+
 def added(old: Results, new: Results, order: Sequence[str]) -> Results:
     """An earlier run's cases, with another's in the place of those that it measured again.
 
@@ -186,13 +197,7 @@ def added(old: Results, new: Results, order: Sequence[str]) -> Results:
     Raises:
         ValueError: the runs are of different devices or versions.
     """
-    other = [
-        f"{name} {old.facts[name]} there, {new.facts[name]} here"
-        for name in SAME
-        if old.facts[name] != new.facts[name]
-    ]
-    if other:
-        raise ValueError("; ".join(other))
+    check_same(old.facts, new.facts)
     measured = {row.case for row in new.rows}
     kept = [row for row in old.rows if row.case not in measured]
     places = {case: index for index, case in enumerate(order)}

@@ -19,7 +19,8 @@ XBOUND_LONG = 2.0
 #: A call on small tensors, in terms of torch's operator.
 SMALL_CALL = 1.0
 
-_SMALL_SHAPES = tuple(map(spelled, (*SMALL, *(shape for shape, _ in SMALL_GROUP_NORM))))
+#: Where what counts is the launching.
+SMALL_SHAPES = tuple(map(spelled, (*SMALL, *(shape for shape, _ in SMALL_GROUP_NORM))))
 
 
 def _constant(limit: float) -> Callable[[Figures], float]:
@@ -50,7 +51,7 @@ def evaluate(found: Sequence[Figures]) -> list[Target]:
     huge = [one for one in gradients if one.tensor_bytes > TBS_BYTES]
     large = _known([one for one in gradients if one.elements >= LARGE_ELEMENTS], _speedup)
     long = [one for one in gradients if (one.shape, one.dtype) == (spelled(LONG_ROWS), FLOAT16)]
-    small = [one for one in gradients if one.shape in _SMALL_SHAPES]
+    small = [one for one in gradients if one.shape in SMALL_SHAPES]
     return [
         each(
             "effective TB/s, each gradient of tensors over 200 MB",
