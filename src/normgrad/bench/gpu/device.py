@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ UNKNOWN_L2 = 256 << 20
 
 #: A tensor to copy, in terms of L2: nothing of it is found there the next time.
 COPY_TIMES_L2, LEAST_COPY = 4, 512 << 20
+
+#: Where the driver says which it is, if nvidia-smi is not there.
+_VERSION = Path("/proc/driver/nvidia/version")
 
 
 def missing(torch: Any) -> str | None:
@@ -34,10 +38,10 @@ def _driver() -> str:
     except (OSError, subprocess.SubprocessError, IndexError):
         pass
     try:
-        words = Path("/proc/driver/nvidia/version").read_text().split("Kernel Module")[1].split()
-    except (OSError, IndexError):
-        return "unknown"
-    return next((word for word in words if word[0].isdigit()), "unknown")
+        found = re.search(r"Kernel Module\D.*?\s(\d[\d.]+)\s", _VERSION.read_text())
+    except OSError:
+        found = None
+    return found[1] if found else "unknown"
 
 
 class Device:
