@@ -155,6 +155,27 @@ def test_ours_cannot(cli, cuda, tmp_path, monkeypatch):
     assert lines_of(result)[0].startswith(f"not called {CASE}: ValueError: ")
 
 
+def test_a_device_that_is_lost(cli, torch, fake, tmp_path, monkeypatch):
+    """What was measured before is kept."""
+
+    class Lost(fake):
+        def free(self):
+            cases.append(None)
+            if len(cases) > 2:  # twice for the first case
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+            return super().free()
+
+    cases = []
+    monkeypatch.setattr(device, "missing", lambda torch: None)
+    monkeypatch.setattr(device, "Device", Lost)
+    result = run_it(cli, tmp_path, pattern="^(train|eval)/8x16x8x8/float32/contiguous$")
+    assert result.exit_code == 0, result.stderr
+    (table,) = tmp_path.iterdir()
+    assert {row.operator for row in results.read(table).rows} == {"train"}
+    text = " ".join(lines_of(result))
+    assert "the case RuntimeError: CUDA error: an illegal memory access was encountered" in text
+
+
 def test_a_case_too_large(cli, torch, fake, tmp_path, monkeypatch):
     """The others are measured."""
     monkeypatch.setattr(device, "missing", lambda torch: None)

@@ -124,6 +124,17 @@ def test_a_device(recorded):
         *("graph in pool", "work", "end graph in pool"),
     ]
     log.clear()
+
+    def fail():
+        if log[-1].startswith("graph"):
+            raise RuntimeError("not permitted")
+
+    torch.cuda.graph_pool_handle = lambda: "another pool"
+    with pytest.raises(RuntimeError, match="not permitted"):
+        found.capture(fail)
+    found.capture(lambda: None)
+    assert log[-1] == "end graph in another pool"
+    log.clear()
     replay()
     found.profiled(lambda: log.append("work"))
     assert log == ["replay", "synchronize", "start", "work", "synchronize", "stop"]

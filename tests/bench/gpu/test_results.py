@@ -52,6 +52,13 @@ def test_a_file_of_another_kind(tmp_path, rows, results):
         files.read(tmp_path / "cpu-x.csv")
 
 
+def test_a_case_without_ours_or_the_copy(tmp_path, rows, results):
+    for name in ("ours", "copy"):
+        found = results([row for row in rows() if row.contender != name])
+        with pytest.raises(ValueError, match=f"contiguous: no {name}"):
+            files.read(written(tmp_path / "cuda-x.csv", found))
+
+
 def test_a_part_is_added(rows, results):
     order = [case.id for case in suite()]
     old = results(rows(ours=1.0), rows(Operator.EVAL, ours=2.0))

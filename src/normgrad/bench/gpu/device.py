@@ -67,7 +67,11 @@ class Device:
         }
 
     def free(self) -> int:
-        """Bytes of memory that can still be had; what torch keeps for itself is given back."""
+        """Bytes of memory that can still be had; what torch keeps for itself is given back.
+
+        Graphs from here on share new memory: that of graphs which are gone must not be used again.
+        """
+        self._pool = self._torch.cuda.graph_pool_handle()
         self._torch.cuda.synchronize()
         self._torch.cuda.empty_cache()
         return int(self._torch.cuda.mem_get_info()[0])
@@ -102,8 +106,13 @@ class Device:
             work()
         cuda.current_stream().wait_stream(stream)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._pool, stream=stream):
-            work()
+        try:
+            with cuda.graph(graph, pool=self._pool, stream=stream):
+                work()
+        except BaseException:
+            # It may be left as in a capture.
+            self._pool = cuda.graph_pool_handle()
+            raise
         replay: Callable[[], object] = graph.replay
         return replay
 

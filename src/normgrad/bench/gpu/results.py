@@ -15,7 +15,7 @@ import normgrad
 from .. import results
 from ..results import version
 from ..suite import Case, Operator, Part, spelled
-from .contenders import COPY, MINE, Ready
+from .contenders import COPY, MINE, OURS, Ready
 from .rotation import Rotation
 from .timing import EVENTS, GRAPH, Times
 
@@ -162,6 +162,11 @@ def read(path: Path) -> Results:
         raise ValueError(f"no {', '.join(missing) or 'rows'}")
     for entry in entries:
         _check(entry)
+    there = {(entry.case, entry.contender, entry.timing) for entry in entries}
+    for case in dict.fromkeys(entry.case for entry in entries):
+        for contender in (OURS, COPY):
+            if (case, contender, EVENTS) not in there:
+                raise ValueError(f"{case}: no {contender}")
     return Results(found, tuple(entries))
 
 

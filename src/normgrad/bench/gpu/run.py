@@ -124,7 +124,7 @@ def _measured(
         times = timing.measure(ready.calls, device, effort.seconds, effort.rounds)
     except (contenders.OursFailedError, rotation.TooLargeError) as error:
         return Measured(case.id, reason=str(error))
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # the device's: no memory; or it is lost, and nothing more runs
         return Measured(case.id, reason=contenders.reason(error))
     rows = results.rows(case, turns, ready, times, copy[1])
     return Measured(case.id, rows, "", ready.failed, times.uncaptured)
