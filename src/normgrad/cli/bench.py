@@ -32,7 +32,7 @@ def bench(
         Path | None, typer.Argument(metavar="DIR", help="With --report: in the place of --out.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A fixed small part of the suite, in under a minute.")
+        bool, typer.Option("--quick", help="A fixed small part; under a minute on a CPU.")
     ] = False,
     threads: Annotated[
         str | None,
