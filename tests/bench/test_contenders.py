@@ -67,7 +67,7 @@ def as_numpy(torch, tensor):
 
 def exact(torch, case, tensors):
     """Each output's value and scale, None where it is masked off."""
-    named, options = contenders._arguments(case, tensors)
+    named, options = contenders.arguments(case, tensors)
     oracle = getattr(reference, case.operator.function)
     wanted = inspect.signature(oracle).parameters
     arrays = {name: as_numpy(torch, value) for name, value in named.items()}
@@ -130,7 +130,7 @@ def test_all_compute_the_same(torch, case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_layouts_and_bounds(torch, case):
     tensors = data.make(case)
-    named, _ = contenders._arguments(case, tensors)
+    named, _ = contenders.arguments(case, tensors)
     assert set(named) <= {p.name for p in PLANNED[case.operator.function].parameters}
     dy, x = tensors.grad_out, tensors.input
     assert (dy.shape, x.shape) == (case.shape, case.shape)
@@ -179,7 +179,7 @@ def test_running_statistics_are_updated_in_place(torch):
     case = case_of(Operator.FORWARD)
     tensors = data.make(case)
     before = tensors.mean.clone(), tensors.var.clone()
-    calls, _ = contenders._ours(torch, case, tensors)
+    calls = contenders.ours(torch, case, tensors, contenders.planned(torch, case, tensors))
     kernel = compositions.candidates(torch, case, tensors).kernels["aten::native_batch_norm"]
     for call in calls.values():
         ours, theirs = call()[3:], kernel()[3:]
@@ -235,7 +235,8 @@ def test_a_layer_is_of_the_class_that_is_said(torch, monkeypatch):
     module = SimpleNamespace(BatchNorm2d=Layer)
     monkeypatch.setattr(layers.importlib, "import_module", lambda name: seen.append(name) or module)
     y, dx, dw, db = layers.step(torch, layers.OURS, case, tensors)()
-    assert seen == ["normgrad.torch.nn", ((8,), {"dtype": torch.float32})]
+    options = {"dtype": torch.float32, "device": torch.device("cpu")}
+    assert seen == ["normgrad.torch.nn", ((8,), options)]
     assert [value.shape for value in (y, dx, dw, db)] == [SHAPE, SHAPE, (8,), (8,)]
 
 

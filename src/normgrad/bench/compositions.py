@@ -97,7 +97,7 @@ def _batch_norm(torch: Any, case: Case, data: Data) -> Candidates:
     # In training torch looks at the batch's statistics, in evaluation at the running ones.
     running = (None, None) if training else (data.mean, data.var)
     # Empty tensors, as torch's own layers pass them; of the parameters' dtype, which is looked at.
-    empty = torch.empty(0, dtype=data.mean.dtype)
+    empty = torch.empty(0, dtype=data.mean.dtype, device=data.mean.device)
     saved = (data.mean, data.invstd) if training else (empty, empty)
 
     def kernel() -> Any:
@@ -183,22 +183,25 @@ def _elemt(torch: Any, case: Case, data: Data) -> Candidates:
     )
 
 
-def _laid_out(torch: Any, case: Case, name: str) -> tuple[Any, str]:
+def _laid_out(torch: Any, case: Case, device: Any, name: str) -> tuple[Any, str]:
     """The memory format that group norm's kernels want, and what they are called with it.
 
-    They read all tensors as if they lay the way x does: torch brings them there before it calls
-    them, at no cost where they are there already.
+    Those of the CPU read all tensors as if they lay the way x does, those of other devices as if
+    they were contiguous: torch brings them there before it calls them, at no cost where they are
+    there already.
     """
-    last = case.layout in (Layout.CHANNELS_LAST, Layout.X_CHANNELS_LAST)
+    on_cpu = device.type == "cpu"
+    last = on_cpu and case.layout in (Layout.CHANNELS_LAST, Layout.X_CHANNELS_LAST)
     form = torch.channels_last if last else torch.contiguous_format
-    return form, name if case.layout in DENSE else f"aten::contiguous, {name}"
+    there = DENSE if on_cpu else (Layout.CONTIGUOUS,)
+    return form, name if case.layout in there else f"aten::contiguous, {name}"
 
 
 def _group_norm(torch: Any, case: Case, data: Data) -> Candidates:
     samples, channels = case.shape[:2]
     positions = case.elements // (samples * channels)
     groups = case.groups
-    form, name = _laid_out(torch, case, "aten::native_group_norm_backward")
+    form, name = _laid_out(torch, case, data.input.device, "aten::native_group_norm_backward")
 
     def kernel() -> Any:
         dy = data.grad_out.contiguous(memory_format=form)
@@ -266,7 +269,7 @@ def _stats(torch: Any, case: Case, data: Data) -> Candidates:
     along = _Along(len(case.shape))
     # Of its batch norm kernel it is the part that makes the statistics, and it wants running ones,
     # whose dtype it gives: with no momentum they stay what they are.
-    running = torch.zeros(case.shape[1]), torch.ones(case.shape[1])
+    running = [fill(case.shape[1], device=data.input.device) for fill in (torch.zeros, torch.ones)]
 
     def kernel() -> Any:
         return torch.ops.aten.batch_norm_stats(data.input, EPS)
@@ -326,7 +329,7 @@ def _normalise(torch: Any, case: Case, data: Data) -> Candidates:
 def _forward_group_norm(torch: Any, case: Case, data: Data) -> Candidates:
     samples, channels = case.shape[:2]
     positions = case.elements // (samples * channels)
-    form, name = _laid_out(torch, case, "aten::native_group_norm")
+    form, name = _laid_out(torch, case, data.input.device, "aten::native_group_norm")
 
     def kernel() -> Any:
         return torch.ops.aten.native_group_norm(

@@ -83,7 +83,7 @@ def _seconds(call: Call) -> float:
     return time.perf_counter() - start
 
 
-def _arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
+def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the public function takes: tensors and options, by name."""
     if case.operator.part is Part.FORWARD:
         return _forward_arguments(case, data)
@@ -124,24 +124,28 @@ def _forward_arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str
     return {**affine, **running}, {"training": training, "momentum": MOMENTUM, "eps": EPS}
 
 
-def _updated(case: Case, named: dict[str, Any]) -> tuple[Any, ...] | None:
+def updated(case: Case, named: dict[str, Any]) -> tuple[Any, ...] | None:
     """What ``out`` has to say for new outputs, where a call updates tensors of the caller's."""
     if case.operator is not Operator.FORWARD:
         return None
     return (None, None, None, named["running_mean"], named["running_var"])
 
 
-def _outputs(torch: Any, plan: normgrad.Plan, updated: tuple[Any, ...] | None) -> Any:
+def outputs(
+    torch: Any, plan: normgrad.Plan, updated: tuple[Any, ...] | None, device: Any = "cpu"
+) -> Any:
     """Tensors for what a plan computes, in the form that ``out`` has: new but for the updated."""
-    outputs = tuple(
+    made = tuple(
         given
         if spec is None or given is not None
-        else torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype.name))
+        else torch.empty_strided(
+            spec.shape, spec.strides, dtype=getattr(torch, spec.dtype.name), device=device
+        )
         for spec, given in zip(
             plan.output_specs, updated or [None] * len(plan.output_specs), strict=True
         )
     )
-    return outputs[0] if plan.out_is_tensor else outputs
+    return made[0] if plan.out_is_tensor else made
 
 
 def _bound(torch: Any, case: Case, data: Data) -> tuple[str, Call]:
@@ -181,23 +185,34 @@ def _flat(torch: Any, tensor: Any) -> Any:
     return whole[:usable].view(dtype)
 
 
-def _ours(torch: Any, case: Case, data: Data) -> tuple[dict[str, Call], str]:
+def planned(torch: Any, case: Case, data: Data) -> normgrad.Plan:
+    """The plan for a case's tensors, and for all that look like them."""
+    named, options = arguments(case, data)
+    name, device = case.operator.function, data.input.device
+    # The CPU's is what a plan is for where nothing is said.
+    options |= {} if device.type == "cpu" else {"device": device.type}
+    first = normgrad.plan(name, **named, **options)
+    return normgrad.plan(
+        name, **named, **options, out=outputs(torch, first, updated(case, named), device)
+    )
+
+
+def ours(torch: Any, case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
+    """Our calls on a case's data: the public function, the same with ``out=``, a plan's run."""
     function = getattr(normgrad, case.operator.function)
-    named, options = _arguments(case, data)
-    updated = _updated(case, named)
-    out = _outputs(torch, normgrad.plan(case.operator.function, **named, **options), updated)
-    plan = normgrad.plan(case.operator.function, **named, **options, out=out)
-    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8)
+    named, options = arguments(case, data)
+    device, given = data.input.device, updated(case, named)
+    out = outputs(torch, plan, given, device)
+    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=device)
     # By position, as torch's operators are called.
     parameters = PLANNED[case.operator.function].parameters
     tensors = [named.get(parameter.name) for parameter in parameters]
-    new = {} if updated is None else {"out": updated}
-    calls: dict[str, Call] = {
+    new = {} if given is None else {"out": given}
+    return {
         "ours": lambda: function(*tensors, **options, **new),
         "out": lambda: function(*tensors, **options, out=out),
         "plan": lambda: plan.run(*tensors, out=out, workspace=workspace),
     }
-    return calls, plan.path
 
 
 def _pool() -> str:
@@ -215,7 +230,8 @@ def gather(case: Case, data: Data) -> Contenders:
     if case.operator.part is Part.LAYERS:
         found = _layers(torch, case, data)
     else:
-        calls, path = _ours(torch, case, data)
+        plan = planned(torch, case, data)
+        calls = ours(torch, case, data, plan)
         theirs, kernel = fastest(compositions.candidates(torch, case, data))
         bound, memory = _bound(torch, case, data)
         contenders = {
@@ -223,7 +239,7 @@ def gather(case: Case, data: Data) -> Contenders:
             "torch": Contender(kernel, "torch"),
             "bound": Contender(memory, "torch"),
         }
-        found = Contenders(contenders, theirs, bound, path)
+        found = Contenders(contenders, theirs, bound, plan.path)
     for contender in found.calls.values():
         contender.call()
     return found

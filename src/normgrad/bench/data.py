@@ -59,21 +59,23 @@ def _lay_out(torch: Any, values: Any, channels_last: bool, cropped: bool) -> Any
         return values.contiguous(memory_format=torch.channels_last)
     if cropped:
         *front, height, width = values.shape
-        whole = torch.zeros((*front, height + 1, width + 1), dtype=values.dtype)
+        whole = torch.zeros(
+            (*front, height + 1, width + 1), dtype=values.dtype, device=values.device
+        )
         view = whole[..., 1:, 1:]
         view.copy_(values)
         return view
     return values
 
 
-def make(case: Case, seed: int = 0) -> Data:
+def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
     """Normally distributed tensors that look as the case says.
 
     Raises:
         TorchMissingError: there is no torch.
     """
     torch = load_torch()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
     channels = case.shape[1]
     count = case.elements // channels
@@ -82,14 +84,14 @@ def make(case: Case, seed: int = 0) -> Data:
         statistics = (case.shape[0], case.groups)
 
     def normal(shape: Shape) -> Any:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, device=device)
 
     def data(mean: float, channels_last_in: Layout) -> Any:
         channels_last = case.layout in (Layout.CHANNELS_LAST, channels_last_in)
         values = normal(case.shape).add_(mean).to(dtype)
         return _lay_out(torch, values, channels_last, case.layout is Layout.CROPPED)
 
-    var = torch.rand(statistics, generator=generator) + 0.5
+    var = torch.rand(statistics, generator=generator, device=device) + 0.5
     return Data(
         grad_out=data(0.0, Layout.DY_CHANNELS_LAST),
         input=data(0.3, Layout.X_CHANNELS_LAST),
@@ -99,6 +101,6 @@ def make(case: Case, seed: int = 0) -> Data:
         invstd=(var + 1e-5).rsqrt().to(parameters),
         sum_dy=(normal((channels,)) * count**0.5).to(parameters),
         sum_dy_xmu=(normal((channels,)) * count**0.5).to(parameters),
-        count=torch.tensor([count], dtype=torch.int32),
+        count=torch.tensor([count], dtype=torch.int32, device=device),
         bias=normal((channels,)).to(parameters),
     )

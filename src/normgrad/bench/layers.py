@@ -1,4 +1,4 @@
-"""A layer's step, forward and backward: normgrad's layer and torch's on the same tensors."""
+"""A layer's step, forward and backward: normgrad's layer and others' on the same tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ OURS, THEIRS = "normgrad.torch.nn", "torch.nn"
 
 
 def step(torch: Any, library: str, case: Case, data: Data) -> Call:
-    """What a training does with one layer, as a call that returns y and the three gradients.
-
-    The gradients of the call before are dropped first, so that each makes new ones.
+    """:func:`step_of` a layer of the case's class.
 
     Args:
         torch: the module.
@@ -26,17 +24,30 @@ def step(torch: Any, library: str, case: Case, data: Data) -> Call:
     kind = getattr(importlib.import_module(library), case.operator.function)
     channels = case.shape[1]
     sizes = (case.groups, channels) if case.groups else (channels,)
-    layer = kind(*sizes, dtype=getattr(torch, case.parameters))
+    layer = kind(*sizes, dtype=getattr(torch, case.parameters), device=data.weight.device)
+    return step_of(torch, layer, data)
+
+
+def step_of(torch: Any, layer: Any, data: Data) -> Call:
+    """What a training does with one layer, as a call that returns y and the three gradients.
+
+    The gradients of the call before are dropped first, so that each makes new ones.
+    """
+    return step_on(torch, layer, data.input, data.grad_out, data)
+
+
+def step_on(torch: Any, layer: Any, x: Any, dy: Any, data: Data) -> Call:
+    """The same on views of a case's x and dy, for a layer that wants other axes."""
     with torch.no_grad():
         layer.weight.copy_(data.weight)
         layer.bias.copy_(data.bias)
     # A leaf of its own, over the same memory.
-    x, dy = data.input.detach().requires_grad_(), data.grad_out
+    leaf = x.detach().requires_grad_()
 
     def call() -> Any:
-        x.grad = layer.weight.grad = layer.bias.grad = None
-        y = layer(x)
+        leaf.grad = layer.weight.grad = layer.bias.grad = None
+        y = layer(leaf)
         y.backward(dy)
-        return y, x.grad, layer.weight.grad, layer.bias.grad
+        return y, leaf.grad, layer.weight.grad, layer.bias.grad
 
     return call

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import results, targets
+from .gpu import report as gpu_report
+from .gpu.results import Results as GpuResults
+from .markdown import means, missed, shown, table, verdict
 from .results import Results, Row, spelled_bytes
 from .startup import Start
 from .suite import RESNET_50, Layout, Operator, Part, spelled
-from .targets import Target, geometric_mean
+from .targets import geometric_mean
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+#: Between these stands what was measured on GPUs.
+GPU_BEGIN, GPU_END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 
 #: Files of runs begin so, and those of starts so; a run of a part has a suffix and is left out.
 RUNS, STARTS = "cpu-", "startup-"
@@ -24,27 +29,6 @@ MOST_MISSES = 12
 
 class ReportError(Exception):
     """There is nothing to report, or nowhere to put it."""
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _verdict(target: Target) -> str:
-    if target.met is None:
-        return "no such case"
-    if target.met:
-        return "met"
-    if target.misses:
-        return f"**missed** by {len(target.misses)} of {target.cases}"
-    return "**missed**"
 
 
 def _threads(count: int) -> str:
@@ -74,32 +58,9 @@ def _targets(found: Results) -> str:
     header = ["", *(cell for n in counts for cell in (f"target, {_threads(n)}", "reached", ""))]
     rows = []
     for line in zip(*by_threads.values(), strict=True):
-        cells = [[t.limit if t.cases else "–", _figure(t.reached), _verdict(t)] for t in line]
+        cells = [[t.limit if t.cases else "–", shown(t.reached), verdict(t)] for t in line]
         rows.append([line[0].name, *(cell for group in cells for cell in group)])
-    return _table(header, rows)
-
-
-def _means(
-    rows: Sequence[Row],
-    title: str,
-    group: Callable[[Row], str],
-    figure: Callable[[Row], float],
-    order: Sequence[str],
-) -> str:
-    """Geometric means of a figure, a line for each operator and a column for each group."""
-    present = {group(row) for row in rows}
-    groups = [name for name in order if name in present]
-
-    def mean(mine: Sequence[Row]) -> str:
-        return _figure(geometric_mean(figure(row) for row in mine))
-
-    lines = []
-    for operator in Operator:
-        mine = [row for row in rows if row.operator == operator.value]
-        if mine:
-            by_group = [[row for row in mine if group(row) == name] for name in groups]
-            lines.append([operator.value, *map(mean, by_group), mean(mine)])
-    return _table([title, *groups, "all"], lines)
+    return table(header, rows)
 
 
 def _dtype(row: Row) -> str:
@@ -130,11 +91,11 @@ def _resnet(found: Results) -> str:
             row = rows[count]
             times = (row.t_ours_us, row.t_out_us, row.t_torch_us, row.t_triad_us)
             cells += [f"{time / 1e3:.3g}" for time in times]
-            cells += [_figure(row.speedup), _figure(row.xtriad)]
+            cells += [shown(row.speedup), shown(row.xtriad)]
         lines.append(cells)
     columns = ("ours", "`out=`", "torch", "triad", "torch / ours", "×triad")
     header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
-    return _table(["times in ms", *header], lines)
+    return table(["times in ms", *header], lines)
 
 
 def _layers(rows: Sequence[Row]) -> str:
@@ -146,25 +107,20 @@ def _layers(rows: Sequence[Row]) -> str:
         for count in counts:
             (row,) = (row for row in rows if (row.case, row.threads) == (case, count))
             cells += [f"{time / 1e3:.3g}" for time in (row.t_ours_us, row.t_torch_us)]
-            cells.append(_figure(row.speedup))
+            cells.append(shown(row.speedup))
         lines.append(cells)
     columns = ("ours", "torch", "torch / ours")
     header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
-    return _table(["times in ms", *header], lines)
+    return table(["times in ms", *header], lines)
 
 
 def _misses(found: Results) -> str:
-    lines = []
-    for count, reached in targets.by_threads(found).items():
-        for target in reached:
-            if target.met is not False or not target.misses:
-                continue
-            worst = [f"`{case}` {_figure(value)}" for case, value in target.misses[:MOST_MISSES]]
-            more = len(target.misses) - len(worst)
-            lines.append(
-                f"- {target.name} ({target.limit}), {_threads(count)}: {len(target.misses)} of "
-                f"{target.cases}: {', '.join(worst)}{f', and {more} more' if more else ''}"
-            )
+    lines = [
+        missed(target, MOST_MISSES, f", {_threads(count)}")
+        for count, reached in targets.by_threads(found).items()
+        for target in reached
+        if target.met is False and target.misses
+    ]
     return "\n".join(lines) or "None."
 
 
@@ -173,7 +129,7 @@ def _starts(starts: Sequence[Start]) -> str:
         [
             f"{start.kernels}, {start.operator} {start.dtype}",
             *(
-                _figure(value)
+                shown(value)
                 for value in (
                     *(start.process_ms, start.numpy_ms, start.import_ms),
                     *(start.first_call_ms, start.second_call_ms),
@@ -183,7 +139,7 @@ def _starts(starts: Sequence[Start]) -> str:
         for start in starts
     ]
     header = ["kernels", "whole process", "import numpy", "import normgrad", "first call", "second"]
-    return _table([f"{header[0]} (times in ms)", *header[1:]], rows)
+    return table([f"{header[0]} (times in ms)", *header[1:]], rows)
 
 
 def details(found: Results, starts: Sequence[Start], picture: str | None) -> str:
@@ -234,8 +190,8 @@ def _both_means(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[str
     tables = []
     for count in sorted({row.threads for row in rows}):
         mine = [row for row in rows if row.threads == count]
-        tables.append(_means(mine, _threads(count), _dtype, figure, _DTYPES))
-        tables.append(_means(mine, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
+        tables.append(means(mine, _threads(count), _dtype, figure, _DTYPES))
+        tables.append(means(mine, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
     return tables
 
 
@@ -248,8 +204,8 @@ def summary(found: Results) -> str:
             cell
             for n in counts
             for cell in (
-                _figure(geometric_mean(row.speedup for row in rows if row.threads == n)),
-                _figure(geometric_mean(row.xtriad for row in rows if row.threads == n)),
+                shown(geometric_mean(row.speedup for row in rows if row.threads == n)),
+                shown(geometric_mean(row.xtriad for row in rows if row.threads == n)),
             )
         ]
 
@@ -265,24 +221,22 @@ def summary(found: Results) -> str:
             lines.append([f"**all {part.value}**", *cells(together)])
     columns = (f"{what}, {_threads(n)}" for n in counts for what in ("torch / ours", "×triad"))
     cases = len({row.case for row in found.rows})
-    return f"{_where(found)} Geometric means over {cases} cases:\n\n" + _table(
-        ["", *columns], lines
-    )
+    return f"{_where(found)} Geometric means over {cases} cases:\n\n" + table(["", *columns], lines)
 
 
-def replace_between(text: str, content: str) -> str | None:
+def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
     """The text with what stands between the markers replaced; None if they are not there.
 
     Raises:
         ReportError: one is missing, or there are several.
     """
-    if (text.count(BEGIN), text.count(END)) == (0, 0):
+    if (text.count(begin), text.count(end)) == (0, 0):
         return None
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in before + after:
-        raise ReportError(f"markers do not pair; allowed: one {BEGIN} and after it one {END}")
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed) or begin in rest or end in before + after:
+        raise ReportError(f"markers do not pair; allowed: one {begin} and after it one {end}")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
 def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
@@ -296,22 +250,29 @@ def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
             found.append((results.read(path), starts, path))
         except (OSError, ValueError, KeyError) as error:
             raise ReportError(f"{path}: no file of a run ({error})") from None
-    if not found:
-        raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
     return found
+
+
+def _load_gpus(folder: Path) -> list[GpuResults]:
+    try:
+        return gpu_report.load(folder, PARTIAL)
+    except (OSError, ValueError) as error:
+        raise ReportError(str(error)) from None
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
     """Bring the documents of a checkout up to date with the runs in a folder.
 
     Returns:
-        The documents that have markers, written.
+        The documents that have markers, written: of GPUs too, or that nothing was measured there.
 
     Raises:
         ReportError: there are no runs, or no markers.
         OSError: what the system says.
     """
-    runs = _load(folder)
+    runs, gpus = _load(folder), _load_gpus(folder)
+    if not runs and not gpus:
+        raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
     readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
     contents = {
         readme: "\n\n".join(summary(found) for found, _, _ in runs),
@@ -322,10 +283,14 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     }
     changed = {}
     for document, content in contents.items():
-        if document.exists():
-            new = replace_between(document.read_text(encoding="utf-8"), content)
-            if new is not None:
-                changed[document] = new
+        if not document.exists():
+            continue
+        old = document.read_text(encoding="utf-8")
+        # Where there is no run on a CPU, what is said of one stays.
+        new = replace_between(old, content) if runs else None
+        both = replace_between(new or old, gpu_report.section(gpus), GPU_BEGIN, GPU_END)
+        if (found := both or new) is not None:
+            changed[document] = found
     if not changed:
         names = " nor ".join(str(document.relative_to(checkout)) for document in contents)
         raise ReportError(f"{checkout}: neither {names} has the marker {BEGIN}")

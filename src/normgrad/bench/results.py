@@ -131,7 +131,8 @@ def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
     )
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """An installed package's version."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -162,7 +163,7 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "normgrad": normgrad.__version__,
         "python": platform.python_version(),
-        **{package: _version(package) for package in ("numpy", "numba", "torch")},
+        **{package: version(package) for package in ("numpy", "numba", "torch")},
     }
 
 

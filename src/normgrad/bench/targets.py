@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from .results import Results, Row
 from .suite import SMALL, Layout, Operator, Part, spelled
@@ -59,16 +60,27 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(statistics.fmean(logarithms)) if logarithms else None
 
 
-def _each(
+class Measured(Protocol):
+    """What has a case's id, and figures."""
+
+    @property
+    def case(self) -> str:
+        """The id."""
+
+
+_Row = TypeVar("_Row", bound=Measured)
+
+
+def each(
     name: str,
-    rows: Sequence[Row],
-    figure: Callable[[Row], float],
-    limit: Callable[[Row], float],
+    rows: Sequence[_Row],
+    figure: Callable[[_Row], float],
+    limit: Callable[[_Row], float],
     at_least: bool = False,
 ) -> Target:
     """Every case is to keep its limit."""
 
-    def excess(row: Row) -> float:
+    def excess(row: _Row) -> float:
         return limit(row) / figure(row) if at_least else figure(row) / limit(row)
 
     worst_first = sorted(rows, key=excess, reverse=True)
@@ -83,10 +95,11 @@ def _each(
     )
 
 
-def _mean(name: str, values: Sequence[float], limit: float, at_least: bool = False) -> Target:
-    mean = geometric_mean(values)
-    met = None if mean is None else mean >= limit if at_least else mean <= limit
-    return Target(name, f"{_sign(at_least)} {limit:g}", mean, len(values), (), met)
+def mean(name: str, values: Sequence[float], limit: float, at_least: bool = False) -> Target:
+    """The geometric mean is to keep a limit."""
+    reached = geometric_mean(values)
+    met = None if reached is None else reached >= limit if at_least else reached <= limit
+    return Target(name, f"{_sign(at_least)} {limit:g}", reached, len(values), (), met)
 
 
 def _sign(at_least: bool) -> str:
@@ -126,7 +139,7 @@ def evaluate(rows: Sequence[Row], cache: int) -> list[Target]:
 
 
 def _no_slower(what: str, rows: Sequence[Row]) -> Target:
-    return _each(
+    return each(
         f"torch / ours, each {what} of 2¹⁶ elements or more",
         _large(rows),
         _speedup,
@@ -137,7 +150,7 @@ def _no_slower(what: str, rows: Sequence[Row]) -> Target:
 
 def _layers(rows: Sequence[Row]) -> list[Target]:
     name = "torch / ours, geometric mean of all layers"
-    return [_mean(name, _all(rows, _speedup), SPEEDUP_LAYERS, True), _no_slower("layer", rows)]
+    return [mean(name, _all(rows, _speedup), SPEEDUP_LAYERS, True), _no_slower("layer", rows)]
 
 
 def _gradients(rows: Sequence[Row], cache: int) -> list[Target]:
@@ -147,27 +160,27 @@ def _gradients(rows: Sequence[Row], cache: int) -> list[Target]:
     reduce = [row for row in _large(rows) if row.operator == Operator.REDUCE.value]
     small = [row for row in rows if row.shape in _SMALL_SHAPES]
     return [
-        _mean("torch / ours, geometric mean of all gradients", _all(rows, _speedup), SPEEDUP, True),
+        mean("torch / ours, geometric mean of all gradients", _all(rows, _speedup), SPEEDUP, True),
         _no_slower("gradient", rows),
-        _each(
+        each(
             "×triad, each gradient larger than the cache",
             beyond,
             _xtriad,
             lambda r: xtriad_limit(r, cache),
         ),
-        _mean(
+        mean(
             "×triad, geometric mean of gradients that fit the cache",
             _all(within, _xtriad),
             XTRIAD_CACHED,
         ),
-        _each("reduce / time to read, each of 2¹⁶ elements or more", reduce, _xtriad, _reduce),
-        _each(
+        each("reduce / time to read, each of 2¹⁶ elements or more", reduce, _xtriad, _reduce),
+        each(
             "small tensors: a call / torch's",
             small,
             lambda row: row.t_ours_us / row.t_torch_us,
             lambda row: SMALL_CALL,
         ),
-        _each(
+        each(
             "small tensors: a plan's run / torch's call",
             small,
             lambda row: row.t_plan_us / row.t_torch_us,

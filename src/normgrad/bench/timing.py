@@ -6,7 +6,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .compositions import Call
@@ -72,9 +73,7 @@ def measure(
         rounds: how many, instead.
         settle: seconds to wait before a turn on another pool's threads.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         # The first of two calls wakes the threads and makes plans.
         expected = {
             name: min(_one_by_one(contender.call, 1) for _ in range(2))
@@ -85,11 +84,20 @@ def measure(
             length = sum(expected[name] * batches[name] for name in contenders) + settle
             rounds = min(max(math.ceil(enough / length), MIN_ROUNDS), MAX_ROUNDS)
         samples = _rounds(contenders, expected, batches, rounds, settle)
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    return Times(medians, rounds, max(map(spread, samples.values())))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector; it is left as it was."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    medians = {name: statistics.median(values) for name, values in samples.items()}
-    return Times(medians, rounds, max(map(spread, samples.values())))
 
 
 def _rounds(

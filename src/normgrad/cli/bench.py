@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..machine import this_machine
-from . import show
+from . import bench_cuda, show
+from .bench_tables import known, noise, prepare, table, targets_tables, us
 from .files import InputError
 from .outputs import reported
 
@@ -23,16 +22,9 @@ if TYPE_CHECKING:
     from ..bench.results import Results, Row
     from ..bench.startup import Start
     from ..bench.suite import Case
+    from ..bench.targets import Target
 
 RESULTS = Path("benchmarks", "results")
-
-#: Misses printed of each target; the file has every case.
-MOST_MISSES = 10
-
-#: Interquartile range over median from which a figure says more about what else the machine did.
-NOISY = 0.2
-
-Titled = tuple[str, bool]  # a column's title, and whether it holds numbers
 
 
 def bench(
@@ -40,7 +32,7 @@ def bench(
         Path | None, typer.Argument(metavar="DIR", help="With --report: in the place of --out.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A fixed small part of the suite, in under a minute.")
+        bool, typer.Option("--quick", help="A fixed small part; under a minute on a CPU.")
     ] = False,
     threads: Annotated[
         str | None,
@@ -69,6 +61,32 @@ def bench(
         bool,
         typer.Option("--startup", help="Measure how a process starts, instead."),
     ] = False,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="What to measure on: cpu, or cuda.")
+    ] = "cpu",
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile/--no-compile",
+            help="With --device cuda: whether torch.compile competes, which takes seconds a case.",
+        ),
+    ] = True,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add",
+            help="With --device cuda: keep the other cases of the device's file, so that the suite "
+            "can be measured in parts.",
+        ),
+    ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="With --device cuda: make our call once on each case, between a profiler's marks, "
+            "and measure nothing.",
+        ),
+    ] = False,
     report: Annotated[
         bool,
         typer.Option(
@@ -83,27 +101,66 @@ def bench(
     Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
     of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
     is measured. The whole suite takes some twenty minutes for each number of threads.
+
+    With --device cuda it measures a suite of its own on the current GPU against PyTorch with and
+    without cuDNN, torch.compile and, where they are installed, Apex and Liger, and writes
+    DIR/cuda-NAME.csv. What was not measured is said at the end, with the reason.
     """
     if folder is not None and not report:
         raise InputError(
             "DIR", f"{folder}; allowed: with --report alone; --out says where to write"
         )
+    _check_device(
+        device,
+        {"--threads": threads is not None, "--cache": cache is not None, "--startup": startup},
+        {"--no-compile": not compile_, "--add": add, "--profile": profile},
+    )
+    suffix = "-filtered" if pattern is not None else "-quick" if quick else ""
     if report:
         _report(folder or out)
     elif startup:
         _startup(out, repeat)
+    elif device == "cuda":
+        from ..bench.gpu import suite as gpu
+
+        cases = _cases(gpu.quick() if quick else gpu.suite(), pattern)
+        flags = [flag for flag, on in (("--no-compile", not compile_), ("--add", add)) if on]
+        command = _command(["--device", "cuda", *flags], quick, pattern, repeat)
+        if profile:
+            bench_cuda.profile(cases)
+        else:
+            wanted = bench_cuda.Wanted(out, "" if add else suffix, command, repeat, compile_, add)
+            bench_cuda.measure(cases, wanted)
     else:
-        command = _command(quick, threads, pattern, repeat, cache)
-        suffix = "-filtered" if pattern is not None else "-quick" if quick else ""
+        from ..bench import suite
+
+        cases = _cases(suite.quick() if quick else suite.suite(), pattern)
+        command = _command([], quick, pattern, repeat, threads, cache)
         bytes_ = None if cache is None else cache << 20
-        _measure(_cases(quick, pattern), _counts(threads), out, repeat, bytes_, command, suffix)
+        _measure(cases, _counts(threads), out, repeat, bytes_, command, suffix)
+
+
+def _check_device(device: str, for_cpu: dict[str, bool], for_cuda: dict[str, bool]) -> None:
+    """Raise an InputError for an unknown device, or an option of the other one."""
+    others = {"cpu": ("cuda", for_cuda), "cuda": ("cpu", for_cpu)}
+    if device not in others:
+        raise InputError("--device", f"{device!r}; allowed: {', '.join(others)}")
+    other, options = others[device]
+    for option, given in options.items():
+        if given:
+            raise InputError(option, f"with --device {device}; allowed: with --device {other}")
 
 
 def _command(
-    quick: bool, threads: str | None, pattern: str | None, repeat: int | None, cache: int | None
+    device: Sequence[str],
+    quick: bool,
+    pattern: str | None,
+    repeat: int | None,
+    threads: str | None = None,
+    cache: int | None = None,
 ) -> str:
     """What was asked for, without where it was to be written."""
-    words = ["normgrad", "bench", *(["--quick"] if quick else [])]
+    words = ["normgrad", "bench", *device, *(["--quick"] if quick else [])]
     for name, value in (
         *(("--threads", threads), ("--filter", pattern)),
         *(("--repeat", repeat), ("--cache", cache)),
@@ -115,10 +172,9 @@ def _command(
 # What is asked for
 
 
-def _cases(quick: bool, pattern: str | None) -> tuple[Case, ...]:
-    from ..bench import run, suite
+def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
+    from ..bench import run
 
-    cases = suite.quick() if quick else suite.suite()
     if pattern is None:
         return cases
     try:
@@ -147,16 +203,6 @@ def _counts(threads: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, words)))
 
 
-def _prepare(out: Path, *names: str) -> None:
-    """Find out before the work what would be in the way after it."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            extra = "torch" if name == "torch" else "cli"
-            raise InputError("bench", f"needs {name}: pip install 'normgrad[{extra}]'")
-    with reported(out, "cannot be written to"):
-        out.mkdir(parents=True, exist_ok=True)
-
-
 # The runs
 
 
@@ -171,7 +217,7 @@ def _measure(
 ) -> None:
     from . import info
 
-    _prepare(out, "torch", "matplotlib")
+    prepare(out, "torch", "matplotlib")
     from ..bench import picture, results, run, timing
 
     cpu = info.cpu_name()
@@ -200,7 +246,7 @@ def _measure(
 def _startup(out: Path, repeat: int | None) -> None:
     from . import info
 
-    _prepare(out)
+    prepare(out)
     from ..bench import results, startup
 
     cpu = info.cpu_name()
@@ -237,41 +283,21 @@ def _report(folder: Path) -> None:
 # What is printed
 
 
-def _table(columns: Sequence[Titled], rows: Iterable[Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, number in columns:
-        show.column(table, title, right=number)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _us(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else _known(value, ".3g")
-
-
-def _known(value: float, form: str) -> str:
-    """A figure; a dash where there is none."""
-    return "–" if math.isnan(value) else format(value, form)
-
-
 def _show(found: Results, written: str) -> None:
     from rich.text import Text
 
-    lines: list[Any] = [_cases_table(found), *_targets_tables(found)]
+    lines: list[Any] = [_cases_table(found), *targets_tables(_by_threads(found), "threads")]
     lines.append(Text(f"written    {written}"))
-    noisy = sum(row.spread > NOISY for row in found.rows)
+    noisy = noise([row.spread for row in found.rows])
     if noisy:
-        lines.append(
-            Text(
-                f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
-                f"{NOISY:.0%}: the machine was doing something else"
-            )
-        )
+        lines.append(Text(noisy))
     show.print_lines(*lines)
+
+
+def _by_threads(found: Results) -> dict[str, list[Target]]:
+    from ..bench import targets
+
+    return {str(count): held for count, held in targets.by_threads(found).items()}
 
 
 def _cases_table(found: Results) -> Table:
@@ -283,42 +309,14 @@ def _cases_table(found: Results) -> Table:
     cells = [
         [
             *(row.case, str(row.threads)),
-            *map(_us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
-            *map(_us, (row.t_torch_us, row.t_triad_us)),
-            *(_known(row.speedup, ".2f"), _known(row.xtriad, ".2f"), _known(row.gbs, ".1f")),
+            *map(us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
+            *map(us, (row.t_torch_us, row.t_triad_us)),
+            *(known(row.speedup, ".2f"), known(row.xtriad, ".2f"), known(row.gbs, ".1f")),
             row.path,
         ]
         for row in found.rows
     ]
-    return _table(titles, cells)
-
-
-def _targets_tables(found: Results) -> list[Table]:
-    """How the targets were met, and the worst of those cases that missed one."""
-    from ..bench import targets
-
-    reached, misses = [], []
-    for count, held in targets.by_threads(found).items():
-        for target in held:
-            verdict = {None: "no such case", True: "met", False: "missed"}[target.met]
-            if target.misses:
-                verdict += f" by {len(target.misses)}"
-            value = "–" if target.reached is None else f"{target.reached:.3g}"
-            limit = target.limit if target.cases else "–"
-            reached.append([target.name, str(count), limit, value, str(target.cases), verdict])
-            misses += [
-                [target.name if index == 0 else "", str(count), case, f"{figure:.3g}"]
-                for index, (case, figure) in enumerate(target.misses[:MOST_MISSES])
-            ]
-    titles = [
-        *(("target", False), ("threads", True), ("limit", True)),
-        *(("mean or worst", True), ("cases", True), ("", False)),
-    ]
-    tables = [_table(titles, reached)]
-    if misses:
-        titles = [("worst misses", False), ("threads", True), ("case", False), ("figure", True)]
-        tables.append(_table(titles, misses))
-    return tables
+    return table(titles, cells)
 
 
 def _show_starts(starts: Sequence[Start], path: Path) -> None:
@@ -335,4 +333,4 @@ def _show_starts(starts: Sequence[Start], path: Path) -> None:
         ]
         for start in starts
     ]
-    show.print_lines(_table(titles, cells), Text(f"written    {path}"))
+    show.print_lines(table(titles, cells), Text(f"written    {path}"))
