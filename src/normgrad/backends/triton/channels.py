@@ -240,12 +240,25 @@ def write_statistics(a, s, group, mask, mean, invstd, variance, C: tl.constexpr)
     write_vector(a, s, group, mask, mean, 5, C)
     write_vector(a, s, group, mask, invstd, 6, C)
     m = number(a.numbers.divisor)
-    momentum = number(a.numbers.momentum)
-    zero = group * 0
-    old = read_vector(a, zero, group, mask, 0, 0.0, C)
-    new = tl.where(m > 0.0, (1.0 - momentum) * old + momentum * mean, old)
-    write_vector(a, zero, group, mask, new, 7, C)
     factor = tl.where(m > 1.0, m / (m - 1.0), 1.0)
-    old = read_vector(a, zero, group, mask, 1, 0.0, C)
-    new = (1.0 - momentum) * old + momentum * (variance * factor)
-    write_vector(a, zero, group, mask, tl.where(m > 0.0, new, old), 8, C)
+    update_running(a, group, mask, mean, variance * factor, m, 0, 1, C)
+
+
+@helper
+def update_running(
+    a, channel, mask, mean, variance, n, MEAN: tl.constexpr, VAR: tl.constexpr, C: tl.constexpr
+):
+    """Running statistics at two slots, brought up to date: (1 − momentum)·old + momentum·new.
+
+    No elements, no news.
+    """
+    momentum = number(a.numbers.momentum)
+    zero = channel * 0
+    old_mean = read_vector(a, zero, channel, mask, MEAN, 0.0, C)
+    old_variance = read_vector(a, zero, channel, mask, VAR, 0.0, C)
+    # They may be written where they are read, and several threads may hold the same one.
+    tl.debug_barrier()
+    new = tl.where(n > 0.0, (1.0 - momentum) * old_mean + momentum * mean, old_mean)
+    write_vector(a, zero, channel, mask, new, 7, C)
+    new = tl.where(n > 0.0, (1.0 - momentum) * old_variance + momentum * variance, old_variance)
+    write_vector(a, zero, channel, mask, new, 8, C)

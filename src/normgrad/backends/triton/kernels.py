@@ -32,6 +32,7 @@ from .channels import (
     statistics,
     to_channels,
     total_count,
+    update_running,
     weighted,
     write_statistics,
 )
@@ -434,13 +435,7 @@ def gather(a, C: tl.constexpr):
     variance = spread - number(a.numbers.eps)
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
-    momentum = number(a.numbers.momentum)
-    old = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
-    new = tl.where(n > 0.0, (1.0 - momentum) * old + momentum * mean, old)
-    write_vector(a, zero_set, channel, mask, new, 7, C)
-    old = read_vector(a, zero_set, channel, mask, 4, 0.0, C)
-    new = tl.where(n > 0.0, (1.0 - momentum) * old + momentum * variance, old)
-    write_vector(a, zero_set, channel, mask, new, 8, C)
+    update_running(a, channel, mask, mean, variance, n, 3, 4, C)
 
 
 @triton.jit

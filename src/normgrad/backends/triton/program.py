@@ -46,6 +46,7 @@ from .tiling import (
     Layout,
     Tile,
     ceil_div,
+    element_bytes,
     groups_of,
     held_tile,
     is_dense,
@@ -53,6 +54,7 @@ from .tiling import (
     layout_of,
     most_held,
     power_of_two,
+    read_bytes,
     tile_of,
 )
 
@@ -307,13 +309,6 @@ def _parts(problem: Problem, tile: Tile, blocks: int, device: Device) -> tuple[i
     return ceil_div(problem.positions, part), part
 
 
-def _read_bytes(problem: Problem) -> int:
-    """Of dy and x, for each element."""
-    if problem.rule is Rule.FORWARD:
-        return problem.input.itemsize
-    return problem.grad_out.itemsize + problem.input.itemsize
-
-
 def build(problem: Problem, device: Device) -> Program:
     """The program for a problem on a device."""
     input_is_grad_out = problem.input_is_grad_out
@@ -330,7 +325,9 @@ def build(problem: Problem, device: Device) -> Program:
     launches = tuple(builder.launches)
     return Program(
         way,
-        layout.pattern if launches else "",
+        layout.pattern
+        if launches and problem.positions and problem.rule is not Rule.GATHER
+        else "",
         launches,
         builder.end + ALIGNMENT - 1 if builder.end else 0,
         input_is_grad_out,
@@ -469,7 +466,7 @@ def _sums_and_write(builder: _Builder) -> str:
     if tile is not None and not (builder.wide and builder.about == PILOT):
         _held(builder, tile, 1)
         return "held"
-    total = problem.sets.size * problem.channel.size * problem.positions * _read_bytes(problem)
+    total = read_bytes(problem)
     team = _team(builder)
     if team is not None and total <= device.l2_share:
         _held(builder, *team)
@@ -521,7 +518,7 @@ def _team(builder: _Builder) -> tuple[Tile, int] | None:
         least = 1
     else:
         least = power_of_two(min(32 // itemsize(problem), problem.channel.size))
-    most = most_held(problem, device)
+    most = most_held(problem, builder.layout, device)
     if least > most:
         return None
     parts = ceil_div(problem.positions, max(1, most // least))
@@ -552,7 +549,7 @@ def _stage(builder: _Builder, tile: Tile) -> int:
     """
     problem = builder.problem
     channels = tile.channels if tile.groups > 1 or problem.per_group == 1 else problem.per_group
-    unit = min(channels, problem.channel.size) * problem.positions * _read_bytes(problem)
+    unit = min(channels, problem.channel.size) * problem.positions * element_bytes(problem)
     return builder.device.l2_share // 2 // unit
 
 
@@ -564,7 +561,7 @@ def _blocked(builder: _Builder, tile: Tile, units: int) -> None:
     every = problem.sets.size * blocks // in_unit
     units = min(units, every)
     step = tile.positions * UNROLL
-    bytes_of_position = tile.channels * _read_bytes(problem)
+    bytes_of_position = tile.channels * element_bytes(problem)
     part = max(1, TASK_BYTES // (step * bytes_of_position)) * step
     part = min(part, ceil_div(problem.positions, tile.positions) * tile.positions)
     parts = ceil_div(problem.positions, part)

@@ -16,6 +16,9 @@ from .device import Device
 VECTOR, LINE = 16, 128
 #: The least that a tile should read of each position: a GPU's caches hold memory in such sectors.
 SECTOR = 32
+#: Tensors of so many bytes, dy and x together, are held by one launch even in parts of sectors:
+#: what the caches bring too much of takes less time than another launch. An estimate: not measured.
+SMALL = 1 << 20
 #: Tiles read before any is used, so that enough is under way. 16 bytes of two tensors, four times,
 #: by 256 threads, twice on a processor, are 64 KiB; with some 700 ns from asking to answer 32 KiB
 #: would do for 4.8 TB/s on 132 processors. An estimate: not measured.
@@ -105,16 +108,18 @@ def layout_of(problem: Problem) -> Layout:
         return Tensor(dtype.code, SCATTERED, 1)
 
     tensors = (tensor(0), tensor(1), tensor(2))
-    kinds = {tensors[index].along for index in used}
+
+    def wish(index: int) -> int:
+        """Along what a tensor is best read: where it is not contiguous, along what is nearer."""
+        if tensors[index].along != SCATTERED:
+            return tensors[index].along
+        near = abs(problem.inner.strides[index]), abs(channel.strides[index])
+        return ALONG_POSITIONS if near[0] <= near[1] else ALONG_CHANNELS
+
+    wishes = {wish(index) for index in used}
     pattern = "tiles"
-    if kinds == {ALONG_POSITIONS}:
-        pattern = "rows"
-    elif kinds == {ALONG_CHANNELS}:
-        pattern = "columns"
-    elif kinds == {SCATTERED}:
-        # Neither is contiguous: along what is nearer.
-        near = min(abs(step) for step in channel.strides), min(map(abs, problem.inner.strides))
-        pattern = "columns" if near[0] < near[1] else "rows"
+    if len(wishes) == 1:
+        pattern = "rows" if wishes == {ALONG_POSITIONS} else "columns"
     reach = 0
     for index in used:
         far = sum((axis.size - 1) * abs(axis.strides[index]) for axis in axes)
@@ -149,6 +154,19 @@ def itemsize(problem: Problem) -> int:
     return min(problem.grad_out.itemsize, problem.input.itemsize)
 
 
+def element_bytes(problem: Problem) -> int:
+    """What is read of dy and x for each element."""
+    if problem.rule is Rule.FORWARD:
+        return problem.input.itemsize
+    return problem.grad_out.itemsize + problem.input.itemsize
+
+
+def read_bytes(problem: Problem) -> int:
+    """What is read of dy and x."""
+    elements = problem.sets.size * problem.channel.size * problem.positions
+    return elements * element_bytes(problem)
+
+
 def groups_of(problem: Problem) -> int:
     """How many groups of channels have statistics of their own; channels, in batch norm."""
     return problem.channel.size // problem.per_group
@@ -181,29 +199,30 @@ def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
     return Tile(positions, groups, members, warps)
 
 
-def most_held(problem: Problem, device: Device) -> int:
-    """How many elements of each tensor a program can have in registers."""
-    return device.held // (4 if problem.arithmetic.itemsize == 8 else 1)
+def most_held(problem: Problem, layout: Layout, device: Device) -> int:
+    """How many elements of each tensor a program can have in registers.
+
+    Coefficients of each channel that a thread has take some too: with all of columns' elements
+    56 bytes of a thread's were put elsewhere.
+    """
+    most = device.held // (4 if problem.arithmetic.itemsize == 8 else 1)
+    return most if layout.pattern == "rows" else most // 2
 
 
 def held_tile(problem: Problem, layout: Layout, device: Device, parts: int = 1) -> Tile | None:
     """A tile with all positions (or one of so many parts) of whole groups, if one can be held."""
-    most = most_held(problem, device)
+    most = most_held(problem, layout, device)
     positions = power_of_two(ceil_div(problem.positions, parts))
     least = power_of_two(problem.per_group)
     if positions * least > most:
         return None
     channels = least
     if layout.pattern != "rows":
-        # Coefficients of each channel a thread has take registers too: 56 bytes of a thread's were
-        # put elsewhere.
-        most //= 2
-        if positions * least > most:
-            return None
         # As many channels as make it whole lines, or at least whole sectors.
         line = power_of_two(min(LINE // itemsize(problem), problem.channel.size))
         channels = max(least, min(line, most // positions))
-        if channels < min(line, SECTOR // itemsize(problem)):
+        small = read_bytes(problem) <= SMALL
+        if channels < min(line, 1 if small else SECTOR // itemsize(problem)):
             return None
     elif problem.per_group == 1:
         # Several short rows, for a program to be worth starting.

@@ -1,0 +1,278 @@
+"""Plans for GPUs, on devices that are made up: which way through memory, and why."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from triton_programs import CASES, H200, arguments, program_of
+
+from normgrad import TensorSpec
+from normgrad.backends.triton import config, tiling
+from normgrad.backends.triton.device import Device
+from normgrad.layout import Axis
+
+
+def train(shape, dtype="bfloat16", layout="contiguous", device=H200, **rest):
+    planned = arguments("batch_norm_backward", shape, dtype, layout, **rest)
+    return program_of("batch_norm_backward", device, **planned)
+
+
+def group(shape, groups, dtype="bfloat16", layout="contiguous", device=H200, name=None):
+    name = name or "group_norm_backward"
+    return program_of(name, device, **arguments(name, shape, dtype, layout, groups=groups))
+
+
+# Ways through memory
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_small_tensors_are_one_launch(layout):
+    program = train((8, 64, 14, 14), layout=layout)
+    assert [launch.kernel for launch in program.launches] == ["held"]
+    assert (program.way, program.workspace_size) == ("held", 0)
+    kind = {"contiguous": "rows", "channels_last": "columns"}[layout]
+    assert program.path == f"triton held {kind} held"
+
+
+def test_a_channel_that_a_program_can_hold_is_read_once():
+    assert train((160, 512, 7, 7)).way == "held"  # 7840 elements
+    assert train((170, 512, 7, 7)).way != "held"  # 8330
+    assert train((40, 512, 7, 7), "float64").way == "held"  # 1960
+    assert train((42, 512, 7, 7), "float64").way != "held"  # 2058
+
+
+def test_more_than_the_cache_is_taken_channel_by_channel():
+    program = train((256, 64, 56, 56))
+    assert program.path == "triton blocked rows clear 16 stages"
+    clear, blocked = program.launches
+    # dy and x of two stages in half of the cache.
+    stage = blocked.arguments.work.stage * blocked.arguments.sizes.part * 4
+    assert H200.l2_share / 4 < stage <= H200.l2_share / 2
+    assert blocked.programs == 2 * blocked.arguments.work.stage * blocked.arguments.work.stages
+    assert clear.arguments.sizes.positions == 1 + 64  # the tickets, and each channel's parts
+
+
+def test_what_fits_the_cache_is_streamed_twice():
+    program = train((20, 6, 65536), "float16", device=replace(H200, l2=80 << 20))
+    assert program.path == "triton streamed rows sums write"
+    # Few channels: positions are cut so that all processors have something to do.
+    assert program.launches[0].programs >= 4 * H200.processors
+
+
+def test_channels_that_do_not_fit_the_cache_are_streamed():
+    """Channels-last, what is read of a row has to be whole sectors."""
+    program = train((256, 64, 112, 112), layout="channels_last")
+    assert program.way == "streamed"
+    assert program.launches[1].config.reverse
+
+
+def test_a_team_holds_a_channel_where_all_programs_run_at_once():
+    program = train((32, 64, 14, 14), layout="channels_last")
+    assert (program.way, program.pattern) == ("team", "columns")
+    held = program.launches[-1]
+    assert held.config.team > 1
+    assert held.programs <= H200.processors
+    assert held.programs % held.config.team == 0
+    assert train((32, 64, 14, 14), layout="channels_last", device=replace(H200, processors=16)).way
+
+
+def test_teams_and_stages_are_of_whole_groups():
+    program = group((2, 24, 96, 96), 2, device=replace(H200, processors=512, l2=1 << 30))
+    assert program.way == "team"
+    assert program.launches[1].config.members >= 12
+    program = group((64, 96, 112, 112), 4)
+    assert program.way == "blocked"
+    sizes, work = program.launches[1].arguments.sizes, program.launches[1].arguments.work
+    assert work.stage % (sizes.blocks * sizes.parts) == 0
+
+
+def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
+    assert group((8, 64, 14, 14), 4).path == "triton held rows held outputs"
+    masked = arguments("group_norm_backward", (8, 64, 14, 14), "bfloat16")
+    program = program_of("group_norm_backward", **masked, output_mask=(True, False, False))
+    assert program.path == "triton held rows held"
+
+
+def test_what_needs_one_pass_takes_one():
+    shape = (256, 64, 56, 56)
+    paths = {
+        name: program_of(name, **arguments(name, shape, "bfloat16")).path
+        for name in CASES
+        if name not in ("batch_norm_backward", "missing", "batch_norm", "group_norm")
+        and name != "group_norm_backward"
+    }
+    assert paths == {
+        "evaluation": "triton rows sums+scale outputs",
+        "batch_norm_backward_reduce": "triton rows sums outputs",
+        "batch_norm_backward_elemt": "triton rows write",
+        "batch_norm_stats": "triton rows sums statistics",
+        "batch_norm_elemt": "triton rows write",
+        "batch_norm_gather_stats_with_counts": "triton gather",
+    }
+
+
+def test_masked_off_work_is_not_done():
+    planned = arguments("batch_norm_backward", (256, 64, 56, 56), "bfloat16")
+
+    def masked(*mask):
+        return program_of("batch_norm_backward", **planned, output_mask=mask)
+
+    assert masked(False, True, True).path == "triton rows sums outputs"
+    assert masked(False, False, False).launches == ()
+    assert masked(False, False, False).workspace_size == 0
+    bias = masked(False, False, True)
+    assert bias.input_is_grad_out
+    assert not masked(False, True, False).input_is_grad_out
+
+
+def test_missing_statistics_are_found_first():
+    planned = arguments("missing", (256, 64, 56, 56), "bfloat16")
+    assert program_of("missing", **planned).path == (
+        "triton blocked rows moments statistics clear 16 stages"
+    )
+    # In float64 a mean takes a second round about the first.
+    planned = arguments("missing", (256, 64, 56, 56), "float64")
+    words = program_of("missing", **planned).path.split()
+    assert words.count("moments") == 3
+
+
+def test_without_elements_sums_are_written_and_nothing_else():
+    def path(name, shape):
+        return program_of(name, **arguments(name, shape, "float32", groups=1)).path
+
+    assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton outputs"
+    assert path("batch_norm", (0, 4, 3, 3)) == "triton statistics"
+    assert path("batch_norm_backward_elemt", (0, 4, 3, 3)) == "triton"
+    assert path("batch_norm_backward", (4, 0, 3, 3)) == "triton"
+
+
+# Workspace
+
+
+def test_the_workspace_holds_what_launches_say():
+    program = train((256, 64, 56, 56))
+    work, sizes = program.launches[1].arguments.work, program.launches[1].arguments.sizes
+    slots = sizes.parts * 64 * 8
+    assert work.sum_dy_xmu - work.sum_dy >= slots
+    assert program.workspace_size >= work.counters + 4 * 65
+    assert all(offset % 256 == 0 for offset in work[:7])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_errors_of_sums_are_kept_in_float64_alone(dtype):
+    program = program_of(
+        "batch_norm_backward_reduce",
+        **arguments("batch_norm_backward_reduce", (256, 64, 56, 56), dtype),
+    )
+    work = program.launches[0].arguments.work
+    assert (work.sum_dy_xmu_error != work.sum_dy_error) == (dtype == "float64")
+
+
+# How tensors lie
+
+
+def test_divisions_by_multiplication_are_right():
+    """As the kernels divide: the high half of a product of 32 bits, shifted."""
+    numbers = random.Random(0)
+    sizes = [2, 3, 5, 7, 49, 196, 784, 3136, 12544, 50176, 65535, 65536, 65537, (1 << 31) - 1]
+    for size in (*sizes, *(numbers.randrange(2, 1 << 31) for _ in range(200))):
+        axis = tiling._axis_words(Axis(size, (1, 1, 1)))
+        assert 0 < axis.magic < 1 << 32
+        edges = [0, 1, size - 1, size, size + 1, 2 * size - 1, (1 << 31) - 1]
+        for n in (*edges, *(numbers.randrange(1 << 31) for _ in range(200))):
+            if n < 1 << 31:
+                assert ((n * axis.magic) >> 32) >> axis.shift == n // size
+
+
+@pytest.mark.parametrize(
+    ("layout", "x_layout", "pattern"),
+    [
+        ("contiguous", "contiguous", "rows"),
+        ("channels_last", "channels_last", "columns"),
+        ("contiguous", "channels_last", "tiles"),
+        ("sliced", "contiguous", "rows"),
+        ("sliced", "channels_last", "tiles"),
+        ("sliced", "sliced", "rows"),
+    ],
+)
+def test_patterns(layout, x_layout, pattern):
+    assert train((8, 64, 40, 40), layout=layout, x_layout=x_layout).pattern == pattern
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "vector"),
+    [
+        ((8, 64, 56, 56), "bfloat16", 8),
+        ((8, 64, 14, 14), "bfloat16", 4),
+        ((8, 64, 7, 7), "bfloat16", 1),
+        ((8, 64, 56, 56), "float32", 4),
+        ((8, 64, 14, 15), "float32", 2),
+        ((8, 64, 56, 56), "float64", 2),
+    ],
+)
+def test_as_much_is_read_at_once_as_divides_rows(shape, dtype, vector):
+    dy = train(shape, dtype).launches[-1].config.dy
+    assert (dy.along, dy.vector) == (config.ALONG_POSITIONS, vector)
+
+
+@pytest.mark.parametrize(("channels", "vector"), [(64, 8), (12, 4), (3, 1)])
+def test_as_much_is_read_at_once_as_divides_channels(channels, vector):
+    dy = train((8, channels, 14, 14), layout="channels_last").launches[-1].config.dy
+    assert (dy.along, dy.vector) == (config.ALONG_CHANNELS, vector)
+
+
+def test_large_tensors_have_long_offsets():
+    for shape, offsets, positions in (
+        ((1024, 64, 128, 128), False, False),
+        ((4096, 64, 128, 128), True, False),
+        ((3 << 30, 1), True, True),
+        ((1 << 16, 2, 1 << 16), True, True),
+    ):
+        program = train(shape)
+        found = program.launches[-1].config
+        assert (found.long_offsets, found.long_positions) == (offsets, positions), shape
+
+
+def test_every_task_has_a_program():
+    """Tiles and parts cover all channels and positions, and none is empty."""
+    for shape in ((3, 5, 7, 11), (256, 64, 56, 56), (20, 6, 65536), (4096, 1000), (1, 1, 1)):
+        for layout in ("contiguous", "channels_last"):
+            for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_stats"):
+                program = program_of(name, **arguments(name, shape, "float32", layout, groups=1))
+                for launch in program.launches:
+                    if launch.kernel not in ("sums", "write", "held"):
+                        continue
+                    sizes, words = launch.arguments.sizes, launch.config
+                    assert sizes.parts * sizes.part >= sizes.positions
+                    assert (sizes.parts - 1) * sizes.part < sizes.positions
+                    tiles = -(-sizes.groups // words.groups) * sizes.blocks
+                    assert sizes.blocks * words.members >= sizes.per_group
+                    assert launch.programs == sizes.sets * tiles * sizes.parts
+                    assert launch.warps in (1, 2, 4, 8, 16)
+
+
+def test_plans_need_neither_a_gpu_nor_triton():
+    script = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from normgrad.backends.triton import program, device\n"
+        "import normgrad\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(device.unusable())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "PyTorch is not imported, which Triton needs to find the GPU\n"
+
+
+def test_the_same_program_whatever_else_was_planned():
+    first, again = (train((64, 64, 28, 28)) for _ in range(2))
+    assert first.launches == again.launches
+
+
+def test_a_made_up_device():
+    tiny = Device("tiny", (9, 0), 1, 1 << 10, 32, 1, 16)
+    assert train((4, 4, 8, 8), "float32", device=tiny).way in ("streamed", "blocked")
+    assert TensorSpec((1,), "float32").nbytes == 4

@@ -1,0 +1,128 @@
+"""Programs for any device, made without one: what the tests of plans and of compiling share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import normgrad as ng
+from normgrad import TensorSpec, plans
+from normgrad.backends.triton import program
+from normgrad.backends.triton.device import Device
+
+H200 = Device()
+A100 = Device("NVIDIA A100", (8, 0), 108, 40 << 20)
+
+
+def spec(shape: tuple[int, ...], dtype: str, layout: str = "contiguous") -> TensorSpec:
+    """A tensor's spec: "contiguous", "channels_last", or "sliced" with a gap after each element."""
+    if layout == "contiguous":
+        return TensorSpec(shape, dtype)
+    strides = [0] * len(shape)
+    order = [*range(len(shape))]
+    if layout == "channels_last":
+        order = [0, *range(2, len(shape)), 1]
+    step = 2 if layout == "sliced" else 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis] * (2 if layout == "sliced" else 1)
+    return TensorSpec(shape, dtype, strides)
+
+
+def arguments(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    layout: str = "contiguous",
+    x_layout: str | None = None,
+    groups: int = 4,
+) -> dict[str, Any]:
+    """What an operator is planned with, everything given."""
+    wide = "float64" if dtype == "float64" else "float32"
+    data = {
+        "grad_out": spec(shape, dtype, layout),
+        "input": spec(shape, dtype, x_layout or layout),
+    }
+    vector = TensorSpec((shape[1],), wide)
+    group = TensorSpec((shape[0], groups), wide)
+    given = {"mean": vector, "invstd": vector, "weight": vector}
+    forward = {"input": data["input"]}
+    return {
+        "batch_norm_backward": {
+            **data, "weight": vector, "save_mean": vector, "save_invstd": vector, "training": True
+        },
+        "evaluation": {
+            **data, "weight": vector, "running_mean": vector, "running_var": vector,
+            "training": False,
+        },
+        "missing": {**data, "weight": vector, "training": True},
+        "batch_norm_backward_reduce": {**data, **given},
+        "batch_norm_backward_elemt": {
+            **data, **given, "sum_dy": vector, "sum_dy_xmu": vector,
+            "count": TensorSpec((2,), "int32"),
+        },
+        "group_norm_backward": {
+            **data, "mean": group, "rstd": group, "gamma": vector, "num_groups": groups
+        },
+        "batch_norm": {
+            **forward, "weight": vector, "bias": vector, "running_mean": vector,
+            "running_var": vector, "training": True,
+        },
+        "batch_norm_stats": forward,
+        "batch_norm_elemt": {**forward, **given, "bias": vector},
+        "group_norm": {**forward, "gamma": vector, "beta": vector, "num_groups": groups},
+        "batch_norm_gather_stats_with_counts": {
+            "input": data["input"],
+            "mean": TensorSpec((3, shape[1]), wide),
+            "invstd": TensorSpec((3, shape[1]), wide),
+            "running_mean": vector,
+            "running_var": vector,
+            "counts": TensorSpec((3,), "int32"),
+        },
+    }[name]  # fmt: skip
+
+
+#: Operators, and their cases with programs of their own.
+CASES = {
+    name: {"evaluation": "batch_norm_backward", "missing": "batch_norm_backward"}.get(name, name)
+    for name in (
+        "batch_norm_backward", "evaluation", "missing", "batch_norm_backward_reduce",
+        "batch_norm_backward_elemt", "group_norm_backward", "batch_norm", "batch_norm_stats",
+        "batch_norm_elemt", "group_norm", "batch_norm_gather_stats_with_counts",
+    )
+}  # fmt: skip
+
+
+def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:
+    """The program of an operator on a device that need not be there."""
+    found: list[program.Program] = []
+    build = plans.cpu.build
+
+    def both(problem: Any, machine: Any) -> Any:
+        found.append(program.build(problem, device))
+        return build(problem, machine)
+
+    with mock.patch.object(plans.cpu, "build", both):
+        ng.plan(CASES.get(name, name), **planned)
+    return found[0]
+
+
+def programs(device: Device, dtype: str) -> Iterator[tuple[str, program.Program]]:
+    """One program for each way that there is, for a dtype."""
+    shapes = {
+        (256, 64, 56, 56): "large",
+        (256, 512, 7, 7): "short rows",
+        (8, 64, 14, 14): "small",
+        (20, 6, 65536): "few channels",
+    }
+    for shape, size in shapes.items():
+        for layout in ("contiguous", "channels_last"):
+            groups = 2 if shape[1] % 4 else 8
+            for name in CASES:
+                planned = arguments(name, shape, dtype, layout, groups=groups)
+                yield f"{name} {size} {layout}", program_of(name, device, **planned)
+    for layout, x_layout in (("contiguous", "channels_last"), ("sliced", "sliced")):
+        for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_backward_elemt"):
+            planned = arguments(name, (32, 64, 28, 28), dtype, layout, x_layout, groups=8)
+            yield f"{name} {layout} {x_layout}", program_of(name, device, **planned)
