@@ -310,14 +310,15 @@ class Plan:
             if where == 0:
                 _check_memory(place.shown, spec, arguments.given[index])
             place.check_writable(framework, out[index], where)
+            in_place, words = self._in_place.get(slot, ((), ""))
             for other, elsewhere in places:
+                if where == elsewhere and other.name in in_place and spec == other.spec:
+                    continue
                 if place.overlaps(where, other, elsewhere):
-                    in_place, words = self._in_place.get(slot, ((), ""))
-                    if not (other.name in in_place and where == elsewhere and spec == other.spec):
-                        raise ValueError(
-                            f"{place.shown}: shares memory with {other.shown}; allowed: memory "
-                            f"of its own{words}"
-                        )
+                    raise ValueError(
+                        f"{place.shown}: shares memory with {other.shown}; allowed: memory of its "
+                        f"own{words}"
+                    )
             places.append((place, where))
         if given >> guard.WORKSPACE & 1:
             size = guard.used(self.workspace_size, self._backend.alignment)
