@@ -65,6 +65,7 @@ class Seen:
 
 def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     """Put it in the backend's place; ``reason`` is why CUDA's tensors cannot be computed."""
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
     seen = Seen()
 
     class Runner:

@@ -447,6 +447,28 @@ def test_workspaces_on_a_gpu(seen, on_gpu):
            lambda: on_cpu.run(**case.tensors, workspace=on_gpu(torch.zeros(size))))  # fmt: skip
 
 
+def test_dialects_are_the_cpu_s(seen, on_gpu):
+    from normgrad import aclnn, infiniop
+
+    x, v = on_gpu(torch.zeros(3, 4, 5)), np.zeros(4, F)
+    refuse(ValueError, "array: on device cuda:0; allowed: cpu", lambda: aclnn.tensor(x))
+    there = Array(np.zeros((3, 4), F), 1)
+    refuse(ValueError, "array: on device cuda:1; allowed: cpu", lambda: aclnn.tensor(there))
+    with pytest.raises(aclnn.AclnnError, match=r"tensorData: on device cuda:0; allowed: cpu"):
+        aclnn.aclCreateTensor((3, 4, 5), 0, None, 0, 2, None, x)
+    handle = infiniop.infiniopCreateHandle()
+    whole, vector = (
+        infiniop.infiniopCreateTensorDescriptor(len(dims), dims, None, 13)
+        for dims in ((3, 4, 5), (4,))
+    )
+    operator = infiniop.infiniopCreateBatchNormBackwardDescriptor(
+        handle, whole, vector, vector, whole, whole, vector, vector, vector
+    )
+    size = infiniop.infiniopGetBatchNormBackwardWorkspaceSize(operator)
+    with pytest.raises(infiniop.InfiniError, match=r"grad_input: on device cuda:0; allowed: cpu"):
+        infiniop.infiniopBatchNormBackward(operator, bytearray(size), size, x, v, v, x, x, v, v, v)
+
+
 def test_nothing_to_compute(seen, on_gpu):
     x = on_gpu(torch.zeros(3, 4))
     nothing = plan(x, output_mask=(False,) * 3)

@@ -117,7 +117,7 @@ def gpus(driver: str = "libcuda.so.1") -> list[str]:
         count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
         if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
             return []
-        names = []
+        names: list[str] = []
         for index in range(count.value):
             if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetName(
                 name, len(name), device
