@@ -24,6 +24,9 @@ from normgrad.machine import Machine
 PACKAGE = "normgrad.backends.triton"
 ALIGNMENT = 256
 
+#: How many GPUs PyTorch says there are.
+GPUS = 4
+
 
 @dataclass(frozen=True)
 class Device:
@@ -82,7 +85,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
 
     modules = {name: ModuleType(name) for name in ("", "device", "program", "runtime")}
     modules["device"].__dict__.update(
-        Device=Device, of=Device, INTERPRETED=Device(None), unusable=lambda: reason
+        Device=Device, of=Device, INTERPRETED=Device(None), unusable=lambda index=None: reason
     )
     modules["program"].__dict__.update(
         ALIGNMENT=ALIGNMENT,
@@ -93,6 +96,8 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}".rstrip("."), module)
     forget(monkeypatch)
+    if "torch" in sys.modules:
+        monkeypatch.setattr(sys.modules["torch"].cuda, "device_count", lambda: GPUS)
 
     probe = frameworks.memory.unwritable
 
@@ -107,7 +112,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
 def forget(monkeypatch: Any) -> None:
     """Nothing is known of devices and plans, now and afterwards."""
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(devices, "unusable", cache(devices.unusable.__wrapped__))
+    monkeypatch.setattr(devices, "_known", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._triton.__wrapped__))
 
 

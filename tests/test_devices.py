@@ -302,14 +302,14 @@ def test_cuda_that_cannot_be_used(monkeypatch):
     x = Array(np.zeros((3, 4), F), 2)
     refuse(
         ValueError,
-        "grad_out: on device cuda:2, which cannot be used here (Triton is not installed); allowed: "
+        "grad_out: on device cuda:2, which cannot be used here: Triton is not installed; allowed: "
         "cpu",
         lambda: ng.batch_norm_backward(x, x, training=True),
     )
     spec = TensorSpec((3, 4), F)
     refuse(
         ValueError,
-        "device: 'cuda:0', which cannot be used here (Triton is not installed); allowed: cpu",
+        "device: 'cuda:0', which cannot be used here: Triton is not installed; allowed: cpu",
         lambda: ng.plan(
             "batch_norm_backward", grad_out=spec, input=spec, training=True, device="cuda:0"
         ),
@@ -326,7 +326,6 @@ def plan(*tensors, **more):
 
 def test_the_device_of_a_plan(seen, on_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     spec = TensorSpec((3, 4, 5), "float32")
     x = torch.zeros(3, 4, 5)
     for made, device in (
@@ -357,8 +356,18 @@ def test_the_device_of_a_plan(seen, on_gpu, monkeypatch):
     for device in ("mps", "gpu", "cuda:x", "cuda:", "cpu:1", "", "cuda:-1", torch.device("meta")):
         refuse(ValueError, f"device: {str(device)!r}; {allowed}",
                lambda device=device: plan(spec, device=device))  # fmt: skip
-    refuse(ValueError, "device: 'cuda:2'; allowed: cuda:0 to cuda:1",
-           lambda: plan(spec, device="cuda:2"))  # fmt: skip
+    refuse(
+        ValueError,
+        "device: 'cuda:4', which cannot be used here: PyTorch sees cuda:0 to cuda:3; allowed: cpu, "
+        "or another GPU",
+        lambda: plan(spec, device="cuda:4"),
+    )
+    refuse(
+        ValueError,
+        "grad_out: on device cuda:9, which cannot be used here: PyTorch sees cuda:0 to cuda:3; "
+        "allowed: cpu, or another GPU",
+        lambda: plan(Array(x.numpy(), 9)),
+    )
     for device in (0, x):
         refuse(
             TypeError, f"device: a {type(device).__name__}; allowed: None, a name such as cpu or "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 from typing import Any
 
 from .forks import LOADING
@@ -24,13 +23,28 @@ def index_of(device: str) -> int:
     return int(device.removeprefix(_CUDA))
 
 
-@cache
-def unusable() -> str | None:
-    """Why CUDA tensors cannot be computed here; None if they can."""
+#: What :func:`unusable` has found, by index.
+_known: dict[int | None, str | None] = {}
+
+
+def unusable(index: int | None = None) -> str | None:
+    """Why tensors on GPUs, or on one of them, cannot be computed here; None if they can."""
+    if index in _known:
+        return _known[index]
     with LOADING:
         from .backends.triton import device
+    torch = sys.modules.get("torch")
     reason: str | None = device.unusable()
+    if reason is None and index is not None:
+        count = torch.cuda.device_count() if torch is not None else 0
+        reason = device.unusable(index) if index < count else _there_are(count)
+    if torch is not None:  # who comes before it is loaded may come again
+        _known[index] = reason
     return reason
+
+
+def _there_are(count: int) -> str:
+    return f"PyTorch sees cuda:0 to cuda:{count - 1}"
 
 
 def check(name: str, device: str) -> None:
@@ -39,13 +53,16 @@ def check(name: str, device: str) -> None:
         return
     if not is_cuda(device):
         raise ValueError(f"{name}: on device {device}; {_ALL}")
-    _check_cuda(name, f"on device {device}")
+    _check_cuda(name, f"on device {device}", index_of(device))
 
 
-def _check_cuda(name: str, what: str) -> None:
-    reason = unusable()
+def _check_cuda(name: str, what: str, index: int | None) -> None:
+    reason = unusable(index)
     if reason is not None:
-        raise ValueError(f"{name}: {what}, which cannot be used here ({reason}); allowed: cpu")
+        others = "" if unusable() else ", or another GPU"
+        raise ValueError(
+            f"{name}: {what}, which cannot be used here: {reason}; allowed: cpu{others}"
+        )
 
 
 def check_same(name: str, device: str, expected: str, first: str) -> None:
@@ -73,12 +90,11 @@ def named(device: Any) -> str:
         return CPU
     if kind != "cuda" or (colon and not (number.isascii() and number.isdecimal())):
         raise ValueError(f"device: {shown!r}; {_ALL}")
-    _check_cuda("device", repr(shown))
-    import torch.cuda as cuda  # there is no GPU without it
+    _check_cuda("device", repr(shown), int(number) if colon else None)
+    if colon:
+        return f"{_CUDA}{int(number)}"
+    from torch import cuda  # there is no GPU without it
 
-    if not colon:
-        return f"{_CUDA}{cuda.current_device()}"
-    count = cuda.device_count()
-    if int(number) >= count:
-        raise ValueError(f"device: {shown!r}; allowed: cuda:0 to cuda:{count - 1}")
-    return f"{_CUDA}{int(number)}"
+    index: int = cuda.current_device()
+    _check_cuda("device", repr(shown), index)
+    return f"{_CUDA}{index}"

@@ -336,7 +336,8 @@ def test_one_device_for_all():
     refuse(ValueError, f"workspace: {size - 1} bytes; allowed: at least {size}",
            lambda: plan.run(x, x, workspace=short))  # fmt: skip
     count = torch.cuda.device_count()
-    refuse(ValueError, f"device: 'cuda:{count}'; allowed: cuda:0 to cuda:{count - 1}",
+    refuse(ValueError, f"device: 'cuda:{count}', which cannot be used here: PyTorch sees cuda:0 to "
+           f"cuda:{count - 1}; allowed: cpu, or another GPU",
            lambda: ng.plan("batch_norm_backward", grad_out=x, input=x, training=True,
                            device=f"cuda:{count}"))  # fmt: skip
 

@@ -113,7 +113,7 @@ def test_gpus_that_cannot_be_used(monkeypatch, on_gpu, pytorch_s):
     functional.group_norm(x, 2, v)
     assert pytorch_s == ["batch_norm", "group_norm"]
     reason = (
-        "input: on device cuda:0, which cannot be used here (Triton is not installed); allowed: cpu"
+        "input: on device cuda:0, which cannot be used here: Triton is not installed; allowed: cpu"
     )
     refuse(ValueError, reason, lambda: kernels.native_group_norm(x, v, v, 5, 6, 7, 2, 1e-5))
     monkeypatch.setattr(collectives, "size", lambda group: 2)
@@ -155,7 +155,7 @@ def test_a_graph_s_capture_is_told_nothing(monkeypatch, on_gpu):
 
 def test_whether_gpus_are_usable_is_a_constant_to_the_compiler(seen):
     def which(x):
-        return x + 1 if functional._gpus_are_usable() else x - 1
+        return x + 1 if functional._is_usable(0) else x - 1
 
     compiled = torch.compile(which, fullgraph=True, backend="eager")
     assert compiled(torch.zeros(1)).item() == 1

@@ -88,20 +88,20 @@ def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> b
     )
 
 
-def _gpus_are_usable() -> bool:
-    return devices.unusable() is None
+def _is_usable(index: int) -> bool:
+    return devices.unusable(index) is None
 
 
 # What torch.compiler.assume_constant_result does, which takes seconds to import the compiler:
 # that the answer is a constant for it, and not to be traced through Triton and CUDA's driver.
-_gpus_are_usable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_usable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
     """Whether normgrad takes these tensors; running statistics stand first."""
     if not (
         isinstance(input, Tensor)
-        and (input.is_cpu or (input.is_cuda and _gpus_are_usable()))
+        and (input.is_cpu or (input.is_cuda and _is_usable(input.device.index)))
         and input.dtype in _FLOATS
         and input.layout is torch.strided
         and not input.is_nested
@@ -193,7 +193,7 @@ def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
         raise ValueError(
             f"SyncBatchNorm expected input tensor to be on cpu or cuda, but got {input.device}"
         )
-    if input.is_cuda and not _gpus_are_usable():
+    if input.is_cuda and not _is_usable(input.device.index):
         devices.check("input", str(input.device))
     names = ("running_mean", "running_var", "weight", "bias")
     for name, tensor in (("input", input), *zip(names, vectors, strict=True)):
