@@ -1,4 +1,4 @@
-"""One call's tensors: of one framework, on the CPU, in terms that a plan can compare."""
+"""One call's tensors: of one framework, on one device, in terms that a plan can compare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import frameworks, layout
+from . import devices, frameworks, layout
 from .contract import Operator, Output
 from .frameworks import Framework
 from .tensor import TensorSpec
@@ -44,6 +44,8 @@ class Arguments:
     Attributes:
         framework: what they all belong to.
         like: one of the caller's own.
+        first, device: the name of the tensor that decides where all are, and where that is; once
+            opened.
         opened: the inputs, in the form the framework's methods take; None where absent.
         out: the caller's outputs, likewise.
         given: the caller's outputs as they were given.
@@ -57,6 +59,8 @@ class Arguments:
         "_outputs",
         "_values",
         "addresses",
+        "device",
+        "first",
         "framework",
         "given",
         "key",
@@ -94,7 +98,7 @@ class Arguments:
 
         Raises:
             TypeError: something that is no tensor, or another framework's.
-            ValueError: a tensor on another device.
+            ValueError: a tensor on another device than the first, or on one that cannot be used.
         """
         values, given = self._values, self.given
         operator = self._operator
@@ -108,7 +112,10 @@ class Arguments:
         self.like = first[1]
         if self.like is None:
             raise TypeError(f"{first[0]}: None; allowed: a tensor")
+        self.first = first[0]
         self.framework = frameworks.of(*first)
+        self.device = self.framework.device(*first)
+        devices.check(self.first, self.device)
         self.opened = [
             None if value is None else self._open(parameter.name, value, writing=False)
             for parameter, value in zip(operator.parameters, values, strict=True)
@@ -128,7 +135,7 @@ class Arguments:
             # Not plain tensors: their specs say all that matters.
             self.plain = False
             specs, out_specs = self.specs()
-            self.key = (self.framework, *specs.values(), *out_specs.values())
+            self.key = (self.framework, self.device, *specs.values(), *out_specs.values())
 
     def _names(self) -> list[str]:
         """What messages call the inputs and the caller's outputs."""
@@ -145,9 +152,7 @@ class Arguments:
                 f"{name}: a {framework.name} among {self.framework.name}s; allowed: one kind for "
                 "all arguments"
             )
-        device = framework.device(name, value)
-        if device != "cpu":
-            raise ValueError(f"{name}: on device {device}; allowed: cpu")
+        devices.check_same(name, framework.device(name, value), self.device, self.first)
         return framework.opened(name, value, writing)
 
     def specs(self) -> tuple[dict[str, TensorSpec | None], dict[str, TensorSpec | None]]:
@@ -204,14 +209,28 @@ class Scratch:
 
     __slots__ = ("address", "owner")
 
-    def __init__(self, size: int, alignment: int, workspace: Any = None) -> None:
-        if workspace is None:
-            self.owner: Any = np.empty(size, np.uint8)
-            start = self.owner.ctypes.data
-        else:
-            start, given, self.owner, *_ = memory_of("workspace", workspace, writing=True)
+    def __init__(
+        self, size: int, alignment: int, workspace: Any = None, device: str = devices.CPU
+    ) -> None:
+        self.owner: Any
+        start: int
+        if workspace is not None:
+            found = (
+                memory_of("workspace", workspace, writing=True)
+                if device == devices.CPU
+                else _memory_on(device, "workspace", workspace)
+            )
+            start, given, self.owner, *_ = found
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
+        elif device == devices.CPU:
+            self.owner = np.empty(size, np.uint8)
+            start = self.owner.ctypes.data
+        else:
+            # Gone before the kernels are through: PyTorch's allocator gives it to nobody but those
+            # who come after them on their stream.
+            self.owner = frameworks.of_torch().bytes_on(device, size)
+            start = self.owner.data_ptr()
         self.address = -(-start // alignment) * alignment
 
 
@@ -255,6 +274,34 @@ class Allocation:
     freed_by: str | None = None
 
 
+def _memory_on(device: str, name: str, value: Any) -> Memory:
+    """The memory of a contiguous tensor on a GPU, of any dtype, to be written.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: not contiguous, read-only, or elsewhere.
+    """
+    allowed = f"a writable, contiguous tensor on {device}"
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
+    try:
+        framework = frameworks.of(name, value)
+    except TypeError:
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
+    where = framework.device(name, value)
+    if where != device:
+        raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
+    opened = framework.opened(name, value, writing=True)
+    size = framework.contiguous_bytes(opened)
+    if size is None:
+        raise ValueError(f"{name}: not contiguous; allowed: {allowed}")
+    address = framework.address(name, opened)
+    reason = framework.unwritable(opened, address, address + size)
+    if reason is not None:
+        raise ValueError(f"{name}: {reason}")
+    return Memory(address, size, opened, True)
+
+
 def memory_of(name: str, value: Any, writing: bool) -> Memory:
     """The memory of a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype.
 
@@ -268,7 +315,9 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        plain = value.is_cpu and not value.is_nested and value.layout is torch.strided
+        if not value.is_cpu:
+            raise ValueError(f"{name}: on device {value.device}; allowed: cpu")
+        plain = not value.is_nested and value.layout is torch.strided
         if not (plain and value.is_contiguous()) or value.is_neg():
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
         return Memory(frameworks.of(name, value).address(name, value), value.nbytes, value, True)

@@ -16,7 +16,14 @@ from . import dtypes, layout
 from .dtypes import DType
 
 _CPU = 1
-_DEVICES = {1: "cpu", 2: "cuda", 3: "cuda_host", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm"}
+_DEVICES = {
+    **{1: "cpu", 2: "cuda", 3: "cuda_host", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm"},
+    13: "cuda_managed",
+}
+
+#: CUDA's default stream, and a reader who does not look at the data, as the protocol spells them.
+DEFAULT_STREAM, NO_STREAM = 1, -1
+
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
 #: (type code, bits) → dtype.
@@ -79,6 +86,16 @@ class View:
     dtype_name: str
     read_only: bool
     copied: bool
+    device: str
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class New:
+    """A new tensor on a GPU: PyTorch's, over memory of the producer's where that has some."""
+
+    tensor: Any
+    address: int
 
 
 def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
@@ -117,25 +134,39 @@ def device_of(name: str, producer: Any) -> str:
             f"{name}: {type(producer).__name__}.__dlpack_device__() failed ({error}); allowed: "
             "NumPy arrays, PyTorch tensors and objects that speak DLPack"
         ) from None
+    return _device(kind, index)
+
+
+def _device(kind: int, index: int) -> str:
     device = _DEVICES.get(kind, f"DLPack device type {kind}")
     return device if kind == _CPU else f"{device}:{index}"
 
 
-def open_view(name: str, producer: Any) -> View:
-    """Read a CPU tensor's description from anything with ``__dlpack__``, without a copy.
+def open_view(name: str, producer: Any, device: str, stream: int | None = None) -> View:
+    """Read a tensor's description from anything with ``__dlpack__``, without a copy.
+
+    Args:
+        name: what messages call it.
+        producer: what has it.
+        device: where :func:`device_of` found it.
+        stream: on a GPU, what is to read it: the producer has it wait until the data are there.
 
     Raises:
         TypeError: the object does not speak DLPack after all, or what it says cannot be.
     """
+    reader = {} if stream is None else {"stream": stream}
     try:
         try:
-            capsule = producer.__dlpack__(max_version=(1, 0))
+            capsule = producer.__dlpack__(**reader, max_version=(1, 0))
         except TypeError:  # a producer from before version 1.0
-            capsule = producer.__dlpack__()
+            capsule = producer.__dlpack__(**reader)
         if type(capsule) is not _Capsule:
             raise TypeError(f"__dlpack__() returned a {type(capsule).__name__}, not a capsule")
         tensor, flags = _tensor_in(capsule)
         shape, strides = _axes_of(tensor)
+        where = _device(tensor.device_type, tensor.device_id)
+        if where != device:
+            raise TypeError(f"it says it is on device {device}, and its data on {where}")
         address = (tensor.data or 0) + tensor.byte_offset
         if address >= 2**63 or (address == 0 and 0 not in shape):
             raise TypeError(f"it says its data are at address {address}")
@@ -156,6 +187,8 @@ def open_view(name: str, producer: Any) -> View:
         dtype_name=f"{kind}{tensor.bits}{lanes}",
         read_only=bool(flags & _READ_ONLY),
         copied=bool(flags & _COPIED),
+        device=device,
+        itemsize=-(-tensor.bits * tensor.lanes // 8),
     )
 
 
@@ -175,9 +208,21 @@ class _BFloat16:
         return capsule
 
 
-def give_back(array: npt.NDArray[Any], producer: Any) -> Any:
-    """A new array in the producer's kind, through its array namespace; else the NumPy array."""
-    speaker = _BFloat16(array) if dtypes.from_numpy(array.dtype) is dtypes.bfloat16 else array
+def bytes_like(producer: Any, size: int) -> Any:
+    """New memory from the producer's array namespace, on its device; None where it gives none."""
+    try:
+        namespace = producer.__array_namespace__()
+        return namespace.empty(size, dtype=namespace.uint8, device=producer.device)
+    except Exception:  # no namespace, or one that cannot
+        return None
+
+
+def give_back(array: Any, producer: Any) -> Any:
+    """A new array, NumPy's or PyTorch's, in the producer's kind, through its array namespace; else
+    the array as it is."""
+    speaker = array
+    if isinstance(array, np.ndarray) and dtypes.from_numpy(array.dtype) is dtypes.bfloat16:
+        speaker = _BFloat16(array)
     try:
         return producer.__array_namespace__().from_dlpack(speaker)
     except Exception:  # no namespace, or one that cannot take this

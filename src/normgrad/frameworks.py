@@ -9,19 +9,20 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from . import dlpack, dtypes, memory
+from . import devices, dlpack, dtypes, layout, memory
 from .dtypes import DType
 from .tensor import TensorSpec
 
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
-#: Shapes, strides and dtypes of tensors in a framework's own terms; and each one's address, 0 for
-#: None.
+#: Shapes, strides and dtypes of tensors in a framework's own terms, after the number of the GPU if
+#: they are on one; and each one's address, 0 for None.
 Look = tuple[Hashable, list[int]]
 
 
@@ -48,7 +49,8 @@ class Framework(ABC):
         """What a plan depends on, of inputs and outputs together, and where they are.
 
         In one pass, as cheap as can be: it is most of what a small call costs. None where a value
-        is not one of this framework's plain tensors on the CPU, or an output cannot be written.
+        is not one of this framework's plain tensors on the CPU or on a GPU, the same for all, or an
+        output cannot be written.
         """
 
     @abstractmethod
@@ -76,12 +78,21 @@ class Framework(ABC):
         """
 
     @abstractmethod
+    def contiguous_bytes(self, value: Any) -> int | None:
+        """How many bytes an opened tensor of any dtype has; None where they do not follow each
+        other."""
+
+    @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         """Why writing to its bytes would fail or be lost, or None."""
 
     @abstractmethod
     def empty(self, spec: TensorSpec) -> Any:
-        """A new tensor, opened."""
+        """A new tensor on the CPU, opened."""
+
+    def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
+        """A new tensor on a GPU, opened; ``like`` is one of the caller's there."""
+        raise NotImplementedError
 
     @abstractmethod
     def result(self, value: Any, like: Any) -> Any:
@@ -115,7 +126,7 @@ class NumPy(Framework):
         return array
 
     def device(self, name: str, value: Any) -> str:
-        return "cpu"
+        return devices.CPU
 
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         key: list[Any] = []
@@ -148,6 +159,9 @@ class NumPy(Framework):
 
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data)
+
+    def contiguous_bytes(self, value: Any) -> int | None:
+        return int(value.nbytes) if value.flags.c_contiguous else None
 
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         if not value.flags.writeable:
@@ -211,7 +225,7 @@ class Torch(Framework):
         return self.spec(name, value, allowed)
 
     def device(self, name: str, value: Any) -> str:
-        return str(value.device)
+        return devices.CPU if value.is_cpu else str(value.device)
 
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         plain = self._plain
@@ -226,9 +240,29 @@ class Torch(Framework):
                     key += value.shape, value.stride(), value.dtype
                     addresses.append(value.data_ptr())
                 else:
-                    return None
+                    return self._look_on_gpu(values, given)
         except (RuntimeError, NotImplementedError):
             return None  # nested and sparse tensors have no strides
+        return tuple(key), addresses
+
+    def _look_on_gpu(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
+        plain = self._plain
+        gpu = -1
+        key: list[Any] = [gpu]
+        addresses: list[int] = []
+        for value in (*values, *given):
+            if value is None:
+                key.append(None)
+                addresses.append(0)
+            elif type(value) in plain and value.is_cuda and not value.is_neg():
+                if value.get_device() != gpu:
+                    if gpu >= 0:
+                        return None
+                    key[0] = gpu = value.get_device()
+                key += value.shape, value.stride(), value.dtype
+                addresses.append(value.data_ptr())
+            else:
+                return None
         return tuple(key), addresses
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
@@ -246,8 +280,12 @@ class Torch(Framework):
                 f"{_KINDS}"
             ) from None
 
+    def contiguous_bytes(self, value: Any) -> int | None:
+        return int(value.nbytes) if value.is_contiguous() else None
+
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        return memory.unwritable(first, end)
+        # What is on a GPU is PyTorch's own memory, and no page of the CPU's to be probed.
+        return memory.unwritable(first, end) if value.is_cpu else None
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
@@ -259,6 +297,24 @@ class Torch(Framework):
             new = self._torch.empty(0, dtype=dtype, device=self._cpu)
             # No view of anything: autograd would not let a view be changed in place.
             new.set_(storage, 0, spec.shape, spec.strides)
+        return self._plainly(new)
+
+    def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
+        dtype, where = self._to_torch[spec.dtype], device if like is None else like.device
+        return self._plainly(
+            self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=where)
+        )
+
+    def bytes_on(self, device: str, size: int) -> Any:
+        """A new tensor of so many bytes."""
+        return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
+
+    def over(self, flat: Any, spec: TensorSpec) -> Any:
+        """A tensor over another framework's bytes, which speak DLPack."""
+        flat = self._plainly(self._torch.from_dlpack(flat))
+        return flat.view(self._to_torch[spec.dtype]).as_strided(spec.shape, spec.strides)
+
+    def _plainly(self, new: Any) -> Any:
         if type(new) is not self._torch.Tensor:
             raise TypeError(
                 f"new tensors are {type(new).__name__}s under the mode that is active; allowed: "
@@ -284,7 +340,24 @@ class DLPack(Framework):
     name = "DLPack producer"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        return dlpack.open_view(name, value)
+        device = dlpack.device_of(name, value)
+        return dlpack.open_view(name, value, device, self._stream(device))
+
+    def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
+        device = dlpack.device_of(name, value)
+        stream = dlpack.NO_STREAM if devices.is_cuda(device) else None
+        return self.spec(name, dlpack.open_view(name, value, device, stream), allowed)
+
+    def _stream(self, device: str) -> int | None:
+        """What reads the tensor, in the protocol's terms: PyTorch's current stream, on which
+        kernels are launched."""
+        torch = sys.modules.get("torch")
+        if not devices.is_cuda(device):
+            return None
+        if torch is None or not torch.cuda.is_initialized():
+            return dlpack.DEFAULT_STREAM
+        stream: int = torch.cuda.current_stream(devices.index_of(device)).cuda_stream
+        return stream or dlpack.DEFAULT_STREAM
 
     def device(self, name: str, value: Any) -> str:
         return dlpack.device_of(name, value)
@@ -300,6 +373,12 @@ class DLPack(Framework):
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data if isinstance(value, np.ndarray) else value.address)
 
+    def contiguous_bytes(self, value: Any) -> int | None:
+        dense = layout.contiguous_strides(value.shape)
+        size: int = layout.elements(value.shape) * value.itemsize
+        follow = layout.taken(value.shape, value.strides) == layout.taken(value.shape, dense)
+        return size if follow or not size else None
+
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         if value.read_only:
             return "read-only memory; allowed: memory that can be written"
@@ -308,12 +387,27 @@ class DLPack(Framework):
                 f"{type(value.producer).__name__} hands out a copy of its memory; allowed: memory "
                 "that can be written"
             )
-        return memory.unwritable(first, end)
+        return memory.unwritable(first, end) if value.device == devices.CPU else None
 
     def empty(self, spec: TensorSpec) -> Any:
         return _numpy.empty(spec)
 
+    def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
+        torch = of_torch()
+        _, size = spec.region(0).bounds()
+        flat = dlpack.bytes_like(like, size) if size else None
+        if flat is not None:
+            # PyTorch in between has its stream wait for the producer's; and, when the result is
+            # given back, the producer's for its own.
+            with suppress(Exception):
+                tensor = torch.over(flat, spec)
+                return dlpack.New(tensor, tensor.data_ptr())
+        tensor = torch.empty_on(spec, device, None)
+        return dlpack.New(tensor, tensor.data_ptr())
+
     def result(self, value: Any, like: Any) -> Any:
+        if isinstance(value, dlpack.New):
+            return dlpack.give_back(value.tensor, like)
         return dlpack.give_back(value, like) if isinstance(value, np.ndarray) else value.producer
 
 
@@ -332,17 +426,24 @@ def of(name: str, value: Any) -> Framework:
     Raises:
         TypeError: none of them.
     """
-    global _torch
     if isinstance(value, np.ndarray):
         return _numpy
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
-        if _torch is None:
-            _torch = Torch(torch)
-        return _torch
+        return of_torch()
     if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
         return _dlpack
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {_KINDS}")
+
+
+def of_torch() -> Torch:
+    """PyTorch, for those who have found it loaded, or who need it."""
+    global _torch
+    if _torch is None:
+        import torch
+
+        _torch = Torch(torch)
+    return _torch
 
 
 def written(value: Any) -> None:

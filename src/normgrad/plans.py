@@ -1,29 +1,26 @@
 """Plans: an operator with everything decided but the data.
 
-A plan is made from shapes, strides and dtypes. It knows its workspace and its way through the
-kernels, and runs any number of times, from any number of threads. The public functions are: find
-the plan in the cache, allocate what the caller did not give, run.
+A plan is made from shapes, strides, dtypes and a device. It knows its workspace and its way through
+the kernels, and runs any number of times, from any number of threads. The public functions are:
+find the plan in the cache, allocate what the caller did not give, run.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from . import contract, layout, memory
+from . import contract, devices, layout, memory
 from .arguments import Arguments, Place, Scratch, out_entries
+from .backends import choice
 from .backends.cpu import guard
 from .backends.cpu import program as cpu
 from .contract import Operator, Options
-from .forks import LOADING
-from .machine import this_machine
 from .problem import Role
 from .tensor import TensorSpec
-
-if TYPE_CHECKING:
-    from .backends.cpu.runtime import Runner
 
 _T = TypeVar("_T")
 
@@ -83,6 +80,7 @@ class Plan:
         workspace_size: how many bytes of scratch memory :meth:`run` needs; 0 if none.
         output_specs: the specs of the results, None where masked off.
         path: the way through the kernels that was chosen, in words.
+        device: where its tensors are, "cpu" or "cuda:0".
     """
 
     def __init__(
@@ -92,21 +90,30 @@ class Plan:
         specs: Mapping[str, TensorSpec | None],
         out_specs: Mapping[str, TensorSpec | None],
         names: Mapping[str, str] | None = None,
+        device: str = devices.CPU,
     ) -> None:
         """``names`` are what messages of :meth:`run` call inputs and outputs, where not our own."""
         names = names or {}
         present = contract.check_inputs(operator, options, specs)
         outputs = contract.check_outputs(operator, options, present, out_specs)
         self.name = operator.name
+        self.device = device
+        self._gpu = None if device == devices.CPU else device
         self._operator = operator
         self._names = tuple(parameter.name for parameter in operator.parameters)
         self._inputs = tuple(specs.get(name) for name in self._names)
         self._outputs = operator.outputs(options)
         self.output_specs = tuple(outputs.get(output.name) for output in self._outputs)
-        self._program = cpu.build(operator.problem(options, present, outputs), this_machine())
+        self._backend = backend = choice.of(device)
+        self._program: Any = backend.build(operator.problem(options, present, outputs))
+        self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self.path = self._program.path
-        self._runner: Runner | None = None
+        self._runner: choice.Runner | None = None
+        # Kept memory is the CPU's, and aligned for its kernels.
+        self._scratch: Callable[[int], Scratch] = _scratch
+        if self._gpu or backend.alignment != cpu.ALIGNMENT:
+            self._scratch = partial(Scratch, alignment=backend.alignment, device=device)
         # What has been compared with the plan's specs and found equal, in each framework's terms.
         self._known: set[Hashable] = set()
 
@@ -152,11 +159,13 @@ class Plan:
             for index, slot, _, _ in self._output_slots
             if self._outputs[index].in_place
         }
-        self._guard = guard.table(
+
+    def _new_runner(self) -> choice.Runner:
+        return self._backend.runner(
+            self._program,
             {slot: place for _, slot, place in self._input_slots},
             {slot: place for _, slot, _, place in self._output_slots},
             {slot: in_place for slot, (in_place, _) in self._in_place.items()},
-            self.workspace_size,
         )
 
     @property
@@ -167,7 +176,7 @@ class Plan:
     @property
     def reads_input(self) -> bool:
         """Whether anything that was asked for depends on ``input``; if not, it is not read."""
-        return bool(self._program.steps) and not self._unread
+        return self._computes and not self._unread
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
         """Compute on tensors that look as the plan says.
@@ -176,15 +185,17 @@ class Plan:
             tensors, named: the operator's tensors, by position or by name, as in its function.
             out: as in its function; None, or None entries, for new tensors.
             workspace: a writable, contiguous buffer or PyTorch tensor of at least
-                ``workspace_size`` bytes, with any alignment; None to allocate it. Nothing else
-                that grows with the tensors is allocated when ``out`` is given.
+                ``workspace_size`` bytes, with any alignment; on a GPU a tensor there. None to
+                allocate it. Nothing else that grows with the tensors is allocated when ``out`` is
+                given.
 
         Returns:
             What the operator's function returns.
 
         Raises:
             TypeError: something that is no tensor, or an unknown argument.
-            ValueError: a tensor unlike the plan's, overlapping outputs, a small workspace.
+            ValueError: a tensor unlike the plan's, or on another device; overlapping outputs, a
+                small workspace.
         """
         names = self._names
         if len(tensors) > len(names):
@@ -210,7 +221,12 @@ class Plan:
         return self._run(arguments, workspace)
 
     def _compare(self, arguments: Arguments) -> None:
-        """Compare the tensors with the plan's specs."""
+        """Compare the tensors with the plan's device and specs."""
+        if arguments.device != self.device:
+            raise ValueError(
+                f"{arguments.first}: on device {arguments.device}; allowed: {self.device}, as in "
+                "the plan"
+            )
         specs, out_specs = arguments.specs()
         for name, expected in zip(self._names, self._inputs, strict=True):
             spec = specs.get(name)
@@ -228,6 +244,7 @@ class Plan:
 
     def _run(self, arguments: Arguments, workspace: Any) -> Any:
         framework, out, found = arguments.framework, arguments.out, arguments.addresses
+        gpu, like = self._gpu, arguments.like
         addresses = [0] * guard.PLACES
         for index, slot, _ in self._input_slots:
             addresses[slot] = found[index]
@@ -239,25 +256,25 @@ class Plan:
         given = 0
         for index, slot, spec, place in self._output_slots:
             if out[index] is None:
-                results[index] = new = framework.empty(spec)
+                new = framework.empty_on(spec, gpu, like) if gpu else framework.empty(spec)
+                results[index] = new
                 addresses[slot] = framework.address(place.name, new)
             else:
                 given |= 1 << slot
                 addresses[slot] = found[len(self._names) + index]
         if self.workspace_size:
             if workspace is None:
-                scratch = _scratch(self.workspace_size)
+                scratch = self._scratch(self.workspace_size)
             else:
-                scratch = Scratch(self.workspace_size, cpu.ALIGNMENT, workspace)
+                scratch = Scratch(
+                    self.workspace_size, self._backend.alignment, workspace, self.device
+                )
                 given |= 1 << guard.WORKSPACE
             addresses[guard.WORKSPACE] = scratch.address
 
-        if self._program.steps:
+        if self._computes:
             if self._runner is None:
-                with LOADING:
-                    from .backends.cpu.runtime import Runner
-
-                self._runner = Runner(self._program, self._guard)
+                self._runner = self._new_runner()
             if not arguments.plain or self._runner.run(addresses, given) != 0:
                 # It takes more than addresses to tell interleaved views apart.
                 self._check(arguments, addresses, given)
@@ -271,7 +288,7 @@ class Plan:
             if out[index] is not None:
                 results[index] = arguments.given[index]
             else:
-                results[index] = framework.result(results[index], arguments.like)
+                results[index] = framework.result(results[index], like)
         return self._operator.result(results)
 
     def _check(self, arguments: Arguments, addresses: Sequence[int], given: int) -> None:
@@ -293,19 +310,20 @@ class Plan:
             if where == 0:
                 _check_memory(place.shown, spec, arguments.given[index])
             place.check_writable(framework, out[index], where)
+            in_place, words = self._in_place.get(slot, ((), ""))
             for other, elsewhere in places:
+                if where == elsewhere and other.name in in_place and spec == other.spec:
+                    continue
                 if place.overlaps(where, other, elsewhere):
-                    in_place, words = self._in_place.get(slot, ((), ""))
-                    if not (other.name in in_place and where == elsewhere and spec == other.spec):
-                        raise ValueError(
-                            f"{place.shown}: shares memory with {other.shown}; allowed: memory "
-                            f"of its own{words}"
-                        )
+                    raise ValueError(
+                        f"{place.shown}: shares memory with {other.shown}; allowed: memory of its "
+                        f"own{words}"
+                    )
             places.append((place, where))
         if given >> guard.WORKSPACE & 1:
-            size = guard.used(self.workspace_size)
+            size = guard.used(self.workspace_size, self._backend.alignment)
             start = addresses[guard.WORKSPACE]
-            reason = memory.unwritable(start, start + size)
+            reason = None if self._gpu else memory.unwritable(start, start + size)
             if reason is not None:
                 raise ValueError(f"workspace: {reason}")
             region = layout.Region(start, (size,), (1,), 1)
@@ -339,6 +357,6 @@ def call(operator: Operator, options: Options, tensors: Sequence[Any], out: Any)
         key = (operator.name, options, arguments.key)
         plan = _plans.get(key)
         if plan is None:
-            plan = Plan(operator, options, *arguments.specs())
+            plan = Plan(operator, options, *arguments.specs(), device=arguments.device)
             keep(_plans, key, plan)
     return plan._run(arguments, None)

@@ -1,6 +1,9 @@
 """`normgrad info`, `--version`, the help, and what is said of wrong usage."""
 
 import re
+import shutil
+import subprocess
+import sys
 from importlib import metadata
 
 import numba
@@ -35,8 +38,66 @@ def test_info(cli, monkeypatch):
     assert found["threads"].startswith(f"{normgrad.get_num_threads()} (")
     assert "workqueue" in found["threading layers"]
     assert found["cpu"] == "usable"
-    assert found["gpu"] == "no GPU backend in this version"
+    if not info.gpus():
+        assert found["gpu"] == "none that CUDA's driver knows of"
     assert "\x1b" not in result.stdout
+
+
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return STATUS; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index + 40; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+    strncpy(name, device == 40 ? "Big GPU" : "Small GPU", size);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("status", "names"), [(0, ["Big GPU", "Small GPU"]), (100, [])])
+def test_gpus_by_the_driver(tmp_path, status, names):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "driver.c").write_text(DRIVER.replace("STATUS", str(status)))
+    library = tmp_path / "libcuda.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True, timeout=60
+    )
+    assert info.gpus(str(library)) == names
+    assert info.gpus(str(tmp_path / "none.so")) == []
+    assert info.gpus("libc.so.6") == []
+
+
+def test_whether_gpus_are_used(monkeypatch):
+    versions = {"torch": "2.13.0", "triton": "3.9.0"}
+    monkeypatch.setattr(info, "gpus", lambda: ["Big GPU", "Small GPU"])
+    monkeypatch.setattr(info, "_version", lambda package: versions[package])
+    monkeypatch.setattr(info.devices, "unusable", lambda: "it is too old")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    rows = [("cpu", "usable"), ("cuda:0", "Big GPU (usable)"), ("cuda:1", "Small GPU (usable)")]
+    assert list(info._backends()) == rows
+
+    def reason():
+        ((_, shown), _) = info._backends()[1:]
+        return shown
+
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert reason() == "Big GPU (not used: it is too old)"
+    versions["triton"] = "not installed"
+    assert reason() == "Big GPU (not used: Triton is not installed)"
+    versions["torch"] = "2.13.0+cpu"
+    assert reason() == "Big GPU (not used: this is PyTorch for the CPU alone)"
+    versions["torch"] = "not installed"
+    assert reason() == "Big GPU (not used: PyTorch is not installed)"
+
+
+def test_info_loads_no_pytorch():
+    code = "import sys; from normgrad.cli import info; info.gather(); print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert result.stdout == "False\n"
 
 
 def test_where_kernels_are_kept(tmp_path, monkeypatch):

@@ -318,8 +318,9 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
         ValueError: on another device, or with strides that are no whole items.
     """
     framework = frameworks.of("array", array)
-    if framework.device("array", array) != "cpu":
-        raise ValueError(f"array: on device {array.device}; allowed: cpu")
+    device = framework.device("array", array)
+    if device != "cpu":
+        raise ValueError(f"array: on device {device}; allowed: cpu")
     opened = framework.opened("array", array, writing=True)
     if isinstance(opened, np.ndarray):
         dtype, itemsize = opened.dtype, opened.itemsize

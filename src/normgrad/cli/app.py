@@ -150,7 +150,7 @@ def _run(
 
 @app.command("info")
 def _info() -> None:
-    """Show the versions, the CPU and what the kernels make of it."""
+    """Show the versions, the CPU and GPUs, and what the kernels make of them."""
     from . import info
 
     with show.one_line_errors():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import normgrad
 
+from .. import devices
 from ..machine import this_machine
 from ..threads import VARIABLE, get_num_threads
 
@@ -22,6 +25,8 @@ FEATURES = (
     *("neon", "fullfp16", "fp16fml", "bf16", "sve", "sve2"),
 )
 
+_MISSING = "not installed"
+
 _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
 
 #: Numba's threading layers, in the order in which it tries them, and the modules they are in.
@@ -33,7 +38,7 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return _MISSING
 
 
 def _versions() -> Rows:
@@ -105,11 +110,53 @@ def _kernels() -> Rows:
     )
 
 
+def gpus(driver: str = "libcuda.so.1") -> list[str]:
+    """The GPUs' names, by CUDA's driver: PyTorch, which knows them too, takes seconds to load."""
+    try:
+        cuda = ctypes.CDLL(driver)
+        count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+            return []
+        names: list[str] = []
+        for index in range(count.value):
+            if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetName(
+                name, len(name), device
+            ):
+                return names
+            names.append(name.value.decode(errors="replace"))
+    except (OSError, AttributeError):  # no driver, or one without these functions
+        return []
+    return names
+
+
+def gpus_unused() -> str | None:
+    """Why GPUs are not used, as far as can be told without loading PyTorch."""
+    for package, called in (("torch", "PyTorch"), ("triton", "Triton")):
+        version = _version(package)
+        if version == _MISSING:
+            return f"{called} is not installed"
+        if version.endswith("+cpu"):
+            return f"this is {called} for the CPU alone"
+    return devices.unusable() if "torch" in sys.modules else None
+
+
+def _backends() -> Rows:
+    names = gpus()
+    if not names:
+        return ("cpu", "usable"), ("gpu", "none that CUDA's driver knows of")
+    reason = gpus_unused()
+    verdict = "usable" if reason is None else f"not used: {reason}"
+    return (
+        ("cpu", "usable"),
+        *((f"cuda:{index}", f"{name} ({verdict})") for index, name in enumerate(names)),
+    )
+
+
 def gather() -> list[tuple[str, Rows]]:
     """All there is to say, in groups."""
     return [
         ("versions", _versions()),
         ("cpu", _cpu()),
         ("kernels", _kernels()),
-        ("backends", (("cpu", "usable"), ("gpu", "no GPU backend in this version"))),
+        ("backends", _backends()),
     ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import frameworks
+from .. import devices, frameworks
 from ..arguments import out_entries
 from ..contract import Kind
 from ..plans import Plan
@@ -77,7 +77,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
+def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any) -> Plan:
     """Plan an operator from what its tensors look like.
 
     Args:
@@ -87,13 +87,16 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.
+        device: where the tensors will be: "cpu", "cuda" (the current GPU), "cuda:0" or a
+            torch.device. None for where those are that stand in the place of specs, and for the CPU
+            where there are none. (Tensors on PyTorch's meta device are nowhere.)
 
     Returns:
-        A plan that runs on any tensors of that look.
+        A plan that runs on any tensors of that look, on that device.
 
     Raises:
         TypeError: an unknown or missing argument, or a dtype.
-        ValueError: an unknown operator, a shape, or an output that overlaps itself.
+        ValueError: an unknown operator, a shape, an output that overlaps itself, or a device.
     """
     operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
@@ -123,12 +126,37 @@ def plan(name: str, /, *, out: Any = None, **arguments: Any) -> Plan:
             raise TypeError(f"{argument}: missing; {name} has no default for it")
     options = operator.read_options(**choices)
     outputs = operator.outputs(options)
-    entries = out_entries(operator, outputs, out)
-    out_specs = {
-        output.name: _as_spec(operator.out_name(index, output), value, output.kind)
-        for index, (output, value) in enumerate(zip(outputs, entries, strict=True))
+    given = {
+        operator.out_name(index, output): (output, value)
+        for index, (output, value) in enumerate(
+            zip(outputs, out_entries(operator, outputs, out), strict=True)
+        )
     }
-    return Plan(operator, options, specs, out_specs)
+    out_specs = {
+        output.name: _as_spec(shown, value, output.kind) for shown, (output, value) in given.items()
+    }
+    if device is None:
+        results = {shown: value for shown, (_, value) in given.items()}
+        where = _where({**{name: arguments.get(name) for name in specs}, **results})
+    else:
+        where = devices.named(device)
+    return Plan(operator, options, specs, out_specs, device=where)
+
+
+def _where(values: Mapping[str, Any]) -> str:
+    """The device of the tensors among these specs; the CPU where there are none."""
+    found: tuple[str, str] | None = None
+    for name, value in values.items():
+        if value is None or isinstance(value, TensorSpec):
+            continue
+        device = frameworks.of(name, value).device(name, value)
+        if device == "meta":
+            continue
+        if found is None:
+            devices.check(name, device)
+            found = name, device
+        devices.check_same(name, device, found[1], found[0])
+    return devices.CPU if found is None else found[1]
 
 
 def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:

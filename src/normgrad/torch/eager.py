@@ -20,7 +20,7 @@ from .kernels import output_for
 from .nodes import given, kept_statistics
 
 _C = torch._C
-_CPU = _C.DispatchKey.CPU
+_CPU, _CUDA = _C.DispatchKey.CPU, _C.DispatchKey.CUDA
 _NONE = (None, None)
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
@@ -44,12 +44,11 @@ def alone(*tensors: Any) -> bool:
 
 def _kernels_suffice(grad_out: Tensor) -> bool:
     """Whether a gradient is wanted for itself alone, not to be differentiated or transformed."""
-    return (
-        not torch.is_grad_enabled()
-        and alone(grad_out)
-        # Autograd has a vmap of its own, whose tensors look like any others.
-        and _C._dispatch_keys(grad_out).has(_CPU)
-    )
+    if torch.is_grad_enabled() or not alone(grad_out):
+        return False
+    # Autograd has a vmap of its own, whose tensors look like any others.
+    keys = _C._dispatch_keys(grad_out)
+    return bool(keys.has(_CPU) or keys.has(_CUDA))
 
 
 class BatchNorm(_SingleLevelFunction):

@@ -1,4 +1,4 @@
-"""``torch.nn.functional``'s batch norm and group norm, by normgrad on the CPU.
+"""``torch.nn.functional``'s batch norm and group norm, by normgrad on the CPU and on GPUs.
 
 What normgrad does not take (another device, a dtype, a wrong argument) goes to PyTorch's own
 function: it computes it, or raises its own error.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .. import contract
+from .. import contract, devices
 from . import collectives, eager, ops
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -88,11 +88,20 @@ def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> b
     )
 
 
+def _is_usable(index: int) -> bool:
+    return devices.unusable(index) is None
+
+
+# What torch.compiler.assume_constant_result does, which takes seconds to import the compiler:
+# that the answer is a constant for it, and not to be traced through Triton and CUDA's driver.
+_is_usable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
     """Whether normgrad takes these tensors; running statistics stand first."""
     if not (
         isinstance(input, Tensor)
-        and input.is_cpu
+        and (input.is_cpu or (input.is_cuda and _is_usable(input.device.index)))
         and input.dtype in _FLOATS
         and input.layout is torch.strided
         and not input.is_nested
@@ -100,11 +109,11 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         and isinstance(eps, _NUMBERS)
     ):
         return False
-    channels = (input.shape[1],)
+    channels, on_cpu = (input.shape[1],), input.is_cpu
     for index, vector in enumerate(vectors):
         if vector is not None and not (
             isinstance(vector, Tensor)
-            and vector.is_cpu
+            and (vector.is_cpu if on_cpu else vector.device == input.device)
             and vector.dtype in _FLOATS
             and vector.layout is torch.strided
             and vector.shape == channels
@@ -138,7 +147,7 @@ def sync_batch_norm(
 
     Args:
         input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
-            the result keeps. On the CPU, or on CUDA by PyTorch's kernels.
+            the result keeps. On the CPU, or on a GPU where Triton is installed.
         running_mean, running_var, weight, bias, training, momentum, eps: as for
             :func:`batch_norm`.
         process_group: of torch.distributed; None for all ranks.
@@ -184,15 +193,24 @@ def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
         raise ValueError(
             f"SyncBatchNorm expected input tensor to be on cpu or cuda, but got {input.device}"
         )
+    if input.is_cuda and not _is_usable(input.device.index):
+        devices.check("input", str(input.device))
     names = ("running_mean", "running_var", "weight", "bias")
     for name, tensor in (("input", input), *zip(names, vectors, strict=True)):
         if tensor is None:
             continue
+        if tensor.device != input.device:
+            devices.check_same(name, str(tensor.device), str(input.device), "input")
         if tensor.dtype not in _FLOATS:
             allowed = ", ".join(str(dtype) for dtype in _FLOATS)
             raise TypeError(f"{name}: {tensor.dtype}; allowed: {allowed}")
         if tensor is not input and tensor.shape != (channels,):
             raise RuntimeError(f"{name} should contain {channels} elements not {tensor.numel()}")
+
+
+def _as_autocast_has_it(tensor: Any) -> Any:
+    """In float32, but for float64."""
+    return tensor if tensor is None or tensor.dtype is torch.float64 else tensor.float()
 
 
 def group_norm(
@@ -203,6 +221,8 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Group norm, as :func:`torch.nn.functional.group_norm`.
+
+    Under CUDA's autocast it is in float32, as PyTorch's is.
 
     Args:
         input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
@@ -228,6 +248,9 @@ def group_norm(
         and input.numel() != num_groups
     ):
         return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        input = _as_autocast_has_it(input)
+        weight, bias = _as_autocast_has_it(weight), _as_autocast_has_it(bias)
     samples, channels = input.shape[0], input.shape[1]
     positions = prod(input.shape[2:])
     if alone:

@@ -1,4 +1,4 @@
-"""What the operators do on the CPU: normgrad's functions under ATen's arguments.
+"""What the operators do: normgrad's functions under ATen's arguments.
 
 A result that is absent (masked off, or a statistic that was not given) is an empty tensor of shape
 (0,): a schema's result is a tensor, and traced programs have no other way to hold none.
@@ -106,7 +106,9 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
 
 def wide_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
     """The same in float64, whatever the data."""
-    out = tuple(torch.empty(input.shape[1], dtype=torch.float64) for _ in range(2))
+    out = tuple(
+        torch.empty(input.shape[1], dtype=torch.float64, device=input.device) for _ in range(2)
+    )
     return tuple(operators.batch_norm_stats(input, eps=eps, out=out))
 
 

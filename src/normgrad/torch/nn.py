@@ -1,7 +1,8 @@
-"""``torch.nn``'s batch norm and group norm layers, by normgrad on the CPU.
+"""``torch.nn``'s batch norm and group norm layers, by normgrad on the CPU and on GPUs.
 
 They are PyTorch's own classes but for ``forward``: constructors, parameters, buffers, checkpoints
-and ``isinstance`` are the same, and a layer on another device computes what PyTorch's would.
+and ``isinstance`` are the same, and a layer on another device, or on a GPU without Triton, computes
+what PyTorch's would.
 """
 
 from __future__ import annotations

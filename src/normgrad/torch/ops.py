@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import autograd, batching, nodes, others, synchronised
+from . import autograd, batching, nodes, synchronised
 from .fakes import FAKES
 from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
@@ -41,17 +41,15 @@ __all__ = [
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
-_SYNCHRONISED = {
+_KERNELS = {
+    **KERNELS,
     "all_reduce_sum": synchronised.all_reduce_sum,
     "sync_batch_norm": synchronised.sync_batch_norm,
     "sync_batch_norm_backward": synchronised.sync_batch_norm_backward,
 }
 
-#: The kernels by their operators' names, for each device.
-KERNELS_OF: dict[str, dict[str, Any]] = {
-    "CPU": {**KERNELS, **_SYNCHRONISED},
-    "CUDA": {**others.KERNELS, **_SYNCHRONISED},
-}
+#: The kernels by their operators' names, for each device: normgrad's functions know both.
+KERNELS_OF: dict[str, dict[str, Any]] = {"CPU": _KERNELS, "CUDA": _KERNELS}
 
 
 def _register(name: str) -> Any:

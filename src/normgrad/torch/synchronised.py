@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import dtypes
-from . import collectives, kernels, others
+from . import collectives, kernels
 from .kernels import absent, wide
 
 #: What is checked once for each layer, and what a rank says when it is not the same on all.
@@ -25,11 +25,6 @@ _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 _agreed: set[tuple[int, str]] = set()
 
 
-def _parts(input: Tensor) -> Any:
-    """Who computes the local halves."""
-    return kernels if input.device.type == "cpu" else others
-
-
 def _check_ranks_agree(key: int, group: Any, facts: Sequence[Any], like: Tensor) -> None:
     """Raise a ValueError on every rank if they are not about to do the same.
 
@@ -38,6 +33,8 @@ def _check_ranks_agree(key: int, group: Any, facts: Sequence[Any], like: Tensor)
     marker = key, collectives.name_of(group)
     if key < 0 or marker in _agreed:
         return
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # a graph cannot be told anything by its kernels; a later call, outside, will
     mine = torch.tensor([float(fact) for fact in facts], dtype=torch.float64, device=like.device)
     everyone = collectives.all_gather("sync_batch_norm: check", mine, group).tolist()
     for index, name in enumerate(_FACTS):
@@ -83,17 +80,17 @@ def sync_batch_norm(
     One all-gather of each rank's mean, 1/std and number of elements. A rank without elements takes
     part and has no weight.
     """
-    group, parts = collectives.by_name(group_name), _parts(input)
+    group = collectives.by_name(group_name)
     channels = input.shape[1]
     dtype = _DTYPES.index(str(input.dtype).removeprefix("torch."))
     facts = (channels, dtype, eps, momentum, weight is not None, running_mean is not None)
     _check_ranks_agree(key, group, facts, input)
-    mean, invstd = parts.wide_stats(input, eps)
+    mean, invstd = kernels.wide_stats(input, eps)
     mine = input.numel() // max(1, channels)
     local = torch.cat((mean, invstd, mean.new_full((1,), mine)))
     everyone = collectives.all_gather("sync_batch_norm: statistics", local, group)
     counts = everyone[:, -1].to(torch.int64)
-    mean, invstd, *running = parts.batch_norm_gather_stats_with_counts(
+    mean, invstd, *running = kernels.batch_norm_gather_stats_with_counts(
         input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
         running_var, momentum, eps, counts,
     )  # fmt: skip
@@ -103,7 +100,7 @@ def sync_batch_norm(
         absent(real, input) if old is None else new
         for old, new in zip((running_mean, running_var), running, strict=True)
     ]
-    output = parts.batch_norm_elemt(input, weight, bias, mean, invstd, eps)
+    output = kernels.batch_norm_elemt(input, weight, bias, mean, invstd, eps)
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
 
@@ -121,10 +118,10 @@ def sync_batch_norm_backward(
 
     One all-reduce of Σdy and Σdy·(x − mean) if grad_input is wanted.
     """
-    group, parts = collectives.by_name(group_name), _parts(input)
+    group = collectives.by_name(group_name)
     wanted, for_weight, for_bias = output_mask
     # New sums have the mean's dtype, and gradients without a weight.
-    sum_dy, sum_dy_xmu, grad_weight, grad_bias = parts.batch_norm_backward_reduce(
+    sum_dy, sum_dy_xmu, grad_weight, grad_bias = kernels.batch_norm_backward_reduce(
         grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
     )
     of_parameters = mean.dtype if weight is None else weight.dtype
@@ -134,7 +131,7 @@ def sync_batch_norm_backward(
         both = torch.cat((sum_dy, sum_dy_xmu))
         collectives.all_reduce("sync_batch_norm: gradients", both, group)
         sum_dy, sum_dy_xmu = both.chunk(2)
-        grad_input = parts.batch_norm_backward_elemt(
+        grad_input = kernels.batch_norm_backward_elemt(
             grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
         )
     return grad_input, grad_weight, grad_bias

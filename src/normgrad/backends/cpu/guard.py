@@ -35,9 +35,9 @@ from .program import ALIGNMENT
 UNGUARDED = -1
 
 
-def used(workspace_size: int) -> int:
+def used(workspace_size: int, alignment: int = ALIGNMENT) -> int:
     """How many bytes of a workspace are used, from its first aligned one on."""
-    return max(0, workspace_size - ALIGNMENT + 1)
+    return max(0, workspace_size - alignment + 1)
 
 
 def table(

@@ -1,0 +1,188 @@
+"""Which backend computes on a device: this is the one place where it is chosen.
+
+On the CPU it is the CPU's, on CUDA Triton's. The environment variable ``NORMGRAD_BACKEND`` sends
+the CPU's tensors to Triton's interpreter too, which is how its kernels are tested without a GPU.
+It is read when a plan is made.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .. import devices
+from ..forks import LOADING
+from ..machine import this_machine
+from .cpu import guard
+from .cpu import program as cpu
+
+if TYPE_CHECKING:
+    from ..arguments import Place
+    from ..problem import Problem
+
+#: Which backend computes CPU tensors: "cpu", which is the default, or "triton".
+VARIABLE = "NORMGRAD_BACKEND"
+
+#: What makes Triton interpret its kernels, in Triton's own words.
+INTERPRET_VARIABLE = "TRITON_INTERPRET"
+
+
+class Program(Protocol):
+    """What every backend's programs have."""
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes, including what aligning the caller's buffer may cost."""
+
+    @property
+    def path(self) -> str:
+        """The way chosen, for people and tests."""
+
+    @property
+    def input_is_grad_out(self) -> bool:
+        """Whether x is not needed, and dy is read in its place."""
+
+
+class Runner(Protocol):
+    """A program that is ready for addresses."""
+
+    def run(self, addresses: Sequence[int], given: int) -> int:
+        """Compute, with the addresses of a block in their order.
+
+        ``given`` has a bit for each output that the caller brought. Where memory may be wrong,
+        nothing is done and the result is not 0; ``guard.UNGUARDED`` says that it was looked at.
+        """
+
+
+#: Tensors by their slots in the list of addresses.
+Places = Mapping[int, "Place"]
+
+
+class Backend(ABC):
+    """What a plan needs of a backend; programs are always its own.
+
+    Attributes:
+        alignment: of the workspace in use, wherever the caller's buffer starts.
+    """
+
+    alignment: int
+
+    @abstractmethod
+    def build(self, problem: Problem) -> Program:
+        """The program for a problem."""
+
+    @abstractmethod
+    def computes(self, program: Any) -> bool:
+        """Whether there is anything to run."""
+
+    @abstractmethod
+    def runner(
+        self,
+        program: Any,
+        inputs: Places,
+        outputs: Places,
+        in_place: Mapping[int, tuple[str, ...]],
+    ) -> Runner:
+        """What runs it, for tensors at these places; ``in_place`` as for ``guard.table``."""
+
+
+class _Cpu(Backend):
+    alignment = cpu.ALIGNMENT
+
+    def build(self, problem: Problem) -> cpu.Program:
+        return cpu.build(problem, this_machine())
+
+    def computes(self, program: cpu.Program) -> bool:
+        return bool(program.steps)
+
+    def runner(
+        self,
+        program: cpu.Program,
+        inputs: Places,
+        outputs: Places,
+        in_place: Mapping[int, tuple[str, ...]],
+    ) -> Runner:
+        with LOADING:
+            from .cpu.runtime import Runner
+        return Runner(program, guard.table(inputs, outputs, in_place, program.workspace_size))
+
+
+class _Launcher:
+    """Triton's runner, which looks at nothing: what a plan has to look at is sent back to it."""
+
+    def __init__(self, runner: Any, inputs: Places) -> None:
+        self._run = runner.run
+        self._there = tuple(slot for slot, place in inputs.items() if place.low < place.high)
+
+    def run(self, addresses: Sequence[int], given: int) -> int:
+        if given != guard.UNGUARDED:
+            if given:
+                return 1
+            for slot in self._there:
+                if addresses[slot] == 0:
+                    return 1
+        self._run(addresses)
+        return 0
+
+
+class _Triton(Backend):
+    """``index`` is of the GPU, None for the interpreter on the CPU."""
+
+    def __init__(self, index: int | None) -> None:
+        with LOADING:
+            from .triton import device, program
+        self.alignment: int = program.ALIGNMENT
+        self._program = program
+        self._index = index
+        self._device = device.INTERPRETED if index is None else device.of(index)
+
+    def build(self, problem: Problem) -> Program:
+        made: Program = self._program.build(problem, self._device)
+        return made
+
+    def computes(self, program: Any) -> bool:
+        return bool(program.launches)
+
+    def runner(
+        self,
+        program: Any,
+        inputs: Places,
+        outputs: Places,
+        in_place: Mapping[int, tuple[str, ...]],
+    ) -> Runner:
+        with LOADING:
+            from .triton.runtime import Runner
+        return _Launcher(Runner(program, self._index), inputs)
+
+
+_CPU = _Cpu()
+
+
+def of(device: str) -> Backend:
+    """The backend for a device that :func:`.devices.check` let pass.
+
+    Raises:
+        ValueError: the environment asks for what there is not.
+    """
+    setting = os.environ.get(VARIABLE) or devices.CPU
+    if setting not in (devices.CPU, "triton"):
+        raise ValueError(f"{VARIABLE}: {setting!r}; allowed: cpu, triton")
+    if device != devices.CPU:
+        return _triton(devices.index_of(device))
+    if setting == devices.CPU:
+        return _CPU
+    if os.environ.get(INTERPRET_VARIABLE) != "1":
+        raise ValueError(
+            f"{VARIABLE}: 'triton' for tensors on the CPU; allowed: with {INTERPRET_VARIABLE}=1, "
+            "or cpu"
+        )
+    if find_spec("triton") is None:
+        raise ValueError(f"{VARIABLE}: 'triton', which is not installed; allowed: cpu")
+    return _triton(None)
+
+
+_triton = cache(_Triton)

@@ -1,0 +1,100 @@
+"""What devices are called, "cpu" and "cuda:0", and which of them can be used here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .forks import LOADING
+
+CPU = "cpu"
+_CUDA = "cuda:"
+
+_ALL = "allowed: cpu, or cuda where Triton is installed"
+
+
+def is_cuda(device: str) -> bool:
+    """Whether it is a GPU, whose index :func:`index_of` gives."""
+    return device.startswith(_CUDA)
+
+
+def index_of(device: str) -> int:
+    """Which of the GPUs "cuda:1" is."""
+    return int(device.removeprefix(_CUDA))
+
+
+#: What :func:`unusable` has found, by index.
+_known: dict[int | None, str | None] = {}
+
+
+def unusable(index: int | None = None) -> str | None:
+    """Why tensors on GPUs, or on one of them, cannot be computed here; None if they can."""
+    if index in _known:
+        return _known[index]
+    with LOADING:
+        from .backends.triton import device
+    torch = sys.modules.get("torch")
+    reason: str | None = device.unusable()
+    if reason is None and index is not None:
+        count = torch.cuda.device_count() if torch is not None else 0
+        reason = device.unusable(index) if index < count else _there_are(count)
+    if torch is not None:  # who comes before it is loaded may come again
+        _known[index] = reason
+    return reason
+
+
+def _there_are(count: int) -> str:
+    return f"PyTorch sees cuda:0 to cuda:{count - 1}"
+
+
+def check(name: str, device: str) -> None:
+    """Raise a ValueError for a tensor on a device that no backend computes on."""
+    if device == CPU:
+        return
+    if not is_cuda(device):
+        raise ValueError(f"{name}: on device {device}; {_ALL}")
+    _check_cuda(name, f"on device {device}", index_of(device))
+
+
+def _check_cuda(name: str, what: str, index: int | None) -> None:
+    reason = unusable(index)
+    if reason is not None:
+        others = "" if unusable() else ", or another GPU"
+        raise ValueError(
+            f"{name}: {what}, which cannot be used here: {reason}; allowed: cpu{others}"
+        )
+
+
+def check_same(name: str, device: str, expected: str, first: str) -> None:
+    """Raise a ValueError for a tensor that is not where the call's ``first`` one is."""
+    if device != expected:
+        raise ValueError(f"{name}: on device {device}; allowed: {expected}, where {first} is")
+
+
+def named(device: Any) -> str:
+    """The device that a caller names, with its index.
+
+    Raises:
+        TypeError: what is no device's name.
+        ValueError: a device that there is not, or that no backend computes on.
+    """
+    torch = sys.modules.get("torch")
+    if not isinstance(device, str) and not isinstance(device, getattr(torch, "device", ())):
+        raise TypeError(
+            f"device: a {type(device).__name__}; allowed: None, a name such as cpu or cuda:0, or a "
+            "torch.device"
+        )
+    shown = str(device)
+    kind, colon, number = shown.partition(":")
+    if kind == CPU and (not colon or number == "0"):
+        return CPU
+    if kind != "cuda" or (colon and not (number.isascii() and number.isdecimal())):
+        raise ValueError(f"device: {shown!r}; {_ALL}")
+    _check_cuda("device", repr(shown), int(number) if colon else None)
+    if colon:
+        return f"{_CUDA}{int(number)}"
+    from torch import cuda  # there is no GPU without it
+
+    index: int = cuda.current_device()
+    _check_cuda("device", repr(shown), index)
+    return f"{_CUDA}{index}"

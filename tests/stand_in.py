@@ -1,0 +1,202 @@
+"""A stand-in for the Triton backend, and for GPUs: the CPU's kernels on the CPU's memory.
+
+What is behind the interface is the CPU's; everything on the callers' side of it is the library's
+own. Nothing here needs Triton or a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from normgrad import devices, dlpack, frameworks, plans
+from normgrad.backends import choice
+from normgrad.backends.cpu import guard
+from normgrad.backends.cpu import program as cpu
+from normgrad.backends.cpu import runtime as cpu_runtime
+from normgrad.machine import Machine
+
+PACKAGE = "normgrad.backends.triton"
+ALIGNMENT = 256
+
+#: How many GPUs PyTorch says there are.
+GPUS = 4
+
+
+@dataclass(frozen=True)
+class Device:
+    index: int | None
+
+
+@dataclass(frozen=True)
+class Program:
+    cpu: Any
+    device: Device
+
+    @property
+    def workspace_size(self) -> int:
+        size: int = self.cpu.workspace_size
+        return size and guard.used(size) + ALIGNMENT - 1
+
+    @property
+    def path(self) -> str:
+        return f"stand-in {self.cpu.path}"
+
+    @property
+    def input_is_grad_out(self) -> bool:
+        return bool(self.cpu.input_is_grad_out)
+
+    @property
+    def launches(self) -> tuple[Any, ...]:
+        return tuple(self.cpu.steps)
+
+
+@dataclass
+class Seen:
+    """What the library asked of its backend and of the frameworks."""
+
+    launches: list[tuple[int | None, list[int]]] = field(default_factory=list)
+    scratch: list[tuple[str, int]] = field(default_factory=list)
+    probed: list[tuple[int, int]] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+
+
+def install(monkeypatch: Any, reason: str | None = None) -> Seen:
+    """Put it in the backend's place; ``reason`` is why CUDA's tensors cannot be computed."""
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    seen = Seen()
+
+    class Runner:
+        def __init__(self, program: Program, index: int | None) -> None:
+            assert program.device == Device(index)
+            words = np.zeros(guard.GUARD_WORDS, np.int64)
+            self._cpu = cpu_runtime.Runner(program.cpu, words)
+            self._index = index
+
+        def run(self, addresses: Any) -> None:
+            assert addresses[guard.WORKSPACE] % ALIGNMENT == 0
+            seen.launches.append((self._index, list(addresses)))
+            self._cpu.run(addresses, guard.UNGUARDED)
+
+    modules = {name: ModuleType(name) for name in ("", "device", "program", "runtime")}
+    modules["device"].__dict__.update(
+        Device=Device, of=Device, INTERPRETED=Device(None), unusable=lambda index=None: reason
+    )
+    modules["program"].__dict__.update(
+        ALIGNMENT=ALIGNMENT,
+        build=lambda problem, device: Program(cpu.build(problem, Machine()), device),
+    )
+    modules["runtime"].__dict__.update(Runner=Runner)
+    modules[""].__dict__.update({name: module for name, module in modules.items() if name})
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}".rstrip("."), module)
+    forget(monkeypatch)
+    if "torch" in sys.modules:
+        monkeypatch.setattr(sys.modules["torch"].cuda, "device_count", lambda: GPUS)
+
+    probe = frameworks.memory.unwritable
+
+    def unwritable(first: int, end: int) -> str | None:
+        seen.probed.append((first, end))
+        return probe(first, end)
+
+    monkeypatch.setattr(frameworks.memory, "unwritable", unwritable)
+    return seen
+
+
+def forget(monkeypatch: Any) -> None:
+    """Nothing is known of devices and plans, now and afterwards."""
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(devices, "_known", {})
+    monkeypatch.setattr(choice, "_triton", cache(choice._triton.__wrapped__))
+
+
+@dataclass
+class Namespace:
+    """An array namespace for :class:`Array`; its memory is given out as the CPU's, to PyTorch."""
+
+    asked: list[Any] = field(default_factory=list)
+    uint8: Any = np.uint8
+
+    def empty(self, size: int, dtype: Any, device: Any) -> Any:
+        self.asked.append((size, dtype, device))
+        return np.empty(size, dtype)
+
+    def from_dlpack(self, value: Any) -> Any:
+        return Array(np.from_dlpack(value), namespace=self)
+
+
+class Array:
+    """A DLPack producer that says it is on a GPU, over a NumPy array."""
+
+    def __init__(
+        self, array: np.ndarray, index: int = 0, namespace: Namespace | None = None, kind: int = 2
+    ) -> None:
+        self.array = array
+        self.where = kind, index
+        self.device = f"the producer's GPU {index}"
+        self.namespace = namespace
+        self.streams: list[Any] = []
+        if namespace is not None:
+            self.__array_namespace__ = lambda: namespace
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.where
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
+        self.streams.append(stream)
+        bits = self.array.dtype == dlpack.dtypes.bfloat16.numpy
+        speaker = dlpack._BFloat16(self.array) if bits else self.array
+        capsule = speaker.__dlpack__(max_version=max_version)
+        tensor, _ = dlpack._tensor_in(capsule)
+        tensor.device_type, tensor.device_id = self.where
+        return capsule
+
+
+def torch_on_gpu(monkeypatch: Any, seen: Seen) -> Any:
+    """A class of plain PyTorch tensors that say they are on a GPU: ``OnGpu.of(tensor, index)``."""
+    import torch
+
+    class OnGpu(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        index = 0
+        is_cpu = property(lambda self: False)
+        is_cuda = property(lambda self: True)
+        device = property(lambda self: torch.device("cuda", self.index))
+
+        def get_device(self) -> int:
+            return self.index
+
+        @classmethod
+        def of(cls, tensor: torch.Tensor, index: int = 0) -> OnGpu:
+            made = tensor.detach().as_subclass(cls)
+            made.index = index
+            return made
+
+    ours = frameworks.of_torch()
+    monkeypatch.setattr(ours, "_plain", (*ours._plain, OnGpu))
+    monkeypatch.setitem(frameworks.BY_TYPE, OnGpu, ours)
+
+    def empty_on(self: Any, spec: Any, device: str, like: Any) -> Any:
+        seen.made.append(device)
+        return OnGpu.of(self.empty(spec), devices.index_of(device))
+
+    monkeypatch.setattr(frameworks.Torch, "empty_on", empty_on)
+    scratch_on_cpu(monkeypatch, seen)
+    return OnGpu
+
+
+def scratch_on_cpu(monkeypatch: Any, seen: Seen) -> None:
+    """A GPU's workspaces are the CPU's memory."""
+    import torch
+
+    def bytes_on(self: Any, device: str, size: int) -> Any:
+        seen.scratch.append((device, size))
+        return torch.empty(size, dtype=torch.uint8)
+
+    monkeypatch.setattr(frameworks.Torch, "bytes_on", bytes_on)
