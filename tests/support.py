@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,10 @@ import numpy as np
 
 import normgrad as ng
 from normgrad import dtypes, plans, precision, reference
+from normgrad.backends import choice
 from normgrad.backends.cpu import program, steps
+from normgrad.backends.triton import device
+from normgrad.backends.triton.device import Device
 
 FLOATS = {dtype.name: dtype.numpy for dtype in dtypes.FLOATS}
 HALVES = ("float16", "bfloat16")
@@ -144,10 +148,29 @@ def bits(result: Any) -> dict[str, bytes | None]:
     }
 
 
+#: What is interpreted in the place of a GPU where tensors are to be cut finely.
+FINE = Device("fine", processors=16, l2=1 << 10, threads=32, programs_each=1, held=1)
+
+
+@contextlib.contextmanager
+def on_device(made_up: Device) -> Iterator[None]:
+    """Plans that are interpreted are for this GPU."""
+    with (
+        mock.patch.object(device, "INTERPRETED", made_up),
+        mock.patch.object(choice, "_triton", cache(choice._Triton)),
+        mock.patch.dict(plans._plans, clear=True),
+    ):
+        yield
+
+
 @contextlib.contextmanager
 def cut_finely() -> Iterator[None]:
-    """Plans as for large tensors: many tasks, channels in parts, dx written past the caches."""
+    """Plans as for large tensors: many tasks, channels in parts, dx written past the caches.
+
+    And on a GPU that is interpreted, whose cache holds next to nothing and whose programs nothing.
+    """
     with (
+        on_device(FINE),
         mock.patch.object(steps, "SMALL", 1),
         mock.patch.object(steps, "PART", 8),
         mock.patch.object(steps, "CHANNELS_PER_TASK", 2),

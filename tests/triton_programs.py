@@ -7,7 +7,8 @@ from typing import Any
 from unittest import mock
 
 import normgrad as ng
-from normgrad import TensorSpec, plans
+from normgrad import TensorSpec
+from normgrad.backends import choice
 from normgrad.backends.triton import program
 from normgrad.backends.triton.device import Device
 
@@ -97,13 +98,13 @@ CASES = {
 def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:
     """The program of an operator on a device that need not be there."""
     found: list[program.Program] = []
-    build = plans.cpu.build
+    build = choice.cpu.build
 
     def both(problem: Any, machine: Any) -> Any:
         found.append(program.build(problem, device))
         return build(problem, machine)
 
-    with mock.patch.object(plans.cpu, "build", both):
+    with mock.patch.object(choice.cpu, "build", both):
         ng.plan(CASES.get(name, name), **planned)
     return found[0]
 

@@ -92,11 +92,14 @@ def times(value, error, factor, factor_error, WIDE: tl.constexpr):
 
 
 @helper
-def divided(value, error, divisor, WIDE: tl.constexpr):
-    """A quotient and its error."""
-    quotient = value / divisor
+def divided(value, error, divisor, inverse, WIDE: tl.constexpr):
+    """A quotient and its error, by the divisor's inverse.
+
+    A division of float64 is a function that is called, for which registers have to be freed.
+    """
+    quotient = value * inverse
     if WIDE:
-        return quotient, (tl.fma(-quotient, divisor, value) + error) / divisor
+        return quotient, (tl.fma(-quotient, divisor, value) + error) * inverse
     else:
         return quotient, error
 

@@ -42,7 +42,7 @@ def given_invstd(a, s, group, mask, C: tl.constexpr):
     else:
         spread = read_vector(a, s, group, mask, 1, 1.0, C)
         if C.variance:
-            return 1.0 / tl.sqrt(spread + number(a.numbers.eps))
+            return tl.rsqrt(spread + number(a.numbers.eps))
         else:
             return spread
 
@@ -174,14 +174,14 @@ def group_sums(a, s, channel, mask, first_group, C: tl.constexpr):
 
 
 @helper
-def gradient_coefficients(w, r, m, t, t_error, q, q_error, C: tl.constexpr):
+def gradient_coefficients(w, r, m, inverse, t, t_error, q, q_error, C: tl.constexpr):
     """Gain, shift, slope and scale of dx = scale·(gain·dy − (shift + slope·(x − μ))).
 
     Multiplied out where that keeps every factor's precision; else as the formula stands.
     """
     W: tl.constexpr = C.wide
-    t, t_error = divided(t, t_error, m, W)
-    p, p_error = divided(q, q_error, m, W)
+    t, t_error = divided(t, t_error, m, inverse, W)
+    p, p_error = divided(q, q_error, m, inverse, W)
     zero = tl.zeros_like(r)
     square, square_error = times(r, zero, r, zero, W)
     p, p_error = times(p, p_error, square, square_error, W)
@@ -222,16 +222,19 @@ def total_count(a, C: tl.constexpr):
 
 
 @helper
-def statistics(about, t, t_error, q, q_error, m, eps, C: tl.constexpr):
+def statistics(a, about, t, t_error, q, q_error, C: tl.constexpr):
     """Mean, 1/std and variance from moments about something.
 
     What the moments leave of the mean corrects it, and the variance.
     """
-    change = kept(t, t_error, C.wide) / m
-    variance = kept(q, q_error, C.wide) / m - change * change
+    m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
+    t, t_error = divided(t, t_error, m, inverse, C.wide)
+    q, q_error = divided(q, q_error, m, inverse, C.wide)
+    change = kept(t, t_error, C.wide)
+    variance = kept(q, q_error, C.wide) - change * change
     variance = tl.where(variance < 0.0, 0.0, variance)
     mean = tl.where(is_finite(about), about + change, about)
-    return mean, 1.0 / tl.sqrt(variance + eps), variance
+    return mean, tl.rsqrt(variance + number(a.numbers.eps)), variance
 
 
 @helper
@@ -240,8 +243,8 @@ def write_statistics(a, s, group, mask, mean, invstd, variance, C: tl.constexpr)
     write_vector(a, s, group, mask, mean, 5, C)
     write_vector(a, s, group, mask, invstd, 6, C)
     m = number(a.numbers.divisor)
-    factor = tl.where(m > 1.0, m / (m - 1.0), 1.0)
-    update_running(a, group, mask, mean, variance * factor, m, 0, 1, C)
+    unbiased = variance * number(a.numbers.unbiased)
+    update_running(a, group, mask, mean, unbiased, m, 0, 1, C)
 
 
 @helper

@@ -173,10 +173,15 @@ class Sizes(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Scalars: the bits of float64, and how many counts there are."""
+    """Scalars: the bits of float64, and how many counts there are.
+
+    ``inverse`` is 1/divisor, ``unbiased`` what makes a variance over so many elements unbiased.
+    """
 
     eps: Any
     divisor: Any
+    inverse: Any
+    unbiased: Any
     momentum: Any
     counts: Any
 

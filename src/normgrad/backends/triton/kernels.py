@@ -18,7 +18,7 @@ from .access import (
     read_vector,
     write_vector,
 )
-from .arithmetic import added, kept, number, real, rounded, sum_along
+from .arithmetic import added, divided, kept, number, real, rounded, sum_along
 from .channels import (
     ELEMT,
     about,
@@ -80,9 +80,7 @@ def coefficients(a, s, channel, mask, group, t, t_error, q, q_error, C: tl.const
     if C.rule == FORWARD:
         if C.sums:
             centre = about(a, s, channel, group, mask, C)
-            mean, r, variance = statistics(
-                centre, t, t_error, q, q_error, number(a.numbers.divisor), number(a.numbers.eps), C
-            )
+            mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
         else:
             mean = given_mean(a, s, group, mask, C)
             r = given_invstd(a, s, group, mask, C)
@@ -101,12 +99,16 @@ def coefficients(a, s, channel, mask, group, t, t_error, q, q_error, C: tl.const
             scale = w * r
         else:
             m = number(a.numbers.divisor)
+            inverse = number(a.numbers.inverse)
             if C.rule == ELEMT:
                 m = total_count(a, C)
+                inverse = 1.0 / m
                 t = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
                 q = read_vector(a, zero_set, channel, mask, 4, 0.0, C)
                 t_error, q_error = nothing, nothing
-            gain, shift, slope, scale = gradient_coefficients(w, r, m, t, t_error, q, q_error, C)
+            gain, shift, slope, scale = gradient_coefficients(
+                w, r, m, inverse, t, t_error, q, q_error, C
+            )
         return (
             real(mean, C.wide), real(gain, C.wide), real(shift, C.wide), real(slope, C.wide),
             real(scale, C.wide), mean, r, variance,
@@ -152,10 +154,7 @@ def sum_task(a, s, block, part, C: tl.constexpr):
     if C.sums or not C.outputs:
         put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
     elif C.rule == FORWARD:
-        mean, r, variance = statistics(
-            centre.to(tl.float64), t, t_error, q, q_error, number(a.numbers.divisor),
-            number(a.numbers.eps), C,
-        )  # fmt: skip
+        mean, r, variance = statistics(a, centre.to(tl.float64), t, t_error, q, q_error, C)
         outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
     else:
         r = given_invstd(a, s, group, mask, C)
@@ -372,18 +371,19 @@ def moments(a, C: tl.constexpr):
     if C.sums:
         centre = about(a, s, channel, group, mask, C)
         t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
-        mean, r, variance = statistics(centre, t, t_error, q, q_error, m, number(a.numbers.eps), C)
+        mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
         if C.saves:
             at = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
             rounded_mean = real(mean, C.wide).to(tl.float64)
             if C.saves == 3:
-                variance = kept(q, q_error, C.wide) / m
+                q, q_error = divided(q, q_error, m, number(a.numbers.inverse), C.wide)
+                variance = kept(q, q_error, C.wide)
             else:
                 rest = mean - rounded_mean
                 variance += rest * rest
                 tl.store(doubles(a, a.work.mean) + at, rounded_mean, mask=mask)
             if C.saves >= 2:
-                r = 1.0 / tl.sqrt(variance + number(a.numbers.eps))
+                r = tl.rsqrt(variance + number(a.numbers.eps))
                 tl.store(doubles(a, a.work.spread) + at, real(r, C.wide).to(tl.float64), mask=mask)
         else:
             outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)

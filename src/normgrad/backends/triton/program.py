@@ -13,6 +13,7 @@ What needs no sums, or nothing but sums, is streamed once.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from .tiling import (
     Tile,
     ceil_div,
     element_bytes,
+    fitting,
     groups_of,
     held_tile,
     is_dense,
@@ -179,9 +181,9 @@ class _Builder:
         base = Config(
             rule=int(problem.rule),
             wide=self.wide,
-            dy=layout.dy,
-            x=layout.x,
-            dx=layout.dx,
+            dy=fitting(layout.dy, tile),
+            x=fitting(layout.x, tile),
+            dx=fitting(layout.dx, tile),
             vectors=pack(codes, SLOTS),
             counts=ABSENT if problem.count is None else problem.count.dtype.code,
             positions=tile.positions,
@@ -232,9 +234,12 @@ class _Builder:
             x_channels=problem.channel.strides[1],
             dx_channels=problem.channel.strides[2],
         )
+        m = problem.divisor
         numbers = Numbers(
             _bits(problem.eps),
-            _bits(problem.divisor),
+            _bits(m),
+            _bits(1 / m if m else math.inf),
+            _bits(m / (m - 1) if m > 1 else 1.0),
             _bits(problem.momentum),
             problem.count.elements if problem.count is not None else 0,
         )
@@ -273,7 +278,7 @@ class _Builder:
         """The gradients' per-channel outputs, of sums in the workspace."""
         width = min(OUTPUT_CHANNELS, power_of_two(self.problem.channel.size))
         rows = power_of_two(max(1, min(OUTPUT_ROWS, parts * self.problem.sets.size)))
-        tile = Tile(1, width, 1, max(1, min(8, rows * width // 64)))
+        tile = Tile(1, width, 1, _warps(rows * width))
         config = self.config(tile, rows=rows)
         programs = ceil_div(self.problem.channel.size, width)
         arguments = self.arguments(tile, parts)
@@ -284,8 +289,9 @@ class _Builder:
         problem = self.problem
         groups = 1
         if problem.per_group == 1:
-            groups = power_of_two(min(32, groups_of(problem)))
-        tile = Tile(1, groups, 1, 1)
+            groups = power_of_two(min(OUTPUT_CHANNELS, groups_of(problem)))
+        fan = 1 if groups > 1 else min(power_of_two(problem.per_group), MOST_FAN)
+        tile = Tile(1, groups, 1, _warps(power_of_two(max(1, parts)) * groups * fan))
         # One channel of each group stands for all.
         config = self.config(tile, parts, sums=sums, saves=saves)
         arguments = self.arguments(tile, parts)
@@ -293,6 +299,11 @@ class _Builder:
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
         word = "statistics"
         self.launch("moments", word, programs, config, arguments, tile.warps)
+
+
+def _warps(sums: int) -> int:
+    """Warps of a program that adds up so many sums."""
+    return max(1, min(8, min(sums, MOST_ROWS) // 128))
 
 
 def _unroll(tile: Tile, part: int) -> int:

@@ -147,6 +147,13 @@ class Tile:
         return self.positions * self.channels
 
 
+def fitting(tensor: Tensor, tile: Tile) -> Tensor:
+    """A tensor as its tiles can be read: they start at multiples of their width."""
+    if tensor.along != ALONG_CHANNELS:
+        return tensor
+    return tensor._replace(vector=min(tensor.vector, tile.channels))
+
+
 def itemsize(problem: Problem) -> int:
     """The smaller one of what is read: it decides how much a thread reads at once."""
     if problem.rule is Rule.FORWARD:

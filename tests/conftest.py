@@ -1,0 +1,30 @@
+"""What decides where the tests compute: on the CPU, or by Triton's interpreter.
+
+With NORMGRAD_BACKEND=triton and TRITON_INTERPRET=1 the same tests hold the GPU's kernels to the
+same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for an interpreter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
+
+if INTERPRETED:
+    from triton.runtime import interpreter
+
+    # Its checks of overflow take half of the time.
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what is the CPU's alone, where Triton computes."""
+    if INTERPRETED:
+        reason = pytest.mark.skip(reason="of the CPU's kernels")
+        for item in items:
+            if item.get_closest_marker("cpu") is not None:
+                item.add_marker(reason)
