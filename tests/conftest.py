@@ -7,11 +7,9 @@ same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import pytest
-
-INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
+from support import INTERPRETED
 
 if INTERPRETED:
     from triton.runtime import interpreter

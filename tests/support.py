@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,11 @@ from normgrad.backends.triton.device import Device
 FLOATS = {dtype.name: dtype.numpy for dtype in dtypes.FLOATS}
 HALVES = ("float16", "bfloat16")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+#: Whether Triton's interpreter computes, for which large tensors take too long.
+INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
+#: A shape whose rows are longer than what is taken at once.
+LONG_ROWS = (3, 2, 20, 20) if INTERPRETED else (3, 6, 70, 70)
 
 LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed", "negative", "expanded", "odd")
 

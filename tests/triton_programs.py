@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
+
+import numpy as np
+from support import FLOATS, HALVES, Case, lay_out
 
 import normgrad as ng
 from normgrad import TensorSpec
@@ -13,6 +17,35 @@ from normgrad.backends.triton import program
 from normgrad.backends.triton.device import Device
 
 H200 = Device()
+#: Devices on which small tensors take each of the ways through memory.
+WAYS = {
+    "held": Device("large", threads=32, processors=4, programs_each=1, held=1 << 14),
+    "team": Device("many", threads=32, processors=1 << 8, programs_each=1, held=32, l2=1 << 30),
+    "blocked": Device("uncached", threads=32, processors=4, programs_each=1, held=1, l2=1 << 12),
+    "streamed": Device("bare", threads=32, processors=4, programs_each=1, held=1, l2=8),
+}
+
+
+def way_for(way: str, case: Case) -> Device:
+    """A device on which a small case takes this way.
+
+    In float64 a program holds a quarter of the elements; and the cache holds just not all of what
+    is to be taken channel by channel.
+    """
+    device = WAYS[way]
+    data = [case.tensors[name] for name in ("grad_out", "input") if name in case.tensors]
+    if way == "team" and "float64" in {str(tensor.dtype) for tensor in data}:
+        return replace(device, held=4 * device.held)
+    if way == "blocked":
+        return replace(device, l2=2 * (sum(tensor.nbytes for tensor in data) - 1))
+    return device
+
+
+def shape_for(way: str, kind: str) -> tuple[int, ...]:
+    """Few elements, but for batch norm's channels to be several of the cache's."""
+    return (2, 256, 2, 2) if way == "blocked" and kind != "group_norm" else (3, 6, 5, 4)
+
+
 A100 = Device("NVIDIA A100", (8, 0), 108, 40 << 20)
 
 
@@ -93,6 +126,18 @@ CASES = {
         "batch_norm_elemt", "group_norm", "batch_norm_gather_stats_with_counts",
     )
 }  # fmt: skip
+
+
+def forward_case(kind: str, shape: tuple[int, ...], dtype: str, layout: str) -> Case:
+    """A forward pass in training, on normally distributed tensors."""
+    rng = np.random.default_rng(0)
+    kept = FLOATS["float32" if dtype in HALVES else dtype]
+    x = lay_out((0.3 + rng.standard_normal(shape)).astype(FLOATS[dtype]), layout)
+    w, b, mean, var = (rng.standard_normal(shape[1]).astype(kept) for _ in range(4))
+    if kind == "group_norm":
+        return Case(kind, {"input": x, "gamma": w, "beta": b}, {"num_groups": 2, "eps": 1e-3})
+    tensors = {"input": x, "weight": w, "bias": b, "running_mean": mean, "running_var": abs(var)}
+    return Case(kind, tensors, {"training": True, "eps": 1e-3, "momentum": 0.3})
 
 
 def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:

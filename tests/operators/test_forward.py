@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import (
+    INTERPRETED,
     BFLOAT16,
     FLOATS,
     HALVES,
     LAYOUTS,
+    LONG_ROWS,
     Case,
     bits,
     cut_finely,
@@ -70,7 +72,7 @@ def test_an_output_has_the_layout_of_the_input():
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 1), (3, 1), (1, 6), (64, 12), (2, 6, 4), (5, 42, 3), (3, 6, 70, 70), (2,) * 8]
+    "shape", [(2, 1), (3, 1), (1, 6), (64, 12), (2, 6, 4), (5, 42, 3), LONG_ROWS, (2,) * 8]
 )
 @pytest.mark.parametrize("axis", [1, -1])
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +137,7 @@ def test_the_first_element_may_be_far_from_all_others():
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("axis", [1, -1])
 def test_batch_norm_is_elemt_of_stats_to_the_bit(axis, dtype):
-    for shape in ((4, 6, 5, 7), (32, 24, 40, 40)):
+    for shape in ((4, 6, 5, 7), (4, 6, 9, 9) if INTERPRETED else (32, 24, 40, 40)):
         x, w, b = (make("train", shape, dtype=dtype, axis=axis).tensors[n] for n in
                    ("input", "weight", "bias"))  # fmt: skip
         y, mean, invstd, _, _ = ng.batch_norm(x, w, b, training=True, channel_axis=axis)
@@ -146,6 +148,7 @@ def test_batch_norm_is_elemt_of_stats_to_the_bit(axis, dtype):
         assert y.tobytes() == composed.tobytes()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support import (
     FLOATS,
+    INTERPRETED,
     LAYOUTS,
     OPERATORS,
     Case,
@@ -88,6 +89,7 @@ def test_block_boundaries(length, layout, dtype):
         run(make(kind, (2, 3, length), dtype=dtype, layout=layout), normal=length > 2)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_long_sums_of_one_sign(dtype, layout):
@@ -227,6 +229,7 @@ def test_in_place(kind, layout, where):
         assert bits(case.call(out=out if kind == "elemt" else (out, None, None))) == expected
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "odd"])
 @pytest.mark.parametrize("kind", ["train", "eval", "elemt", "group_norm"])
@@ -447,7 +450,10 @@ def cases(draw):
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    max_examples=40 if INTERPRETED else 400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 @given(case=cases(), cut=st.booleans())
 def test_anything(case, cut):

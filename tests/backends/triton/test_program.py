@@ -221,7 +221,7 @@ def test_as_much_is_read_at_once_as_divides_rows(shape, dtype, vector):
 
 @pytest.mark.parametrize(("channels", "vector"), [(64, 8), (12, 4), (3, 1)])
 def test_as_much_is_read_at_once_as_divides_channels(channels, vector):
-    dy = train((8, channels, 14, 14), layout="channels_last").launches[-1].config.dy
+    dy = train((64, channels, 56, 56), layout="channels_last").launches[-1].config.dy
     assert (dy.along, dy.vector) == (config.ALONG_CHANNELS, vector)
 
 
