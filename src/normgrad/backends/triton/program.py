@@ -58,6 +58,7 @@ from .tiling import (
     power_of_two,
     read_bytes,
     tile_of,
+    unroll,
 )
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
@@ -271,7 +272,9 @@ class _Builder:
     ) -> None:
         """A program for each part of each tile."""
         programs = self.problem.sets.size * self.blocks(tile) * parts
-        config = self.config(tile, parts, unroll=_unroll(tile, part), **rest)
+        config = self.config(
+            tile, parts, unroll=unroll(self.problem, self.layout, tile, part), **rest
+        )
         self.launch(kernel, word, programs, config, self.arguments(tile, parts, part), tile.warps)
 
     def outputs(self, parts: int) -> None:
@@ -304,11 +307,6 @@ class _Builder:
 def _warps(sums: int) -> int:
     """Warps of a program that adds up so many sums."""
     return max(1, min(8, min(sums, MOST_ROWS) // 128))
-
-
-def _unroll(tile: Tile, part: int) -> int:
-    """Tiles at once: no more than there are."""
-    return min(UNROLL, power_of_two(ceil_div(part, tile.positions)))
 
 
 def _parts(problem: Problem, tile: Tile, blocks: int, device: Device) -> tuple[int, int]:
@@ -582,7 +580,12 @@ def _blocked(builder: _Builder, tile: Tile, units: int) -> None:
     builder.work = builder.work._replace(stage=stage, stages=stages)
     _counters(builder, every)
     config = builder.config(
-        tile, parts, unroll=_unroll(tile, part), sums=True, outputs=own_outputs, keep=True
+        tile,
+        parts,
+        unroll=unroll(problem, builder.layout, tile, part),
+        sums=True,
+        outputs=own_outputs,
+        keep=True,
     )
     arguments = builder.arguments(tile, parts, part)
     builder.launch("blocked", f"{stages} stages", 2 * stage * stages, config, arguments, tile.warps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...dtypes import DType
+from ...dtypes import FLOATS, DType
 from ...layout import Axis
 from ...problem import Problem, Rule
 from .config import ALONG_CHANNELS, ALONG_POSITIONS, SCATTERED, Tensor
@@ -30,6 +30,9 @@ MOST_ROWS, MOST_FAN = 2048, 128
 #: Offsets and positions below this need but 32 bits, with room for the tile that reaches past the
 #: end.
 SHORT = (1 << 31) - (1 << 20)
+
+
+_ITEMSIZES = {dtype.code: dtype.itemsize for dtype in FLOATS}
 
 
 def power_of_two(number: int) -> int:
@@ -198,22 +201,26 @@ def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
     elif layout.pattern == "columns":
         channels = min(LINE // itemsize(problem), elements // 4)
     else:
-        channels = min(SQUARE, elements // 4)
+        elements //= 2  # what is turned over takes registers twice
+        channels = min(SQUARE, elements // 2)
     groups, members = split(problem, channels)
     positions = min(elements // (groups * members), power_of_two(problem.positions))
     # Fewer threads where there is little for them.
-    warps = max(1, min(device.threads, positions * groups * members // each) // 32)
+    share = each // 2 if layout.pattern == "tiles" else each
+    warps = max(1, min(device.threads, positions * groups * members // share) // 32)
     return Tile(positions, groups, members, warps)
 
 
 def most_held(problem: Problem, layout: Layout, device: Device) -> int:
     """How many elements of each tensor a program can have in registers.
 
-    Coefficients of each channel that a thread has take some too: with all of columns' elements
-    56 bytes of a thread's were put elsewhere.
+    Coefficients of each channel that a thread has take some too: with all elements 16 to 56
+    bytes of a thread's were put elsewhere.
     """
-    most = device.held // (4 if problem.arithmetic.itemsize == 8 else 1)
-    return most if layout.pattern == "rows" else most // 2
+    wide = problem.arithmetic.itemsize == 8
+    most = device.held // (4 if wide else 1)
+    several = layout.pattern != "rows" or (wide and problem.per_group > 1)
+    return most // 2 if several else most
 
 
 def held_tile(problem: Problem, layout: Layout, device: Device, parts: int = 1) -> Tile | None:
@@ -240,6 +247,24 @@ def held_tile(problem: Problem, layout: Layout, device: Device, parts: int = 1) 
     elements = positions * groups * members
     warps = max(1, min(device.threads * 2, power_of_two(elements // each)) // 32)
     return Tile(positions, groups, members, warps)
+
+
+def unroll(problem: Problem, layout: Layout, tile: Tile, part: int) -> int:
+    """How many tiles are read before any is used: no more than there are.
+
+    Fewer where less is read at once, and each read has an address in a register of its own: with
+    four, 20 to 520 bytes of a thread's were put elsewhere.
+    """
+    tensors = [layout.x]
+    if problem.rule is not Rule.FORWARD:
+        tensors.append(layout.dy)
+    if problem.grad_input is not None:
+        tensors.append(layout.dx)
+    width = min(fitting(tensor, tile).vector * _ITEMSIZES[tensor.code] for tensor in tensors)
+    most = max(1, min(UNROLL, 2 * UNROLL * width // VECTOR))
+    if layout.pattern == "tiles":
+        most = max(1, most // 4)
+    return min(most, power_of_two(ceil_div(part, tile.positions)))
 
 
 def is_dense(problem: Problem, tile: Tile) -> bool:
