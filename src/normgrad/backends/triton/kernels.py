@@ -271,14 +271,10 @@ def write_held(
 def held(a, C: tl.constexpr):
     """A program has all of its tile in registers: read once, summed, written.
 
-    Where a tile has but a part of its channels, its team's programs tell each other their sums.
-    Tickets make a team of programs that started one after the other: so the first team that is not
-    done runs as a whole, as long as a team fits the device.
+    Where a tile has but a part of its channels, its team's programs tell each other their sums. All
+    programs of all teams run at once: they are launched together or not at all.
     """
     task = tl.program_id(0)
-    if C.team > 1:
-        if a.work.phase.to(tl.int32) & 1:
-            task = tl.atomic_add(counter(a, 0), 1, sem="relaxed", scope="gpu")
     s, block, part = task_of(task, a, C)
     channel, mask, group, first, first_group = channels_of(block, a, C)
     start, end = bounds(part, a, C)

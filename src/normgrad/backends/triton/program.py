@@ -94,6 +94,11 @@ class Launch:
     warps: int
     word: str
 
+    @property
+    def cooperative(self) -> bool:
+        """Whether all programs have to run at once, since they wait for each other."""
+        return self.config.team > 1
+
     def at(self, addresses: Sequence[int]) -> Arguments:
         """The arguments, at addresses in the order of roles."""
         return self.arguments._replace(at=Addresses(*addresses[: len(Addresses._fields)]))

@@ -59,7 +59,11 @@ def compiled(launch: Launch, config: Config, target: Any) -> Any:
         with _compiling:
             found = _kernels.get(key)
             if found is None:
-                options = {"num_warps": launch.warps, **OPTIONS}
+                options = {
+                    "num_warps": launch.warps,
+                    "launch_cooperative_grid": launch.cooperative,
+                    **OPTIONS,
+                }
                 made = source(launch.kernel, launch.arguments, config)
                 found = _kernels[key] = triton.compile(made, target=target, options=options)
     return found
