@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import (
-    INTERPRETED,
     BFLOAT16,
     FLOATS,
     HALVES,
+    INTERPRETED,
     LAYOUTS,
     LONG_ROWS,
     Case,
