@@ -164,3 +164,12 @@ def test_nothing_is_written_beside_an_output(way, layout):
             run(case, out=(out, None, None))
         assert (memory[:start] == 0xAB).all()
         assert (memory[start + 2 * size :] == 0xAB).all()
+
+
+@pytest.mark.parametrize("groups", [2, 6])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_single_sample(way, groups):
+    """Its parameters' gradients are of channels, though its coefficients are of groups."""
+    case = make("group_norm", (1, 6, 9, 9), num_groups=groups)
+    with on_device(WAYS[way]):
+        run(case)

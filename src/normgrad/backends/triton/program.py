@@ -161,6 +161,14 @@ class _Builder:
         """Whether the arithmetic is float64."""
         return self.problem.arithmetic is dtypes.float64
 
+    @property
+    def own_outputs(self) -> bool:
+        """Whether what writes dx or y has the per-channel outputs, too.
+
+        Not group norm's, which are sums over all samples, and of channels rather than groups.
+        """
+        return self.problem.rule is not Rule.GROUP
+
     def reserve_sums(self, parts: int) -> None:
         """Room for sums in so many parts; what other parts left there is done with."""
         problem = self.problem
@@ -475,7 +483,7 @@ def _sums_and_write(builder: _Builder) -> str:
     """dx or y from sums over the tensors themselves; the way chosen."""
     problem, device, layout = builder.problem, builder.device, builder.layout
     # What is read is read once, if it can be.
-    own_outputs = problem.sets.size == 1 or problem.rule is Rule.FORWARD
+    own_outputs = builder.own_outputs
     tile = held_tile(problem, layout, device)
     if tile is not None and not (builder.wide and builder.about == PILOT):
         _held(builder, tile, 1)
@@ -504,7 +512,7 @@ def _sums_and_write(builder: _Builder) -> str:
 def _held(builder: _Builder, tile: Tile, parts: int) -> None:
     """A program, or a team of them, has all that shares a statistic."""
     problem = builder.problem
-    own_outputs = problem.sets.size == 1 or problem.rule is Rule.FORWARD
+    own_outputs = builder.own_outputs
     later = problem.wants_parameters and not own_outputs
     part = problem.positions if parts == 1 else tile.positions
     if parts > 1 or later:
@@ -569,7 +577,7 @@ def _stage(builder: _Builder, tile: Tile) -> int:
 
 def _blocked(builder: _Builder, tile: Tile, units: int) -> None:
     problem = builder.problem
-    own_outputs = problem.sets.size == 1 or problem.rule is Rule.FORWARD
+    own_outputs = builder.own_outputs
     blocks = builder.blocks(tile)
     in_unit = ceil_div(problem.per_group, tile.members)
     every = problem.sets.size * blocks // in_unit
