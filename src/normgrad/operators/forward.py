@@ -118,8 +118,9 @@ def batch_norm(
         output = weight·(x − running_mean)/sqrt(running_var + eps) + bias
 
     (Ioffe and Szegedy, "Batch Normalization", 2015.) The batch's mean and invstd are rounded to the
-    type that is computed in before x is normalised with them: so this is
-    :func:`batch_norm_elemt` of :func:`batch_norm_stats`, to the bit.
+    type that is computed in before x is normalised with them: so output is
+    :func:`batch_norm_elemt` of them, to the bit, and on the CPU they are :func:`batch_norm_stats`
+    to the bit (on a GPU sums may be taken in another order).
 
     Args:
         input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16
