@@ -64,7 +64,8 @@ def bounds(part, a, C: tl.constexpr):
         size = a.sizes.part.to(tl.int32)
         end = a.sizes.positions.to(tl.int32)
     start = part * size
-    return start, tl.minimum(start + size, end)
+    # start + size may be more than 32 bits hold.
+    return start, start + tl.minimum(size, end - start)
 
 
 @helper
@@ -388,6 +389,8 @@ def moments(a, C: tl.constexpr):
             else:
                 rest = mean - rounded_mean
                 variance += rest * rest
+                # It may stand where what x was centred about was read, by several threads.
+                tl.debug_barrier()
                 tl.store(doubles(a, a.work.mean) + at, rounded_mean, mask=mask)
             if C.saves >= 2:
                 r = tl.rsqrt(variance + number(a.numbers.eps))
