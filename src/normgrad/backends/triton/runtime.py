@@ -49,17 +49,23 @@ def _shape(arguments: Arguments) -> tuple[int, ...]:
 _kernels: dict[Any, Any] = {}
 
 
-def compiled(launch: Launch, config: Config, target: Any) -> Any:
-    """A launch's kernel, compiled; Triton keeps it on disk."""
+def compiled(launch: Launch, config: Config, target: Any, index: int | None = None) -> Any:
+    """A launch's kernel, compiled; Triton keeps it on disk.
+
+    Each device has its own: what a kernel is launched by belongs to the device it was loaded on.
+    """
     import triton
 
-    key = launch.kernel, config, launch.warps, target, _shape(launch.arguments)
+    key = launch.kernel, config, launch.warps, target, _shape(launch.arguments), index
     found = _kernels.get(key)
     if found is None:
         with _compiling:
             found = _kernels.get(key)
             if found is None:
-                options = {"num_warps": launch.warps, **OPTIONS}
+                # A team waits for all of itself: it starts when all of it fits, or other waiting
+                # programs could take the rest of its places, and it theirs.
+                whole = config.team > 1
+                options = {"num_warps": launch.warps, "launch_cooperative_grid": whole, **OPTIONS}
                 made = source(launch.kernel, launch.arguments, config)
                 found = _kernels[key] = triton.compile(made, target=target, options=options)
     return found
@@ -120,8 +126,11 @@ class Runner:
         prepared = []
         for launch in self._launches:
             config = aligned(launch.config, key)
-            kernel = compiled(launch, config, target)
-            prepared.append((launch, config, kernel[(launch.programs, 1, 1)]))
+            kernel = compiled(launch, config, target, self._index)
+            # Here Triton loads it, which only one thread may do.
+            with _compiling:
+                start = kernel[(launch.programs, 1, 1)]
+            prepared.append((launch, config, start))
         return prepared
 
 
