@@ -75,8 +75,9 @@ def along_axis(index, axis, WHICH: tl.constexpr, C: tl.constexpr):
 
 
 @helper
-def offset_of(p, axes, WHICH: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The offsets of positions in the tensor ``WHICH`` of (dy, x, dx), which looks like ``T``."""
+def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
+    """The offsets of positions in one of (dy, x, dx)."""
+    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     RANK: tl.constexpr = C.rank
     rest = p
     index = p
@@ -98,10 +99,11 @@ def offset_of(p, axes, WHICH: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
         offset += along_axis(index, axes[RANK - 1 - k], WHICH, C)
     # What a plan found of the strides, and the compiler cannot see through a division. The hints
     # belong to the last operation: one that adds nothing would be dropped, and they with it.
-    if T.vector > 1:
-        offset = tl.multiple_of(offset, T.vector)
+    V: tl.constexpr = T.vector
+    if V > 1:
+        offset = tl.multiple_of(offset, V)
         if T.along == 1:
-            offset = tl.max_contiguous(offset, T.vector)
+            offset = tl.max_contiguous(offset, V)
     return offset
 
 
@@ -150,8 +152,9 @@ def channels_of(block, a, C: tl.constexpr):
 
 
 @helper
-def channel_offset(channel, first, stride, T: tl.constexpr, C: tl.constexpr):
-    """The offsets of channels from the tile's first."""
+def channel_offset(channel, first, stride, WHICH: tl.constexpr, C: tl.constexpr):
+    """The offsets of channels from the tile's first, in one of (dy, x, dx)."""
+    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     if C.dense:
         # What follows from the first by counting, the compiler sees to be contiguous.
         local = tl.arange(0, C.groups * C.members)
@@ -167,17 +170,19 @@ def channel_offset(channel, first, stride, T: tl.constexpr, C: tl.constexpr):
 
 
 @helper
-def base_of(address, s, first, set_stride, channel_stride, T: tl.constexpr):
-    """A pointer to a tile's first channel in a set."""
+def base_of(address, s, first, set_stride, channel_stride, WHICH: tl.constexpr, C: tl.constexpr):
+    """A pointer to a tile's first channel in a set, in one of (dy, x, dx)."""
+    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     far = s.to(tl.int64) * set_stride.to(tl.int64)
     if T.along == 2:
         far += first.to(tl.int64)
     else:
         far += first.to(tl.int64) * channel_stride.to(tl.int64)
     base = pointer(address, T.code) + far
-    if T.vector > 1:
+    V: tl.constexpr = T.vector
+    if V > 1:
         SIZE: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
-        base = tl.multiple_of(base, T.vector * SIZE)
+        base = tl.multiple_of(base, V * SIZE)
     return base
 
 

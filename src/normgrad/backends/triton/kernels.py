@@ -264,10 +264,10 @@ def write_held(
     if C.outputs:
         if part == 0:
             outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
-    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, C.dx)
-    channels = channel_offset(channel, first, a.sizes.dx_channels, C.dx, C)
+    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
+    channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
     value = written(dy, x, mean, gain, shift, slope, scale, C)
-    at = base + (offset_of(p, a.axes, 2, C.dx, C)[:, None] + channels[None, :])
+    at = base + (offset_of(p, a.axes, 2, C)[:, None] + channels[None, :])
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
@@ -288,15 +288,15 @@ def held(a, C: tl.constexpr):
     start, end = bounds(part, a, C)
     p = positions_from(start, C)
     there = inside(p, end, mask, C)
-    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, C.x)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, C.x, C)
-    x = load(x_base, offset_of(p, a.axes, 1, C.x, C), x_channels, there, "", C)
+    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, there, "", C)
     if C.rule == FORWARD:
         dy = x
     else:
-        dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, C.dy)
-        dy_channels = channel_offset(channel, first, a.sizes.dy_channels, C.dy, C)
-        dy = load(dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, there, "", C)
+        dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
+        dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
+        dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, there, "", C)
     phase = a.work.phase.to(tl.int32)
     centre = real(about(a, s, channel, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
