@@ -125,6 +125,7 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
         assert tiles > 0
         for tile in some(numbers, tiles, TILES):
             p = task.start + tile * config.positions + np.arange(config.positions)
+            assert p[0] % config.positions == 0
             inside = p < task.end
             if config.x.along == words.ALONG_POSITIONS:
                 together = runs(inside, config.x.vector)

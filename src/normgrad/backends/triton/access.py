@@ -64,14 +64,14 @@ def stepped(index, stride, C: tl.constexpr):
 
 
 @helper
-def along_axis(index, axis, WHICH: tl.constexpr, C: tl.constexpr):
-    """So many steps along an axis of one of (dy, x, dx)."""
+def stride_of(axis, WHICH: tl.constexpr):
+    """An axis' stride in one of (dy, x, dx)."""
     if WHICH == 0:
-        return stepped(index, axis.dy, C)
+        return axis.dy
     elif WHICH == 1:
-        return stepped(index, axis.x, C)
+        return axis.x
     else:
-        return stepped(index, axis.dx, C)
+        return axis.dx
 
 
 @helper
@@ -90,13 +90,18 @@ def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
         if C.long_offsets:
             offset = offset.to(tl.int64)
     else:
-        offset = along_axis(index, axes[RANK - 1], WHICH, C)
+        # Not by a function: Triton 3.6 would have the hints below belong to its call.
+        stride = stride_of(axes[RANK - 1], WHICH)
+        if C.long_offsets:
+            offset = index.to(tl.int64) * stride.to(tl.int64)
+        else:
+            offset = index.to(tl.int32) * stride.to(tl.int32)
     for k in tl.static_range(1, RANK):
         index = rest
         if k < RANK - 1:
             rest = quotient(rest, axes[RANK - 1 - k], C)
             index = index - rest * axes[RANK - 1 - k].size.to(p.dtype)
-        offset += along_axis(index, axes[RANK - 1 - k], WHICH, C)
+        offset += stepped(index, stride_of(axes[RANK - 1 - k], WHICH), C)
     # What a plan found of the strides, and the compiler cannot see through a division. The hints
     # belong to the last operation: one that adds nothing would be dropped, and they with it.
     V: tl.constexpr = T.vector
@@ -109,9 +114,9 @@ def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def positions_from(start, C: tl.constexpr):
-    """The positions of a tile."""
+    """The positions of a tile; parts start at multiples of tiles."""
     B: tl.constexpr = C.positions
-    return start + tl.arange(0, B)
+    return tl.multiple_of(start + tl.arange(0, B), B)
 
 
 @helper
