@@ -277,7 +277,8 @@ def held(a, C: tl.constexpr):
 
     Where a tile has but a part of its channels, its team's programs tell each other their sums.
     Tickets make a team of programs that started one after the other: so the first team that is not
-    done runs as a whole, as long as a team fits the device.
+    done runs as a whole, as long as a team fits the device. All start together, see runtime.py: no
+    other programs that wait can have the places of some.
     """
     task = tl.program_id(0)
     if C.team > 1:
