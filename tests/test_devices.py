@@ -151,6 +151,27 @@ def test_dlpack_that_says_two_things(seen):
     assert seen.launches == []
 
 
+@pytest.mark.parametrize("where", ["grad_out", "save_mean", "out[0]"])
+def test_a_gpu_reads_no_element_across_its_alignment(seen, where):
+    shown = "out[0] (grad_input)" if where == "out[0]" else where
+    case = make("train", (2, 3, 4, 4))
+    values = {**case.tensors, "out[0]": np.zeros((2, 3, 4, 4), F)}
+    memory = np.zeros(values[where].nbytes + 2, np.uint8)
+    values[where] = memory[2:].view(F).reshape(values[where].shape)
+    namespace = Namespace()
+    given = {
+        name: None if value is None else Array(value, 0, namespace)
+        for name, value in values.items()
+    }
+    out = (given.pop("out[0]"), None, None)
+    refuse(
+        ValueError,
+        f"{shown}: float32 at an address that is no multiple of 4; "
+        "allowed: elements at multiples of their size",
+        lambda: ng.batch_norm_backward(**given, **case.options, out=out),
+    )
+
+
 def test_streams(monkeypatch):
     """PyTorch's current stream on that GPU is what reads."""
 

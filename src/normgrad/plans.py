@@ -72,6 +72,16 @@ def _check_memory(name: str, spec: TensorSpec | None, value: Any) -> None:
         )
 
 
+def _check_aligned(place: Place, address: int) -> None:
+    """Raise a ValueError for what a GPU cannot read: its error would end all work there."""
+    size = place.spec.dtype.itemsize
+    if place.spec.elements and address % size:
+        raise ValueError(
+            f"{place.shown}: {place.spec.dtype} at an address that is no multiple of {size}; "
+            "allowed: elements at multiples of their size"
+        )
+
+
 class Plan:
     """An operator bound to the specs of its tensors; made by :func:`normgrad.plan`.
 
@@ -302,6 +312,8 @@ class Plan:
         for index, _, place in self._input_slots:
             if found[index] == 0:
                 _check_memory(place.shown, place.spec, arguments.opened[index])
+            if self._gpu:
+                _check_aligned(place, found[index])
             places.append((place, found[index]))
         for index, slot, spec, place in self._output_slots:
             if out[index] is None:
@@ -309,6 +321,8 @@ class Plan:
             where = addresses[slot]
             if where == 0:
                 _check_memory(place.shown, spec, arguments.given[index])
+            if self._gpu:
+                _check_aligned(place, where)
             place.check_writable(framework, out[index], where)
             in_place, words = self._in_place.get(slot, ((), ""))
             for other, elsewhere in places:

@@ -77,26 +77,90 @@ def test_forward_passes_sanitizer(way, kind, dtype):
         compute(case)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("kind", ["train", "group_norm"])
-@pytest.mark.parametrize("way", ["team", "blocked", "streamed"])
+def large_for(way: str, layout: str = "contiguous") -> Device:
+    """A device on which (16, 24, 30, 30) elements take this way."""
+    return {
+        "held": Device(held=1 << 14),
+        "team": Device(l2=1 << 30, held=1 << (12 if layout == "contiguous" else 13)),
+        "blocked": Device(l2=1 << 19, held=1),
+        "streamed": Device(l2=8, held=1),
+    }[way]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "layout"),
+    [
+        ("team", "train", "contiguous"),
+        ("team", "train", "channels_last"),
+        ("team", "group_norm", "contiguous"),
+        ("blocked", "train", "contiguous"),
+        ("blocked", "group_norm", "contiguous"),
+        ("blocked", "group_norm", "channels_last"),
+        ("streamed", "train", "contiguous"),
+        ("streamed", "train", "channels_last"),
+        ("streamed", "group_norm", "contiguous"),
+        ("streamed", "group_norm", "channels_last"),
+    ],
+)
 def test_the_same_bits_beside_other_work(way, kind, layout):
     """Programs that wait for each other, many times, while other kernels take their places."""
     case = make(kind, (16, 24, 30, 30), dtype="bfloat16", layout=layout, num_groups=4)
-    made_up = {
-        "team": Device(processors=132, l2=1 << 30, held=1 << 11),
-        "blocked": Device(processors=132, l2=1 << 19, held=1),
-        "streamed": Device(processors=132, l2=8, held=1),
-    }[way]
     tensors = tensors_of(case)
     beside, noise = torch.cuda.Stream(), torch.randn(2048, 2048, device=GPU)
-    with planned_for(made_up):
+    with planned_for(large_for(way, layout)):
         assert way in path_of(case, tensors).split()
         first = compute(case)
         for _ in range(200):
             with torch.cuda.stream(beside):
                 noise = noise @ noise * 0.01
             same(getattr(ng, case.name)(**tensors, **case.options), first)
+
+
+@pytest.mark.parametrize("kind", ["batch_norm", "group_norm"])
+@pytest.mark.parametrize("way", WAYS)
+def test_forward_passes_in_place(way, kind):
+    """What moments are about is an element of x, and gone when others still need it."""
+    shape = (16, 24, 30, 30) if way != "held" else (3, 6, 5, 4)
+    case = forward_case(kind, shape, "float32", "contiguous")
+    with planned_for(large_for(way)):
+        tensors = tensors_of(case)
+        assert way in path_of(case, tensors).split()
+        first = compute(case)
+        for _ in range(50):
+            tensors["input"] = tensors_of(case)["input"]
+            out = (tensors["input"], *[None] * (len(first) - 1))
+            same(getattr(ng, case.name)(**tensors, **case.options, out=out), first)
+
+
+def test_teams_on_streams_of_different_priority():
+    """One's programs must not take the places that a part of another's waits for."""
+    case = make("train", (64, 1, 100, 100), dtype="bfloat16")
+    with planned_for(Device(l2=1 << 30)):
+        tensors = tensors_of(case)
+        assert "team" in path_of(case, tensors).split()
+        expected = compute(case)
+        low, high, beside = (torch.cuda.Stream(priority=level) for level in (0, -1, 0))
+        noise = torch.randn(2048, 2048, device=GPU)
+        torch.cuda.synchronize()
+        results = []
+        for _ in range(100):
+            with torch.cuda.stream(beside):
+                noise = noise @ noise * 0.01
+            for stream in (low, high):
+                with torch.cuda.stream(stream):
+                    results.append(getattr(ng, case.name)(**tensors, **case.options))
+        torch.cuda.synchronize()
+        for result in results:
+            same(result, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_second_gpu():
+    """Kernels are loaded on each."""
+    case = make("train", (8, 16, 14, 14))
+    first = compute(case)
+    same(getattr(ng, case.name)(**tensors_of(case, "cuda:1"), **case.options), first)
+    same(compute(case), first)
 
 
 def test_two_streams_at_once():

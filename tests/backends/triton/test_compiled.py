@@ -151,3 +151,24 @@ def test_a_kernel_is_compiled_once_for_many_shapes(name):
             configs.add((launch.kernel, launch.config, launch.warps))
     kernels = {kernel for kernel, _, _ in configs}
     assert len(configs) <= 3 * len(kernels)
+
+
+def test_each_device_has_kernels_of_its_own():
+    """What a kernel is launched by is loaded on one of them."""
+    program = program_of(
+        "batch_norm_backward", **arguments("batch_norm_backward", (8, 64, 14, 14), "bfloat16")
+    )
+    (launch,) = program.launches
+    first, again, second = (
+        runtime.compiled(launch, launch.config, target(H200), index) for index in (0, 0, 1)
+    )
+    assert first is again
+    assert first is not second
+
+
+def test_programs_of_a_team_start_together():
+    for shape, team in (((32, 64, 14, 14), True), ((8, 64, 14, 14), False)):
+        planned = arguments("batch_norm_backward", shape, "bfloat16", "channels_last")
+        launch = program_of("batch_norm_backward", **planned).launches[-1]
+        assert (launch.config.team > 1) is team
+        assert compiled(launch, H200).metadata.launch_cooperative_grid is team

@@ -106,6 +106,18 @@ def test_in_place(way, where):
     assert bits(result) == expected
 
 
+@pytest.mark.parametrize("kind", ["batch_norm", "group_norm"])
+@pytest.mark.parametrize("way", WAYS)
+def test_forward_passes_in_place(way, kind):
+    """What moments are about is an element of x, and gone when others still need it."""
+    case = forward_case(kind, shape_for(way, kind), "float32", "contiguous")
+    with on_device(way_for(way, case)):
+        expected = case.call()
+        case.tensors["input"] = case.tensors["input"].copy("K")
+        result = case.call(out=(case.tensors["input"], *[None] * (len(expected) - 1)))
+    assert bits(result) == bits(expected)
+
+
 def test_many_axes_that_cannot_be_merged():
     case = make("train", (2, 3, 2, 3, 2, 3), layout="sliced", x_layout="sliced")
     assert "held" in plan_of(case).path

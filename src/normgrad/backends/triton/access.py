@@ -64,19 +64,20 @@ def stepped(index, stride, C: tl.constexpr):
 
 
 @helper
-def along_axis(index, axis, WHICH: tl.constexpr, C: tl.constexpr):
-    """So many steps along an axis of one of (dy, x, dx)."""
+def stride_of(axis, WHICH: tl.constexpr):
+    """An axis' stride in one of (dy, x, dx)."""
     if WHICH == 0:
-        return stepped(index, axis.dy, C)
+        return axis.dy
     elif WHICH == 1:
-        return stepped(index, axis.x, C)
+        return axis.x
     else:
-        return stepped(index, axis.dx, C)
+        return axis.dx
 
 
 @helper
-def offset_of(p, axes, WHICH: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The offsets of positions in the tensor ``WHICH`` of (dy, x, dx), which looks like ``T``."""
+def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
+    """The offsets of positions in one of (dy, x, dx)."""
+    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     RANK: tl.constexpr = C.rank
     rest = p
     index = p
@@ -89,27 +90,33 @@ def offset_of(p, axes, WHICH: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
         if C.long_offsets:
             offset = offset.to(tl.int64)
     else:
-        offset = along_axis(index, axes[RANK - 1], WHICH, C)
+        # Not by a function: Triton 3.6 would have the hints below belong to its call.
+        stride = stride_of(axes[RANK - 1], WHICH)
+        if C.long_offsets:
+            offset = index.to(tl.int64) * stride.to(tl.int64)
+        else:
+            offset = index.to(tl.int32) * stride.to(tl.int32)
     for k in tl.static_range(1, RANK):
         index = rest
         if k < RANK - 1:
             rest = quotient(rest, axes[RANK - 1 - k], C)
             index = index - rest * axes[RANK - 1 - k].size.to(p.dtype)
-        offset += along_axis(index, axes[RANK - 1 - k], WHICH, C)
+        offset += stepped(index, stride_of(axes[RANK - 1 - k], WHICH), C)
     # What a plan found of the strides, and the compiler cannot see through a division. The hints
     # belong to the last operation: one that adds nothing would be dropped, and they with it.
-    if T.vector > 1:
-        offset = tl.multiple_of(offset, T.vector)
+    V: tl.constexpr = T.vector
+    if V > 1:
+        offset = tl.multiple_of(offset, V)
         if T.along == 1:
-            offset = tl.max_contiguous(offset, T.vector)
+            offset = tl.max_contiguous(offset, V)
     return offset
 
 
 @helper
 def positions_from(start, C: tl.constexpr):
-    """The positions of a tile."""
+    """The positions of a tile; parts start at multiples of tiles."""
     B: tl.constexpr = C.positions
-    return start + tl.arange(0, B)
+    return tl.multiple_of(start + tl.arange(0, B), B)
 
 
 @helper
@@ -150,8 +157,9 @@ def channels_of(block, a, C: tl.constexpr):
 
 
 @helper
-def channel_offset(channel, first, stride, T: tl.constexpr, C: tl.constexpr):
-    """The offsets of channels from the tile's first."""
+def channel_offset(channel, first, stride, WHICH: tl.constexpr, C: tl.constexpr):
+    """The offsets of channels from the tile's first, in one of (dy, x, dx)."""
+    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     if C.dense:
         # What follows from the first by counting, the compiler sees to be contiguous.
         local = tl.arange(0, C.groups * C.members)
@@ -167,17 +175,19 @@ def channel_offset(channel, first, stride, T: tl.constexpr, C: tl.constexpr):
 
 
 @helper
-def base_of(address, s, first, set_stride, channel_stride, T: tl.constexpr):
-    """A pointer to a tile's first channel in a set."""
+def base_of(address, s, first, set_stride, channel_stride, WHICH: tl.constexpr, C: tl.constexpr):
+    """A pointer to a tile's first channel in a set, in one of (dy, x, dx)."""
+    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     far = s.to(tl.int64) * set_stride.to(tl.int64)
     if T.along == 2:
         far += first.to(tl.int64)
     else:
         far += first.to(tl.int64) * channel_stride.to(tl.int64)
     base = pointer(address, T.code) + far
-    if T.vector > 1:
+    V: tl.constexpr = T.vector
+    if V > 1:
         SIZE: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
-        base = tl.multiple_of(base, T.vector * SIZE)
+        base = tl.multiple_of(base, V * SIZE)
     return base
 
 

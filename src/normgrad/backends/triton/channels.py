@@ -59,6 +59,20 @@ def about(a, s, channel, group, mask, C: tl.constexpr):
         return given_mean(a, s, group, mask, C)
 
 
+@helper
+def about_sums(a, s, group, mask, C: tl.constexpr):
+    """What x was centred about when sums in the workspace were made.
+
+    A pilot was left there as well: y may be x's own memory, where the element is by now.
+    """
+    if C.about == PILOT:
+        index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+        at = doubles(a, a.work.pilot) + index
+        return tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+    else:
+        return given_mean(a, s, group, mask, C)
+
+
 # Sums
 
 
@@ -70,8 +84,14 @@ def slot_of(a, part, s, channel):
 
 
 @helper
-def put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C: tl.constexpr):
-    """Write a part's sums to their own place."""
+def put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C: tl.constexpr):
+    """Write a part's sums to their own place, and the first part the pilots that they are about."""
+    if C.about == PILOT:
+        # One of a group's channels writes for all.
+        if part == 0:
+            first = mask & (channel == group * a.sizes.per_group.to(tl.int32))
+            index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+            tl.store(doubles(a, a.work.pilot) + index, centre, mask=first)
     at = slot_of(a, part, s, channel)
     tl.store(doubles(a, a.work.sum_dy) + at, t, mask=mask)
     tl.store(doubles(a, a.work.sum_dy_xmu) + at, q, mask=mask)

@@ -192,6 +192,8 @@ class Work(NamedTuple):
     Attributes:
         sum_dy, sum_dy_error, sum_dy_xmu, sum_dy_xmu_error: sums, by part, set and channel.
         mean, spread: statistics that are computed, by set and group.
+        pilot: what moments are about where it is an element of x, by set and group: y may be
+            written over x before all who need the element have begun.
         counters: the next task's number, then how many parts of each unit are done.
         stage: tasks of a stage of the blocked kernel, and ``stages`` how many stages.
         phase: of the team kernel: 1 to sum, 2 to write, 3 for both.
@@ -203,6 +205,7 @@ class Work(NamedTuple):
     sum_dy_xmu_error: Any
     mean: Any
     spread: Any
+    pilot: Any
     counters: Any
     stage: Any
     stages: Any

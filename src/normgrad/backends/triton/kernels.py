@@ -22,6 +22,7 @@ from .arithmetic import added, divided, kept, number, real, rounded, sum_along
 from .channels import (
     ELEMT,
     about,
+    about_sums,
     given_invstd,
     given_mean,
     gradient_coefficients,
@@ -63,14 +64,16 @@ def bounds(part, a, C: tl.constexpr):
         size = a.sizes.part.to(tl.int32)
         end = a.sizes.positions.to(tl.int32)
     start = part * size
-    return start, tl.minimum(start + size, end)
+    # start + size may be more than 32 bits hold.
+    return start, start + tl.minimum(size, end - start)
 
 
 @helper
-def coefficients(a, s, channel, mask, group, t, t_error, q, q_error, C: tl.constexpr):
+def coefficients(a, s, channel, mask, group, centre, t, t_error, q, q_error, C: tl.constexpr):
     """Mean, gain, shift, slope and scale of a tile's channels, in the arithmetic's type.
 
-    From the sums over all that share a statistic, where coefficients depend on them. Also what the
+    From the sums over all that share a statistic, where coefficients depend on them; in the forward
+    pass they are about ``centre``. Also what the
     outputs need: in the forward pass the statistics before they are rounded, else 1/std.
     """
     zero_set = channel * 0
@@ -79,7 +82,6 @@ def coefficients(a, s, channel, mask, group, t, t_error, q, q_error, C: tl.const
     variance = nothing
     if C.rule == FORWARD:
         if C.sums:
-            centre = about(a, s, channel, group, mask, C)
             mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
         else:
             mean = given_mean(a, s, group, mask, C)
@@ -152,7 +154,7 @@ def sum_task(a, s, block, part, C: tl.constexpr):
         scale = real(w * given_invstd(a, s, group, mask, C), C.wide)
     t, t_error, q, q_error = sums_of_part(a, s, channel, first, mask, centre, scale, start, end, C)
     if C.sums or not C.outputs:
-        put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
+        put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
     elif C.rule == FORWARD:
         mean, r, variance = statistics(a, centre.to(tl.float64), t, t_error, q, q_error, C)
         outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
@@ -166,11 +168,13 @@ def write_task(a, s, block, part, C: tl.constexpr):
     """Write a part of a tile's channels, from given statistics or from all their sums."""
     channel, mask, group, first, first_group = channels_of(block, a, C)
     t = channel.to(tl.float64) * 0.0
-    q, t_error, q_error = t, t, t
+    q, t_error, q_error, centre = t, t, t, t
     if C.sums:
         t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
+        if C.rule == FORWARD:
+            centre = about_sums(a, s, group, mask, C)
     mean, gain, shift, slope, scale, mu, r, variance = coefficients(
-        a, s, channel, mask, group, t, t_error, q, q_error, C
+        a, s, channel, mask, group, centre, t, t_error, q, q_error, C
     )
     if C.outputs:
         if part == 0:
@@ -250,20 +254,20 @@ def blocked(a, C: tl.constexpr):
 
 @helper
 def write_held(
-    a, s, channel, first, mask, there, group, part, p, dy, x, t, t_error, q, q_error,
+    a, s, channel, first, mask, there, group, part, p, dy, x, centre, t, t_error, q, q_error,
     C: tl.constexpr,
 ):  # fmt: skip
     """Write what follows from a tile in registers, and from the sums over all of its groups."""
     mean, gain, shift, slope, scale, mu, r, variance = coefficients(
-        a, s, channel, mask, group, t, t_error, q, q_error, C
+        a, s, channel, mask, group, centre, t, t_error, q, q_error, C
     )
     if C.outputs:
         if part == 0:
             outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
-    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, C.dx)
-    channels = channel_offset(channel, first, a.sizes.dx_channels, C.dx, C)
+    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
+    channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
     value = written(dy, x, mean, gain, shift, slope, scale, C)
-    at = base + (offset_of(p, a.axes, 2, C.dx, C)[:, None] + channels[None, :])
+    at = base + (offset_of(p, a.axes, 2, C)[:, None] + channels[None, :])
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
@@ -280,15 +284,15 @@ def held(a, C: tl.constexpr):
     start, end = bounds(part, a, C)
     p = positions_from(start, C)
     there = inside(p, end, mask, C)
-    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, C.x)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, C.x, C)
-    x = load(x_base, offset_of(p, a.axes, 1, C.x, C), x_channels, there, "", C)
+    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, there, "", C)
     if C.rule == FORWARD:
         dy = x
     else:
-        dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, C.dy)
-        dy_channels = channel_offset(channel, first, a.sizes.dy_channels, C.dy, C)
-        dy = load(dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, there, "", C)
+        dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
+        dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
+        dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, there, "", C)
     phase = a.work.phase.to(tl.int32)
     centre = real(about(a, s, channel, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
@@ -298,18 +302,21 @@ def held(a, C: tl.constexpr):
     q, q_error = sum_along(q.to(tl.float64), q_error.to(tl.float64), 0, C.wide)
     if C.team > 1:
         if phase & 1:
-            put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
+            put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
             arrive(a, task // C.team)
         if phase & 2:
             wait(a, task // C.team, C.team)
             t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
+            if C.rule == FORWARD:
+                centre = about_sums(a, s, group, mask, C)
             write_held(
-                a, s, channel, first, mask, there, group, part, p, dy, x, t, t_error, q, q_error, C
-            )
+                a, s, channel, first, mask, there, group, part, p, dy, x, centre, t, t_error, q,
+                q_error, C,
+            )  # fmt: skip
     else:
         if C.keeps_sums:
             # The parameters' gradients are sums over the samples, made by another kernel.
-            put_sums(a, part, s, channel, mask, t, t_error, q, q_error, C)
+            put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
         if not C.single:
             t, t_error, q, q_error = weighted(a, channel, mask, t, t_error, q, q_error, C)
             t, t_error = over_groups(t, t_error, C.members, C)
@@ -317,8 +324,9 @@ def held(a, C: tl.constexpr):
             t, t_error = to_channels(t, C), to_channels(t_error, C)
             q, q_error = to_channels(q, C), to_channels(q_error, C)
         write_held(
-            a, s, channel, first, mask, there, group, part, p, dy, x, t, t_error, q, q_error, C
-        )
+            a, s, channel, first, mask, there, group, part, p, dy, x, centre, t, t_error, q,
+            q_error, C,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -365,7 +373,7 @@ def moments(a, C: tl.constexpr):
     channel, mask, group, _, first_group = channels_of(tl.program_id(0) % blocks, a, C)
     m = number(a.numbers.divisor)
     if C.sums:
-        centre = about(a, s, channel, group, mask, C)
+        centre = about_sums(a, s, group, mask, C)
         t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
         mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
         if C.saves:
@@ -377,6 +385,8 @@ def moments(a, C: tl.constexpr):
             else:
                 rest = mean - rounded_mean
                 variance += rest * rest
+                # It may stand where what x was centred about was read, by several threads.
+                tl.debug_barrier()
                 tl.store(doubles(a, a.work.mean) + at, rounded_mean, mask=mask)
             if C.saves >= 2:
                 r = tl.rsqrt(variance + number(a.numbers.eps))

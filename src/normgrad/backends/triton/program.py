@@ -134,7 +134,7 @@ def _bits(value: float) -> int:
     return int(bits)
 
 
-_NO_WORK = Work(0, 0, 0, 0, 0, 0, 0, 0, 0, phase=3)
+_NO_WORK = Work(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, phase=3)
 
 
 @dataclass
@@ -180,6 +180,9 @@ class _Builder:
             sum_dy_error=self.reserve(error),
             sum_dy_xmu_error=self.reserve(error),
         )
+        if self.about == PILOT:
+            pilots = problem.sets.size * groups_of(problem) * 8
+            self.work = self.work._replace(pilot=self.reserve(pilots))
 
     def config(self, tile: Tile, parts: int = 1, **rest: Any) -> Config:
         """What a kernel over tiles is compiled for."""

@@ -49,11 +49,14 @@ def _shape(arguments: Arguments) -> tuple[int, ...]:
 _kernels: dict[Any, Any] = {}
 
 
-def compiled(launch: Launch, config: Config, target: Any) -> Any:
-    """A launch's kernel, compiled; Triton keeps it on disk."""
+def compiled(launch: Launch, config: Config, target: Any, index: int | None = None) -> Any:
+    """A launch's kernel, compiled; Triton keeps it on disk.
+
+    Each device has its own: what a kernel is launched by belongs to the device it was loaded on.
+    """
     import triton
 
-    key = launch.kernel, config, launch.warps, target, _shape(launch.arguments)
+    key = launch.kernel, config, launch.warps, target, _shape(launch.arguments), index
     found = _kernels.get(key)
     if found is None:
         with _compiling:
@@ -124,8 +127,11 @@ class Runner:
         prepared = []
         for launch in self._launches:
             config = aligned(launch.config, key)
-            kernel = compiled(launch, config, target)
-            prepared.append((launch, config, kernel[(launch.programs, 1, 1)]))
+            kernel = compiled(launch, config, target, self._index)
+            # Here Triton loads it, which only one thread may do.
+            with _compiling:
+                start = kernel[(launch.programs, 1, 1)]
+            prepared.append((launch, config, start))
         return prepared
 
 

@@ -82,13 +82,13 @@ def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.co
     W: tl.constexpr = C.groups * C.members
     UNROLL: tl.constexpr = C.unroll
     EVICT: tl.constexpr = "evict_last" if C.keep else ""
-    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, C.x)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, C.x, C)
-    dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, C.dy)
-    dy_channels = channel_offset(channel, first, a.sizes.dy_channels, C.dy, C)
+    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
+    dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
     if C.writes:
-        dx_base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, C.dx)
-        dx_channels = channel_offset(channel, first, a.sizes.dx_channels, C.dx, C)
+        dx_base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
+        dx_channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
     total = tl.zeros([B, W], tl.float64)
     projection = tl.zeros([B, W], tl.float64)
     total_error = tl.zeros([B, W], tl.float64)
@@ -98,16 +98,14 @@ def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.co
             for k in tl.static_range(UNROLL):
                 p = positions_from(here + k * B, C)
                 mask = inside(p, end, cmask, C)
-                x = load(x_base, offset_of(p, a.axes, 1, C.x, C), x_channels, mask, EVICT, C)
+                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
                 if C.rule == FORWARD:
                     dy = x
                 else:
-                    dy = load(
-                        dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, mask, EVICT, C
-                    )
+                    dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
                 t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
                 if C.writes:
-                    at = offset_of(p, a.axes, 2, C.dx, C)[:, None] + dx_channels[None, :]
+                    at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
                     value = rounded(dy * scale[None, :], C.dx.code)
                     tl.store(dx_base + at, value, mask=mask)
                 total, total_error = added(total, total_error, t, t_error, C.wide)
@@ -120,11 +118,11 @@ def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.co
             for k in tl.static_range(UNROLL):
                 p = positions_from(here + k * B, C)
                 mask = inside(p, end, cmask, C)
-                x = load(x_base, offset_of(p, a.axes, 1, C.x, C), x_channels, mask, EVICT, C)
-                dy = load(dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, mask, EVICT, C)
+                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
+                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
                 t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
                 if C.writes:
-                    at = offset_of(p, a.axes, 2, C.dx, C)[:, None] + dx_channels[None, :]
+                    at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
                     value = rounded(dy * scale[None, :], C.dx.code)
                     tl.store(dx_base + at, value, mask=mask)
                 t_sum += t
@@ -157,28 +155,28 @@ def write_part(
     UNROLL: tl.constexpr = C.unroll
     # What is read for the last time makes room for what is still to be.
     EVICT: tl.constexpr = "evict_first" if C.keep else ""
-    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, C.x)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, C.x, C)
-    dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, C.dy)
-    dy_channels = channel_offset(channel, first, a.sizes.dy_channels, C.dy, C)
-    dx_base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, C.dx)
-    dx_channels = channel_offset(channel, first, a.sizes.dx_channels, C.dx, C)
+    x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
+    dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
+    dx_base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
+    dx_channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
     for here in range(start, end, B * UNROLL):
         for k in tl.static_range(UNROLL):
             p = positions_from(here + k * B, C)
             mask = inside(p, end, cmask, C)
             if C.rule == EVAL:
-                dy = load(dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, mask, EVICT, C)
+                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
                 x = dy
             else:
-                x = load(x_base, offset_of(p, a.axes, 1, C.x, C), x_channels, mask, EVICT, C)
+                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
                 if C.rule == FORWARD:
                     dy = x
                 else:
                     dy = load(
-                        dy_base, offset_of(p, a.axes, 0, C.dy, C), dy_channels, mask,
+                        dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask,
                         EVICT, C,
                     )  # fmt: skip
             value = written(dy, x, mean, gain, shift, slope, scale, C)
-            at = dx_base + (offset_of(p, a.axes, 2, C.dx, C)[:, None] + dx_channels[None, :])
+            at = dx_base + (offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :])
             tl.store(at, rounded(value, C.dx.code), mask=mask, eviction_policy=EVICT)

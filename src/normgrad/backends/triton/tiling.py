@@ -126,7 +126,9 @@ def layout_of(problem: Problem) -> Layout:
     reach = 0
     for index in used:
         far = sum((axis.size - 1) * abs(axis.strides[index]) for axis in axes)
-        reach = max(reach, far + MOST_ROWS * abs(channel.strides[index]))
+        # A tile has so many channels at most, or one group.
+        channels = max(MOST_ROWS, problem.per_group)
+        reach = max(reach, far + channels * abs(channel.strides[index]))
     return Layout(pattern, *tensors, axes, problem.positions >= SHORT, reach >= SHORT)
 
 
@@ -152,9 +154,8 @@ class Tile:
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
     """A tensor as its tiles can be read: they start at multiples of their width."""
-    if tensor.along != ALONG_CHANNELS:
-        return tensor
-    return tensor._replace(vector=min(tensor.vector, tile.channels))
+    width = tile.channels if tensor.along == ALONG_CHANNELS else tile.positions
+    return tensor._replace(vector=min(tensor.vector, width))
 
 
 def itemsize(problem: Problem) -> int:

@@ -1,0 +1,271 @@
+"""What kernels promise the compiler, and the offsets they count in, worked out in numbers.
+
+A promise that does not hold is wrong bytes on a GPU, and nothing at all to an interpreter. So the
+kernels' arithmetic is done again here, on many tensors that need not be there: every tile starts
+where it is said to, what is read at once is contiguous, aligned and masked as one, every element
+belongs to one tile, and nothing is beyond the bits it is counted in.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from triton_programs import H200, WAYS, program_of
+
+from normgrad import TensorSpec
+from normgrad.backends.triton import config as words
+from normgrad.backends.triton.device import Device
+from normgrad.backends.triton.runtime import aligned
+
+#: Kernels that go over tensors in tiles.
+OVER_TENSORS = ("sums", "write", "blocked", "held")
+TENSORS = ("dy", "x", "dx")
+SIZES = {0: 4, 1: 8, 2: 2, 3: 2}
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+#: Tasks of a launch, and tiles of a task, that are looked at: the first, the last and some between.
+TASKS = 24
+TILES = 6
+
+
+def some(numbers: random.Random, count: int, most: int) -> list[int]:
+    if count <= most:
+        return list(range(count))
+    return sorted({0, count - 1, *(numbers.randrange(count) for _ in range(most - 2))})
+
+
+class Task:
+    """A task of a launch: what ``channels_of``, ``bounds`` and ``base_of`` make of its number."""
+
+    def __init__(self, launch: Any, config: Any, number: int) -> None:
+        self.config, self.axes = config, launch.arguments.axes
+        sizes = self.sizes = launch.arguments.sizes
+        blocks = -(-sizes.groups // config.groups) * sizes.blocks
+        unit, self.part = divmod(number, sizes.parts)
+        self.set, block = divmod(unit, blocks)
+        first_group = block // sizes.blocks * config.groups
+        first_member = block % sizes.blocks * config.members
+        i = np.arange(config.groups * config.members)
+        group, member = first_group + i // config.members, first_member + i % config.members
+        self.first = first_group * sizes.per_group + first_member
+        self.channels_there = (group < sizes.groups) & (member < sizes.per_group)
+        true = group * sizes.per_group + member
+        self.channel = self.first + i if config.dense else true
+        # What a dense tile counts up from its first channel are the channels themselves.
+        assert (self.channel == true)[self.channels_there].all()
+        self.start = self.part * sizes.part
+        self.end = min(self.start + sizes.part, sizes.positions)
+
+    def base(self, name: str) -> int:
+        tensor = getattr(self.config, name)
+        stride = getattr(self.sizes, f"{name}_channels")
+        along = 1 if tensor.along == words.ALONG_CHANNELS else stride
+        return int(self.set * getattr(self.sizes, f"{name}_sets") + self.first * along)
+
+    def offsets(self, name: str, p: Any) -> Any:
+        """``offset_of``."""
+        tensor = getattr(self.config, name)
+        total, rest = np.zeros_like(p), p
+        for k, axis in enumerate(reversed(self.axes)):
+            index = rest
+            if k < len(self.axes) - 1:
+                rest, index = np.divmod(rest, axis.size)
+            contiguous = k == 0 and tensor.along == words.ALONG_POSITIONS
+            total = total + index * (1 if contiguous else getattr(axis, name))
+        return total
+
+    def channel_offsets(self, name: str) -> Any:
+        """``channel_offset``."""
+        tensor = getattr(self.config, name)
+        local = self.channel - self.first
+        if tensor.along == words.ALONG_CHANNELS:
+            return local
+        return local * getattr(self.sizes, f"{name}_channels")
+
+    def true_offsets(self, name: str, p: Any) -> Any:
+        """Of positions by channels, from strides alone."""
+        total = np.zeros_like(p)
+        rest = p
+        for axis in reversed(self.axes):
+            rest, index = np.divmod(rest, axis.size)
+            total = total + index * getattr(axis, name)
+        channels = self.channel * getattr(self.sizes, f"{name}_channels")
+        return self.set * getattr(self.sizes, f"{name}_sets") + total[:, None] + channels
+
+
+def runs(values: Any, width: int) -> Any:
+    return values.reshape(-1, width)
+
+
+def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, writes: bool) -> None:
+    config = aligned(launch.config, addresses)
+    sizes = launch.arguments.sizes
+    names = TENSORS if writes else TENSORS[:2]
+    for name in names:
+        width = config.positions
+        if getattr(config, name).along == words.ALONG_CHANNELS:
+            width = config.groups * config.members
+        assert getattr(config, name).vector <= width
+    blocks = -(-sizes.groups // config.groups) * sizes.blocks
+    tasks = sizes.sets * blocks * sizes.parts
+    assert sizes.part * sizes.parts >= sizes.positions
+    if launch.kernel == "held":
+        assert config.positions >= sizes.part
+    for number in some(numbers, tasks, TASKS):
+        task = Task(launch, config, number)
+        there = task.channels_there
+        assert there.any()
+        if config.x.along == words.ALONG_CHANNELS:
+            together = runs(there, config.x.vector)
+            assert (together == together[:, :1]).all()
+        tiles = -(-(task.end - task.start) // config.positions)
+        assert tiles > 0
+        for tile in some(numbers, tiles, TILES):
+            p = task.start + tile * config.positions + np.arange(config.positions)
+            assert p[0] % config.positions == 0
+            inside = p < task.end
+            if config.x.along == words.ALONG_POSITIONS:
+                together = runs(inside, config.x.vector)
+                assert (together == together[:, :1]).all()
+            mask = inside[:, None] & there
+            for name, address in zip(names, addresses, strict=False):
+                tensor = getattr(config, name)
+                vector, base = tensor.vector, task.base(name)
+                offsets, channels = task.offsets(name, p), task.channel_offsets(name)
+                reach = offsets[:, None] + channels
+                true = task.true_offsets(name, p)
+                assert ((base + reach) == true)[mask].all()
+                if not config.long_offsets:
+                    assert (abs(reach[mask]) < 1 << 31).all()
+                    assert (abs(offsets[inside]) < 1 << 31).all()
+                    assert (abs(channels[there]) < 1 << 31).all()
+                if not config.long_positions:
+                    assert p[-1] < 1 << 31
+                if vector == 1:
+                    continue
+                assert (address + base * SIZES[tensor.code]) % (vector * SIZES[tensor.code]) == 0
+                if tensor.along == words.ALONG_POSITIONS:
+                    together = runs(offsets, vector)[runs(inside, vector)[:, 0]]
+                    assert (together[:, 0] % vector == 0).all()
+                    assert (together - together[:, :1] == np.arange(vector)).all()
+                else:
+                    assert tensor.along == words.ALONG_CHANNELS
+                    assert (offsets[inside] % vector == 0).all()
+                    if config.dense:
+                        assert (channels == np.arange(len(channels))).all()
+    if tasks <= TASKS:
+        every = sum(
+            (task.end - task.start) * int(task.channels_there.sum())
+            for task in (Task(launch, config, number) for number in range(tasks))
+        )
+        assert every == sizes.sets * sizes.channels * sizes.positions
+
+
+def tensor(numbers: random.Random, shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    """Its axes in some order in memory, perhaps with gaps."""
+    axes = list(range(len(shape)))
+    order = numbers.choice([axes, [0, *axes[2:], 1], numbers.sample(axes, len(axes))])
+    gaps = numbers.random() < 0.3
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+        if gaps:
+            step = numbers.choice([step, step + 1, step + 8, -(-step // 8) * 8, 2 * step])
+    return TensorSpec(shape, dtype, strides)
+
+
+def device(numbers: random.Random) -> Device:
+    made_up = numbers.choice([H200, H200, *WAYS.values()])
+    if numbers.random() < 0.5:
+        made_up = replace(
+            made_up,
+            held=1 << numbers.randrange(14),
+            l2=1 << numbers.randrange(8, 22),
+            processors=numbers.choice([4, 132, 1 << 10]),
+            threads=numbers.choice([32, 256]),
+        )
+    return made_up
+
+
+def problem(numbers: random.Random) -> tuple[str, dict[str, Any], bool]:
+    """An operator and what it is planned with; whether it writes a tensor."""
+    channels = numbers.choice([1, 2, 3, 4, 6, 8, 12, 24, 30, 32, 64, 96, 256])
+    tail = [numbers.choice([1, 2, 3, 4, 5, 7, 8, 14, 16, 24, 56]) for _ in range(2)]
+    shape = (numbers.choice([1, 2, 3, 8, 17]), channels, *tail[: numbers.randrange(3)])
+    half = numbers.choice(DTYPES)
+    dtypes = [numbers.choice([half, half, *DTYPES]) for _ in range(3)]
+    dy, x, dx = (tensor(numbers, shape, dtype) for dtype in dtypes)
+    if numbers.random() < 0.5:
+        dy = TensorSpec(shape, dtypes[0], x.strides)
+    if numbers.random() < 0.5:
+        dx = TensorSpec(shape, dtypes[2], x.strides)
+    vector = TensorSpec((channels,), "float32")
+    groups = numbers.choice([g for g in range(1, channels + 1) if channels % g == 0])
+    of_group = TensorSpec((shape[0], groups), "float32")
+    statistics = {"save_mean": vector, "save_invstd": vector}
+    if numbers.random() < 0.3:
+        statistics = {}
+    name, given = numbers.choice([
+        ("batch_norm_backward", {"grad_out": dy, "training": True, **statistics}),
+        ("batch_norm_backward", {"grad_out": dy, "training": False}),
+        ("group_norm_backward",
+         {"grad_out": dy, "mean": of_group, "rstd": of_group, "num_groups": groups}),
+        ("batch_norm_backward_reduce", {"grad_out": dy, "mean": vector, "invstd": vector}),
+        ("batch_norm", {"training": True}),
+        ("group_norm", {"num_groups": groups}),
+    ])  # fmt: skip
+    if name == "batch_norm_backward_reduce":
+        return name, {**given, "input": x}, False
+    return (
+        name,
+        {**given, "input": x, "out": (dx, *[None] * (4 if name == "batch_norm" else 2))},
+        True,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_kernels_promise_is_so(seed):
+    numbers = random.Random(seed)
+    seen = {}
+    for _ in range(400):
+        name, planned, writes = problem(numbers)
+        program = program_of(name, device(numbers), **planned)
+        seen[program.way] = seen.get(program.way, 0) + 1
+        for launch in program.launches:
+            if launch.kernel not in OVER_TENSORS:
+                continue
+            sizes = [SIZES[getattr(launch.config, which).code] for which in TENSORS]
+            addresses = tuple(size * numbers.choice([0, 0, 1, 2, 4, 6, 8]) for size in sizes)
+            saves = launch.word == "moments"
+            try:
+                check(launch, addresses, numbers, writes and not saves)
+            except AssertionError as error:
+                raise AssertionError(f"{name} {planned} {program.path} {launch}") from error
+    assert min(seen[way] for way in ("", *WAYS)) > 5, seen
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "groups"),
+    [
+        # A group whose channels are far apart.
+        ((1, 4096, 2), (1, 1_000_000, 2), 1),
+        ((2, 4096, 3), (1, 1_000_000, 2), 2),
+        ((1, 64, 4), (1, 30_000_000, 1 << 29), 4),
+        ((1 << 15, 64, 1 << 10), (1 << 16, 1 << 10, 1), 8),
+        ((1 << 17, 64, 1 << 10), (1 << 16, 1 << 10, 1), 8),
+        ((3, 2, (1 << 31) - (1 << 20) - 3), (1 << 33, 1 << 32, 1), 1),
+    ],
+)
+@pytest.mark.parametrize("kind", ["batch_norm", "group_norm"])
+def test_what_is_counted_in_32_bits_needs_no_more(kind, shape, strides, groups):
+    x = TensorSpec(shape, "bfloat16", strides)
+    planned = {"training": True} if kind == "batch_norm" else {"num_groups": groups}
+    for made_up in (H200, replace(H200, l2=1 << 40, processors=1 << 14)):
+        program = program_of(kind, made_up, input=x, **planned)
+        for launch in program.launches:
+            if launch.kernel in OVER_TENSORS:
+                check(launch, (0, 0, 0), random.Random(0), writes=False)
