@@ -19,6 +19,17 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def triton(session: nox.Session) -> None:
+    """The GPU's kernels, without one: by Triton's interpreter, and compiled."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    session.install("-r", "requirements/triton.txt")
+    session.run("pytest", "-n", "auto", "tests/backends/triton")
+    interpreted = {"NORMGRAD_BACKEND": "triton", "TRITON_INTERPRET": "1"}
+    kernels = ("tests/operators", "tests/backends/triton")
+    session.run("pytest", "-n", "auto", *kernels, env=interpreted)
+
+
+@nox.session
 def valgrind(session: nox.Session) -> None:
     """The C libraries' misuse programs under valgrind: no invalid access."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt")

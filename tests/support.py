@@ -155,7 +155,7 @@ def bits(result: Any) -> dict[str, bytes | None]:
 
 
 #: What is interpreted in the place of a GPU where tensors are to be cut finely.
-FINE = Device("fine", processors=16, l2=1 << 10, threads=32, programs_each=1, held=1)
+FINE = Device("fine", processors=3, l2=1 << 10, threads=32, programs_each=1, held=1)
 
 
 @contextlib.contextmanager

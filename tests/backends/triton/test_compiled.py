@@ -164,11 +164,3 @@ def test_each_device_has_kernels_of_its_own():
     )
     assert first is again
     assert first is not second
-
-
-def test_programs_of_a_team_start_together():
-    for shape, team in (((32, 64, 14, 14), True), ((8, 64, 14, 14), False)):
-        planned = arguments("batch_norm_backward", shape, "bfloat16", "channels_last")
-        launch = program_of("batch_norm_backward", **planned).launches[-1]
-        assert (launch.config.team > 1) is team
-        assert compiled(launch, H200).metadata.launch_cooperative_grid is team

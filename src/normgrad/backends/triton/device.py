@@ -50,7 +50,7 @@ class Device:
 
 #: What Triton's interpreter runs on: small enough for small tensors to take every way there is.
 INTERPRETED = Device(
-    "Triton's interpreter", processors=4, l2=1 << 13, threads=32, programs_each=1, held=1 << 8
+    "Triton's interpreter", processors=2, l2=1 << 13, threads=32, programs_each=1, held=1 << 8
 )
 
 

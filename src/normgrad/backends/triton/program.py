@@ -13,45 +13,20 @@ What needs no sums, or nothing but sums, is streamed once.
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ... import dtypes
 from ...problem import Problem, Role, Rule
-from .config import (
-    ABSENT,
-    BOTH,
-    GIVEN,
-    MEAN,
-    PILOT,
-    SAVED,
-    SPREAD,
-    Addresses,
-    Arguments,
-    Config,
-    CountAxis,
-    Numbers,
-    Sizes,
-    Strides,
-    Work,
-    pack,
-)
+from .config import BOTH, MEAN, PILOT, SAVED, SPREAD
 from .device import Device
+from .launches import ALIGNMENT as ALIGNMENT
+from .launches import Builder, Launch
 from .tiling import (
-    MOST_FAN,
-    MOST_ROWS,
     UNROLL,
-    Layout,
     Tile,
     ceil_div,
     element_bytes,
-    fitting,
     groups_of,
     held_tile,
-    is_dense,
     itemsize,
     layout_of,
     most_held,
@@ -61,47 +36,9 @@ from .tiling import (
     unroll,
 )
 
-#: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
-#: wherever the caller's buffer starts.
-ALIGNMENT = 256
-
 #: Bytes of dy and x that a task of the blocked way takes: enough for what a task costs (a ticket, a
 #: few reads that wait for each other) to be little beside it. An estimate: not measured.
 TASK_BYTES = 64 << 10
-#: Channels, and sums of each, that a program adds up where it does nothing else.
-OUTPUT_CHANNELS, OUTPUT_ROWS = 8, 256
-#: Addresses of tensors and vectors, without the workspace.
-SLOTS = 9
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel and what it is given but for addresses.
-
-    Attributes:
-        kernel: its name in ``kernels.py``.
-        programs: how many.
-        config: what it is compiled for.
-        arguments: with zeros for addresses.
-        warps: of each program.
-        word: what it does, for people.
-    """
-
-    kernel: str
-    programs: int
-    config: Config
-    arguments: Arguments
-    warps: int
-    word: str
-
-    @property
-    def cooperative(self) -> bool:
-        """Whether all programs have to run at once, since they wait for each other."""
-        return self.config.team > 1
-
-    def at(self, addresses: Sequence[int]) -> Arguments:
-        """The arguments, at addresses in the order of roles."""
-        return self.arguments._replace(at=Addresses(*addresses[: len(Addresses._fields)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,202 +66,6 @@ class Program:
         return " ".join(("triton", *filter(None, words)))
 
 
-def _bits(value: float) -> int:
-    (bits,) = struct.unpack("<q", struct.pack("<d", value))
-    return int(bits)
-
-
-_NO_WORK = Work(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, phase=3)
-
-
-@dataclass
-class _Builder:
-    """A program in the making."""
-
-    problem: Problem
-    device: Device
-    layout: Layout
-    end: int = 0
-    launches: list[Launch] = field(default_factory=list)
-    work: Work = _NO_WORK
-    about: int = GIVEN
-    saved_spread: bool = False
-
-    def reserve(self, size: int) -> int:
-        """So many bytes of the workspace."""
-        start = self.end
-        self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
-        return start
-
-    @property
-    def wide(self) -> bool:
-        """Whether the arithmetic is float64."""
-        return self.problem.arithmetic is dtypes.float64
-
-    @property
-    def own_outputs(self) -> bool:
-        """Whether what writes dx or y has the per-channel outputs, too.
-
-        Not group norm's, which are sums over all samples, and of channels rather than groups.
-        """
-        return self.problem.rule is not Rule.GROUP
-
-    def reserve_sums(self, parts: int) -> None:
-        """Room for sums in so many parts; what other parts left there is done with."""
-        problem = self.problem
-        size = parts * problem.sets.size * problem.channel.size * 8
-        error = size if self.wide else 0
-        self.work = self.work._replace(
-            sum_dy=self.reserve(size),
-            sum_dy_xmu=self.reserve(size),
-            sum_dy_error=self.reserve(error),
-            sum_dy_xmu_error=self.reserve(error),
-        )
-        if self.about == PILOT:
-            pilots = problem.sets.size * groups_of(problem) * 8
-            self.work = self.work._replace(pilot=self.reserve(pilots))
-
-    def config(self, tile: Tile, parts: int = 1, **rest: Any) -> Config:
-        """What a kernel over tiles is compiled for."""
-        problem, layout = self.problem, self.layout
-        codes = {
-            int(role) - int(Role.MEAN): vector.dtype.code
-            for role, vector in problem.vectors.items()
-        }
-        single = problem.per_group == 1 and problem.rule is not Rule.GROUP
-        fan = tile.members
-        if tile.groups == 1:
-            fan = min(power_of_two(problem.per_group), MOST_FAN)
-        base = Config(
-            rule=int(problem.rule),
-            wide=self.wide,
-            dy=fitting(layout.dy, tile),
-            x=fitting(layout.x, tile),
-            dx=fitting(layout.dx, tile),
-            vectors=pack(codes, SLOTS),
-            counts=ABSENT if problem.count is None else problem.count.dtype.code,
-            positions=tile.positions,
-            groups=tile.groups,
-            members=tile.members,
-            single=single,
-            fan=fan,
-            dense=is_dense(problem, tile),
-            rank=len(layout.axes),
-            long_positions=layout.long_positions,
-            long_offsets=layout.long_offsets,
-            rows=min(
-                power_of_two(parts), max(1, MOST_ROWS // max(tile.channels, fan * tile.groups))
-            ),
-            about=self.about,
-            saved_spread=self.saved_spread,
-            variance=problem.spread_is_variance,
-        )
-        return base._replace(**rest)
-
-    def arguments(self, tile: Tile, parts: int = 1, part: int = 1) -> Arguments:
-        """What a kernel is given beside addresses."""
-        problem = self.problem
-        nothing = Strides(0, 0)
-        vectors = tuple(
-            Strides(problem.vectors[role].set_stride, problem.vectors[role].stride)
-            if role in problem.vectors
-            else nothing
-            for role in map(Role, range(int(Role.MEAN), int(Role.MEAN) + SLOTS))
-        )
-        counts: tuple[CountAxis, ...] = (CountAxis(1, 0),)
-        if problem.count is not None and problem.count.rank:
-            spec = problem.count
-            counts = tuple(map(CountAxis, spec.shape, spec.strides))
-        sizes = Sizes(
-            sets=problem.sets.size,
-            channels=problem.channel.size,
-            per_group=problem.per_group,
-            groups=groups_of(problem),
-            positions=problem.positions,
-            blocks=ceil_div(problem.per_group, tile.members),
-            parts=parts,
-            part=part,
-            dy_sets=problem.sets.strides[0],
-            x_sets=problem.sets.strides[1],
-            dx_sets=problem.sets.strides[2],
-            dy_channels=problem.channel.strides[0],
-            x_channels=problem.channel.strides[1],
-            dx_channels=problem.channel.strides[2],
-        )
-        m = problem.divisor
-        numbers = Numbers(
-            _bits(problem.eps),
-            _bits(m),
-            _bits(1 / m if m else math.inf),
-            _bits(m / (m - 1) if m > 1 else 1.0),
-            _bits(problem.momentum),
-            problem.count.elements if problem.count is not None else 0,
-        )
-        zeros = Addresses(*(0,) * len(Addresses._fields))
-        words = self.layout.words()
-        return Arguments(zeros, sizes, words, vectors, numbers, counts, self.work)
-
-    def blocks(self, tile: Tile) -> int:
-        """How many tiles the channels of a set make."""
-        in_group = ceil_div(self.problem.per_group, tile.members)
-        return ceil_div(groups_of(self.problem), tile.groups) * in_group
-
-    def launch(
-        self,
-        kernel: str,
-        word: str,
-        programs: int,
-        config: Config,
-        arguments: Arguments,
-        warps: int,
-    ) -> None:
-        """Add a launch."""
-        self.launches.append(Launch(kernel, programs, config, arguments, warps, word))
-
-    # What launches do
-
-    def over_parts(
-        self, kernel: str, word: str, tile: Tile, parts: int, part: int, **rest: Any
-    ) -> None:
-        """A program for each part of each tile."""
-        programs = self.problem.sets.size * self.blocks(tile) * parts
-        config = self.config(
-            tile, parts, unroll=unroll(self.problem, self.layout, tile, part), **rest
-        )
-        self.launch(kernel, word, programs, config, self.arguments(tile, parts, part), tile.warps)
-
-    def outputs(self, parts: int) -> None:
-        """The gradients' per-channel outputs, of sums in the workspace."""
-        width = min(OUTPUT_CHANNELS, power_of_two(self.problem.channel.size))
-        rows = power_of_two(max(1, min(OUTPUT_ROWS, parts * self.problem.sets.size)))
-        tile = Tile(1, width, 1, _warps(rows * width))
-        config = self.config(tile, rows=rows)
-        programs = ceil_div(self.problem.channel.size, width)
-        arguments = self.arguments(tile, parts)
-        self.launch("outputs", "outputs", programs, config, arguments, tile.warps)
-
-    def moments(self, parts: int, *, sums: bool, saves: int = 0) -> None:
-        """Statistics of moments in the workspace."""
-        problem = self.problem
-        groups = 1
-        if problem.per_group == 1:
-            groups = power_of_two(min(OUTPUT_CHANNELS, groups_of(problem)))
-        fan = 1 if groups > 1 else min(power_of_two(problem.per_group), MOST_FAN)
-        tile = Tile(1, groups, 1, _warps(power_of_two(max(1, parts)) * groups * fan))
-        # One channel of each group stands for all.
-        config = self.config(tile, parts, sums=sums, saves=saves)
-        arguments = self.arguments(tile, parts)
-        arguments = arguments._replace(sizes=arguments.sizes._replace(blocks=1))
-        programs = problem.sets.size * ceil_div(groups_of(problem), groups)
-        word = "statistics"
-        self.launch("moments", word, programs, config, arguments, tile.warps)
-
-
-def _warps(sums: int) -> int:
-    """Warps of a program that adds up so many sums."""
-    return max(1, min(8, min(sums, MOST_ROWS) // 128))
-
-
 def _parts(problem: Problem, tile: Tile, blocks: int, device: Device) -> tuple[int, int]:
     """Into how many parts positions are cut so that a device is busy, and how long each is."""
     step = tile.positions * UNROLL
@@ -339,7 +80,7 @@ def build(problem: Problem, device: Device) -> Program:
     input_is_grad_out = problem.input_is_grad_out
     problem = problem.reading_one()
     layout = layout_of(problem)
-    builder = _Builder(problem, device, layout)
+    builder = Builder(problem, device, layout)
     way = ""
     if problem.rule is Rule.GATHER:
         _gather(builder)
@@ -359,7 +100,7 @@ def build(problem: Problem, device: Device) -> Program:
     )
 
 
-def _gather(builder: _Builder) -> None:
+def _gather(builder: Builder) -> None:
     problem = builder.problem
     width = min(32, power_of_two(problem.channel.size))
     ranks = problem.count.elements if problem.count is not None else 0
@@ -373,7 +114,7 @@ def _gather(builder: _Builder) -> None:
         )  # fmt: skip
 
 
-def _nothing(builder: _Builder) -> None:
+def _nothing(builder: Builder) -> None:
     """Without elements: what is summed over them is 0."""
     problem = builder.problem
     if not problem.wants_parameters or problem.channel.size == 0:
@@ -385,7 +126,7 @@ def _nothing(builder: _Builder) -> None:
         builder.outputs(0)
 
 
-def _fill(builder: _Builder) -> str:
+def _fill(builder: Builder) -> str:
     """The launches of a problem with elements; the way they take."""
     problem = builder.problem
     writes = problem.grad_input is not None
@@ -418,7 +159,7 @@ def _forward(problem: Problem) -> Problem:
     })  # fmt: skip
 
 
-def _save(builder: _Builder, which: int) -> None:
+def _save(builder: Builder, which: int) -> None:
     """Find statistics, and leave them in the workspace."""
     problem = builder.problem
     if problem.rule is not Rule.FORWARD:
@@ -436,7 +177,7 @@ def _save(builder: _Builder, which: int) -> None:
     builder.problem = problem
 
 
-def _missing(builder: _Builder) -> None:
+def _missing(builder: Builder) -> None:
     """Statistics that are not given to a gradient."""
     problem = builder.problem
     # A mean in float64 arithmetic takes a second round about the first one's result.
@@ -456,7 +197,7 @@ def _missing(builder: _Builder) -> None:
         builder.problem = replace(problem, spread_is_variance=False)
 
 
-def _sums_alone(builder: _Builder) -> None:
+def _sums_alone(builder: Builder) -> None:
     """Per-channel outputs; in evaluation dx by the way."""
     problem = builder.problem
     tile = tile_of(problem, builder.layout, builder.device)
@@ -475,14 +216,14 @@ def _sums_alone(builder: _Builder) -> None:
         builder.outputs(parts)
 
 
-def _write_alone(builder: _Builder) -> None:
+def _write_alone(builder: Builder) -> None:
     """dx or y from what is given."""
     tile = tile_of(builder.problem, builder.layout, builder.device)
     parts, part = _parts(builder.problem, tile, builder.blocks(tile), builder.device)
     builder.over_parts("write", "write", tile, parts, part)
 
 
-def _sums_and_write(builder: _Builder) -> str:
+def _sums_and_write(builder: Builder) -> str:
     """dx or y from sums over the tensors themselves; the way chosen."""
     problem, device, layout = builder.problem, builder.device, builder.layout
     # What is read is read once, if it can be.
@@ -512,7 +253,7 @@ def _sums_and_write(builder: _Builder) -> str:
     return "streamed"
 
 
-def _held(builder: _Builder, tile: Tile, parts: int) -> None:
+def _held(builder: Builder, tile: Tile, parts: int) -> None:
     """A program, or a team of them, has all that shares a statistic."""
     problem = builder.problem
     own_outputs = builder.own_outputs
@@ -522,7 +263,7 @@ def _held(builder: _Builder, tile: Tile, parts: int) -> None:
         builder.reserve_sums(parts)
     programs = problem.sets.size * builder.blocks(tile) * parts
     if parts > 1:
-        _counters(builder, programs // parts)
+        builder.counters(programs // parts)
     config = builder.config(
         tile, parts, sums=True, outputs=own_outputs, keeps_sums=later, team=parts
     )
@@ -533,7 +274,7 @@ def _held(builder: _Builder, tile: Tile, parts: int) -> None:
         builder.outputs(parts)
 
 
-def _team(builder: _Builder) -> tuple[Tile, int] | None:
+def _team(builder: Builder) -> tuple[Tile, int] | None:
     """What each of how many programs holds of what shares a statistic, if all run at once."""
     problem, device = builder.problem, builder.device
     if problem.per_group > 1:
@@ -555,19 +296,7 @@ def _team(builder: _Builder) -> tuple[Tile, int] | None:
     return (tile, parts) if programs <= device.processors else None
 
 
-def _counters(builder: _Builder, units: int) -> None:
-    """Counters for tickets and units, set to 0 before anything else."""
-    count = 1 + units
-    builder.work = builder.work._replace(counters=builder.reserve(count * 4))
-    tile = Tile(1024, 1, 1, 4)
-    arguments = builder.arguments(tile)
-    arguments = arguments._replace(sizes=arguments.sizes._replace(positions=count))
-    builder.launch(
-        "clear", "clear", ceil_div(count, 1024), builder.config(tile), arguments, tile.warps
-    )
-
-
-def _stage(builder: _Builder, tile: Tile) -> int:
+def _stage(builder: Builder, tile: Tile) -> int:
     """How many units a stage of the blocked way has: a quarter of the share; 0 where none fits.
 
     Two stages are under way at once, and what is written takes room as well.
@@ -578,7 +307,7 @@ def _stage(builder: _Builder, tile: Tile) -> int:
     return builder.device.l2_share // 2 // unit
 
 
-def _blocked(builder: _Builder, tile: Tile, units: int) -> None:
+def _blocked(builder: Builder, tile: Tile, units: int) -> None:
     problem = builder.problem
     own_outputs = builder.own_outputs
     blocks = builder.blocks(tile)
@@ -594,7 +323,7 @@ def _blocked(builder: _Builder, tile: Tile, units: int) -> None:
     stage = units * in_unit * parts
     stages = ceil_div(every, units)
     builder.work = builder.work._replace(stage=stage, stages=stages)
-    _counters(builder, every)
+    builder.counters(every)
     config = builder.config(
         tile,
         parts,

@@ -11,7 +11,8 @@ import numpy as np
 
 from ... import dtypes
 from .config import Arguments, Config, Tensor
-from .program import Launch, Program
+from .launches import Launch
+from .program import Program
 
 #: How kernels are compiled. A product and a sum are made one only where a kernel says so: else
 #: what a sum leaves could not be told.
