@@ -237,6 +237,16 @@ def test_large_tensors_have_long_offsets():
         assert (found.long_offsets, found.long_positions) == (offsets, positions), shape
 
 
+def test_more_channels_than_kernels_count():
+    message = (
+        r"input: 2147483648 channels of all samples .*; allowed on a GPU: fewer than 2146435072"
+    )
+    with pytest.raises(ValueError, match=message):
+        train((1, 1 << 31))
+    with pytest.raises(ValueError, match=message):
+        group((1 << 20, 1 << 11, 1), 2)
+
+
 def test_every_task_has_a_program():
     """Tiles and parts cover all channels and positions, and none is empty."""
     for shape in ((3, 5, 7, 11), (256, 64, 56, 56), (20, 6, 65536), (4096, 1000), (1, 1, 1)):

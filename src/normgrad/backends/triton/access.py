@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from ...problem import Role
+from . import config
 from .arithmetic import real, rounded
-from .jit import helper
+from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The slots of per-channel vectors: the roles of normgrad.problem, from the mean on.
+SLOTS = [role for role in Role if Role.MEAN <= role < Role.COUNT]
+(
+    MEAN, SPREAD, WEIGHT, SUM_DY, SUM_DY_XMU, OUT_SUM_DY, OUT_SUM_DY_XMU, OUT_WEIGHT, OUT_BIAS
+) = (constant(role - Role.MEAN) for role in SLOTS)  # fmt: skip
+#: The same slots in the forward pass.
+BIAS, OUT_MEAN, OUT_INVSTD = SUM_DY, OUT_SUM_DY, OUT_SUM_DY_XMU
+OUT_RUNNING_MEAN, OUT_RUNNING_VAR = OUT_WEIGHT, OUT_BIAS
+#: Along what a tensor is contiguous.
+ALONG_POSITIONS = constant(config.ALONG_POSITIONS)
+ALONG_CHANNELS = constant(config.ALONG_CHANNELS)
+#: What there is at a slot where there is nothing, and where addresses of vectors begin.
+ABSENT, FIRST = constant(config.ABSENT), constant(int(Role.MEAN))
 
 
 @helper
@@ -84,7 +100,7 @@ def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
     if RANK > 1:
         rest = quotient(p, axes[RANK - 1], C)
         index = p - rest * axes[RANK - 1].size.to(p.dtype)
-    if T.along == 1:
+    if T.along == ALONG_POSITIONS:
         # Contiguous: a stride that is known when this is compiled.
         offset = index
         if C.long_offsets:
@@ -107,7 +123,7 @@ def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
     V: tl.constexpr = T.vector
     if V > 1:
         offset = tl.multiple_of(offset, V)
-        if T.along == 1:
+        if T.along == ALONG_POSITIONS:
             offset = tl.max_contiguous(offset, V)
     return offset
 
@@ -124,7 +140,7 @@ def inside(p, end, cmask, C: tl.constexpr):
     """Which of a tile's elements there are."""
     mask = p < end
     V: tl.constexpr = C.x.vector
-    if (V > 1) & (C.x.along == 1):
+    if (V > 1) & (C.x.along == ALONG_POSITIONS):
         # Parts end at multiples of what is read at once.
         mask = tl.max_constancy(mask, V)
     return mask[:, None] & cmask[None, :]
@@ -147,7 +163,7 @@ def channels_of(block, a, C: tl.constexpr):
     member = first_member + i % MEMBERS
     mask = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
     V: tl.constexpr = C.x.vector
-    if (V > 1) & (C.x.along == 2):
+    if (V > 1) & (C.x.along == ALONG_CHANNELS):
         mask = tl.max_constancy(mask, V)
     if C.dense:
         channel = first + i
@@ -165,7 +181,7 @@ def channel_offset(channel, first, stride, WHICH: tl.constexpr, C: tl.constexpr)
         local = tl.arange(0, C.groups * C.members)
     else:
         local = channel - first
-    if T.along == 2:
+    if T.along == ALONG_CHANNELS:
         if C.long_offsets:
             return local.to(tl.int64)
         else:
@@ -179,7 +195,7 @@ def base_of(address, s, first, set_stride, channel_stride, WHICH: tl.constexpr, 
     """A pointer to a tile's first channel in a set, in one of (dy, x, dx)."""
     T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
     far = s.to(tl.int64) * set_stride.to(tl.int64)
-    if T.along == 2:
+    if T.along == ALONG_CHANNELS:
         far += first.to(tl.int64)
     else:
         far += first.to(tl.int64) * channel_stride.to(tl.int64)
@@ -195,22 +211,16 @@ def base_of(address, s, first, set_stride, channel_stride, WHICH: tl.constexpr, 
 
 
 @helper
-def code_of(C: tl.constexpr, SLOT: tl.constexpr):
-    """The dtype's code of the vector at a slot; 7 where there is none."""
-    return (C.vectors >> (3 * SLOT)) & 7
-
-
-@helper
 def read_vector(a, s, index, mask, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
     """Elements of a per-channel input as the arithmetic reads them, in float64."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
-    if CODE == 7:
+    if CODE == ABSENT:
         return tl.full(index.shape, DEFAULT, tl.float64)
     else:
         strides = a.vectors[SLOT]
         offset = s.to(tl.int64) * strides.sets.to(tl.int64)
         offset += index.to(tl.int64) * strides.channels.to(tl.int64)
-        value = tl.load(pointer(a.at[SLOT + 3], CODE) + offset, mask=mask, other=DEFAULT)
+        value = tl.load(pointer(a.at[SLOT + FIRST], CODE) + offset, mask=mask, other=DEFAULT)
         return real(value, C.wide).to(tl.float64)
 
 
@@ -218,11 +228,11 @@ def read_vector(a, s, index, mask, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C:
 def write_vector(a, s, index, mask, value, SLOT: tl.constexpr, C: tl.constexpr):
     """Round numbers to a per-channel output, where there is one."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
-    if CODE != 7:
+    if CODE != ABSENT:
         strides = a.vectors[SLOT]
         offset = s.to(tl.int64) * strides.sets.to(tl.int64)
         offset += index.to(tl.int64) * strides.channels.to(tl.int64)
-        tl.store(pointer(a.at[SLOT + 3], CODE) + offset, rounded(value, CODE), mask=mask)
+        tl.store(pointer(a.at[SLOT + FIRST], CODE) + offset, rounded(value, CODE), mask=mask)
 
 
 @helper

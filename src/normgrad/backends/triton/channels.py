@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .access import count_at, doubles, read_vector, write_vector
+from ...problem import Rule
+from . import config
+from .access import (
+    MEAN,
+    OUT_INVSTD,
+    OUT_MEAN,
+    OUT_RUNNING_MEAN,
+    OUT_RUNNING_VAR,
+    SPREAD,
+    WEIGHT,
+    count_at,
+    doubles,
+    read_vector,
+    write_vector,
+)
 from .arithmetic import added, divided, is_finite, is_normal, kept, number, sum_along, times
-from .jit import helper
-from .tiles import GROUP, pilot
+from .jit import constant, helper
+from .tiles import GROUP, PILOT, pilot
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-ELEMT = tl.constexpr(3)
+ELEMT = constant(int(Rule.ELEMT))
 #: What moments are taken about; see config.py.
-GIVEN = tl.constexpr(1)
-PILOT = tl.constexpr(0)
+SAVED = constant(config.SAVED)
 
 
 # Statistics
@@ -26,11 +39,11 @@ PILOT = tl.constexpr(0)
 @helper
 def given_mean(a, s, group, mask, C: tl.constexpr):
     """The mean that x is centred about: given, or computed before."""
-    if C.about == 2:
+    if C.about == SAVED:
         index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
         return tl.load(doubles(a, a.work.mean) + index, mask=mask, other=0.0)
     else:
-        return read_vector(a, s, group, mask, 0, 0.0, C)
+        return read_vector(a, s, group, mask, MEAN, 0.0, C)
 
 
 @helper
@@ -40,7 +53,7 @@ def given_invstd(a, s, group, mask, C: tl.constexpr):
         index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
         return tl.load(doubles(a, a.work.spread) + index, mask=mask, other=1.0)
     else:
-        spread = read_vector(a, s, group, mask, 1, 1.0, C)
+        spread = read_vector(a, s, group, mask, SPREAD, 1.0, C)
         if C.variance:
             return tl.rsqrt(spread + number(a.numbers.eps))
         else:
@@ -154,7 +167,7 @@ def to_channels(value, C: tl.constexpr):
 def weighted(a, channel, mask, t, t_error, q, q_error, C: tl.constexpr):
     """Sums of channels as a group adds them up: the gradients' are multiplied by the weights."""
     if C.rule == GROUP:
-        w = read_vector(a, channel * 0, channel, mask, 2, 1.0, C)
+        w = read_vector(a, channel * 0, channel, mask, WEIGHT, 1.0, C)
         t = tl.where(mask, w * kept(t, t_error, C.wide), 0.0)
         q = tl.where(mask, w * kept(q, q_error, C.wide), 0.0)
         return t, tl.zeros_like(t), q, tl.zeros_like(q)
@@ -260,16 +273,24 @@ def statistics(a, about, t, t_error, q, q_error, C: tl.constexpr):
 @helper
 def write_statistics(a, s, group, mask, mean, invstd, variance, C: tl.constexpr):
     """Statistics that are asked for, and running ones brought up to date."""
-    write_vector(a, s, group, mask, mean, 5, C)
-    write_vector(a, s, group, mask, invstd, 6, C)
+    write_vector(a, s, group, mask, mean, OUT_MEAN, C)
+    write_vector(a, s, group, mask, invstd, OUT_INVSTD, C)
     m = number(a.numbers.divisor)
     unbiased = variance * number(a.numbers.unbiased)
-    update_running(a, group, mask, mean, unbiased, m, 0, 1, C)
+    update_running(a, group, mask, mean, unbiased, m, MEAN, SPREAD, C)
 
 
 @helper
 def update_running(
-    a, channel, mask, mean, variance, n, MEAN: tl.constexpr, VAR: tl.constexpr, C: tl.constexpr
+    a,
+    channel,
+    mask,
+    mean,
+    variance,
+    n,
+    OLD_MEAN: tl.constexpr,
+    OLD_VAR: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Running statistics at two slots, brought up to date: (1 − momentum)·old + momentum·new.
 
@@ -277,11 +298,11 @@ def update_running(
     """
     momentum = number(a.numbers.momentum)
     zero = channel * 0
-    old_mean = read_vector(a, zero, channel, mask, MEAN, 0.0, C)
-    old_variance = read_vector(a, zero, channel, mask, VAR, 0.0, C)
+    old_mean = read_vector(a, zero, channel, mask, OLD_MEAN, 0.0, C)
+    old_variance = read_vector(a, zero, channel, mask, OLD_VAR, 0.0, C)
     # They may be written where they are read, and several threads may hold the same one.
     tl.debug_barrier()
     new = tl.where(n > 0.0, (1.0 - momentum) * old_mean + momentum * mean, old_mean)
-    write_vector(a, zero, channel, mask, new, 7, C)
+    write_vector(a, zero, channel, mask, new, OUT_RUNNING_MEAN, C)
     new = tl.where(n > 0.0, (1.0 - momentum) * old_variance + momentum * variance, old_variance)
-    write_vector(a, zero, channel, mask, new, 8, C)
+    write_vector(a, zero, channel, mask, new, OUT_RUNNING_VAR, C)

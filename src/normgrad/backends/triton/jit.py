@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import triton
+import triton.language as tl
 
 
 def helper(function: Callable[..., Any]) -> Any:
@@ -15,3 +16,8 @@ def helper(function: Callable[..., Any]) -> Any:
     place of Triton's at every call, which takes as long as all the rest.
     """
     return function if triton.knobs.runtime.interpret else triton.jit(function)
+
+
+def constant(value: int) -> Any:
+    """A number of the module's that kernels may use: a name for what would be a digit."""
+    return value if triton.knobs.runtime.interpret else tl.constexpr(value)

@@ -5,7 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import config
 from .access import (
+    BIAS,
+    MEAN,
+    OUT_BIAS,
+    OUT_INVSTD,
+    OUT_MEAN,
+    OUT_SUM_DY,
+    OUT_SUM_DY_XMU,
+    OUT_WEIGHT,
+    SPREAD,
+    SUM_DY,
+    SUM_DY_XMU,
+    WEIGHT,
     base_of,
     channel_offset,
     channels_of,
@@ -37,10 +50,13 @@ from .channels import (
     weighted,
     write_statistics,
 )
-from .jit import helper
+from .jit import constant, helper
 from .tiles import EVAL, FORWARD, load, sums_of_part, terms, write_part, written
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Which statistics are left in the workspace.
+SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
 
 
 @helper
@@ -77,7 +93,7 @@ def coefficients(a, s, channel, mask, group, centre, t, t_error, q, q_error, C: 
     outputs need: in the forward pass the statistics before they are rounded, else 1/std.
     """
     zero_set = channel * 0
-    w = read_vector(a, zero_set, channel, mask, 2, 1.0, C)
+    w = read_vector(a, zero_set, channel, mask, WEIGHT, 1.0, C)
     nothing = tl.zeros_like(w)
     variance = nothing
     if C.rule == FORWARD:
@@ -86,7 +102,7 @@ def coefficients(a, s, channel, mask, group, centre, t, t_error, q, q_error, C: 
         else:
             mean = given_mean(a, s, group, mask, C)
             r = given_invstd(a, s, group, mask, C)
-        bias = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
+        bias = read_vector(a, zero_set, channel, mask, BIAS, 0.0, C)
         # As the arithmetic's type holds 1/std.
         product = w * real(r, C.wide).to(tl.float64)
         return (
@@ -105,8 +121,8 @@ def coefficients(a, s, channel, mask, group, centre, t, t_error, q, q_error, C: 
             if C.rule == ELEMT:
                 m = total_count(a, C)
                 inverse = 1.0 / m
-                t = read_vector(a, zero_set, channel, mask, 3, 0.0, C)
-                q = read_vector(a, zero_set, channel, mask, 4, 0.0, C)
+                t = read_vector(a, zero_set, channel, mask, SUM_DY, 0.0, C)
+                q = read_vector(a, zero_set, channel, mask, SUM_DY_XMU, 0.0, C)
                 t_error, q_error = nothing, nothing
             gain, shift, slope, scale = gradient_coefficients(
                 w, r, m, inverse, t, t_error, q, q_error, C
@@ -130,10 +146,10 @@ def outputs_of(
         zero_set = channel * 0
         total = kept(t, t_error, C.wide)
         projection = kept(q, q_error, C.wide)
-        write_vector(a, zero_set, channel, mask, total, 5, C)
-        write_vector(a, zero_set, channel, mask, projection, 6, C)
-        write_vector(a, zero_set, channel, mask, r * projection, 7, C)
-        write_vector(a, zero_set, channel, mask, total, 8, C)
+        write_vector(a, zero_set, channel, mask, total, OUT_SUM_DY, C)
+        write_vector(a, zero_set, channel, mask, projection, OUT_SUM_DY_XMU, C)
+        write_vector(a, zero_set, channel, mask, r * projection, OUT_WEIGHT, C)
+        write_vector(a, zero_set, channel, mask, total, OUT_BIAS, C)
 
 
 @helper
@@ -150,7 +166,7 @@ def sum_task(a, s, block, part, C: tl.constexpr):
     start, end = bounds(part, a, C)
     scale = centre
     if C.rule == EVAL:
-        w = read_vector(a, channel * 0, channel, mask, 2, 1.0, C)
+        w = read_vector(a, channel * 0, channel, mask, WEIGHT, 1.0, C)
         scale = real(w * given_invstd(a, s, group, mask, C), C.wide)
     t, t_error, q, q_error = sums_of_part(a, s, channel, first, mask, centre, scale, start, end, C)
     if C.sums or not C.outputs:
@@ -358,10 +374,10 @@ def outputs(a, C: tl.constexpr):
         scaled, scaled_error = added(scaled, scaled_error, product, error, C.wide)
     zero_set = channel * 0
     total = kept(t, t_error, C.wide)
-    write_vector(a, zero_set, channel, mask, total, 5, C)
-    write_vector(a, zero_set, channel, mask, kept(q, q_error, C.wide), 6, C)
-    write_vector(a, zero_set, channel, mask, kept(scaled, scaled_error, C.wide), 7, C)
-    write_vector(a, zero_set, channel, mask, total, 8, C)
+    write_vector(a, zero_set, channel, mask, total, OUT_SUM_DY, C)
+    write_vector(a, zero_set, channel, mask, kept(q, q_error, C.wide), OUT_SUM_DY_XMU, C)
+    write_vector(a, zero_set, channel, mask, kept(scaled, scaled_error, C.wide), OUT_WEIGHT, C)
+    write_vector(a, zero_set, channel, mask, total, OUT_BIAS, C)
 
 
 @triton.jit
@@ -379,7 +395,7 @@ def moments(a, C: tl.constexpr):
         if C.saves:
             at = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
             rounded_mean = real(mean, C.wide).to(tl.float64)
-            if C.saves == 3:
+            if C.saves == SAVES_SPREAD:
                 q, q_error = divided(q, q_error, m, number(a.numbers.inverse), C.wide)
                 variance = kept(q, q_error, C.wide)
             else:
@@ -388,7 +404,7 @@ def moments(a, C: tl.constexpr):
                 # It may stand where what x was centred about was read, by several threads.
                 tl.debug_barrier()
                 tl.store(doubles(a, a.work.mean) + at, rounded_mean, mask=mask)
-            if C.saves >= 2:
+            if C.saves != SAVES_MEAN:
                 r = tl.rsqrt(variance + number(a.numbers.eps))
                 tl.store(doubles(a, a.work.spread) + at, real(r, C.wide).to(tl.float64), mask=mask)
         else:
@@ -419,7 +435,7 @@ def gather(a, C: tl.constexpr):
         share = count_at(a, rank, rank < ranks, C)[:, None]
         there = (share != 0.0) & mask[None, :]
         index = channel[None, :] + rank[:, None] * 0
-        value = read_vector(a, rank[:, None], index, there, 0, 0.0, C)
+        value = read_vector(a, rank[:, None], index, there, MEAN, 0.0, C)
         value = tl.where(there, share * value, 0.0)
         value, error = sum_along(value, tl.zeros_like(value), 0, C.wide)
         mean, mean_error = added(mean, mean_error, value, error, C.wide)
@@ -429,19 +445,21 @@ def gather(a, C: tl.constexpr):
         share = count_at(a, rank, rank < ranks, C)[:, None]
         there = (share != 0.0) & mask[None, :]
         index = channel[None, :] + rank[:, None] * 0
-        d = read_vector(a, rank[:, None], index, there, 0, 0.0, C) - mean[None, :]
-        r = read_vector(a, rank[:, None], index, there, 1, 1.0, C)
+        d = read_vector(a, rank[:, None], index, there, MEAN, 0.0, C) - mean[None, :]
+        r = read_vector(a, rank[:, None], index, there, SPREAD, 1.0, C)
         value = tl.where(there, share * (1.0 / (r * r) + d * d), 0.0)
         value, error = sum_along(value, tl.zeros_like(value), 0, C.wide)
         spread, spread_error = added(spread, spread_error, value, error, C.wide)
     spread = tl.where(n != 0.0, kept(spread, spread_error, C.wide) / n, 0.0)
     zero_set = channel * 0
-    write_vector(a, zero_set, channel, mask, mean, 5, C)
-    write_vector(a, zero_set, channel, mask, tl.where(n != 0.0, 1.0 / tl.sqrt(spread), 0.0), 6, C)
+    write_vector(a, zero_set, channel, mask, mean, OUT_MEAN, C)
+    write_vector(
+        a, zero_set, channel, mask, tl.where(n != 0.0, 1.0 / tl.sqrt(spread), 0.0), OUT_INVSTD, C
+    )
     variance = spread - number(a.numbers.eps)
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
-    update_running(a, channel, mask, mean, variance, n, 3, 4, C)
+    update_running(a, channel, mask, mean, variance, n, SUM_DY, SUM_DY_XMU, C)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .tiling import (
+    SHORT,
     UNROLL,
     Tile,
     ceil_div,
@@ -76,7 +77,17 @@ def _parts(problem: Problem, tile: Tile, blocks: int, device: Device) -> tuple[i
 
 
 def build(problem: Problem, device: Device) -> Program:
-    """The program for a problem on a device."""
+    """The program for a problem on a device.
+
+    Raises:
+        ValueError: more channels than kernels can count.
+    """
+    channels = problem.sets.size * problem.channel.size
+    if channels >= SHORT:
+        raise ValueError(
+            f"input: {channels} channels of all samples that have statistics of their own; allowed "
+            f"on a GPU: fewer than {SHORT}"
+        )
     input_is_grad_out = problem.input_is_grad_out
     problem = problem.reading_one()
     layout = layout_of(problem)

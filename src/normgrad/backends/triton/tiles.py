@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from ...problem import Rule
+from . import config
 from .access import base_of, channel_offset, inside, offset_of, pointer, positions_from
 from .arithmetic import added, is_finite, real, rounded, sum_along, two_sum
-from .jit import helper
+from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The rules that kernels tell apart; see normgrad.problem.
-EVAL = tl.constexpr(1)
-GROUP = tl.constexpr(4)
-FORWARD = tl.constexpr(5)
+EVAL, GROUP, FORWARD = (constant(int(rule)) for rule in (Rule.EVAL, Rule.GROUP, Rule.FORWARD))
 #: What moments are taken about; see config.py.
-PILOT = tl.constexpr(0)
+PILOT = constant(config.PILOT)
 
 
 @helper
