@@ -62,7 +62,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "layout"), CASES)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_sanitizer(way, kind, layout, dtype):
-    case = make(kind, shape_for(way, kind), dtype=dtype, layout=layout, num_groups=2)
+    case = make(kind, shape_for(way, kind, layout), dtype=dtype, layout=layout, num_groups=2)
     with planned_for(on_gpu(way, case)):
         assert way in path_of(case, tensors_of(case)).split()
         compute(case)

@@ -48,7 +48,7 @@ def test_gradients(way, layout, x_layout, dtype):
     for kind, groups in (("train", 1), ("group_norm", 2)):
         case = make(
             kind,
-            shape_for(way, kind),
+            shape_for(way, kind, layout, x_layout),
             dtype=dtype,
             layout=layout,
             x_layout=x_layout,
@@ -63,7 +63,7 @@ def test_gradients(way, layout, x_layout, dtype):
 @pytest.mark.parametrize("way", WAYS)
 def test_forward_passes(way, layout, dtype):
     for kind in ("batch_norm", "group_norm"):
-        case = forward_case(kind, shape_for(way, kind), dtype, layout)
+        case = forward_case(kind, shape_for(way, kind, layout), dtype, layout)
         with on_device(way_for(way, case)):
             check_twice(case, way)
 
