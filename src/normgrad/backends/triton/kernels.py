@@ -89,8 +89,8 @@ def coefficients(a, s, channel, mask, group, centre, t, t_error, q, q_error, C: 
     """Mean, gain, shift, slope and scale of a tile's channels, in the arithmetic's type.
 
     From the sums over all that share a statistic, where coefficients depend on them; in the forward
-    pass they are about ``centre``. Also what the
-    outputs need: in the forward pass the statistics before they are rounded, else 1/std.
+    pass they are about ``centre``. Also what the outputs need: in the forward pass the statistics
+    before they are rounded, else 1/std.
     """
     zero_set = channel * 0
     w = read_vector(a, zero_set, channel, mask, WEIGHT, 1.0, C)
