@@ -100,20 +100,27 @@ class Results:
         return int(self.facts["cache_bytes"])
 
 
+def columns_of(case: Case) -> dict[str, Any]:
+    """What every row says of its case."""
+    return {
+        "case": case.id,
+        "operator": case.operator.value,
+        "shape": spelled(case.shape),
+        "dtype": case.dtype,
+        "parameters": case.parameters,
+        "layout": case.layout.value,
+        "groups": case.groups,
+        "elements": case.elements,
+    }
+
+
 def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
     """A case's row."""
     names = ("ours", "out", "plan", "torch", "bound")
     us = {name: times.medians.get(name, math.nan) * 1e6 for name in names}
     return Row(
-        case=case.id,
-        operator=case.operator.value,
-        shape=spelled(case.shape),
-        dtype=case.dtype,
-        parameters=case.parameters,
-        layout=case.layout.value,
-        groups=case.groups,
+        **columns_of(case),
         threads=threads,
-        elements=case.elements,
         bytes=case.bytes,
         contender=contenders.torch,
         bound=contenders.bound,

@@ -270,6 +270,15 @@ def _plain(shapes: Iterable[Shape]) -> list[tuple[Shape, int]]:
     return [(shape, 0) for shape in shapes]
 
 
+def by_look(groups: Iterable[Iterable[Case]]) -> tuple[Case, ...]:
+    """Every case once, in the order in which they run: those of one look in a row."""
+    looks: dict[Case, dict[Case, None]] = {}
+    for group in groups:
+        for case in group:
+            looks.setdefault(case.look, {})[case] = None
+    return tuple(case for mine in looks.values() for case in mine)
+
+
 def suite() -> tuple[Case, ...]:
     """Every case, each once, in the order in which they run: those of one look in a row."""
     common = [(dtype, FLOAT32) for dtype in (FLOAT32, BFLOAT16, FLOAT16)]
@@ -293,11 +302,7 @@ def suite() -> tuple[Case, ...]:
         _cases(Part.FORWARD, sample, half, contiguous),
         _cases(Part.LAYERS, [*forward, *forward_rest, *SMALL_GROUP_NORM], two, DENSE),
     ]
-    by_look: dict[Case, dict[Case, None]] = {}
-    for group in groups:
-        for case in group:
-            by_look.setdefault(case.look, {})[case] = None
-    return tuple(case for mine in by_look.values() for case in mine)
+    return by_look(groups)
 
 
 #: The quick run: every operator, layout and pair of dtypes, tensors in and out of the caches.

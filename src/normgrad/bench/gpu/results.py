@@ -13,8 +13,8 @@ from pathlib import Path
 import normgrad
 
 from .. import results
-from ..results import version
-from ..suite import Case, Operator, Part, spelled
+from ..results import columns_of, version
+from ..suite import Case, Operator, Part
 from .contenders import COPY, MINE, OURS, Ready
 from .rotation import Rotation
 from .timing import EVENTS, GRAPH, Times
@@ -92,14 +92,7 @@ def rows(case: Case, rotation: Rotation, ready: Ready, times: Times, copied: int
         copy = contender == COPY
         found.append(
             Row(
-                case=case.id,
-                operator=case.operator.value,
-                shape=spelled(case.shape),
-                dtype=case.dtype,
-                parameters=case.parameters,
-                layout=case.layout.value,
-                groups=case.groups,
-                elements=case.elements,
+                **columns_of(case),
                 contender=contender,
                 timing=timing,
                 t_us=sample.median * 1e6,

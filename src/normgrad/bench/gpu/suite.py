@@ -29,6 +29,7 @@ from ..suite import (
     Operator,
     Part,
     Shape,
+    by_look,
 )
 
 #: Every shape that a batch norm of ResNet-50 sees at batch 256, each once.
@@ -97,11 +98,7 @@ def suite() -> tuple[Case, ...]:
         _cases(Part.FORWARD, long, [FLOAT16]),
         _cases(Part.LAYERS, [*forward, *SMALL_GROUP_NORM]),
     ]
-    by_look: dict[Case, dict[Case, None]] = {}
-    for group in groups:
-        for case in group:
-            by_look.setdefault(case.look, {})[case] = None
-    return tuple(case for mine in by_look.values() for case in mine)
+    return by_look(groups)
 
 
 #: The quick run: every operator, dtype and layout, sizes in and out of the caches.
