@@ -11,11 +11,10 @@ from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The slots of per-channel vectors: the roles of normgrad.problem, from the mean on.
-SLOTS = [role for role in Role if Role.MEAN <= role < Role.COUNT]
+#: The slots of per-channel vectors.
 (
     MEAN, SPREAD, WEIGHT, SUM_DY, SUM_DY_XMU, OUT_SUM_DY, OUT_SUM_DY_XMU, OUT_WEIGHT, OUT_BIAS
-) = (constant(role - Role.MEAN) for role in SLOTS)  # fmt: skip
+) = (constant(role - Role.MEAN) for role in config.VECTORS)  # fmt: skip
 #: The same slots in the forward pass.
 BIAS, OUT_MEAN, OUT_INVSTD = SUM_DY, OUT_SUM_DY, OUT_SUM_DY_XMU
 OUT_RUNNING_MEAN, OUT_RUNNING_VAR = OUT_WEIGHT, OUT_BIAS

@@ -33,6 +33,12 @@ ELEMT = constant(int(Rule.ELEMT))
 SAVED = constant(config.SAVED)
 
 
+@helper
+def group_at(a, s, group):
+    """The index of a group's statistics in the workspace."""
+    return s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+
+
 # Statistics
 
 
@@ -40,8 +46,7 @@ SAVED = constant(config.SAVED)
 def given_mean(a, s, group, mask, C: tl.constexpr):
     """The mean that x is centred about: given, or computed before."""
     if C.about == SAVED:
-        index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
-        return tl.load(doubles(a, a.work.mean) + index, mask=mask, other=0.0)
+        return tl.load(doubles(a, a.work.mean) + group_at(a, s, group), mask=mask, other=0.0)
     else:
         return read_vector(a, s, group, mask, MEAN, 0.0, C)
 
@@ -50,8 +55,7 @@ def given_mean(a, s, group, mask, C: tl.constexpr):
 def given_invstd(a, s, group, mask, C: tl.constexpr):
     """1/std: given, or computed before, or of a variance."""
     if C.saved_spread:
-        index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
-        return tl.load(doubles(a, a.work.spread) + index, mask=mask, other=1.0)
+        return tl.load(doubles(a, a.work.spread) + group_at(a, s, group), mask=mask, other=1.0)
     else:
         spread = read_vector(a, s, group, mask, SPREAD, 1.0, C)
         if C.variance:
@@ -61,7 +65,7 @@ def given_invstd(a, s, group, mask, C: tl.constexpr):
 
 
 @helper
-def about(a, s, channel, group, mask, C: tl.constexpr):
+def about(a, s, group, mask, C: tl.constexpr):
     """What x is centred about when it is summed, in float64, for each channel.
 
     A pilot is the first element of a group, so that its channels' moments can be added.
@@ -79,8 +83,7 @@ def about_sums(a, s, group, mask, C: tl.constexpr):
     A pilot was left there as well: y may be x's own memory, where the element is by now.
     """
     if C.about == PILOT:
-        index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
-        at = doubles(a, a.work.pilot) + index
+        at = doubles(a, a.work.pilot) + group_at(a, s, group)
         return tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
     else:
         return given_mean(a, s, group, mask, C)
@@ -103,8 +106,7 @@ def put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C
         # One of a group's channels writes for all.
         if part == 0:
             first = mask & (channel == group * a.sizes.per_group.to(tl.int32))
-            index = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
-            tl.store(doubles(a, a.work.pilot) + index, centre, mask=first)
+            tl.store(doubles(a, a.work.pilot) + group_at(a, s, group), centre, mask=first)
     at = slot_of(a, part, s, channel)
     tl.store(doubles(a, a.work.sum_dy) + at, t, mask=mask)
     tl.store(doubles(a, a.work.sum_dy_xmu) + at, q, mask=mask)

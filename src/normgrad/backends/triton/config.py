@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...problem import Role
+
 #: What one step along a tensor's tile leads to, in memory: nothing known, or the next element
 #: along the positions or along the channels.
 SCATTERED, ALONG_POSITIONS, ALONG_CHANNELS = 0, 1, 2
@@ -96,9 +98,13 @@ MEAN, BOTH, SPREAD = 1, 2, 3
 ABSENT = 7
 
 
-def pack(codes: dict[int, int], slots: int) -> int:
-    """The dtypes' codes of the vectors at some slots as one integer, three bits each."""
-    return sum(codes.get(slot, ABSENT) << (3 * slot) for slot in range(slots))
+#: What the per-channel vectors are, in the order of their slots.
+VECTORS = tuple(role for role in Role if Role.MEAN <= role < Role.COUNT)
+
+
+def pack(codes: dict[int, int]) -> int:
+    """The dtypes' codes of the vectors at their slots as one integer, three bits each."""
+    return sum(codes.get(slot, ABSENT) << (3 * slot) for slot in range(len(VECTORS)))
 
 
 class Addresses(NamedTuple):

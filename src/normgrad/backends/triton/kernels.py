@@ -39,6 +39,7 @@ from .channels import (
     given_invstd,
     given_mean,
     gradient_coefficients,
+    group_at,
     group_sums,
     load_sums,
     over_groups,
@@ -160,7 +161,7 @@ def sum_task(a, s, block, part, C: tl.constexpr):
     depend on the sums, is written by the way.
     """
     channel, mask, group, first, _ = channels_of(block, a, C)
-    centre = real(about(a, s, channel, group, mask, C), C.wide)
+    centre = real(about(a, s, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
         centre = centre.to(tl.float64)
     start, end = bounds(part, a, C)
@@ -310,7 +311,7 @@ def held(a, C: tl.constexpr):
         dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
         dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, there, "", C)
     phase = a.work.phase.to(tl.int32)
-    centre = real(about(a, s, channel, group, mask, C), C.wide)
+    centre = real(about(a, s, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
         centre = centre.to(tl.float64)
     t, q, t_error, q_error = terms(dy, x, centre[None, :], there, C)
@@ -393,7 +394,7 @@ def moments(a, C: tl.constexpr):
         t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
         mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
         if C.saves:
-            at = s.to(tl.int64) * a.sizes.groups.to(tl.int64) + group
+            at = group_at(a, s, group)
             rounded_mean = real(mean, C.wide).to(tl.float64)
             if C.saves == SAVES_SPREAD:
                 q, q_error = divided(q, q_error, m, number(a.numbers.inverse), C.wide)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import dtypes
@@ -14,6 +14,7 @@ from .config import (
     ABSENT,
     GIVEN,
     PILOT,
+    VECTORS,
     Addresses,
     Arguments,
     Config,
@@ -44,8 +45,6 @@ ALIGNMENT = 256
 
 #: Channels, and sums of each, that a program adds up where it does nothing else.
 OUTPUT_CHANNELS, OUTPUT_ROWS = 8, 256
-#: Addresses of tensors and vectors, without the workspace.
-SLOTS = 9
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,17 @@ class Builder:
         """
         return self.problem.rule is not Rule.GROUP
 
+    @property
+    def outputs_later(self) -> bool:
+        """Whether a launch of its own has them, of sums that are left for it."""
+        return self.problem.wants_parameters and not self.own_outputs
+
+    def fan(self, tile: Tile) -> int:
+        """How many of a group's channels are added up at once, to a group of a tile."""
+        if tile.groups > 1:
+            return tile.members
+        return min(power_of_two(self.problem.per_group), MOST_FAN)
+
     def reserve_sums(self, parts: int) -> None:
         """Room for sums in so many parts; what other parts left there is done with."""
         problem = self.problem
@@ -141,16 +151,14 @@ class Builder:
             for role, vector in problem.vectors.items()
         }
         single = problem.per_group == 1 and problem.rule is not Rule.GROUP
-        fan = tile.members
-        if tile.groups == 1:
-            fan = min(power_of_two(problem.per_group), MOST_FAN)
+        fan = self.fan(tile)
         base = Config(
             rule=int(problem.rule),
             wide=self.wide,
             dy=fitting(layout.dy, tile),
             x=fitting(layout.x, tile),
             dx=fitting(layout.dx, tile),
-            vectors=pack(codes, SLOTS),
+            vectors=pack(codes),
             counts=ABSENT if problem.count is None else problem.count.dtype.code,
             positions=tile.positions,
             groups=tile.groups,
@@ -178,7 +186,7 @@ class Builder:
             Strides(problem.vectors[role].set_stride, problem.vectors[role].stride)
             if role in problem.vectors
             else nothing
-            for role in map(Role, range(int(Role.MEAN), int(Role.MEAN) + SLOTS))
+            for role in VECTORS
         )
         counts: tuple[CountAxis, ...] = (CountAxis(1, 0),)
         if problem.count is not None and problem.count.rank:
@@ -258,8 +266,9 @@ class Builder:
         groups = 1
         if problem.per_group == 1:
             groups = power_of_two(min(OUTPUT_CHANNELS, groups_of(problem)))
-        fan = 1 if groups > 1 else min(power_of_two(problem.per_group), MOST_FAN)
-        tile = Tile(1, groups, 1, _warps(power_of_two(max(1, parts)) * groups * fan))
+        tile = Tile(1, groups, 1, 1)
+        sums_at_once = power_of_two(max(1, parts)) * groups * self.fan(tile)
+        tile = replace(tile, warps=_warps(sums_at_once))
         # One channel of each group stands for all.
         config = self.config(tile, parts, sums=sums, saves=saves)
         arguments = self.arguments(tile, parts)

@@ -21,6 +21,7 @@ from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .tiling import (
+    SECTOR,
     SHORT,
     UNROLL,
     Tile,
@@ -238,7 +239,6 @@ def _sums_and_write(builder: Builder) -> str:
     """dx or y from sums over the tensors themselves; the way chosen."""
     problem, device, layout = builder.problem, builder.device, builder.layout
     # What is read is read once, if it can be.
-    own_outputs = builder.own_outputs
     tile = held_tile(problem, layout, device)
     if tile is not None and not (builder.wide and builder.about == PILOT):
         _held(builder, tile, 1)
@@ -257,9 +257,9 @@ def _sums_and_write(builder: Builder) -> str:
     builder.reserve_sums(parts)
     builder.over_parts("sums", "sums", tile, parts, part)
     builder.over_parts(
-        "write", "write", tile, parts, part, sums=True, outputs=own_outputs, reverse=True
+        "write", "write", tile, parts, part, sums=True, outputs=builder.own_outputs, reverse=True
     )
-    if not own_outputs and problem.wants_parameters:
+    if builder.outputs_later:
         builder.outputs(parts)
     return "streamed"
 
@@ -267,8 +267,7 @@ def _sums_and_write(builder: Builder) -> str:
 def _held(builder: Builder, tile: Tile, parts: int) -> None:
     """A program, or a team of them, has all that shares a statistic."""
     problem = builder.problem
-    own_outputs = builder.own_outputs
-    later = problem.wants_parameters and not own_outputs
+    later = builder.outputs_later
     part = problem.positions if parts == 1 else tile.positions
     if parts > 1 or later:
         builder.reserve_sums(parts)
@@ -276,7 +275,7 @@ def _held(builder: Builder, tile: Tile, parts: int) -> None:
     if parts > 1:
         builder.counters(programs // parts)
     config = builder.config(
-        tile, parts, sums=True, outputs=own_outputs, keeps_sums=later, team=parts
+        tile, parts, sums=True, outputs=builder.own_outputs, keeps_sums=later, team=parts
     )
     arguments = builder.arguments(tile, parts, part)
     word = "held" if parts == 1 else f"team of {parts}"
@@ -294,7 +293,7 @@ def _team(builder: Builder) -> tuple[Tile, int] | None:
     elif builder.layout.pattern == "rows":
         least = 1
     else:
-        least = power_of_two(min(32 // itemsize(problem), problem.channel.size))
+        least = power_of_two(min(SECTOR // itemsize(problem), problem.channel.size))
     most = most_held(problem, builder.layout, device)
     if least > most:
         return None
@@ -320,7 +319,6 @@ def _stage(builder: Builder, tile: Tile) -> int:
 
 def _blocked(builder: Builder, tile: Tile, units: int) -> None:
     problem = builder.problem
-    own_outputs = builder.own_outputs
     blocks = builder.blocks(tile)
     in_unit = ceil_div(problem.per_group, tile.members)
     every = problem.sets.size * blocks // in_unit
@@ -340,10 +338,10 @@ def _blocked(builder: Builder, tile: Tile, units: int) -> None:
         parts,
         unroll=unroll(problem, builder.layout, tile, part),
         sums=True,
-        outputs=own_outputs,
+        outputs=builder.own_outputs,
         keep=True,
     )
     arguments = builder.arguments(tile, parts, part)
     builder.launch("blocked", f"{stages} stages", 2 * stage * stages, config, arguments, tile.warps)
-    if not own_outputs and problem.wants_parameters:
+    if builder.outputs_later:
         builder.outputs(parts)

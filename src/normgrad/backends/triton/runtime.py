@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ... import dtypes
 from .config import Arguments, Config, Tensor
 from .launches import Launch
 from .program import Program
+from .tiling import ITEMSIZES
 
 #: How kernels are compiled. A product and a sum are made one only where a kernel says so: else
 #: what a sum leaves could not be told.
@@ -20,7 +19,6 @@ from .program import Program
 #: processor. Left to itself ptxas makes room for more programs, and puts some bytes elsewhere.
 OPTIONS = {"enable_fp_fusion": False, "maxnreg": 128}
 
-_ITEMSIZES = {dtype.code: dtype.itemsize for dtype in dtypes.FLOATS}
 _compiling = threading.Lock()
 
 
@@ -42,11 +40,6 @@ def source(kernel: str, arguments: Arguments, config: Config) -> Any:
     return ASTSource(getattr(kernels, kernel), signature, {"C": config}, {})
 
 
-@cache
-def _shape(arguments: Arguments) -> tuple[int, ...]:
-    return len(arguments.axes), len(arguments.counts)
-
-
 _kernels: dict[Any, Any] = {}
 
 
@@ -57,7 +50,8 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
     """
     import triton
 
-    key = launch.kernel, config, launch.warps, target, _shape(launch.arguments), index
+    ranks = len(launch.arguments.axes), len(launch.arguments.counts)
+    key = launch.kernel, config, launch.warps, target, ranks, index
     found = _kernels.get(key)
     if found is None:
         with _compiling:
@@ -76,7 +70,7 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
 def _fitting(tensor: Tensor, address: int) -> Tensor:
     """A tensor as its address allows it to be read."""
     vector = tensor.vector
-    while address % (vector * _ITEMSIZES[tensor.code]):
+    while address % (vector * ITEMSIZES[tensor.code]):
         vector //= 2
         if vector <= 1:
             break

@@ -94,39 +94,31 @@ def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.co
     total_error = tl.zeros([B, W], tl.float64)
     projection_error = tl.zeros([B, W], tl.float64)
     for here in range(start, end, B * UNROLL):
-        if C.rule == FORWARD or C.wide:
-            for k in tl.static_range(UNROLL):
-                p = positions_from(here + k * B, C)
-                mask = inside(p, end, cmask, C)
-                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
-                if C.rule == FORWARD:
-                    dy = x
-                else:
-                    dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
-                t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
-                if C.writes:
-                    at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
-                    value = rounded(dy * scale[None, :], C.dx.code)
-                    tl.store(dx_base + at, value, mask=mask)
+        t_sum = tl.zeros([B, W], tl.float32)
+        q_sum = tl.zeros([B, W], tl.float32)
+        for k in tl.static_range(UNROLL):
+            p = positions_from(here + k * B, C)
+            mask = inside(p, end, cmask, C)
+            x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
+            if C.rule == FORWARD:
+                dy = x
+            else:
+                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
+            t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
+            if C.writes:
+                at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
+                value = rounded(dy * scale[None, :], C.dx.code)
+                tl.store(dx_base + at, value, mask=mask)
+            if C.rule == FORWARD or C.wide:
+                # These terms are float64 already.
                 total, total_error = added(total, total_error, t, t_error, C.wide)
                 projection, projection_error = added(
                     projection, projection_error, q, q_error, C.wide
                 )
-        else:
-            t_sum = tl.zeros([B, W], tl.float32)
-            q_sum = tl.zeros([B, W], tl.float32)
-            for k in tl.static_range(UNROLL):
-                p = positions_from(here + k * B, C)
-                mask = inside(p, end, cmask, C)
-                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
-                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
-                t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
-                if C.writes:
-                    at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
-                    value = rounded(dy * scale[None, :], C.dx.code)
-                    tl.store(dx_base + at, value, mask=mask)
+            else:
                 t_sum += t
                 q_sum += q
+        if C.rule != FORWARD and not C.wide:
             total += t_sum.to(tl.float64)
             projection += q_sum.to(tl.float64)
     t, t_error = sum_along(total, total_error, 0, C.wide)
@@ -173,10 +165,7 @@ def write_part(
                 if C.rule == FORWARD:
                     dy = x
                 else:
-                    dy = load(
-                        dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask,
-                        EVICT, C,
-                    )  # fmt: skip
+                    dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
             value = written(dy, x, mean, gain, shift, slope, scale, C)
             at = dx_base + (offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :])
             tl.store(at, rounded(value, C.dx.code), mask=mask, eviction_policy=EVICT)

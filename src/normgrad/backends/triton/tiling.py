@@ -30,9 +30,8 @@ MOST_ROWS, MOST_FAN = 2048, 128
 #: Offsets and positions below this need but 32 bits, with room for the tile that reaches past the
 #: end.
 SHORT = (1 << 31) - (1 << 20)
-
-
-_ITEMSIZES = {dtype.code: dtype.itemsize for dtype in FLOATS}
+#: By the dtypes' codes.
+ITEMSIZES = {dtype.code: dtype.itemsize for dtype in FLOATS}
 
 
 def power_of_two(number: int) -> int:
@@ -146,11 +145,6 @@ class Tile:
         """Of all groups."""
         return self.groups * self.members
 
-    @property
-    def elements(self) -> int:
-        """Of each tensor."""
-        return self.positions * self.channels
-
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
     """A tensor as its tiles can be read: they start at multiples of their width."""
@@ -244,7 +238,7 @@ def held_tile(problem: Problem, layout: Layout, device: Device, parts: int = 1) 
         channels = max(1, min(power_of_two(problem.channel.size), device.threads // positions))
     groups, members = (channels, 1) if problem.per_group == 1 else (channels // least, least)
     groups = min(groups, power_of_two(groups_of(problem)))
-    each = max(VECTOR // itemsize(problem), 1)
+    each = VECTOR // itemsize(problem)
     elements = positions * groups * members
     warps = max(1, min(device.threads * 2, power_of_two(elements // each)) // 32)
     return Tile(positions, groups, members, warps)
@@ -261,7 +255,7 @@ def unroll(problem: Problem, layout: Layout, tile: Tile, part: int) -> int:
         tensors.append(layout.dy)
     if problem.grad_input is not None:
         tensors.append(layout.dx)
-    width = min(fitting(tensor, tile).vector * _ITEMSIZES[tensor.code] for tensor in tensors)
+    width = min(fitting(tensor, tile).vector * ITEMSIZES[tensor.code] for tensor in tensors)
     most = max(1, min(UNROLL, 2 * UNROLL * width // VECTOR))
     if layout.pattern == "tiles":
         most = max(1, most // 4)
