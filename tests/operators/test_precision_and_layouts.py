@@ -343,6 +343,23 @@ def test_special_parameters(name):
         run(case)
 
 
+@pytest.mark.parametrize("name", ["gamma", "rstd"])
+@pytest.mark.parametrize("shape", [(3, 4, 40), (3, 4, 1), (3, 4)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_special_parameters_of_groups(groups, shape, name):
+    """A group's sums have the special value in each of their terms."""
+    for special in (np.nan, np.inf, -np.inf, 0.0):
+        case = make("group_norm", shape, num_groups=groups)
+        values = case.tensors[name].copy()
+        values[..., -1] = special
+        case.tensors[name] = values
+        if shape[-1] == 40 or groups == 4:
+            run(case)
+        else:  # infinities of one sign may meet, and then the sum is no NaN: of none a number
+            finite = np.isfinite(case.exact()["grad_input"].value)
+            assert (np.isfinite(case.call().grad_input) == finite).all()
+
+
 def test_negative_variance_gives_nan():
     case = make("eval", (3, 4, 40))
     values = case.tensors["running_var"].copy()

@@ -202,7 +202,8 @@ def coefficients(block, real, s, c0, c1):
     Multiplied out, dx = oγ·dy − (oT + or²P·(x − μ)) has two roundings fewer for each element;
     given exact sums it is within 4 roundoffs on any data. Where a factor is infinite or NaN, or
     vanishes, only the formula as it stands gives what it should, so there it is used: `scale` is
-    o, and 1 otherwise.
+    o, and 1 otherwise. Group norm's T and P are sums of terms that hold γ and r: where one of those
+    is infinite there are infinities of both signs among several terms, and the sum is NaN (γ − γ).
     """
     not_inlined()
     workspace = get(block, WORKSPACE)
@@ -250,13 +251,17 @@ def coefficients(block, real, s, c0, c1):
         per_group = get(block, PER_GROUP)
         for first in range(0, count, per_group):
             total, total_error, projection, projection_error = 0.0, 0.0, 0.0, 0.0
+            r = load(invstd, first)
             for c in range(first, first + per_group):
                 w = load(weight, c)
+                if m > per_group:
+                    w += w - w
                 total, e = two_sum(total, w * kept_sum(totals, errors, c))
                 total_error += e
                 projection, e = two_sum(projection, w * kept_sum(xmus, xmu_errors, c))
                 projection_error += e
-            r = load(invstd, first)
+            if m > 1.0:
+                projection += r - r
             for c in range(first, first + per_group):
                 values = coefficients_of(
                     real, load(weight, c), r, m, total, total_error, projection,

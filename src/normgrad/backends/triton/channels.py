@@ -170,6 +170,8 @@ def weighted(a, channel, mask, t, t_error, q, q_error, C: tl.constexpr):
     """Sums of channels as a group adds them up: the gradients' are multiplied by the weights."""
     if C.rule == GROUP:
         w = read_vector(a, channel * 0, channel, mask, WEIGHT, 1.0, C)
+        # Among several terms with an infinite weight are infinities of both signs: no number.
+        w += tl.where(number(a.numbers.divisor) > a.sizes.per_group.to(tl.float64), w - w, 0.0)
         t = tl.where(mask, w * kept(t, t_error, C.wide), 0.0)
         q = tl.where(mask, w * kept(q, q_error, C.wide), 0.0)
         return t, tl.zeros_like(t), q, tl.zeros_like(q)
@@ -222,7 +224,8 @@ def gradient_coefficients(w, r, m, inverse, t, t_error, q, q_error, C: tl.conste
     p, p_error = times(p, p_error, square, square_error, W)
     wr, wr_error = times(w, zero, r, zero, W)
     if C.rule == GROUP:
-        # The group's sums hold its weights already.
+        # The group's sums hold its weights already. Their terms hold r: see `weighted`.
+        p += tl.where(m > 1.0, r - r, 0.0)
         o, o_error = r, zero
         g = w
     else:
