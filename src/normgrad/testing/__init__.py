@@ -1,0 +1,55 @@
+"""Whether an implementation of the operators does what it should: ours, or anyone's.
+
+    from normgrad import testing
+
+    for case in testing.cases():
+        print(case, testing.check(case, MyOps).verdict)
+
+A case is a call of one operator; checking it compares what comes back with the float64 oracle
+(:mod:`normgrad.reference`) in units of the error bound (:mod:`normgrad.precision`). ``normgrad
+verify`` does so for the whole suite, in a process of its own, and writes a report.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cases import Case, Topic
+from .outcomes import Judged, Outcome, Verdict, judge
+from .subjects import Subject, SubjectError, load
+from .suite import cases
+from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
+from .trials import Trial, try_cases
+
+__all__ = [
+    "FORWARD",
+    "GRADIENTS",
+    "LAYOUTS",
+    "Call",
+    "Case",
+    "Judged",
+    "Outcome",
+    "Subject",
+    "SubjectError",
+    "Topic",
+    "Trial",
+    "Verdict",
+    "cases",
+    "check",
+    "judge",
+    "lay_out",
+    "load",
+    "make",
+    "try_cases",
+]
+
+
+def check(case: Case, operators: Any) -> Judged:
+    """A case's verdict on an implementation, which runs in this process.
+
+    Args:
+        case: one of :func:`cases`.
+        operators: an object or class as :class:`Subject` takes it, or a :class:`Subject`.
+    """
+    subject = operators if isinstance(operators, Subject) else Subject("it", operators)
+    return judge(case, subject.run(case), subject.strict)

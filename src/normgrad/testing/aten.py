@@ -1,0 +1,156 @@
+"""PyTorch's own kernels under normgrad's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten: Any = torch.ops.aten
+
+
+class Aten:
+    """What ``torch.ops.aten`` has of the operators, on the CPU and on GPUs."""
+
+    name = f"torch {torch.__version__}"
+    framework = "torch"
+    device = "cpu"
+
+    @staticmethod
+    def set_num_threads(count: int | None) -> None:
+        """None for as many as PyTorch began with."""
+        torch.set_num_threads(count or _THREADS)
+
+    @staticmethod
+    def batch_norm_backward(
+        grad_out: Any,
+        input: Any,
+        weight: Any,
+        running_mean: Any,
+        running_var: Any,
+        save_mean: Any,
+        save_invstd: Any,
+        *,
+        training: bool,
+        eps: float = 1e-5,
+        output_mask: tuple[bool, bool, bool] = (True, True, True),
+    ) -> Any:
+        """``native_batch_norm_backward``."""
+        statistics = (running_mean, running_var, save_mean, save_invstd)
+        return _aten.native_batch_norm_backward(
+            grad_out, input, weight, *statistics, training, eps, output_mask
+        )
+
+    @staticmethod
+    def group_norm_backward(
+        grad_out: Any,
+        input: Any,
+        mean: Any,
+        rstd: Any,
+        gamma: Any,
+        *,
+        num_groups: int,
+        output_mask: tuple[bool, bool, bool] = (True, True, True),
+    ) -> Any:
+        """``native_group_norm_backward``."""
+        n, c, positions = _sizes(input)
+        return _aten.native_group_norm_backward(
+            grad_out, input, mean, rstd, gamma, n, c, positions, num_groups, output_mask
+        )
+
+    @staticmethod
+    def batch_norm(
+        input: Any,
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        *,
+        training: bool,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        """``native_batch_norm``, on copies of the running statistics, which it changes."""
+        running = [None if each is None else each.clone() for each in (running_mean, running_var)]
+        output, mean, invstd = _aten.native_batch_norm(
+            input, weight, bias, *running, training, momentum, eps
+        )
+        return (output, mean, invstd, *running) if training else (output,)
+
+    @staticmethod
+    def group_norm(input: Any, gamma: Any, beta: Any, *, num_groups: int, eps: float = 1e-5) -> Any:
+        """``native_group_norm``."""
+        return _aten.native_group_norm(input, gamma, beta, *_sizes(input), num_groups, eps)
+
+    @staticmethod
+    def batch_norm_stats(input: Any, *, eps: float = 1e-5) -> Any:
+        """``batch_norm_stats``, which is a GPU's alone, as are all that follow."""
+        return _aten.batch_norm_stats(input, eps)
+
+    @staticmethod
+    def batch_norm_elemt(input: Any, weight: Any, bias: Any, mean: Any, invstd: Any) -> Any:
+        """``batch_norm_elemt``."""
+        return _aten.batch_norm_elemt(input, weight, bias, mean, invstd, 0.0)
+
+    @staticmethod
+    def batch_norm_gather_stats_with_counts(
+        input: Any,
+        mean: Any,
+        invstd: Any,
+        running_mean: Any,
+        running_var: Any,
+        counts: Any,
+        *,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        """``batch_norm_gather_stats_with_counts``, on copies of the running statistics."""
+        running = [None if each is None else each.clone() for each in (running_mean, running_var)]
+        merged = _aten.batch_norm_gather_stats_with_counts(
+            input, mean, invstd, *running, momentum, eps, counts
+        )
+        return (*merged, *running)
+
+    @staticmethod
+    def batch_norm_backward_reduce(
+        grad_out: Any,
+        input: Any,
+        mean: Any,
+        invstd: Any,
+        weight: Any,
+        *,
+        input_g: bool = True,
+        weight_g: bool = True,
+        bias_g: bool = True,
+    ) -> Any:
+        """``batch_norm_backward_reduce``."""
+        flags = (input_g, weight_g, bias_g)
+        return _aten.batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, *flags)
+
+    @staticmethod
+    def batch_norm_backward_elemt(
+        grad_out: Any,
+        input: Any,
+        mean: Any,
+        invstd: Any,
+        weight: Any,
+        sum_dy: Any,
+        sum_dy_xmu: Any,
+        count: Any,
+    ) -> Any:
+        """``batch_norm_backward_elemt``."""
+        return _aten.batch_norm_backward_elemt(
+            grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
+        )
+
+
+_THREADS = torch.get_num_threads()
+
+
+def _sizes(input: Any) -> tuple[int, int, int]:
+    """N, C and the positions, as group norm's kernels take them."""
+    n, c, *rest = input.shape
+    positions = 1
+    for size in rest:
+        positions *= size
+    return n, c, positions

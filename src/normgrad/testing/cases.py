@@ -1,0 +1,141 @@
+"""What an implementation is tried with: a call each, and what must come of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+
+import numpy as np
+
+from . import changes
+from .tensors import Array, Call, Shape, lay_out, make
+
+
+class Topic(Enum):
+    """What a case is about; the value is its title in a report."""
+
+    VALUES = "dtypes and layouts"
+    MEAN = "|mean| ≫ std"
+    MASKS = "masks"
+    ABSENT = "absent tensors"
+    VECTORS = "strided vectors"
+    OUTPUTS = "given outputs, in place"
+    SHAPES = "ranks, axes, empty tensors"
+    SPECIAL = "NaN, infinities, extremes"
+    MISTAKES = "wrong arguments"
+    DETERMINISM = "the same bits again"
+
+
+#: What ``Case.out`` may say beside layouts: the memory of an input.
+IN_PLACE = {"over grad_out": "grad_out", "over input": "input"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, described; what differs from the defaults is in its name.
+
+    Attributes:
+        topic: what it is about.
+        kind: one of ``GRADIENTS`` or ``FORWARD``.
+        shape: of input.
+        dtype, x_dtype: of grad_out and of input, where that is another.
+        parameters: the dtype of vectors, where it is not the usual one.
+        layout, x_layout: how grad_out and input lie in memory.
+        vectors: how the per-channel ones do.
+        channel_axis, groups: the operator's options.
+        mean: of input, whose standard deviation is 1.
+        absent: tensors that are left out.
+        mask: of the outputs; all if empty.
+        out: the layout of a given data output, one of ``IN_PLACE``, or nothing.
+        change: what is done to the tensors then, one of ``changes.TWISTS`` or ``changes.mistakes``.
+        normal: whether the data are normally distributed, for which the bound is tighter.
+    """
+
+    topic: Topic
+    kind: str
+    shape: Shape
+    dtype: str = "float32"
+    x_dtype: str = ""
+    parameters: str = ""
+    layout: str = "contiguous"
+    x_layout: str = ""
+    vectors: str = "contiguous"
+    channel_axis: int = 1
+    groups: int = 1
+    mean: float = 0.3
+    absent: tuple[str, ...] = ()
+    mask: tuple[bool, ...] = ()
+    out: str = ""
+    change: str = ""
+    normal: bool = False
+
+    @property
+    def name(self) -> str:
+        """The case in one line, which finds it again."""
+        said = [self.topic.name.lower(), self.kind]
+        for field in fields(self)[2:]:
+            value = getattr(self, field.name)
+            if field.name in ("shape", "dtype", "layout"):
+                said.append("x".join(map(str, value)) if field.name == "shape" else value)
+            elif field.name != "normal" and value != field.default:
+                said.append(f"{field.name}={_spelled(value)}")
+        return "/".join(said)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def data_layout(self) -> str:
+        """How grad_out and input lie in memory, in a word."""
+        return f"{self.layout}+{self.x_layout}" if self.x_layout else self.layout
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the call must be refused."""
+        return self.topic is Topic.MISTAKES
+
+    def call(self) -> Call:
+        """The call: its tensors, the same each time."""
+        made = make(
+            self.kind,
+            self.shape,
+            dtype=self.dtype,
+            x_dtype=self.x_dtype or None,
+            parameter_dtype=self.parameters or None,
+            layout=self.layout,
+            x_layout=self.x_layout or None,
+            channel_axis=self.channel_axis,
+            num_groups=self.groups,
+            mean=self.mean,
+        )
+        made.tensors.update(dict.fromkeys(self.absent))
+        if self.vectors != "contiguous":
+            for name, value in made.tensors.items():
+                if value is not None and changes.is_vector(made, name):
+                    made.tensors[name] = lay_out(value, self.vectors)
+        if self.mask:
+            made.options |= changes.masked(made, self.mask)
+        if self.out:
+            self._give_out(made)
+        if self.is_mistake:
+            changes.mistakes(made)[self.change].make(made)
+        elif self.change:
+            changes.TWISTS[self.change].make(made)
+        return made
+
+    def _give_out(self, made: Call) -> None:
+        like = made.tensors["input"]
+        assert like is not None
+        first: Array | None
+        if self.out in IN_PLACE:
+            first = made.tensors[IN_PLACE[self.out]]
+        else:
+            first = lay_out(np.full(like.shape, np.nan, like.dtype), self.out)
+        made.give(first)
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, tuple):
+        flags = [str(int(each)) if isinstance(each, bool) else str(each) for each in value]
+        return "".join(flags) if all(isinstance(each, bool) for each in value) else "+".join(flags)
+    return f"{value:g}" if isinstance(value, float) else str(value)

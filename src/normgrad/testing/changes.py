@@ -1,0 +1,283 @@
+"""What is done to a call to make it special, or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..contract import Kind
+from .tensors import Array, Call
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a call.
+
+    Attributes:
+        argument: what is changed; of a mistake, what an error names.
+        make: changes the call.
+        fits: whether a call has what is to be changed.
+    """
+
+    argument: str
+    make: Callable[[Call], None]
+    fits: Callable[[Call], bool] = lambda call: True
+
+
+def is_vector(call: Call, name: str) -> bool:
+    """Whether a tensor has a value for each channel, group or rank."""
+    return _kinds(call)[name] in (Kind.CHANNEL, Kind.GROUP, Kind.RANKS)
+
+
+def _kinds(call: Call) -> dict[str, Kind]:
+    return {parameter.name: parameter.kind for parameter in call.operator.parameters}
+
+
+def masked(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
+    """The options that say which outputs to compute."""
+    if call.name == "batch_norm_backward_reduce":
+        return dict(zip(("input_g", "weight_g", "bias_g"), mask, strict=True))
+    return {"output_mask": mask}
+
+
+def _has(*names: str) -> Callable[[Call], bool]:
+    return lambda call: all(call.tensors.get(name) is not None for name in names)
+
+
+def _changed(call: Call, name: str, change: Callable[[Array], Array]) -> None:
+    old = call.tensors[name]
+    assert old is not None
+    call.tensors[name] = change(old)
+
+
+# What is special
+
+
+def _special_element(name: str, value: float) -> Change:
+    """In one channel: one element, and a whole row."""
+
+    def put(values: Array) -> Array:
+        values = values.copy()
+        values[1, 2, 3] = value
+        values[2, 2, :] = value
+        return values
+
+    return Change(name, lambda call: _changed(call, name, put), _has(name))
+
+
+def _special_channel(name: str, value: float) -> Change:
+    def put(values: Array) -> Array:
+        values = values.copy()
+        values[..., 1] = value
+        return values
+
+    return Change(name, lambda call: _changed(call, name, put), _has(name))
+
+
+def _all_positive(call: Call) -> None:
+    """The worst data for a chain of additions: each rounds, in the same direction."""
+    rng = np.random.default_rng(5)
+    for name, kind in _kinds(call).items():
+        old = call.tensors.get(name)
+        if kind is Kind.DATA and old is not None:
+            call.tensors[name] = (1 + rng.random(old.shape)).astype(old.dtype)
+    for name, value in (("mean", 0), ("invstd", 1), ("save_mean", 0), ("save_invstd", 1)):
+        if name in call.tensors:
+            _changed(call, name, partial(np.full_like, fill_value=value))
+
+
+def _factors(weight: float, invstd: float) -> Change:
+    """Products beyond float32 if they are taken in the wrong order; the formula's own are not."""
+
+    def put(call: Call) -> None:
+        _changed(call, "weight", lambda old: np.full_like(old, weight))
+        _changed(call, "save_invstd", lambda old: np.full_like(old, invstd))
+
+    return Change("weight", put, _has("weight", "save_invstd"))
+
+
+def _far_element(call: Call) -> None:
+    def put(values: Array) -> Array:
+        values = values.copy()
+        values[0, :, 0] = 1e15
+        return values
+
+    _changed(call, "input", put)
+
+
+def _forward(call: Call) -> bool:
+    return "grad_out" not in call.tensors and "counts" not in call.tensors
+
+
+def _computes_statistics(call: Call) -> bool:
+    return _forward(call) and not {"mean", "invstd"} & set(call.tensors)
+
+
+_SPECIAL_VALUES = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
+_VECTORS = (
+    *("weight", "gamma", "bias", "beta", "save_mean", "save_invstd", "running_mean", "running_var"),
+    *("mean", "invstd", "rstd", "sum_dy", "sum_dy_xmu"),
+)
+
+#: By name. They fit calls of float32, of shape (3, 4, 40) or larger.
+TWISTS: Mapping[str, Change] = {
+    **{
+        f"{word} in {name}": _special_element(name, value)
+        for name in ("grad_out", "input")
+        for word, value in _SPECIAL_VALUES.items()
+    },
+    **{
+        f"{word} in {name}": _special_channel(name, value)
+        for name in _VECTORS
+        for word, value in {**_SPECIAL_VALUES, "0": 0.0}.items()
+    },
+    "negative running_var": _special_channel("running_var", -1.0),
+    "all terms positive": Change("input", _all_positive),
+    **{
+        f"weight {weight:g}, invstd {invstd:g}": _factors(weight, invstd)
+        for weight, invstd in (*((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (1e20, 1e-19)),)
+    },
+    "one element far away": Change("input", _far_element, _computes_statistics),
+    "constant input": Change(
+        "input",
+        lambda call: _changed(call, "input", lambda old: np.full_like(old, 1.5)),
+        _forward,
+    ),
+    "count empty": Change(
+        "count",
+        lambda call: _changed(call, "count", lambda old: np.zeros(0, np.float32)),
+        _has("count"),
+    ),
+    "count 0": Change(
+        "count",
+        lambda call: _changed(call, "count", lambda old: np.zeros(1, np.int32)),
+        _has("count"),
+    ),
+}
+
+
+# What is wrong
+
+
+def _tensor(name: str, change: Callable[[Array], Array]) -> Change:
+    return Change(name, lambda call: _changed(call, name, change))
+
+
+def _option(name: str, value: Any) -> Change:
+    return Change(name, lambda call: call.options.__setitem__(name, value))
+
+
+def _missing(name: str) -> Change:
+    return Change(name, lambda call: call.tensors.__setitem__(name, None))
+
+
+def _short(values: Array) -> Array:
+    return values[..., :-1]
+
+
+def _long(values: Array) -> Array:
+    return np.concatenate([values, values[..., :1]], -1)
+
+
+def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
+    """All data tensors alike."""
+
+    def put(call: Call) -> None:
+        for name, kind in _kinds(call).items():
+            if kind is Kind.DATA and call.tensors.get(name) is not None:
+                _changed(call, name, lambda old: old.reshape(shape(old.shape)))
+
+    return Change("input", put)
+
+
+def _given(make: Callable[[Array], Array]) -> Change:
+    """A data output of the caller's, made from the input."""
+
+    def put(call: Call) -> None:
+        like = call.tensors["input"]
+        assert like is not None
+        call.give(make(like))
+
+    return Change("out", put)
+
+
+def _read_only(like: Array) -> Array:
+    made = np.full_like(like, np.nan)
+    made.flags.writeable = False
+    return made
+
+
+def _partly_over(call: Call) -> None:
+    """An output whose memory begins one element into the input's."""
+    old = call.tensors["input"]
+    assert old is not None
+    memory = np.concatenate([old.reshape(-1), np.zeros(1, old.dtype)])
+    call.tensors["input"] = memory[:-1].reshape(old.shape)
+    call.give(memory[1:].reshape(old.shape))
+
+
+_TENSOR_MISTAKES: Mapping[Kind, Mapping[str, Callable[[Array], Array]]] = {
+    Kind.DATA: {
+        "a sample short": lambda old: old[:-1],
+        "a position short": _short,
+        "an axis fewer": lambda old: old.reshape(old.shape[0], -1),
+    },
+    **dict.fromkeys(
+        (Kind.CHANNEL, Kind.GROUP, Kind.RANKS),
+        {
+            "an element short": _short,
+            "an element long": _long,
+            "an axis more": lambda old: old[None],
+        },
+    ),
+    Kind.COUNT: {"float64": lambda old: old.astype(np.float64)},
+}
+_FLOAT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
+    "int32": lambda old: old.astype(np.int32),
+    "complex64": lambda old: old.astype(np.complex64),
+}
+_OPTION_MISTAKES: Mapping[str, tuple[Any, ...]] = {
+    "num_groups": (0, -2, 3),
+    "channel_axis": (7, -8),
+    "output_mask": ((True,), (True, True, True, True)),
+    "training": ("yes",),
+    "eps": ("small",),
+}
+_OUT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
+    "of another shape": lambda like: np.full((*like.shape[:-1], 1), np.nan, like.dtype),
+    "of integers": lambda like: np.zeros(like.shape, np.int32),
+    "read-only": _read_only,
+    "that overlaps itself": lambda like: np.lib.stride_tricks.as_strided(
+        np.full(1, np.nan, like.dtype), like.shape, (0,) * like.ndim
+    ),
+}
+
+
+def mistakes(call: Call) -> dict[str, Change]:
+    """All that is tried wrong with a call, by name."""
+    found: dict[str, Change] = {}
+    for parameter in call.operator.parameters:
+        name = parameter.name
+        if call.tensors.get(name) is None:
+            continue
+        tried = dict(_TENSOR_MISTAKES[parameter.kind])
+        if name == "input":  # whose shape the others are held to
+            tried = {}
+        if parameter.kind is not Kind.COUNT:
+            tried |= _FLOAT_MISTAKES
+        found |= {f"{name}: {what}": _tensor(name, change) for what, change in tried.items()}
+        if parameter.required:
+            found[f"{name}: missing"] = _missing(name)
+    found["input: one axis"] = _reshaped(lambda shape: (-1,))
+    found["input: nine axes"] = _reshaped(lambda shape: (*shape, *[1] * (9 - len(shape))))
+    for name, values in _OPTION_MISTAKES.items():
+        if name in call.choices:
+            found |= {f"{name}: {value!r}": _option(name, value) for value in values}
+    if any(output.kind is Kind.DATA for output in call.outputs):
+        found |= {f"out: {what}": _given(make) for what, make in _OUT_MISTAKES.items()}
+        found["out: partly over input"] = Change("out", _partly_over)
+    return found

@@ -1,0 +1,178 @@
+"""What came of a call, and what that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+import normgrad
+
+from .. import precision
+from .cases import Case, Topic
+from .changes import mistakes
+from .tensors import Array, Call
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call did.
+
+    Attributes:
+        outputs: what it returned, by name; none where it was masked.
+        error: the exception's class and text, where it raised one.
+        absent: why it could not be tried, where the implementation does not offer it.
+        faults: what it did beside that it must not do, in words.
+    """
+
+    outputs: Mapping[str, Array] = field(default_factory=dict)
+    error: tuple[str, str] | None = None
+    absent: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class Verdict(Enum):
+    """What a case shows of an implementation; the value is the word for it."""
+
+    MET = "met"
+    #: A legal call is refused with an error.
+    REFUSED = "refused"
+    #: The implementation does not offer what the call needs.
+    ABSENT = "not offered"
+    #: A result beyond its bound, or that is not what was asked for.
+    BROKEN = "wrong"
+    #: A wrong call is not refused.
+    ACCEPTED = "accepted"
+    CRASHED = "crashed"
+    HUNG = "hung"
+
+    @property
+    def is_defect(self) -> bool:
+        """Whether a caller is deceived or ended by it."""
+        return self in _DEFECTS
+
+
+_DEFECTS = (Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG)
+
+
+class Described(Protocol):
+    """What a report needs to know of a case, of whichever suite."""
+
+    @property
+    def name(self) -> str:
+        """The case in one line."""
+
+    @property
+    def topic(self) -> Topic:
+        """What it is about."""
+
+    @property
+    def kind(self) -> str:
+        """The operator, in its way."""
+
+    @property
+    def dtype(self) -> str:
+        """That of grad_out."""
+
+    @property
+    def data_layout(self) -> str:
+        """How grad_out and input lie in memory."""
+
+    @property
+    def mean(self) -> float:
+        """That of the input, in standard deviations."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case's verdict.
+
+    Attributes:
+        case: which.
+        verdict: of it.
+        units: the largest error in units of the bound, where there was a result.
+        detail: what was wrong, or why it was refused.
+        errors: of every element of every output, in units of the bound.
+    """
+
+    case: Described
+    verdict: Verdict
+    units: float | None = None
+    detail: str = ""
+    errors: Array = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+
+def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
+    """What an outcome is worth.
+
+    Args:
+        case: what was tried.
+        outcome: what came of it.
+        strict: whether errors must be as normgrad's are: a TypeError or ValueError that begins with
+            the argument's name.
+    """
+    if outcome.absent:
+        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
+    if case.is_mistake:
+        return _judge_mistake(case, outcome, strict)
+    if outcome.error is not None:
+        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
+    call = case.call()
+    wrong = [*outcome.faults, *_unlike(call, outcome.outputs)]
+    if wrong:
+        return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))
+    exact = call.exact()
+    worst, beyond = 0.0, []
+    all_errors = []
+    for name, value in outcome.outputs.items():
+        errors = precision.error(value, exact[name], call.arithmetic, case.normal)
+        all_errors.append(errors.ravel())
+        largest = float(errors.max(initial=0.0))
+        worst = max(worst, largest)
+        if largest > 1:
+            place = np.unravel_index(int(errors.argmax()), errors.shape)
+            beyond.append(
+                f"{name}: {largest:.3g} of the bound at {tuple(map(int, place))}: "
+                f"{value[place]}, exactly {exact[name].value[place]:.9g}"
+            )
+    verdict = Verdict.BROKEN if beyond else Verdict.MET
+    return Judged(
+        case, verdict, worst, "; ".join(beyond), np.concatenate(all_errors or [np.zeros(0)])
+    )
+
+
+def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
+    if outcome.error is None:
+        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: nothing was said")
+    kind, text = outcome.error
+    named = mistakes(_unchanged(case))[case.change].argument
+    if outcome.faults:
+        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
+    if strict and (kind not in ("TypeError", "ValueError") or not text.startswith(named)):
+        detail = f"{kind}: {text}; allowed: a TypeError or ValueError that begins with {named}"
+        return Judged(case, Verdict.BROKEN, detail=detail)
+    return Judged(case, Verdict.MET, detail=f"{kind}: {text}")
+
+
+def _unchanged(case: Case) -> Call:
+    return replace(case, topic=Topic.VALUES, change="").call()
+
+
+def _unlike(call: Call, outputs: Mapping[str, Array]) -> list[str]:
+    """What of the outputs is not there, or not as the contract says."""
+    plan = normgrad.plan(call.name, **call.tensors, **call.options, out=call.out)
+    wrong = []
+    for name, spec in zip(call.results, plan.output_specs, strict=True):
+        found = outputs.get(name)
+        if spec is None:
+            continue
+        if found is None:
+            wrong.append(f"{name}: not there")
+        elif found.shape != spec.shape:
+            wrong.append(f"{name}: shape {found.shape}; allowed: {spec.shape}")
+        elif found.dtype != spec.dtype.numpy:
+            wrong.append(f"{name}: dtype {found.dtype}; allowed: {spec.dtype}")
+    return wrong

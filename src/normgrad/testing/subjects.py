@@ -1,0 +1,331 @@
+"""Implementations that can be tried: ours, PyTorch's, anyone's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import normgrad
+
+from ..operators.by_name import FUNCTIONS
+from .cases import Case, Topic
+from .outcomes import Outcome
+from .tensors import Array, Call
+
+#: Numbers of threads that must give the same bits; None for as many as there are.
+THREADS = (1, 2, 3, None)
+
+
+class NotOfferedError(Exception):
+    """An implementation does not do what a call needs; not a fault of it."""
+
+
+class SubjectError(Exception):
+    """There is no implementation of the given name, or it is none; the text says why."""
+
+
+class Subject:
+    """An implementation to be tried.
+
+    Args:
+        name: what it is called in a report.
+        operators: an object, or class, with some of normgrad's operators as its methods, under
+            normgrad's names and with normgrad's arguments, tensors by position and the rest by
+            keyword. What a method has no parameter for (``out``, ``channel_axis``, a mask) is not
+            tried, nor what it raises NotImplementedError for. It may have
+
+            - ``framework``: "numpy" (arrays; bfloat16 as ml_dtypes has it) or "torch" (tensors);
+            - ``device``: where PyTorch's tensors are to be, "cpu" if it does not say;
+            - ``set_num_threads``: takes a number of threads, or None for all.
+        strict: whether it must accept all that normgrad does, and name arguments in errors.
+
+    Raises:
+        SubjectError: it has none of the operators.
+    """
+
+    def __init__(self, name: str, operators: Any, strict: bool = False) -> None:
+        self.name, self.strict = name, strict
+        if inspect.isclass(operators):
+            operators = operators()
+        self.functions: dict[str, Callable[..., Any]] = {
+            function: getattr(operators, function)
+            for function in FUNCTIONS
+            if callable(getattr(operators, function, None))
+        }
+        if not self.functions:
+            raise SubjectError(
+                f"{name}: no operators; allowed: an object with some of {', '.join(FUNCTIONS)}"
+            )
+        self.framework: str = getattr(operators, "framework", "numpy")
+        if self.framework not in CONVERSIONS:
+            raise SubjectError(
+                f"{name}: framework {self.framework!r}; allowed: {', '.join(CONVERSIONS)}"
+            )
+        self.device: str = getattr(operators, "device", "cpu")
+        self._set_num_threads = getattr(operators, "set_num_threads", None)
+
+    #: Which of the suites it is tried with.
+    suite = "operators"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a report says of it."""
+        return {
+            "operators": ", ".join(self.functions),
+            "tensors": f"{self.framework}, {self.device}",
+        }
+
+    def run(self, case: Case) -> Outcome:
+        """What comes of a case. Whatever an operator raises is part of that."""
+        function = self.functions.get(case.call().name)
+        if function is None:
+            return Outcome(absent=f"no {case.call().name}")
+        try:
+            first = self._once(function, case.call())
+            if case.topic is not Topic.DETERMINISM or first.error is not None:
+                return first
+            return self._again(function, case, first)
+        except NotOfferedError as error:
+            return Outcome(absent=str(error))
+
+    def _again(self, function: Callable[..., Any], case: Case, first: Outcome) -> Outcome:
+        unlike = []
+        for threads in THREADS:
+            with self._threads(threads):
+                for _ in range(2):
+                    again = self._once(function, case.call())
+                    for name, value in first.outputs.items():
+                        found = again.outputs.get(name)
+                        if found is None or found.tobytes() != value.tobytes():
+                            unlike.append(f"{name}: other bits with {threads or 'all'} threads")
+        faults = (*first.faults, *dict.fromkeys(unlike))
+        return Outcome(first.outputs, first.error, faults=faults)
+
+    @contextmanager
+    def _threads(self, count: int | None) -> Iterator[None]:
+        if self._set_num_threads is None:
+            yield
+            return
+        self._set_num_threads(count)
+        try:
+            yield
+        finally:
+            self._set_num_threads(None)
+
+    def _once(self, function: Callable[..., Any], call: Call) -> Outcome:
+        given = _Given(self, call)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            named = _accepted(function, given.options)
+            try:
+                result = function(*given.tensors, **named)
+            except NotImplementedError as error:
+                raise NotOfferedError(str(error) or "not implemented") from None
+            except Exception as error:
+                faults = given.faults(refused=True)
+                text = str(error).splitlines() or [""]
+                return Outcome(error=(type(error).__name__, text[0]), faults=faults)
+            outputs = given.outputs(result)
+            return Outcome(outputs, faults=given.faults())
+
+
+def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, where the function has a parameter for each that says anything."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function of C's that does not say
+        return dict(options)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(options)
+    for name in options:
+        if name not in parameters:
+            raise NotOfferedError(f"no parameter {name}")
+    return dict(options)
+
+
+class _Given:
+    """A call's tensors as an implementation takes them, and what became of them."""
+
+    def __init__(self, subject: Subject, call: Call) -> None:
+        self._call = call
+        self._to, self._from = CONVERSIONS[subject.framework](subject.device)
+        names = [parameter.name for parameter in call.operator.parameters]
+        values = [call.tensors.get(name) for name in names]
+        self.tensors = [None if value is None else self._to(value) for value in values]
+        self._before = {
+            name: _Memory(value)
+            for name, value in (*call.tensors.items(), ("out", call.first_out))
+            if value is not None
+        }
+        self.options = dict(call.options)
+        if call.out is not None:
+            first = call.first_out
+            same = (t for v, t in zip(values, self.tensors, strict=True) if v is first)
+            out = next(same, None)  # in place: the very tensor
+            if out is None and first is not None:
+                if subject.framework == "torch" and not first.flags.writeable:
+                    raise NotOfferedError("PyTorch has no read-only tensors")
+                out = self._to(first)
+            is_tensor = call.operator.out_is_tensor
+            self.options["out"] = out if is_tensor else (out, *call.out[1:])
+
+    def outputs(self, result: Any) -> dict[str, Array]:
+        """A result by name: a tuple in normgrad's order, or the tensor of the only output."""
+        values = (result,) if self._call.operator.out_is_tensor else tuple(result)
+        named = zip(self._call.results, values, strict=False)
+        return {name: self._from(value) for name, value in named if value is not None}
+
+    def faults(self, refused: bool = False) -> tuple[str, ...]:
+        """What was written to that must not be. (Of a GPU's tensors only the copies are seen.)"""
+        written = None if refused else self._call.first_out
+        return tuple(
+            f"{name}: {fault}"
+            for name, memory in self._before.items()
+            if (fault := memory.fault(written))
+        )
+
+
+class _Memory:
+    """All the memory that an array is a view of, as it was."""
+
+    def __init__(self, value: Array) -> None:
+        self._value = value
+        self._whole = value
+        while isinstance(self._whole.base, np.ndarray):
+            self._whole = self._whole.base
+        self._before = self._copy()
+
+    def _copy(self) -> Array:
+        return np.frombuffer(self._whole.tobytes("A"), np.uint8).copy()
+
+    def fault(self, written: Array | None) -> str:
+        """What is other than it was, but for an output's own elements."""
+        now = self._copy()
+        if written is not self._value:
+            return "" if (now == self._before).all() else "written to"
+        if not self._value.size:
+            return ""
+        for copy in (now, self._before):
+            self._view(copy)[...] = 0
+        return "" if (now == self._before).all() else "written beside"
+
+    def _view(self, copy: Array) -> Array:
+        """The array's elements in a copy of its memory."""
+        start = self._value.ctypes.data - _lowest(self._whole)
+        layout = (self._value.shape, np.dtype(f"u{self._value.itemsize}"))
+        return np.ndarray(*layout, copy.data, start, self._value.strides)
+
+
+def _lowest(whole: Array) -> int:
+    """The address of an array's first byte in memory."""
+    low, _ = np.lib.array_utils.byte_bounds(whole)
+    return low
+
+
+# PyTorch's tensors
+
+
+def _numpy_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+    return lambda value: value, np.asarray
+
+
+def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+    import torch
+
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+    def to(value: Array) -> Any:
+        if any(stride < 0 for stride in value.strides):
+            raise NotOfferedError("PyTorch has no negative strides")
+        half = value.dtype == bfloat16
+        tensor = torch.from_numpy(value.view(np.uint16) if half else value)
+        tensor = tensor.view(torch.bfloat16) if half else tensor
+        if device == "cpu":
+            return tensor
+        if not tensor.numel():
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+            )
+        # All that it spans, so that it lies there as it does here.
+        span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        flat = tensor.as_strided((span,), (1,)).to(device)
+        return flat.as_strided(tensor.shape, tensor.stride())
+
+    def back(tensor: Any) -> Array:
+        tensor = tensor.detach().cpu()
+        if tensor.dtype != torch.bfloat16:
+            return np.asarray(tensor.numpy())
+        return np.asarray(tensor.view(torch.uint16).numpy().view(bfloat16))
+
+    return to, back
+
+
+#: By what an implementation's ``framework`` says.
+CONVERSIONS: Mapping[
+    str, Callable[[str], tuple[Callable[[Array], Any], Callable[[Any], Array]]]
+] = {"numpy": _numpy_conversion, "torch": _torch_conversion}
+
+
+# Finding them
+
+
+def _ours(device: str) -> Subject:
+    class Ours:
+        """normgrad's public functions."""
+
+        set_num_threads = staticmethod(normgrad.set_num_threads)
+
+    ours: Any = Ours()
+    for name in FUNCTIONS:
+        setattr(ours, name, getattr(normgrad, name))
+    if device != "cpu":
+        ours.framework, ours.device = "torch", device
+    return Subject(f"normgrad ({device})", ours, strict=True)
+
+
+def _imported(spec: str) -> Subject:
+    module, _, attribute = spec.partition(":")
+    if "" not in sys.path:  # as ``python -m`` finds modules
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise SubjectError(
+            f"{spec}: cannot import {module}: {type(error).__name__}: {error}"
+        ) from error
+    for name in attribute.split(".") if attribute else ():
+        if not hasattr(found, name):
+            raise SubjectError(f"{spec}: {module} has no {attribute}")
+        found = getattr(found, name)
+    return Subject(spec, found)
+
+
+def load(spec: str) -> Subject:
+    """The implementation of a name.
+
+    Args:
+        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels;
+            "module:Name" for an object or class of a module that can be imported, or for all of a
+            module without the colon.
+
+    Raises:
+        SubjectError: there is none, or it is none.
+    """
+    name, _, rest = spec.partition(":")
+    if name == "normgrad" and (not rest or rest == "cpu" or rest.startswith("cuda")):
+        return _ours(rest or "cpu")
+    if spec == "torch":
+        try:
+            from .aten import Aten
+        except ModuleNotFoundError as error:
+            raise SubjectError(f"torch: {error}") from None
+        return Subject(Aten.name, Aten)
+    return _imported(spec)

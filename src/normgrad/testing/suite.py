@@ -1,0 +1,206 @@
+"""The cases, in the order in which they are tried: what is said most often first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .. import dtypes
+from .cases import IN_PLACE, Case, Topic
+from .changes import TWISTS, is_vector, mistakes
+from .tensors import FORWARD, GRADIENTS, LAYOUTS, Shape
+
+KINDS = (*GRADIENTS, *FORWARD)
+DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
+
+#: Standard deviations between the input's mean and 0.
+RATIOS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
+#: What halves can tell from their mean: beyond, most of their values are the same.
+_HALF_RATIOS = (1.0, 10.0, 1e2)
+
+#: Of every layout and dtype: rows that are short, long and no multiple of anything; no rows at all.
+_SHAPES: tuple[Shape, ...] = ((4, 6, 9, 11), (2, 4, 1000), (33, 40))
+_ODD: tuple[Shape, ...] = ((1, 4), (3, 4), (1, 4, 1, 1), (5, 1, 7), (2, 3, 257))
+_EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 0, 5), (2, 4, 0))
+#: Larger than what is computed in one piece.
+_LARGE: Shape = (16, 24, 28, 28)
+
+_GROUPED = ("group_norm", "forward_group_norm")
+#: How grad_out lies and how input does, where that is not alike.
+_MIXED = (
+    *(("contiguous", "channels_last"), ("channels_last", "contiguous")),
+    ("sliced", "contiguous"),
+)
+
+
+def _groups(kind: str, shape: Shape, axis: int = 1) -> int:
+    channels = shape[axis]
+    return 2 if kind in _GROUPED and channels % 2 == 0 else 1
+
+
+def _is_normal(kind: str, dtype: str, layout: str) -> bool:
+    """Whether the tighter bound of normally distributed data holds."""
+    # Expanded values are no independent ones, and what ranks say is drawn otherwise. A mean that is
+    # summed in float64 may be the neighbour of the one nearest to it, if its data are float64 too.
+    neighbours = kind in ("forward", "forward_group_norm") and dtype == "float64"
+    return layout != "expanded" and kind != "gather" and not neighbours
+
+
+def _values(kinds: tuple[str, ...]) -> Iterator[Case]:
+    for kind, dtype, shape in itertools.product(kinds, DTYPES, _SHAPES):
+        base = Case(Topic.VALUES, kind, shape, dtype, groups=_groups(kind, shape))
+        for layout in LAYOUTS:
+            yield replace(base, layout=layout, normal=_is_normal(kind, dtype, layout))
+        for layout, other in _MIXED if kind in GRADIENTS else ():
+            yield replace(base, layout=layout, x_layout=other, normal=True)
+        for other in DTYPES:
+            yield replace(base, parameters=other)
+            if kind in GRADIENTS:
+                yield replace(base, x_dtype=other)
+    for kind in kinds:
+        yield Case(Topic.VALUES, kind, _LARGE, groups=_groups(kind, _LARGE))
+
+
+def _means(kinds: tuple[str, ...]) -> Iterator[Case]:
+    for kind, dtype in itertools.product(kinds, ("float32", "bfloat16", "float64")):
+        for ratio in _HALF_RATIOS if dtype == "bfloat16" else RATIOS:
+            for layout in ("contiguous", "channels_last"):
+                shape = (8, 4, 16, 16)
+                groups = _groups(kind, shape)
+                yield Case(
+                    *(Topic.MEAN, kind, shape, dtype), layout=layout, groups=groups, mean=ratio
+                )
+
+
+def _masks(kinds: tuple[str, ...]) -> Iterator[Case]:
+    shape = (3, 4, 5, 6)
+    masked = [kind for kind in kinds if kind in GRADIENTS and kind != "elemt"]
+    for kind, layout in itertools.product(masked, ("contiguous", "channels_last")):
+        for mask in itertools.product((True, False), repeat=3):
+            groups = _groups(kind, shape)
+            yield Case(Topic.MASKS, kind, shape, layout=layout, groups=groups, mask=mask)
+
+
+def _absent(kinds: tuple[str, ...]) -> Iterator[Case]:
+    shape = (3, 4, 25)
+    for kind in kinds:
+        base = Case(Topic.ABSENT, kind, shape, groups=_groups(kind, shape))
+        call = base.call()
+        optional = [p.name for p in call.operator.parameters if not p.required]
+        given = [name for name in optional if call.tensors.get(name) is not None]
+        for count in range(1, len(given) + 1):
+            for absent in itertools.combinations(given, count):
+                yield replace(base, absent=absent)
+
+
+def _vectors(kinds: tuple[str, ...]) -> Iterator[Case]:
+    shape = (3, 4, 5, 6)
+    for kind in kinds:
+        base = Case(Topic.VECTORS, kind, shape, groups=_groups(kind, shape))
+        call = base.call()
+        if any(is_vector(call, name) for name in call.tensors):
+            for layout in ("contiguous", "channels_last"):
+                for vectors in ("sliced", "negative", "expanded"):
+                    yield replace(base, layout=layout, vectors=vectors)
+
+
+def _outputs(kinds: tuple[str, ...]) -> Iterator[Case]:
+    for kind, shape in itertools.product(kinds, ((3, 4, 5, 6), (4, 8, 40, 40))):
+        if kind in ("reduce", "stats", "gather"):
+            continue
+        base = Case(Topic.OUTPUTS, kind, shape, groups=_groups(kind, shape))
+        for layout in ("contiguous", "channels_last"):
+            for out in ("contiguous", "channels_last", "sliced", "negative", "odd"):
+                yield replace(base, layout=layout, out=out)
+            for out, name in IN_PLACE.items():
+                if name in base.call().tensors:
+                    yield replace(base, layout=layout, out=out)
+
+
+def _shapes(kinds: tuple[str, ...]) -> Iterator[Case]:
+    for kind in kinds:
+        for shape in _ODD:
+            yield Case(Topic.SHAPES, kind, shape, groups=_groups(kind, shape))
+        for rank in range(2, 9):
+            for axis in (1, -1):
+                shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
+                groups = _groups(kind, shape, axis)
+                if kind != "gather" or axis % rank == 1:
+                    yield Case(Topic.SHAPES, kind, shape, channel_axis=axis, groups=groups)
+        for shape, layout in itertools.product(_EMPTY, ("contiguous", "channels_last")):
+            yield Case(Topic.SHAPES, kind, shape, layout=layout)
+
+
+def _special(kinds: tuple[str, ...]) -> Iterator[Case]:
+    shape = (3, 4, 40)
+    for kind in kinds:
+        groups = 4 if kind in _GROUPED else 1
+        base = Case(Topic.SPECIAL, kind, shape, groups=groups)
+        call = base.call()
+        for change, twist in TWISTS.items():
+            if not twist.fits(call):
+                continue
+            for layout in ("contiguous", "channels_last"):
+                yield replace(base, layout=layout, change=change)
+        large = replace(base, shape=(4, 4, 128, 128), change="all terms positive")
+        yield large
+
+
+def _mistakes(kinds: tuple[str, ...]) -> Iterator[Case]:
+    for kind in kinds:
+        base = Case(Topic.VALUES, kind, (3, 4, 5), groups=_groups(kind, (3, 4, 5)))
+        for change in mistakes(base.call()):
+            yield replace(base, topic=Topic.MISTAKES, change=change)
+
+
+def _determinism(kinds: tuple[str, ...]) -> Iterator[Case]:
+    for kind, dtype in itertools.product(kinds, ("float32", "bfloat16")):
+        for layout in ("contiguous", "channels_last"):
+            groups = _groups(kind, _LARGE)
+            yield Case(Topic.DETERMINISM, kind, _LARGE, dtype, layout=layout, groups=groups)
+
+
+_PARTS = {
+    Topic.VALUES: _values,
+    Topic.MEAN: _means,
+    Topic.MASKS: _masks,
+    Topic.ABSENT: _absent,
+    Topic.VECTORS: _vectors,
+    Topic.OUTPUTS: _outputs,
+    Topic.SHAPES: _shapes,
+    Topic.SPECIAL: _special,
+    Topic.MISTAKES: _mistakes,
+    Topic.DETERMINISM: _determinism,
+}
+
+#: A quick run takes this share of a part's cases, spread over it evenly.
+_QUICK = {
+    Topic.VALUES: 6,
+    Topic.MEAN: 2,
+    Topic.MASKS: 4,
+    Topic.ABSENT: 4,
+    Topic.VECTORS: 2,
+    Topic.OUTPUTS: 6,
+    Topic.SHAPES: 6,
+    Topic.SPECIAL: 8,
+    Topic.MISTAKES: 3,
+    Topic.DETERMINISM: 4,
+}
+
+
+def cases(quick: bool = False, kinds: tuple[str, ...] = KINDS) -> tuple[Case, ...]:
+    """The suite.
+
+    Args:
+        quick: a part of it, in which every kind, topic, dtype and layout still occurs.
+        kinds: of ``GRADIENTS`` and ``FORWARD``.
+    """
+    found: dict[str, Case] = {}
+    for topic, part in _PARTS.items():
+        every = {case.name: case for case in part(kinds)}  # what is the default is said twice
+        step = _QUICK[topic] if quick else 1
+        # An odd step, so that what alternates is not always left out.
+        chosen = itertools.islice(every.items(), 0, None, step + (step + 1) % 2 if quick else 1)
+        found.update(chosen)
+    return tuple(found.values())

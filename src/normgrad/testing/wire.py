@@ -1,0 +1,87 @@
+"""What is said between the process that judges and the one that runs what is tried.
+
+A message is a header in JSON, and the bytes of the arrays that it names. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from .tensors import Array
+
+_LENGTH = struct.Struct("<Q")
+
+#: No message of an honest process is larger: outcomes are a few megabytes.
+MOST_BYTES = 1 << 30
+
+
+class SilenceError(Exception):
+    """The other process has not answered in time."""
+
+
+def send(descriptor: int, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Write a message.
+
+    Raises:
+        BrokenPipeError: the other process is gone.
+    """
+    described = [
+        {"name": name, "dtype": str(value.dtype), "shape": value.shape}
+        for name, value in arrays.items()
+    ]
+    text = json.dumps({**header, "arrays": described}).encode()
+    whole = [_LENGTH.pack(len(text)), text, *(value.tobytes() for value in arrays.values())]
+    rest = memoryview(b"".join(whole))
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def receive(
+    descriptor: int, seconds: float | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Read a message.
+
+    Raises:
+        EOFError: the other process is gone.
+        SilenceError: nothing has come in so many seconds.
+        ValueError: what came is no message.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, deadline))
+    header = json.loads(_read(descriptor, length, deadline))
+    arrays = {}
+    for entry in header.pop("arrays"):
+        dtype, shape = _dtype(entry["dtype"]), tuple(map(int, entry["shape"]))
+        data = _read(descriptor, dtype.itemsize * math.prod(shape), deadline)
+        arrays[str(entry["name"])] = np.frombuffer(data, dtype).reshape(shape)
+    return header, arrays
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    known = dtypes.BY_NAME.get(name)
+    return np.dtype(name) if known is None else known.numpy
+
+
+def _read(descriptor: int, count: int, deadline: float | None) -> bytes:
+    if not 0 <= count <= MOST_BYTES:
+        raise ValueError(f"a message of {count} bytes")
+    data = bytearray()
+    while len(data) < count:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([descriptor], [], [], left)[0]:
+            raise SilenceError
+        read = os.read(descriptor, count - len(data))
+        if not read:
+            raise EOFError
+        data += read
+    return bytes(data)
