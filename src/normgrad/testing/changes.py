@@ -220,20 +220,20 @@ def _partly_over(call: Call) -> None:
     call.give(memory[1:].reshape(old.shape))
 
 
+_VECTOR_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
+    "an element short": _short,
+    "an element long": _long,
+    "an axis more": lambda old: old[None],
+}
 _TENSOR_MISTAKES: Mapping[Kind, Mapping[str, Callable[[Array], Array]]] = {
     Kind.DATA: {
         "a sample short": lambda old: old[:-1],
         "a position short": _short,
         "an axis fewer": lambda old: old.reshape(old.shape[0], -1),
     },
-    **dict.fromkeys(
-        (Kind.CHANNEL, Kind.GROUP, Kind.RANKS),
-        {
-            "an element short": _short,
-            "an element long": _long,
-            "an axis more": lambda old: old[None],
-        },
-    ),
+    Kind.CHANNEL: _VECTOR_MISTAKES,
+    Kind.GROUP: _VECTOR_MISTAKES,
+    Kind.RANKS: _VECTOR_MISTAKES,
     Kind.COUNT: {"float64": lambda old: old.astype(np.float64)},
 }
 _FLOAT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
