@@ -65,6 +65,16 @@ def write(path: Path, kind: Format, tensors: Mapping[str, Array]) -> None:
         _encode(file, kind, tensors)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write text likewise.
+
+    Raises:
+        InputError: what the system says against it.
+    """
+    with reported(path, UNCHANGED), replacing(_target(path)) as file:
+        file.write(text.encode())
+
+
 def _encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
     if kind is Format.NPZ:
         arrays: dict[str, Any] = dict(tensors)
