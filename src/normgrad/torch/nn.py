@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import collectives, functional
+from . import collectives, functional, replacement
 
 
 class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
@@ -157,6 +157,4 @@ class SyncBatchNorm(_BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> Any:
         """As :func:`normgrad.torch.convert_sync_batchnorm`."""
-        from .conversion import convert_sync_batchnorm
-
-        return convert_sync_batchnorm(module, process_group)
+        return replacement.synchronised(SyncBatchNorm, module, process_group)
