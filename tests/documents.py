@@ -10,6 +10,7 @@ A comment on the lines before a block says what becomes of it:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def anchors(page: str) -> set[str]:
     """The anchors of the page's headings."""
     tokens = _tokens(page)
     found: set[str] = set()
-    for before, token in zip(tokens, tokens[1:], strict=False):
+    for before, token in itertools.pairwise(tokens):
         if before.type != "heading_open":
             continue
         words = "".join(child.content for child in token.children or ())
