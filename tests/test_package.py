@@ -59,6 +59,11 @@ def test_version():
     assert normgrad.__version__ == importlib.metadata.version("normgrad")
 
 
+def test_the_changelog_has_this_version():
+    changelog = (SOURCE.parents[1] / "CHANGELOG.md").read_text("utf-8")
+    assert f"\n## {normgrad.__version__} (" in changelog
+
+
 def test_it_is_typed():
     assert (SOURCE / "py.typed").exists()
 

@@ -1,8 +1,9 @@
 """A hook of mkdocs: what the pages link to outside docs/ is part of the site.
 
-Pages are written for a repository host, where `../examples/digits/README.md` leads out of docs/. The
-site has such files under their paths in the repository, a Markdown file as a page and a folder as
-its README, and links are made to fit. A link to nothing is left as it is, and fails a strict build.
+Pages are written for a repository host, where `../examples/digits/README.md` leads out of docs/.
+The site has such files under their paths in the repository, a Markdown file as a page and a folder
+as its README, and links are made to fit. A link to nothing is left as it is, and fails a strict
+build.
 """
 
 from __future__ import annotations
