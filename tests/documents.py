@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -79,7 +80,7 @@ def links(page: str) -> list[str]:
         for token in _inline(_tokens(page))
         if token.type in ("link_open", "image")
     )
-    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+    return [unquote(target) for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 def _slug(heading: str) -> str:

@@ -3,6 +3,7 @@ somewhere."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import json
@@ -134,6 +135,41 @@ def test_links_lead_somewhere(page):
         if anchor:
             there = str(target.resolve().relative_to(ROOT))
             assert anchor in anchors(there), f"{page}: {link}; {there} has {sorted(anchors(there))}"
+
+
+#: Pages in Chinese and what they are translations of.
+TRANSLATED = {
+    page: page.replace("docs/zh/", "docs/").replace(".zh-CN", "")
+    for page in PAGES
+    if page.startswith("docs/zh/") or ".zh-CN" in page
+}
+
+
+def _without_comments(block: Block) -> str:
+    if block.language == "python":
+        return ast.unparse(ast.parse(block.code))
+    comment = {"c": r"//.*", "sh": r"#.*", "yaml": r"\s*#.*"}.get(block.language, "(?!)")
+    return re.sub(comment, "", block.code)
+
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_translation_has_the_same_code_and_sections(page):
+    """Block by block, but for comments; and as many sections and points."""
+    ours, theirs = blocks(page), blocks(TRANSLATED[page])
+    pairs = [
+        [(block.language, _without_comments(block)) for block in found] for found in (ours, theirs)
+    ]
+    assert pairs[0] == pairs[1]
+    for mark in ("output", "file"):
+        assert [b.mark == mark for b in ours] == [b.mark == mark for b in theirs]
+    for start in ("## ", "- "):
+        counts = [_lines(name, start) for name in (page, TRANSLATED[page])]
+        assert counts[0] == counts[1], start
+
+
+def _lines(page: str, start: str) -> int:
+    text = (ROOT / page).read_text("utf-8")
+    return sum(line.startswith(start) for line in text.splitlines())
 
 
 def test_the_parser_sees_what_is_there():
