@@ -32,6 +32,7 @@ def _bash(step: dict[str, Any]) -> str:
 
 
 def _main() -> None:
+    sys.path.insert(0, "")  # files that a page has written can be imported, as from a prompt
     namespace: dict[str, Any] = {"__name__": "__main__"}
     printed = []
     for step in json.load(sys.stdin):

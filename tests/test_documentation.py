@@ -102,8 +102,9 @@ def test_every_block_is_accounted_for(page):
             assert block.language in (*SAVED, *SHOWN), known
         elif block.mark == "file":
             assert block.language in SAVED, known
+            # A module is named without its suffix.
             assert any(
-                block.argument in later.code and later in _steps(page)
+                block.argument.removesuffix(".py") in later.code and later in _steps(page)
                 for later in found[index + 1 :]
             ), f"{known}, saved as {block.argument} for nothing"
         elif block.mark == "output":
