@@ -104,7 +104,7 @@ def _interrupts_held() -> Iterator[None]:
     came: list[Any] = []
 
     def hold(number: int, frame: Any) -> None:
-        came.append(frame)
+        came.append((number, frame))
 
     try:
         signal.signal(signal.SIGINT, hold)
@@ -117,4 +117,4 @@ def _interrupts_held() -> Iterator[None]:
         if signal.getsignal(signal.SIGINT) is hold:  # and nobody has set another
             signal.signal(signal.SIGINT, before)
         if came:
-            before(signal.SIGINT, came[0])
+            before(*came[0])

@@ -1,0 +1,161 @@
+"""Compiled kernels on disk: whatever is wrong there costs a compilation, no more."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import numba
+import pytest
+
+from normgrad.backends.cpu import disk
+from normgrad.backends.cpu import kernel as kernel_module
+
+from .conftest import TIMEOUT, command, environment, python
+
+pytestmark = pytest.mark.cpu
+
+CALL = """
+import sys, numpy as np, normgrad
+for dtype in sys.argv[1:]:
+    x = np.arange(24, dtype=dtype).reshape(2, 3, 4)
+    print(normgrad.batch_norm_backward(x, x, training=True).grad_bias)
+"""
+RIGHT = "[ 60.  92. 124.]\n"
+
+
+def call(folder, *dtypes):
+    done = python(CALL, *dtypes, NUMBA_CACHE_DIR=str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def flipped(content):
+    """One bit of the machine code."""
+    at = content.index(b"\x7fELF") + 1000
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+DAMAGES = (
+    lambda content: bytes(len(content)),
+    lambda content: content[: len(content) // 2],
+    lambda content: b"",
+    lambda content: b"\x80\x04garbage",
+    flipped,
+)
+
+
+def test_files_that_are_damaged_or_exchanged(tmp_path):
+    """Numba's own would compute with the kernel of another dtype, or end the process."""
+    assert call(tmp_path, "float32", "float64") == 2 * RIGHT
+    by_function = {}
+    for path in sorted(tmp_path.rglob("*.nbc")):
+        by_function.setdefault(path.name.split(".py3")[0], []).append(path)
+    pairs = [paths for paths in by_function.values() if len(paths) == 2]
+    assert len(pairs) >= 2  # of float32 and float64
+    one, other = pairs.pop()
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    rest = [path for paths in by_function.values() if paths != [one, other] for path in paths]
+    assert len(rest) >= len(DAMAGES)
+    for index, path in enumerate(rest):
+        path.write_bytes(DAMAGES[index % len(DAMAGES)](path.read_bytes()))
+    before = {path: path.read_bytes() for path in (one, other, *rest)}
+    assert call(tmp_path, "float32", "float64") == 2 * RIGHT
+    # All are mended.
+    assert not [path for path, content in before.items() if path.read_bytes() == content]
+
+
+def test_kernels_of_another_numba(monkeypatch):
+    """They are not loaded: the digest that a file begins with is another."""
+    ours = disk.sources()
+    assert disk.sources.__wrapped__() == ours
+    monkeypatch.setattr(numba, "__version__", "0.0")
+    assert disk.sources.__wrapped__() != ours
+
+
+def test_every_signature_has_a_file_of_its_own(tmp_path, monkeypatch):
+    files = disk._Files(str(tmp_path), "kernel")
+    keys = [
+        (kernel_module.signature("rows", "sums", code), ("x86", "znver4", "+avx"), ("hash",))
+        for code in range(4)
+    ]
+    for key in keys:
+        files.save(key, str(key))
+    assert [files.load(key) for key in keys] == [str(key) for key in keys]
+    assert len(list(tmp_path.iterdir())) == 4
+    assert files.load((*keys[0][:2], ("another hash",))) is None
+    monkeypatch.setattr(disk, "sources", lambda: "others")
+    assert files.load(keys[0]) is None
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    """Numba finds another folder."""
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    assert call(file, "float32") == RIGHT
+    assert file.read_bytes() == b""
+
+
+#: What is said where a kernel cannot be kept.
+ONE_KERNEL = """
+import warnings
+from normgrad.backends.cpu import runtime
+warnings.simplefilter("always", RuntimeWarning)
+warnings.showwarning = lambda message, *rest: print(message)
+{before}
+print(runtime._team((0, 0, 0))[-1] != 0)
+"""
+WARNING = (
+    "compiled kernels cannot be kept on disk ({}); each process compiles them again. Set "
+    "NUMBA_CACHE_DIR to a folder that can be written."
+)
+
+
+def test_nowhere_to_keep_them():
+    before = "from numba.core import caching; caching.CacheImpl._locator_classes = []"
+    done = python(ONE_KERNEL.format(before=before))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [WARNING.format("no folder can be written"), "True"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="has no limits of files' sizes")
+def test_a_full_disk(tmp_path):
+    full = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+"""
+    done = python(ONE_KERNEL.format(before=full), NUMBA_CACHE_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [WARNING.format("[Errno 27] File too large"), "True"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+KERNELS = """
+import sys
+from normgrad.backends.cpu import runtime
+for code in sys.argv[1:]:
+    kernel = runtime.compiled_kernel("rows", "sums", int(code))
+    print(code, "from disk" if kernel.cache_hits else "compiled")
+"""
+
+
+def test_two_processes_at_once(tmp_path):
+    """In one cold folder, in opposite orders: each file is right and whole afterwards."""
+    running = [
+        subprocess.Popen(
+            command(KERNELS, *order), env=environment(NUMBA_CACHE_DIR=str(tmp_path)),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for order in ((0, 3), (3, 0))
+    ]  # fmt: skip
+    for process in running:
+        stdout, stderr = process.communicate(timeout=TIMEOUT)
+        assert (process.returncode, stderr) == (0, "")
+        assert sorted(line[0] for line in stdout.splitlines()) == ["0", "3"]
+    done = python(KERNELS, 0, 3, NUMBA_CACHE_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "0 from disk\n3 from disk\n"
+    assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".nbc"] * 2
