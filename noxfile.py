@@ -40,6 +40,13 @@ def valgrind(session: nox.Session) -> None:
 
 
 @nox.session
+def stress(session: nox.Session) -> None:
+    """A minute of sixteen threads at once, and more ends of processes."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    session.run("pytest", "tests/faults", env={"NORMGRAD_STRESS": "1"})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     session.install("-e", ".[cli]", "-r", "requirements/lint.txt")
