@@ -123,9 +123,7 @@ class Arguments:
             None if value is None else self._open(parameter.name, value, writing=False)
             for parameter, value in zip(operator.parameters, values, strict=True)
         ]
-        for parameter, value, opened in zip(
-            operator.parameters, values, self.opened, strict=True
-        ):
+        for parameter, value, opened in zip(operator.parameters, values, self.opened, strict=True):
             region = None if value is None else self.framework.copied(value, opened)
             if region is not None:
                 self.copied[parameter.name] = region

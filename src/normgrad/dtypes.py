@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .unusable import shown
+
 
 @dataclass(frozen=True)
 class DType:
@@ -66,7 +68,7 @@ def parse(dtype: Any) -> DType:
         except TypeError:
             found = None
     if found is None:
-        raise TypeError(f"dtype: {dtype!r} is not supported; allowed: {', '.join(BY_NAME)}")
+        raise TypeError(f"dtype: {shown(dtype)} is not supported; allowed: {', '.join(BY_NAME)}")
     return found
 
 

@@ -62,3 +62,15 @@ def lines(counts: Counter[tuple[str, str]]) -> list[str]:
 def _line(name: str, outcomes: Any) -> str:
     listed = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
     return f"{name}: {sum(outcomes.values())} cases: {listed}"
+
+
+def refusal(call: Callable[[], Any]) -> Exception | None:
+    """The TypeError or ValueError that a call raises; None if it raises none.
+
+    Whatever else it raises is a defect, and goes on.
+    """
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        return error
+    return None

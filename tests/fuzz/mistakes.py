@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from .hostile import (
-    DTYPES,
-    FLOATS,
-    WRONG_DTYPES,
-    Call,
-    Producer,
-    View,
-    in_hand,
-    placed,
-    torch,
-)
+from .hostile import DTYPES, FLOATS, WRONG_DTYPES, Call, Producer, View, in_hand, placed, torch
 
 
 @dataclass
@@ -330,9 +320,7 @@ def _bad_output(
 
 def _over_an_input(draw: Any, call: Call, shape: tuple[int, ...]) -> Any:
     """An output that shares an element with an input, and is not all of it."""
-    views = [
-        view for view in call.tensors.values() if view is not None and view.array.size
-    ]
+    views = [view for view in call.tensors.values() if view is not None and view.array.size]
     other = draw(st.sampled_from(views)) if views else None
     if other is None:
         return None
@@ -348,7 +336,9 @@ def _over_an_input(draw: Any, call: Call, shape: tuple[int, ...]) -> Any:
     size += 16  # wherever the arena begins
     if start + size > other.arena.size:
         return None
-    return in_hand(draw, View(shape, dtype, tuple(strides), start, other.arena), call.framework, True)
+    return in_hand(
+        draw, View(shape, dtype, tuple(strides), start, other.arena), call.framework, True
+    )
 
 
 @st.composite

@@ -191,7 +191,9 @@ def _gathered_in_range(
     tensors: Mapping[str, Array | None], eps: float, momentum: float, real: Any, wide: Any
 ) -> Array:
     mean, invstd, counts = (tensors[name] for name in ("mean", "invstd", "counts"))
-    assert mean is not None and invstd is not None and counts is not None
+    assert mean is not None
+    assert invstd is not None
+    assert counts is not None
     found = _Range(mean.shape, 1, real)
     means, spreads = (each.astype(real).astype(wide) for each in (mean, invstd))
     weights = counts.astype(wide).reshape(-1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from ..rules import (
     check,
 )
 from ..tensor import TensorSpec
-from ..unusable import described
+from ..unusable import described, shown
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -163,7 +164,7 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
         raise InfiniError(
             Status.INFINI_STATUS_DEVICE_NOT_FOUND,
             name,
-            f"device_id: {device_id!r}; allowed: 0",
+            f"device_id: {shown(device_id)}; allowed: 0",
             "device_id",
         )
     _device.kind, _device.number = kind, 0
@@ -178,7 +179,7 @@ def _kind(function: str, device: Any) -> infiniDevice_t:
     try:
         return infiniDevice_t(device)
     except ValueError:
-        raise _bad(function, "device", f"{device!r}; allowed: an infiniDevice_t") from None
+        raise _bad(function, "device", f"{shown(device)}; allowed: an infiniDevice_t") from None
 
 
 def _supported(function: str, kind: infiniDevice_t) -> None:
@@ -295,7 +296,7 @@ def infiniopCreateTensorDescriptor(
     try:
         kind = infiniDtype_t(dtype)
     except ValueError:
-        raise _bad(name, "dtype", f"{dtype!r}; allowed: an infiniDtype_t") from None
+        raise _bad(name, "dtype", f"{shown(dtype)}; allowed: an infiniDtype_t") from None
     try:
         TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
     except ValueError as error:  # more than an address can reach
@@ -305,11 +306,11 @@ def infiniopCreateTensorDescriptor(
 
 def _integers(function: str, name: str, values: Any, count: Any) -> tuple[int, ...]:
     try:
-        found = tuple([int(value.__index__()) for value in values])
-    except (TypeError, AttributeError):
-        raise _bad(function, name, f"{values!r}; allowed: {count} integers") from None
+        found = tuple([operator.index(value) for value in values])
+    except Exception:  # what is no sequence, or no integers, raises what it likes
+        raise _bad(function, name, f"{shown(values)}; allowed: {count} integers") from None
     if len(found) != count:
-        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {count!r}")
+        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {shown(count)}")
     return found
 
 
@@ -439,7 +440,7 @@ def infiniopBatchNormBackward(
             raise InfiniError(
                 Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE,
                 _RUN,
-                f"workspace: {workspace_size!r} bytes of {size}; allowed: {needed} or more",
+                f"workspace: {shown(workspace_size)} bytes of {size}; allowed: {needed} or more",
                 "workspace",
             )
     try:
