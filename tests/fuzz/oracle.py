@@ -38,6 +38,10 @@ class _Range:
             normal |= ~np.isfinite(size)
             self._keep(normal)
 
+    def exclude(self, bad: Array) -> None:
+        """Channels of which nothing is promised for another reason."""
+        self._keep(~bad)
+
     def _keep(self, good: Array) -> None:
         whole = np.broadcast_to(good, np.broadcast_shapes(good.shape, self._shape))
         others = tuple(index for index in range(whole.ndim) if index != self._axis)
@@ -56,7 +60,7 @@ class _Range:
             self.add(least.reshape(shape))
         var = x.var(others, keepdims=True)
         # A negative eps that cancels the variance is no error of rounding.
-        self._keep(~(var + eps < var / 2))
+        self.exclude(var + eps < var / 2)
 
 
 def _in_range(
@@ -135,11 +139,15 @@ def _in_range(
         if trained and operator.name == "batch_norm_backward" and tensors["save_invstd"] is None:
             found.moments(x, others, eps)
             var = ((x - mean) ** 2).mean(others, keepdims=True)
-            found._keep(~(var + eps < var / 2))
+            found.exclude(var + eps < var / 2)
             found.add((x - mean) ** 2)
             spread = 1 / np.sqrt(var + wide(eps))
     centred = x - mean
     gain = weight * spread
+    if operator.name == "group_norm_backward":
+        # Of an infinite 1/std x̂ is infinite or NaN element by element, which sums of dy·(x − mean)
+        # do not tell apart.
+        found.exclude(np.isinf(spread))
     found.add(mean, spread, centred, gain, centred * spread, gain * centred)
 
     grad_out = tensors.get("grad_out")
@@ -214,6 +222,32 @@ def _gathered_in_range(
     return found.channels
 
 
+def check_of_variance(
+    operator: Operator,
+    tensors: Mapping[str, Array | None],
+    variance: Array,
+    results: Mapping[str, Array | None],
+) -> None:
+    """The same of batch norm in training, where the spread is a variance and there is no eps.
+
+    The reference takes float32's 1/std, and no variance: in evaluation it takes the variance, but
+    has another formula for grad_input. So 1/std goes in as what float64 makes of it, and all that
+    the reference reads in float64 is read so.
+    """
+    with np.errstate(all="ignore"):
+        spread = 1 / np.sqrt(variance)
+        wide = {name: None if value is None else value.astype(np.float64)
+                for name, value in tensors.items()}  # fmt: skip
+        wide["save_invstd"] = spread
+        exact = reference.batch_norm_backward(**wide, training=True)
+        options = {"training": True}
+        good = _in_range(operator, wide, options, 1, np.float32, np.float64)
+        # As the arithmetic has it, 1/std is an intermediate of its own.
+        for name, value in results.items():
+            assert value is not None
+            _judge(operator, name, value, exact[name], dtypes.float32, good, 1)
+
+
 def check(
     operator: Operator,
     tensors: Mapping[str, Array | None],
@@ -236,12 +270,25 @@ def check(
         for name, value in results.items():
             if value is None:
                 continue
-            assert value.shape == exact[name].value.shape, name
-            units = precision.error(value, exact[name], arithmetic)
-            judged = _spread_over(good, operator.outputs[name][0], value.shape, axis)
-            judged &= ~_about_to_overflow(value, exact[name], arithmetic)
-            worst = units[judged].max(initial=0.0)
-            assert worst <= 1, f"{name}: {worst:.3g} of the bound"
+            _judge(operator, name, value, exact[name], arithmetic, good, axis)
+
+
+def _judge(
+    operator: Operator,
+    name: str,
+    value: Array,
+    exact: reference.Exact,
+    arithmetic: dtypes.DType,
+    good: Array,
+    axis: int,
+) -> None:
+    """An output is within its bound, in the channels of which that is promised."""
+    assert value.shape == exact.value.shape, name
+    units = precision.error(value, exact, arithmetic)
+    judged = _spread_over(good, operator.outputs[name][0], value.shape, axis)
+    judged &= ~_about_to_overflow(value, exact, arithmetic)
+    worst = units[judged].max(initial=0.0)
+    assert worst <= 1, f"{name}: {worst:.3g} of the bound"
 
 
 def _of_returned_statistics(

@@ -26,7 +26,7 @@ from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status
-from .tensors import aclTensor
+from .tensors import aclTensor, booleans
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
@@ -241,7 +241,7 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
         return value
     if name == "outputMask":
         try:
-            return tuple([bool(entry) for entry in value])
+            return booleans(value)
         except Exception:  # what is no sequence, or whose entries are no booleans
             malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()

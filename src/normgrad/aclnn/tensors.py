@@ -353,6 +353,28 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
 
 
+def booleans(values: Iterable[Any]) -> aclBoolArray:
+    """Some booleans, each True, False, 1 or 0.
+
+    Raises:
+        TypeError: something else.
+    """
+    found = [
+        entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry) for entry in values
+    ]
+    if not {0, 1}.issuperset(found):
+        raise TypeError("neither True nor False")
+    return aclBoolArray(map(bool, found))
+
+
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
-    """Some booleans, any number of them; what wants a mask takes a plain sequence too."""
-    return aclBoolArray(bool(value) for value in values)
+    """Some booleans, any number of them; what wants a mask takes a plain sequence too.
+
+    Raises:
+        AclnnError: 161002, for entries that are neither True nor False, nor 1 or 0.
+    """
+    try:
+        return booleans(values)
+    except Exception:  # what is no sequence raises what it likes
+        message = f"{shown(values)}; allowed: a sequence of booleans"
+        raise _invalid("aclCreateBoolArray", "value", message) from None

@@ -10,7 +10,7 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import aclnn, bench, capi, outputs, run, show, warmup
+from . import aclnn, bench, capi, files, outputs, run, show, warmup
 
 #: Exit statuses: an output over its bound; input or output that cannot be used.
 OVER_BOUND, UNUSABLE = 1, show.UNUSABLE
@@ -49,6 +49,10 @@ file; entries that are no arguments are left alone.
                   "num_groups": "32"}})
 
     normgrad run layer.npz -o gradients.npz
+
+FILE need not be trusted: nothing in it is unpickled, run, or taken for a path, and reading it takes
+no more memory than {files.MAX_RATIO:,} times its size and {files.RATIO_SLACK >> 20} MiB, whatever
+it claims to hold.
 
 The operators, with what may be left out in brackets:
 
