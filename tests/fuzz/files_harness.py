@@ -2,8 +2,8 @@
 
     python tests/fuzz/files_harness.py CORPUS [libFuzzer's options, such as -max_total_time=600]
 
-CORPUS is a folder: seeds are put into it where it is empty. Needs atheris (PyPI), which has no wheel
-for every Python.
+CORPUS is a folder: seeds are put into it where it is empty. Needs atheris (PyPI), which has no
+wheel for every Python.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import tracemalloc
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,17 +89,13 @@ def _poisoned(*_: Any, **__: Any) -> NoReturn:
 
 def _read(path: Path) -> None:
     """Everything that is in a file."""
-    try:
-        with files.reading(path) as contents:
-            for name in (*_NAMES, *list(contents.names)[:20], *list(contents.metadata)[:20]):
-                try:
-                    contents.value(name)
-                    if name in contents.names:
-                        contents.tensor(name, (*dtypes.FLOATS, *dtypes.COUNTS))
-                except files.InputError:
-                    pass
-    except files.InputError:
-        pass
+    with suppress(files.InputError), files.reading(path) as contents:
+        for name in (*_NAMES, *list(contents.names)[:20], *list(contents.metadata)[:20]):
+            with suppress(files.InputError):
+                contents.value(name)
+            with suppress(files.InputError):
+                if name in contents.names:
+                    contents.tensor(name, (*dtypes.FLOATS, *dtypes.COUNTS))
 
 
 def main() -> None:
@@ -110,16 +107,17 @@ def main() -> None:
             (corpus / f"seed{index}").write_bytes(seed)
     folder = Path(tempfile.mkdtemp())
     path = folder / "file"
-    path.write_bytes(seeds()[0])
-    _read(path)  # what is imported late is open no more
+    for seed in seeds():  # what is imported late is then imported
+        path.write_bytes(seed)
+        _read(path)
     pickle.loads = pickle.load = pickle.Unpickler = _poisoned  # type: ignore[misc,assignment]
 
     watching = False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if watching and event == "open" and arguments[0] not in (str(path), path):
-            if not isinstance(arguments[0], int):
-                raise AssertionError(f"{arguments[0]} was opened")
+            # By its number is what is open already.
+            assert isinstance(arguments[0], int), f"{arguments[0]} was opened"
 
     sys.addaudithook(hook)
     tracemalloc.start()

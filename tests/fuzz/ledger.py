@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 #: The profiles, and about how many cases all tests of this folder have together in each.
-TOTALS = {"sample": 1_500, "fuzz": 110_000}
+TOTALS = {"sample": 1_000, "fuzz": 110_000}
 
 _COMMON: dict[str, Any] = {
     "deadline": None,  # first calls compile
@@ -21,7 +21,7 @@ settings.register_profile("sample", derandomize=True, **_COMMON)
 settings.register_profile("fuzz", **_COMMON)
 
 #: Shares of all the cases add up to this.
-_WHOLE = 1000
+_WHOLE = 1360
 
 
 def profile() -> str:
@@ -34,7 +34,7 @@ COUNTS: Counter[tuple[str, str]] = Counter()
 
 
 def cases(share: float) -> Callable[[Any], Any]:
-    """Settings for a test that has this share, in thousandths, of all cases.
+    """Settings for a test that has this share, of :data:`_WHOLE`, of all cases.
 
     The shares of a test that is parametrised count for each of its parameters.
     """
