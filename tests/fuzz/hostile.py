@@ -54,7 +54,7 @@ WRONG_DTYPES = [
 # Memory
 
 
-class _Short:
+class Short:
     """Shown by Hypothesis as its repr."""
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -62,7 +62,7 @@ class _Short:
 
 
 @dataclass(frozen=True, repr=False)
-class View(_Short):
+class View(Short):
     """A tensor: where it lies in an arena, in bytes."""
 
     shape: tuple[int, ...]
@@ -261,10 +261,9 @@ class Operator:
         name: as in the public API.
         tensors: each parameter's kind ("data", "channel", "group", "count", "ranks"), in order.
         required: those that may not be None.
-        spreads: parameters that are about a spread: a variance, 1/std, or a number of elements.
-        options: the strategies of the arguments that are no tensors.
-        outputs: of the options: each output's kind, and where its dtype comes from.
-        masks: how the options turn outputs off.
+        outputs: each one's kind, and the first of these that is there gives a new one its dtype
+            ("mean" being the mean in use, "wide" the type that the data are computed in).
+        options: the arguments that are no tensors.
         alone: whether there is one output, which is not in a tuple.
     """
 
@@ -407,7 +406,7 @@ _MOMENTA = [0.1, 1.0, 0.0, 0.5, -0.5, 2.0, math.nan, math.inf]
 
 
 @st.composite
-def _options(draw: Any, operator: Operator, shape: tuple[int, ...], kind: str) -> dict[str, Any]:
+def _options(draw: Any, operator: Operator, kind: str) -> dict[str, Any]:
     """Legal values; the axis is settled already, and comes from elsewhere."""
     everyday = kind in ("normal", "few")
     made: dict[str, Any] = {}
@@ -425,7 +424,7 @@ def _options(draw: Any, operator: Operator, shape: tuple[int, ...], kind: str) -
 
 
 @dataclass(repr=False)
-class Call(_Short):
+class Call(Short):
     """A call: its tensors and options, and the outputs that are given.
 
     Attributes:
@@ -516,7 +515,7 @@ def calls(
         axis = draw(st.integers(1 if grouped else 0, len(shape) - 1))
     channels = shape[axis]
     kind = draw(st.sampled_from(KINDS_OF_VALUES))
-    options = draw(_options(operator, shape, kind))
+    options = draw(_options(operator, kind))
     if "channel_axis" in operator.options:
         spelled = draw(st.sampled_from([axis, axis - len(shape)]))
         options["channel_axis"] = _same_value(draw, spelled, [int, np.int64, np.int8])
@@ -576,7 +575,6 @@ def _drawn_outputs(
     out: dict[str, View | None] = {}
     before: list[View] = []
     how = {**how, "whole": True}
-    # Between whose elements: of each once, and in no memory of another's.
     for name, (about, _) in call.operator.outputs.items():
         if not call.wanted[name] or draw(st.integers(0, 3)) == 0:
             out[name] = None

@@ -242,7 +242,6 @@ def check_of_variance(
         exact = reference.batch_norm_backward(**wide, training=True)
         options = {"training": True}
         good = _in_range(operator, wide, options, 1, np.float32, np.float64)
-        # As the arithmetic has it, 1/std is an intermediate of its own.
         for name, value in results.items():
             assert value is not None
             _judge(operator, name, value, exact[name], dtypes.float32, good, 1)

@@ -55,7 +55,7 @@ _DENSE = ("ND", "NC", "NCL", "NCHW", "NCDHW")
 
 
 @dataclass(repr=False)
-class Call(hostile._Short):
+class Call(hostile.Short):
     """A legal call.
 
     Attributes:
@@ -337,9 +337,9 @@ def _acl_tensor(shape: Any, dtype: str, order: str, elements: int | None = None)
 
 def _mistake(draw: Any, call: Call, made: dict[str, Any]) -> tuple[int, str | None]:
     """Makes one thing wrong; the status, and the parameter that the error names."""
-    needed = {"gradOut", "input", "mean", "invstd", "rstd", "sumDy", "sumDyXmu", "counter"}
+    required = {"gradOut", "input", "mean", "invstd", "rstd", "sumDy", "sumDyXmu", "counter"}
     wanted = [name for name, asked in call.wanted.items() if asked]
-    needed = {name for name in call.views if name in needed and name not in call.wanted}
+    needed = {name for name in call.views if name in required and name not in call.wanted}
     seen = [name for name in call.views if name in wanted or name not in call.wanted]
     way = draw(st.sampled_from(
         ["null", "dtype", "format", "shape", "no tensor", "memory", "product", "mask", "flag"]

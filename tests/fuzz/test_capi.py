@@ -85,8 +85,7 @@ class Blocks:
 
     Args:
         views: the tensors.
-        allocate, copy: the steps that make a block, and that fill it.
-        free: that frees it.
+        dialect: whose memory: "acl" or "infini".
     """
 
     def __init__(self, views: dict[str, hostile.View], dialect: str) -> None:
@@ -172,7 +171,7 @@ def _phases(function: str, arguments: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _ended(function: str, arguments: dict[str, Any]) -> list[Any]:
+def _ended(arguments: dict[str, Any]) -> list[Any]:
     """Every handle destroyed."""
     steps: list[Any] = []
     for name, value in arguments.items():
@@ -192,7 +191,7 @@ def test_aclnn_legal(child: Child, function: str, data: Any) -> None:
     phases = _phases(function, arguments)
     before, watched = call.inputs(), call.watched()
     again = (function, phases[2][1])
-    after = [again, *_ended(function, arguments), *blocks.freed(), *blocks.freed()]
+    after = [again, *_ended(arguments), *blocks.freed(), *blocks.freed()]
     results = child.run([*steps, *phases, *blocks.read(), *after])
     made, rest = results[: len(steps)], results[len(steps) :]
     assert set(made) <= {0}
@@ -320,7 +319,7 @@ def test_infiniop_calls(child: Child, drawn: Any, data: Any) -> None:
             steps.append(("infinirtFree", [("made", blocks.name(views[name]))]))
             read = [step for step in read if step[1] != blocks.name(views[name])]
     before = {name: np.array(views[name].array) for name in test_infiniop.INPUTS}
-    watched = test_infiniop._watched(views)
+    watched = test_infiniop.watch(views)
     ended = [("infiniopDestroyBatchNormBackwardDescriptor", [("made", "op")])] * 2
     results = child.run([*steps, *_infini_run(pointers, descriptors), *read, *ended])
     assert set(results[: len(steps)]) <= {0}
@@ -352,7 +351,7 @@ _SAFE = {
 }
 
 
-def _argument(draw: Any, kind: str, name: str) -> Any:
+def _argument(draw: Any, kind: str) -> Any:
     plain = kind.removeprefix("const ")
     if plain in ("float", "double"):
         return draw(st.sampled_from([0.0, 1e-5, -1.0]))
@@ -388,7 +387,7 @@ def test_any_calls(child: Child, data: Any) -> None:
     functions = [name for name in _SAFE if not name.startswith(("aclrtMemcpy", "infinirtMemcpy"))]
     for _ in range(data.draw(st.integers(1, 8))):
         name = data.draw(st.sampled_from(functions))
-        steps.append((name, [_argument(data.draw, kind, name) for kind in _SAFE[name]]))
+        steps.append((name, [_argument(data.draw, kind) for kind in _SAFE[name]]))
     results = child.run([*steps, ("aclInit", [None])])
     for (name, *_), result in zip(steps[2:], results[2:], strict=False):
         if name.startswith("infini"):
