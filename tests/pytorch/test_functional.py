@@ -357,4 +357,7 @@ def test_booleans_for_numbers():
             module.batch_norm(x, mean, var, **options) for module in (functional, theirs)
         )
         assert torch.equal(found, expected)
-    assert torch.equal(*(m.group_norm(x, True, eps=True) for m in (functional, theirs)))
+    found, expected = (module.group_norm(x, 1, eps=True) for module in (functional, theirs))
+    assert torch.equal(found, expected)
+    with pytest.raises(TypeError, match=r"^group_norm\(\): argument 'num_groups' .* not bool$"):
+        functional.group_norm(x, True)
