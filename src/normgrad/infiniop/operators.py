@@ -160,7 +160,7 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
     name = "infinirtSetDevice"
     kind = _kind(name, device)
     _supported(name, kind)
-    if device_id != 0:
+    if _integer(name, "device_id", device_id) != 0:
         raise InfiniError(
             Status.INFINI_STATUS_DEVICE_NOT_FOUND,
             name,
@@ -285,13 +285,14 @@ def infiniopCreateTensorDescriptor(
         InfiniError: BAD_PARAM.
     """
     name = "infiniopCreateTensorDescriptor"
-    dims = _integers(name, "shape", shape, ndim)
+    rank = _integer(name, "ndim", ndim)
+    dims = _integers(name, "shape", shape, rank)
     if any(size < 0 for size in dims):
         raise _bad(name, "shape", f"{dims} has a negative size; allowed: 0 or more")
     steps = (
         layout.contiguous_strides(dims)
         if strides is None
-        else _integers(name, "strides", strides, ndim)
+        else _integers(name, "strides", strides, rank)
     )
     try:
         kind = infiniDtype_t(dtype)
@@ -304,13 +305,20 @@ def infiniopCreateTensorDescriptor(
     return infiniopTensorDescriptor_t(dims, steps, kind)
 
 
-def _integers(function: str, name: str, values: Any, count: Any) -> tuple[int, ...]:
+def _integer(function: str, name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except Exception:  # what is none raises what it likes
+        raise _bad(function, name, f"{shown(value)}; allowed: an integer") from None
+
+
+def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
     try:
         found = tuple([operator.index(value) for value in values])
     except Exception:  # what is no sequence, or no integers, raises what it likes
         raise _bad(function, name, f"{shown(values)}; allowed: {count} integers") from None
     if len(found) != count:
-        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {shown(count)}")
+        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {count}")
     return found
 
 
