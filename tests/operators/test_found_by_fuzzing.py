@@ -79,6 +79,20 @@ def test_arguments_that_cannot_be_printed(name, allowed):
 def test_specs_of_what_cannot_be_printed():
     with pytest.raises(TypeError, match=r"^shape: an Unprintable is not a sequence of "):
         ng.TensorSpec(Unprintable(), "float32")
+    with pytest.raises(TypeError, match=r"^dtype: an Unprintable is not supported; allowed: "):
+        ng.TensorSpec((2, 3), Unprintable())
+
+
+class Failing:
+    """Whatever it is asked, it fails."""
+
+    def __getattr__(self, name: str) -> None:
+        raise RuntimeError(name)
+
+
+def test_a_dtype_that_fails_to_say_what_it_is():
+    with pytest.raises(TypeError, match=r"^dtype: .*Failing object.* is not supported; allowed: "):
+        ng.TensorSpec((2, 3), Failing())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
