@@ -81,7 +81,8 @@ class Case:
             if kept:
                 self._cells[kept[0]] = ctypes.c_void_p(result)
                 result = 0 if result else None
-            results.append(result)
+            # A NaN is no literal.
+            results.append(str(result) if isinstance(result, float) else result)
         return results
 
 

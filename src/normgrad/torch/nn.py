@@ -33,15 +33,20 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         mean, var = self.running_mean, self.running_var
         if not self.training:
             absent = mean is None and var is None
-            return self._normalise(input, mean, var, absent, self.momentum or 0.0)
+            return self._normalise(input, mean, var, absent, self._share)
         if not self.track_running_stats:
-            return self._normalise(input, None, None, True, self.momentum or 0.0)
+            return self._normalise(input, None, None, True, self._share)
         batches = self.num_batches_tracked
         if batches is not None:
             batches.add_(1)
             if self.momentum is None and mean is not None and var is not None:
                 return self._averaging(input, mean, var, batches)
-        return self._normalise(input, mean, var, True, self.momentum or 0.0)
+        return self._normalise(input, mean, var, True, self._share)
+
+    @property
+    def _share(self) -> Any:
+        """The new batch's part in the running statistics."""
+        return 0.0 if self.momentum is None else self.momentum
 
     def _normalise(
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
