@@ -117,7 +117,10 @@ class NumPy(Framework):
     name = "NumPy array"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        if isinstance(value, np.ma.MaskedArray):
+        # NumPy would import it now, in the middle of what another thread may fork: whoever has a
+        # masked array has done so before.
+        masked = sys.modules.get("numpy.ma")
+        if masked is not None and isinstance(value, getattr(masked, "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
         # The array itself, whatever a subclass makes of it.
         array = np.asarray(value)
