@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -72,14 +73,7 @@ class Case:
     @property
     def name(self) -> str:
         """The case in one line, which finds it again."""
-        said = [self.topic.name.lower(), self.kind]
-        for field in fields(self)[2:]:
-            value = getattr(self, field.name)
-            if field.name in ("shape", "dtype", "layout"):
-                said.append("x".join(map(str, value)) if field.name == "shape" else value)
-            elif field.name != "normal" and value != field.default:
-                said.append(f"{field.name}={_spelled(value)}")
-        return "/".join(said)
+        return in_one_line(self)
 
     def __str__(self) -> str:
         return self.name
@@ -132,6 +126,18 @@ class Case:
         else:
             first = lay_out(np.full(like.shape, np.nan, like.dtype), self.out)
         made.give(first)
+
+
+def in_one_line(case: Any) -> str:
+    """A dataclass's fields: what a case always has, and what differs from its defaults."""
+    said = [case.topic.name.lower(), case.kind]
+    for field in fields(case):
+        value = getattr(case, field.name)
+        if field.name in ("shape", "dtype", "layout"):
+            said.append("x".join(map(str, value)) if field.name == "shape" else value)
+        elif field.name not in ("topic", "kind", "normal") and value != field.default:
+            said.append(f"{field.name}={_spelled(value)}")
+    return "/".join(said)
 
 
 def _spelled(value: object) -> str:

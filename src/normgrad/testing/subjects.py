@@ -19,6 +19,7 @@ from ..operators.by_name import FUNCTIONS
 from .cases import Case, Topic
 from .outcomes import Outcome
 from .tensors import Array, Call
+from .watched import Watched
 
 #: Numbers of threads that must give the same bits; None for as many as there are.
 THREADS = (1, 2, 3, None)
@@ -161,7 +162,7 @@ class _Given:
         values = [call.tensors.get(name) for name in names]
         self.tensors = [None if value is None else self._to(value) for value in values]
         self._before = {
-            name: _Memory(value)
+            name: Watched(value)
             for name, value in (*call.tensors.items(), ("out", call.first_out))
             if value is not None
         }
@@ -189,45 +190,8 @@ class _Given:
         return tuple(
             f"{name}: {fault}"
             for name, memory in self._before.items()
-            if (fault := memory.fault(written))
+            if (fault := memory.fault(memory.value is written))
         )
-
-
-class _Memory:
-    """All the memory that an array is a view of, as it was."""
-
-    def __init__(self, value: Array) -> None:
-        self._value = value
-        self._whole = value
-        while isinstance(self._whole.base, np.ndarray):
-            self._whole = self._whole.base
-        self._before = self._copy()
-
-    def _copy(self) -> Array:
-        return np.frombuffer(self._whole.tobytes("A"), np.uint8).copy()
-
-    def fault(self, written: Array | None) -> str:
-        """What is other than it was, but for an output's own elements."""
-        now = self._copy()
-        if written is not self._value:
-            return "" if (now == self._before).all() else "written to"
-        if not self._value.size:
-            return ""
-        for copy in (now, self._before):
-            self._view(copy)[...] = 0
-        return "" if (now == self._before).all() else "written beside"
-
-    def _view(self, copy: Array) -> Array:
-        """The array's elements in a copy of its memory."""
-        start = self._value.ctypes.data - _lowest(self._whole)
-        layout = (self._value.shape, np.dtype(f"u{self._value.itemsize}"))
-        return np.ndarray(*layout, copy.data, start, self._value.strides)
-
-
-def _lowest(whole: Array) -> int:
-    """The address of an array's first byte in memory."""
-    low, _ = np.lib.array_utils.byte_bounds(whole)
-    return low
 
 
 # PyTorch's tensors
