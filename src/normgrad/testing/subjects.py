@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -33,8 +36,31 @@ class SubjectError(Exception):
     """There is no implementation of the given name, or it is none; the text says why."""
 
 
-class Subject:
-    """An implementation to be tried.
+class Implementation(ABC):
+    """What can be tried.
+
+    Attributes:
+        name: what it is called in a report.
+        suite: which of the suites it is tried with.
+        strict: whether it must accept all that normgrad does, and name arguments in errors.
+    """
+
+    name: str
+    suite: str
+    strict: bool
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, str]:
+        """What a report says of it."""
+
+    @abstractmethod
+    def run(self, case: Any) -> Outcome:
+        """What comes of a case of its suite. Whatever goes wrong is part of that."""
+
+
+class Subject(Implementation):
+    """An implementation to be tried, in Python.
 
     Args:
         name: what it is called in a report.
@@ -73,19 +99,18 @@ class Subject:
         self.device: str = getattr(operators, "device", "cpu")
         self._set_num_threads = getattr(operators, "set_num_threads", None)
 
-    #: Which of the suites it is tried with.
     suite = "operators"
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a report says of it."""
+        """See :class:`Implementation`."""
         return {
             "operators": ", ".join(self.functions),
             "tensors": f"{self.framework}, {self.device}",
         }
 
     def run(self, case: Case) -> Outcome:
-        """What comes of a case. Whatever an operator raises is part of that."""
+        """See :class:`Implementation`."""
         function = self.functions.get(case.call().name)
         if function is None:
             return Outcome(absent=f"no {case.call().name}")
@@ -272,13 +297,17 @@ def _imported(spec: str) -> Subject:
     return Subject(spec, found)
 
 
-def load(spec: str) -> Subject:
+#: How the file of a shared library is called.
+_LIBRARY = re.compile(r".*\.so(\.\d+)*")
+
+
+def load(spec: str) -> Implementation:
     """The implementation of a name.
 
     Args:
-        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels;
-            "module:Name" for an object or class of a module that can be imported, or for all of a
-            module without the colon.
+        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
+            shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
+            module that can be imported, or for all of a module without the colon.
 
     Raises:
         SubjectError: there is none, or it is none.
@@ -292,4 +321,8 @@ def load(spec: str) -> Subject:
         except ModuleNotFoundError as error:
             raise SubjectError(f"torch: {error}") from None
         return Subject(Aten.name, Aten)
+    if _LIBRARY.fullmatch(spec) or Path(spec).is_file():
+        from .libraries import load_library
+
+        return load_library(spec)
     return _imported(spec)
