@@ -128,16 +128,24 @@ class Case:
         made.give(first)
 
 
+#: What every case's name says.
+_SAID = ("shape", "dtype", "layout")
+
+
 def in_one_line(case: Any) -> str:
-    """A dataclass's fields: what a case always has, and what differs from its defaults."""
-    said = [case.topic.name.lower(), case.kind]
-    for field in fields(case):
-        value = getattr(case, field.name)
-        if field.name in ("shape", "dtype", "layout"):
-            said.append("x".join(map(str, value)) if field.name == "shape" else value)
-        elif field.name not in ("topic", "kind", "normal") and value != field.default:
-            said.append(f"{field.name}={_spelled(value)}")
-    return "/".join(said)
+    """A case's fields: what all have, and what differs from its default."""
+    said = [case.topic.name.lower(), case.kind, "x".join(map(str, case.shape))]
+    said += [getattr(case, name) for name in _SAID[1:] if hasattr(case, name)]
+    return "/".join((*said, *differences(case, ("topic", "kind", "normal", *_SAID))))
+
+
+def differences(case: Any, besides: tuple[str, ...]) -> list[str]:
+    """A dataclass's fields that are not as usual, but for some."""
+    return [
+        f"{field.name}={_spelled(getattr(case, field.name))}"
+        for field in fields(case)
+        if field.name not in besides and getattr(case, field.name) != field.default
+    ]
 
 
 def _spelled(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .aclnn_library import ACLNN, AclnnLibrary
 from .c_functions import open_library
 from .infiniop_library import INFINIOP, InfiniopLibrary
 from .subjects import Implementation
@@ -13,5 +14,5 @@ def load_library(path: str) -> Implementation:
     Raises:
         SubjectError: there is no such file, or it is no library, or speaks neither.
     """
-    _, functions = open_library(path, (INFINIOP,))
-    return InfiniopLibrary(path, functions)
+    dialect, functions = open_library(path, (INFINIOP, ACLNN))
+    return (InfiniopLibrary if dialect is INFINIOP else AclnnLibrary)(path, functions)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import infiniop_suite
+from . import aclnn_suite, infiniop_suite
 from .outcomes import Judged, Outcome, judge
 from .suite import cases
 
@@ -31,4 +31,5 @@ class Suite:
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick), judge),
     "infiniop": Suite(infiniop_suite.cases, infiniop_suite.judge),
+    "aclnn": Suite(aclnn_suite.cases, aclnn_suite.judge),
 }
