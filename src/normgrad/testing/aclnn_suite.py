@@ -354,7 +354,7 @@ def _of_tensor(operator: str, row: Parameter, product: Product) -> Iterator[tupl
         yield "null", _argument(name, None)
     for dtype in _wrong_dtypes(operator, row, product):
         yield dtype, _look(_dtype(dtype), name)
-    for format in ("NHWC", "NC1HWC0", "UNDEFINED"):
+    for format in ("NHWC", "NC1HWC0"):
         yield format, _look(_format(format), name)
     for word, change in _wrong_shapes(operator, row).items():
         yield word, _look(change, name)
@@ -457,7 +457,7 @@ class _Cases:
             *(self._values, self._means, self._masks, self._absent, self._vectors, self._outputs),
             *(self._shapes, self._special, self._mistakes, self._determinism),
         ):
-            yield tuple(part())
+            yield tuple({case.name: case for case in part()}.values())  # what is usual is said twice
 
     def _case(self, computed: OperatorsCase, **more: Any) -> Case:
         if computed.dtype in HALVES and not computed.parameters:
@@ -483,8 +483,9 @@ class _Cases:
                 yield self._case(replace(bases[0], layout=where, normal=where != "expanded"))
             yield self._case(replace(bases[0], x_layout="channels_last"))
             yield from (self._case(each) for each in self._mixed(bases[0]))
-            for format, shape in _CHANNEL_FIRST.items():
-                yield self._case(replace(bases[0], shape=shape), format=format)
+            if dtype == "float32":
+                for format, shape in _CHANNEL_FIRST.items():
+                    yield self._case(replace(bases[0], shape=shape), format=format)
             if self._product.name == products.ASCEND_950:
                 for format, shape in _CHANNEL_LAST.items():
                     last = replace(bases[0], shape=shape, channel_axis=-1)
@@ -517,7 +518,8 @@ class _Cases:
     def _absent(self) -> Iterator[Case]:
         yield from map(self._case, self._part(Topic.ABSENT))
         for kind in ("train", "eval"):
-            yield self._case(OperatorsCase(Topic.ABSENT, kind, (3, 4, 25)), more=True)
+            if kind in self._kinds:
+                yield self._case(OperatorsCase(Topic.ABSENT, kind, (3, 4, 25)), more=True)
 
     def _vectors(self) -> Iterator[Case]:
         for each in self._part(Topic.VECTORS):
@@ -549,7 +551,7 @@ class _Cases:
     def _determinism(self) -> Iterator[Case]:
         for each in self._part(Topic.DETERMINISM):
             yield self._case(each)
-            yield self._case(each, runs=3)
+            yield self._case(replace(each, shape=(3, 4, 50)), runs=3)
 
 
 #: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
