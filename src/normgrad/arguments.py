@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import devices, frameworks, layout
+from . import devices, frameworks, layout, memory
 from .contract import Operator, Output
 from .frameworks import Framework
 from .tensor import TensorSpec
@@ -224,7 +224,10 @@ class Scratch:
             if given < size:
                 raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
         elif device == devices.CPU:
-            self.owner = np.empty(size, np.uint8)
+            try:
+                self.owner = np.empty(size, np.uint8)
+            except MemoryError:
+                raise memory.missing("workspace", size) from None
             start = self.owner.ctypes.data
         else:
             # Gone before the kernels are through: PyTorch's allocator gives it to nobody but those

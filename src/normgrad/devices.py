@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .forks import LOADING
+from .loading import loading
 
 CPU = "cpu"
 _CUDA = "cuda:"
@@ -31,7 +31,7 @@ def unusable(index: int | None = None) -> str | None:
     """Why tensors on GPUs, or on one of them, cannot be computed here; None if they can."""
     if index in _known:
         return _known[index]
-    with LOADING:
+    with loading():
         from .backends.triton import device
     torch = sys.modules.get("torch")
     reason: str | None = device.unusable()

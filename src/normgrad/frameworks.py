@@ -122,7 +122,10 @@ class NumPy(Framework):
         # The array itself, whatever a subclass makes of it.
         array = np.asarray(value)
         if not writing and dtypes.from_numpy(array.dtype) and not _whole_strides(array):
-            return np.array(array)
+            try:
+                return np.array(array)
+            except MemoryError:
+                raise memory.missing(name, array.nbytes) from None
         return array
 
     def device(self, name: str, value: Any) -> str:

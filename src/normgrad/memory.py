@@ -63,6 +63,23 @@ HOT = 256 << 20
 KEPT_VARIABLE = "NORMGRAD_KEPT_MEMORY"
 
 
+def missing(what: str, size: int) -> MemoryError:
+    """The error for memory that the system does not give."""
+    return MemoryError(f"{what}: no memory for {size} bytes; allowed: what the system has left")
+
+
+def need(what: str, size: int) -> None:
+    """Find out beforehand whether there is memory for what would end the process without it.
+
+    Raises:
+        MemoryError: there is not.
+    """
+    try:
+        np.empty(size, np.uint8)
+    except MemoryError:
+        raise missing(what, size) from None
+
+
 class _Block:
     """Memory that starts at a cache line."""
 
@@ -120,16 +137,25 @@ class Pool:
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """Memory of this size that starts at a cache line; with anything in it."""
         if self.limit < size:
-            return _Block(size).data
-        found = None
+            return self._new(size).data
+        return np.asarray(_Lease(self._kept(size) or self._new(size), self))
+
+    def _kept(self, size: int) -> _Block | None:
         for block in tuple(self._blocks):
             if block.size == size:
                 with suppress(ValueError):  # another thread has taken it
                     self._blocks.remove(block)
                     block.is_free = False
-                    found = block
-                    break
-        return np.asarray(_Lease(found or _Block(size), self))
+                    return block
+        return None
+
+    def _new(self, size: int) -> _Block:
+        try:
+            return _Block(size)
+        except MemoryError:
+            # What is kept may be what is missing: a limit on addresses counts it too.
+            self.release()
+            return _Block(size)
 
     def give_back(self, block: _Block) -> None:
         """Keep a block, and of all that are kept the last that fit the limit."""

@@ -266,7 +266,10 @@ class Plan:
         given = 0
         for index, slot, spec, place in self._output_slots:
             if out[index] is None:
-                new = framework.empty_on(spec, gpu, like) if gpu else framework.empty(spec)
+                try:
+                    new = framework.empty_on(spec, gpu, like) if gpu else framework.empty(spec)
+                except MemoryError:
+                    raise memory.missing(self._outputs[index].name, spec.nbytes) from None
                 results[index] = new
                 addresses[slot] = framework.address(place.name, new)
             else:

@@ -41,7 +41,10 @@ def get_num_threads() -> int:
     if wanted is None:
         numba = sys.modules.get("numba")
         if numba is not None:
-            return int(numba.get_num_threads())
+            try:
+                return int(numba.get_num_threads())
+            except ValueError:  # there is nothing that it could have threads of
+                return 1
         wanted = this_machine().cores
     return min(wanted, _most())
 

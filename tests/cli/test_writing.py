@@ -67,7 +67,7 @@ def test_a_folder_that_turns_out_to_be_closed(refused, file, tmp_path, monkeypat
     def closed(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkstemp", closed)
+    monkeypatch.setattr(os, "open", closed)
     out = tmp_path / "out.npz"
     assert refused(file, out=out) == (
         f"{out}: cannot be written; what was there is as it was (Permission denied)"

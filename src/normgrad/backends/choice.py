@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import devices
-from ..forks import LOADING
+from ..loading import loading
 from ..machine import this_machine
 from .cpu import guard
 from .cpu import program as cpu
@@ -106,7 +106,7 @@ class _Cpu(Backend):
         outputs: Places,
         in_place: Mapping[int, tuple[str, ...]],
     ) -> Runner:
-        with LOADING:
+        with loading():
             from .cpu.runtime import Runner
         return Runner(program, guard.table(inputs, outputs, in_place, program.workspace_size))
 
@@ -133,7 +133,7 @@ class _Triton(Backend):
     """``index`` is of the GPU, None for the interpreter on the CPU."""
 
     def __init__(self, index: int | None) -> None:
-        with LOADING:
+        with loading():
             from .triton import device, program
         self.alignment: int = program.ALIGNMENT
         self._program = program
@@ -154,7 +154,7 @@ class _Triton(Backend):
         outputs: Places,
         in_place: Mapping[int, tuple[str, ...]],
     ) -> Runner:
-        with LOADING:
+        with loading():
             from .triton.runtime import Runner
         return _Launcher(Runner(program, self._index), inputs)
 

@@ -9,9 +9,7 @@ import math
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any, get_type_hints
 import normgrad
 
 from ..machine import this_machine
+from ..writing import replacing
 from .contenders import Contenders
 from .suite import Case, Operator, Part, spelled
 from .timing import Times
@@ -220,21 +219,8 @@ def write(path: Path, content: bytes) -> None:
         OSError: what the system says against it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".normgrad-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's files are for their owner alone
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path) as file:
+        file.write(content)
 
 
 def read_table(path: Path, kind: type[Any]) -> tuple[dict[str, str], list[Any]]:

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from .. import __version__
+from ..writing import replacing
 from .declarations import DIALECTS, HEADERS, Dialect
 from .headers import header_text, library_text
 
@@ -118,9 +119,8 @@ def _pkg_config(dialect: Dialect) -> str:
 def _write(path: Path, text: str) -> None:
     """Write a file, so that there is never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(text, "utf-8")
-    half.replace(path)
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 @contextmanager

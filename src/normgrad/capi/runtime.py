@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ..forks import LOADING
+from ..loading import LOADING
 from . import libc
 from .declarations import digest, functions_of
 from .errors import ERRORS

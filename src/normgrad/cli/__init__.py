@@ -11,6 +11,9 @@ from typing import NoReturn
 _NEEDED = ("typer", "rich", "safetensors")
 
 
+#: Exit status where input, output or memory cannot be used.
+UNUSABLE = 2
+
 #: Exit status after an interrupt, as a shell has it.
 INTERRUPTED = 130
 
@@ -23,6 +26,13 @@ def interrupted() -> NoReturn:
     os._exit(INTERRUPTED)
 
 
+def out_of_memory(error: MemoryError) -> NoReturn:
+    """End the process with one line."""
+    why = f"not enough memory ({error})" if str(error) else "not enough memory"
+    print(f"normgrad: {why}", file=sys.stderr)
+    sys.exit(UNUSABLE)
+
+
 def main() -> None:
     """The entry point ``normgrad``."""
     try:
@@ -33,9 +43,11 @@ def main() -> None:
                 "pip install 'normgrad[cli]'",
                 file=sys.stderr,
             )
-            sys.exit(2)
+            sys.exit(UNUSABLE)
         from .app import app
 
         app(prog_name="normgrad")
     except KeyboardInterrupt:
         interrupted()
+    except MemoryError as error:
+        out_of_memory(error)

@@ -10,10 +10,10 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import aclnn, bench, capi, outputs, run, show, warmup
+from . import aclnn, bench, capi, outputs, run, show, verify, warmup
 
-#: Exit statuses: an output over its bound; input or output that cannot be used.
-OVER_BOUND, UNUSABLE = 1, show.UNUSABLE
+#: Exit status where an output is over its bound.
+OVER_BOUND = 1
 
 
 def _signatures() -> str:
@@ -158,6 +158,7 @@ def _info() -> None:
 
 
 app.command("bench")(show.one_line_errors()(bench.bench))
+app.command("verify")(show.one_line_errors()(verify.verify))
 
 
 @app.command("warmup")

@@ -12,7 +12,7 @@ import typer
 
 from ..machine import this_machine
 from . import bench_cuda, show
-from .bench_tables import known, noise, prepare, table, targets_tables, us
+from .bench_tables import keep, known, noise, prepare, table, targets_tables, us
 from .files import InputError
 from .outputs import reported
 
@@ -233,13 +233,14 @@ def _measure(
     path = out / f"cpu-{results.slug(cpu)}{suffix}.csv"
     pictures = picture.draw(found)
     # Before anything is printed: what reads it may go away.
-    with reported(path, "cannot be written; what was there is as it was"):
-        results.write(path, results.table_of(facts, rows))
-        for ending in picture.ENDINGS:
-            if ending in pictures:
-                results.write(path.with_suffix(ending), pictures[ending])
-            else:  # what is there shows another run
-                path.with_suffix(ending).unlink(missing_ok=True)
+    keep(path, results.table_of(facts, rows))
+    for ending in picture.ENDINGS:
+        shown = path.with_suffix(ending)
+        if ending in pictures:
+            keep(shown, pictures[ending])
+        else:  # what is there shows another run
+            with reported(shown, "cannot be removed"):
+                shown.unlink(missing_ok=True)
     _show(found, ", ".join((str(path), *pictures)))
 
 
@@ -262,8 +263,7 @@ def _startup(out: Path, repeat: int | None) -> None:
         except RuntimeError as error:
             raise InputError("bench", str(error)) from None
     path = out / f"startup-{results.slug(cpu)}.csv"
-    with reported(path, "cannot be written; what was there is as it was"):
-        results.write(path, results.table_of(facts, starts))
+    keep(path, results.table_of(facts, starts))
     _show_starts(starts, path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import show
-from .bench_tables import known, needs, noise, prepare, table, targets_tables, us
+from .bench_tables import keep, known, needs, noise, prepare, table, targets_tables, us
 from .files import InputError
 from .outputs import reported
 
@@ -54,7 +54,7 @@ def measure(cases: Sequence[Case], wanted: Wanted) -> None:
     prepare(wanted.out)
     from ..bench import run as effort
     from ..bench.gpu import results, run, suite, timing, unmeasured
-    from ..bench.results import slug, table_of, write
+    from ..bench.results import slug, table_of
     from . import info
 
     facts = results.facts(device.facts, info.cpu_name(), wanted.command)
@@ -80,8 +80,7 @@ def measure(cases: Sequence[Case], wanted: Wanted) -> None:
     if old is not None:
         found = results.added(old, new, [case.id for case in suite.suite()])
     # Before anything is printed: what reads it may go away.
-    with reported(path, "cannot be written; what was there is as it was"):
-        write(path, table_of(found.facts, found.rows))
+    keep(path, table_of(found.facts, found.rows))
     _show(new, path, missing)
 
 

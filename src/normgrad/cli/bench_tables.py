@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import show
 from .files import InputError
-from .outputs import reported
+from .outputs import UNCHANGED, reported
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,6 +31,14 @@ def prepare(out: Path, *names: str) -> None:
     needs(*names)
     with reported(out, "cannot be written to"):
         out.mkdir(parents=True, exist_ok=True)
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write one of a run's files, all or nothing."""
+    from ..bench import results
+
+    with reported(path, UNCHANGED):
+        results.write(path, content)
 
 
 def needs(*names: str) -> None:

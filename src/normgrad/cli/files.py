@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes
+from .. import dtypes, memory
 from ..dtypes import DType
 
 Array = npt.NDArray[Any]
@@ -268,6 +268,7 @@ class _Safetensors(Contents):
         super().__init__(path, size)
         with self._decoding("the header"):
             data = file.read()
+            memory.need("reading", len(data))  # of which a copy is made
             # Not safetensors.numpy.load, which knows no bfloat16.
             decode: Any = safetensors.deserialize
             self._entries: dict[str, Any] = dict(sorted(decode(data)))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,9 +9,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from .. import memory
+from ..writing import replacing
 from .files import Array, Format, InputError
 
 _ALLOWED = "allowed: the name of a file, new or old, in a folder that is there"
+
+#: What is said of a file whose writing failed.
+UNCHANGED = "cannot be written; what was there is as it was"
 
 
 @contextmanager
@@ -59,21 +61,18 @@ def write(path: Path, kind: Format, tensors: Mapping[str, Array]) -> None:
         InputError: what the system says against it.
     """
     target = _target(path)
-    with reported(path, "cannot be written; what was there is as it was"):
-        handle, name = tempfile.mkstemp(prefix=".normgrad-", dir=target.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                _encode(file, kind, tensors)
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(OSError):  # not every file system has permissions
-                temporary.chmod(_mode(target))
-            temporary.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+    with reported(path, UNCHANGED), replacing(target) as file:
+        _encode(file, kind, tensors)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text likewise.
+
+    Raises:
+        InputError: what the system says against it.
+    """
+    with reported(path, UNCHANGED), replacing(_target(path)) as file:
+        file.write(text.encode())
 
 
 def _encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
@@ -83,15 +82,7 @@ def _encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
         return
     from safetensors.numpy import save
 
+    # A copy is made, and one of that.
+    memory.need("writing", 2 * sum(array.nbytes for array in tensors.values()))
     # Contiguous, since it writes the memory as it lies.
     file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
-
-
-def _mode(target: Path) -> int:
-    """The permissions the file has, or would have had if it had been opened by its name."""
-    try:
-        return stat.S_IMODE(target.stat().st_mode)
-    except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask

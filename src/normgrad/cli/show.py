@@ -15,16 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import interrupted
+from . import UNUSABLE, interrupted, out_of_memory
 from .files import InputError
 from .run import Report
 
 #: Columns, where there is no terminal to fit: wider than any table, so that none is cut.
 PIPE_WIDTH = 240
-
-
-#: Exit status where input or output cannot be used.
-UNUSABLE = 2
 
 
 @contextmanager
@@ -36,8 +32,7 @@ def one_line_errors() -> Iterator[None]:
         complain(error)
         raise typer.Exit(UNUSABLE) from None
     except MemoryError as error:
-        complain(f"not enough memory ({error})" if str(error) else "not enough memory")
-        raise typer.Exit(UNUSABLE) from None
+        out_of_memory(error)
     except KeyboardInterrupt:
         interrupted()
 

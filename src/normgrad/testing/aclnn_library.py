@@ -14,9 +14,8 @@ from .. import aclnn
 from ..aclnn import products
 from ..capi.enums import aclError, aclrtMemcpyKind, aclrtMemMallocPolicy, aclSysParamOpt
 from .c_functions import Dialect, Functions, LibrarySubject, RefusedError
-from .cases import Topic
 from .outcomes import Outcome
-from .subjects import NotOfferedError, SubjectError
+from .subjects import OTHER_BITS, NotOfferedError, SubjectError
 from .tensors import Array
 from .watched import GUARD, Watched
 
@@ -302,7 +301,7 @@ class _Sequence:
         before, self.outputs = self.outputs, self._read()
         for name, value in before.items():
             if value.tobytes() != self.outputs[name].tobytes():
-                self.faults.append(f"{name}: other bits when the executor runs again")
+                self.faults.append(f"{name}: {OTHER_BITS} when the executor runs again")
 
     def _handle(self, name: str, value: Argument) -> Any:
         """An argument as phase 1 takes it."""
@@ -388,23 +387,13 @@ class AclnnLibrary(LibrarySubject):
         super().__init__(path, functions, facts)
         self._stream: int | None = None
 
-    def run(self, case: Case) -> Outcome:
-        """See :class:`.subjects.Implementation`."""
-        try:
-            if self._stream is None:
-                self._stream = started(self._functions)
-        except RefusedError as error:
-            return Outcome(error=(error.status, str(error)))
-        first = perform(self._functions, self._stream, case.request())
-        if case.topic is not Topic.DETERMINISM or first.error is not None or first.absent:
-            return first
-        unlike = []
-        for _ in range(3):
-            again = perform(self._functions, self._stream, case.request()).outputs
-            for name, value in first.outputs.items():
-                if name not in again or again[name].tobytes() != value.tobytes():
-                    unlike.append(f"{name}: other bits when it is called again")
-        return Outcome(first.outputs, faults=(*first.faults, *dict.fromkeys(unlike)))
+    def prepare(self) -> None:
+        """See :class:`.c_functions.LibrarySubject`."""
+        self._stream = started(self._functions)
+
+    def perform(self, case: Case) -> Outcome:
+        """See :class:`.c_functions.LibrarySubject`."""
+        return perform(self._functions, self._stream, case.request())
 
 
 def _product(chip: str) -> str:

@@ -23,23 +23,13 @@ class Aten:
 
     @staticmethod
     def batch_norm_backward(
-        grad_out: Any,
-        input: Any,
-        weight: Any,
-        running_mean: Any,
-        running_var: Any,
-        save_mean: Any,
-        save_invstd: Any,
-        *,
+        *tensors: Any,
         training: bool,
         eps: float = 1e-5,
         output_mask: tuple[bool, bool, bool] = (True, True, True),
     ) -> Any:
         """``native_batch_norm_backward``."""
-        statistics = (running_mean, running_var, save_mean, save_invstd)
-        return _aten.native_batch_norm_backward(
-            grad_out, input, weight, *statistics, training, eps, output_mask
-        )
+        return _aten.native_batch_norm_backward(*tensors, training, eps, output_mask)
 
     @staticmethod
     def group_norm_backward(
@@ -71,7 +61,7 @@ class Aten:
         eps: float = 1e-5,
     ) -> Any:
         """``native_batch_norm``, on copies of the running statistics, which it changes."""
-        running = [None if each is None else each.clone() for each in (running_mean, running_var)]
+        running = _copies(running_mean, running_var)
         output, mean, invstd = _aten.native_batch_norm(
             input, weight, bias, *running, training, momentum, eps
         )
@@ -105,7 +95,7 @@ class Aten:
         eps: float = 1e-5,
     ) -> Any:
         """``batch_norm_gather_stats_with_counts``, on copies of the running statistics."""
-        running = [None if each is None else each.clone() for each in (running_mean, running_var)]
+        running = _copies(running_mean, running_var)
         merged = _aten.batch_norm_gather_stats_with_counts(
             input, mean, invstd, *running, momentum, eps, counts
         )
@@ -113,35 +103,15 @@ class Aten:
 
     @staticmethod
     def batch_norm_backward_reduce(
-        grad_out: Any,
-        input: Any,
-        mean: Any,
-        invstd: Any,
-        weight: Any,
-        *,
-        input_g: bool = True,
-        weight_g: bool = True,
-        bias_g: bool = True,
+        *tensors: Any, input_g: bool = True, weight_g: bool = True, bias_g: bool = True
     ) -> Any:
         """``batch_norm_backward_reduce``."""
-        flags = (input_g, weight_g, bias_g)
-        return _aten.batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, *flags)
+        return _aten.batch_norm_backward_reduce(*tensors, input_g, weight_g, bias_g)
 
     @staticmethod
-    def batch_norm_backward_elemt(
-        grad_out: Any,
-        input: Any,
-        mean: Any,
-        invstd: Any,
-        weight: Any,
-        sum_dy: Any,
-        sum_dy_xmu: Any,
-        count: Any,
-    ) -> Any:
+    def batch_norm_backward_elemt(*tensors: Any) -> Any:
         """``batch_norm_backward_elemt``."""
-        return _aten.batch_norm_backward_elemt(
-            grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
-        )
+        return _aten.batch_norm_backward_elemt(*tensors)
 
 
 _THREADS = torch.get_num_threads()
@@ -154,3 +124,7 @@ def _sizes(input: Any) -> tuple[int, int, int]:
     for size in rest:
         positions *= size
     return n, c, positions
+
+
+def _copies(*tensors: Any) -> list[Any]:
+    return [None if each is None else each.clone() for each in tensors]

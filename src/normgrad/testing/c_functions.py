@@ -20,8 +20,9 @@ from ..capi.declarations import functions_of
 from ..capi.enums import aclError
 from ..capi.signatures import Function
 from ..infiniop import infiniStatus_t
+from .cases import Topic
 from .outcomes import Judged, Outcome, Verdict
-from .subjects import Implementation, SubjectError
+from .subjects import OTHER_BITS, Implementation, SubjectError
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,10 @@ def _loaded(name: str | Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
 
 
+#: How often what must give the same bits is called again.
+_AGAIN = 3
+
+
 class LibrarySubject(Implementation):
     """A shared library to be tried.
 
@@ -220,6 +225,7 @@ class LibrarySubject(Implementation):
     """
 
     strict = False
+    _is_ready = False
 
     def __init__(self, path: str, functions: Functions, facts: dict[str, str]) -> None:
         self.name = path
@@ -230,6 +236,37 @@ class LibrarySubject(Implementation):
     def facts(self) -> dict[str, str]:
         """See :class:`Implementation`."""
         return self._facts
+
+    def run(self, case: Any) -> Outcome:
+        """See :class:`.subjects.Implementation`."""
+        try:
+            if not self._is_ready:
+                self.prepare()
+                self._is_ready = True
+        except RefusedError as error:
+            return Outcome(error=(error.status, str(error)))
+        first = self.perform(case)
+        if case.topic is not Topic.DETERMINISM or first.error is not None or first.absent:
+            return first
+        unlike = []
+        for _ in range(_AGAIN):
+            again = self.perform(case).outputs
+            for name, value in first.outputs.items():
+                if name not in again or again[name].tobytes() != value.tobytes():
+                    unlike.append(f"{name}: {OTHER_BITS} when it is called again")
+        return Outcome(first.outputs, faults=(*first.faults, *dict.fromkeys(unlike)))
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What a program does once before it computes, in the process that computes.
+
+        Raises:
+            RefusedError: it cannot be done.
+        """
+
+    @abstractmethod
+    def perform(self, case: Any) -> Outcome:
+        """What comes of one call."""
 
 
 def judge_mistake(case: Any, outcome: Outcome, expected: Outcome) -> Judged:

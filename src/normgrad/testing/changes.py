@@ -175,6 +175,14 @@ def _missing(name: str) -> Change:
     return Change(name, lambda call: call.tensors.__setitem__(name, None))
 
 
+def _no_divisor(call: Call) -> None:
+    """Three groups of four channels, with statistics for as many."""
+    call.options["num_groups"] = 3
+    for name in ("mean", "rstd"):
+        if name in call.tensors:
+            _changed(call, name, lambda old: np.concatenate([old, old], -1)[..., :3])
+
+
 def _short(values: Array) -> Array:
     return values[..., :-1]
 
@@ -220,20 +228,20 @@ def _partly_over(call: Call) -> None:
     call.give(memory[1:].reshape(old.shape))
 
 
+_VECTOR_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
+    "an element short": _short,
+    "an element long": _long,
+    "an axis more": lambda old: old[None],
+}
 _TENSOR_MISTAKES: Mapping[Kind, Mapping[str, Callable[[Array], Array]]] = {
     Kind.DATA: {
         "a sample short": lambda old: old[:-1],
         "a position short": _short,
         "an axis fewer": lambda old: old.reshape(old.shape[0], -1),
     },
-    **dict.fromkeys(
-        (Kind.CHANNEL, Kind.GROUP, Kind.RANKS),
-        {
-            "an element short": _short,
-            "an element long": _long,
-            "an axis more": lambda old: old[None],
-        },
-    ),
+    Kind.CHANNEL: _VECTOR_MISTAKES,
+    Kind.GROUP: _VECTOR_MISTAKES,
+    Kind.RANKS: _VECTOR_MISTAKES,
     Kind.COUNT: {"float64": lambda old: old.astype(np.float64)},
 }
 _FLOAT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
@@ -241,7 +249,7 @@ _FLOAT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
     "complex64": lambda old: old.astype(np.complex64),
 }
 _OPTION_MISTAKES: Mapping[str, tuple[Any, ...]] = {
-    "num_groups": (0, -2, 3),
+    "num_groups": (0, -2),
     "channel_axis": (7, -8),
     "output_mask": ((True,), (True, True, True, True)),
     "training": ("yes",),
@@ -272,6 +280,8 @@ def mistakes(call: Call) -> dict[str, Change]:
         found |= {f"{name}: {what}": _tensor(name, change) for what, change in tried.items()}
         if parameter.required:
             found[f"{name}: missing"] = _missing(name)
+    if "num_groups" in call.choices:
+        found["num_groups: no divisor"] = Change("num_groups", _no_divisor)
     found["input: one axis"] = _reshaped(lambda shape: (-1,))
     found["input: nine axes"] = _reshaped(lambda shape: (*shape, *[1] * (9 - len(shape))))
     for name, values in _OPTION_MISTAKES.items():

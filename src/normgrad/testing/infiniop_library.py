@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ import numpy as np
 from ..infiniop import infiniDevice_t
 from ..infiniop.operators import OUTPUTS
 from .c_functions import Dialect, Functions, LibrarySubject, RefusedError
-from .cases import Topic
 from .outcomes import Outcome
 from .subjects import NotOfferedError
 from .tensors import Array
@@ -209,34 +208,14 @@ class InfiniopLibrary(LibrarySubject):
     def __init__(self, path: str, functions: Functions) -> None:
         facts = {"dialect": "infiniop", "operators": "BatchNormBackward", "tensors": "CPU"}
         super().__init__(path, functions, facts)
-        self._is_ready = False
 
-    def run(self, case: Case) -> Outcome:
-        """See :class:`.subjects.Implementation`."""
-        try:
-            self._prepare()
-        except RefusedError as error:
-            return Outcome(error=(error.status, str(error)))
-        first = perform(self._functions, case.request())
-        if case.topic is not Topic.DETERMINISM or first.error is not None:
-            return first
-        return Outcome(first.outputs, faults=(*first.faults, *self._unlike(case, first.outputs)))
-
-    def _prepare(self) -> None:
-        """Choose the device, once; in the process that computes, which may be a child's."""
-        if self._is_ready:
-            return
+    def prepare(self) -> None:
+        """See :class:`.c_functions.LibrarySubject`."""
         if "infinirtInit" in self._functions:
             self._functions.call("infinirtInit")
         if "infinirtSetDevice" in self._functions:
             self._functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
-        self._is_ready = True
 
-    def _unlike(self, case: Case, outputs: Mapping[str, Array]) -> Sequence[str]:
-        found = []
-        for _ in range(3):
-            again = perform(self._functions, case.request()).outputs
-            for name, value in outputs.items():
-                if name not in again or again[name].tobytes() != value.tobytes():
-                    found.append(f"{name}: other bits when it is called again")
-        return tuple(dict.fromkeys(found))
+    def perform(self, case: Case) -> Outcome:
+        """See :class:`.c_functions.LibrarySubject`."""
+        return perform(self._functions, case.request())

@@ -27,6 +27,9 @@ from .watched import Watched
 #: Numbers of threads that must give the same bits; None for as many as there are.
 THREADS = (1, 2, 3, None)
 
+#: How the fault is called that they do not.
+OTHER_BITS = "other bits"
+
 
 class NotOfferedError(Exception):
     """An implementation does not do what a call needs; not a fault of it."""
@@ -131,7 +134,7 @@ class Subject(Implementation):
                     for name, value in first.outputs.items():
                         found = again.outputs.get(name)
                         if found is None or found.tobytes() != value.tobytes():
-                            unlike.append(f"{name}: other bits with {threads or 'all'} threads")
+                            unlike.append(f"{name}: {OTHER_BITS} with {threads or 'all'} threads")
         faults = (*first.faults, *dict.fromkeys(unlike))
         return Outcome(first.outputs, first.error, faults=faults)
 
@@ -147,9 +150,9 @@ class Subject(Implementation):
             self._set_num_threads(None)
 
     def _once(self, function: Callable[..., Any], call: Call) -> Outcome:
-        given = _Given(self, call)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            given = _Given(self, call)
             named = _accepted(function, given.options)
             try:
                 result = function(*given.tensors, **named)

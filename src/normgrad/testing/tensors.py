@@ -1,4 +1,4 @@
-"""Tensors to test operators with: any layout, any dtype, with statistics as a forward pass has them."""
+"""Tensors to test operators with, in any layout and dtype, with a forward pass's statistics."""
 
 from __future__ import annotations
 

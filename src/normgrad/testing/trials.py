@@ -18,7 +18,6 @@ from .cases import Case
 from .outcomes import Judged, Outcome, Verdict
 from .subjects import SubjectError
 from .suites import SUITES
-from .worker import outcome_of
 
 #: A case that takes longer hangs: none takes a second, but kernels may have to be compiled first,
 #: by a machine that has other things to do.
@@ -89,7 +88,7 @@ class _Process:
             header, arrays = wire.receive(self._in, PATIENCE)
             if "crashed" in header:
                 raise _CrashedError(self.ending(int(header["crashed"])))
-            return outcome_of(header, arrays)
+            return wire.outcome_of(header, arrays)
         except EOFError:
             self.lives = False
             raise _CrashedError(self.ending()) from None
@@ -130,6 +129,7 @@ class Trial:
     Attributes:
         spec: how it was named.
         name: what it calls itself.
+        suite: what it was tried with, one of ``SUITES``.
         facts: what it says of itself.
         strict: whether it must accept all that normgrad does.
         judged: the cases in their order.
@@ -137,6 +137,7 @@ class Trial:
 
     spec: str
     name: str
+    suite: str
     facts: Mapping[str, str]
     strict: bool
     judged: tuple[Judged, ...]
@@ -203,4 +204,4 @@ def try_cases(
             progress(judged[-1])
     finally:
         process.end()
-    return Trial(spec, name, facts, strict, tuple(judged))
+    return Trial(spec, name, str(hello["suite"]), facts, strict, tuple(judged))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
+from .outcomes import Outcome
 from .tensors import Array
 
 _LENGTH = struct.Struct("<Q")
@@ -85,3 +86,20 @@ def _read(descriptor: int, count: int, deadline: float | None) -> bytes:
             raise EOFError
         data += read
     return bytes(data)
+
+
+def outcome_message(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Array]]:
+    """An outcome as a header and arrays."""
+    header = {"error": outcome.error, "absent": outcome.absent, "faults": outcome.faults}
+    return header, dict(outcome.outputs)
+
+
+def outcome_of(header: dict[str, Any], arrays: dict[str, Array]) -> Outcome:
+    """What :func:`outcome_message` was made from."""
+    error = header["error"]
+    return Outcome(
+        arrays,
+        None if error is None else (str(error[0]), str(error[1])),
+        str(header["absent"]),
+        tuple(map(str, header["faults"])),
+    )

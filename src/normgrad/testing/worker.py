@@ -11,29 +11,10 @@ import os
 import resource
 import signal
 import sys
-from typing import Any
 
 from . import wire
-from .outcomes import Outcome
 from .subjects import SubjectError, load
 from .suites import SUITES
-
-
-def outcome_message(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An outcome as a header and arrays."""
-    header = {"error": outcome.error, "absent": outcome.absent, "faults": outcome.faults}
-    return header, dict(outcome.outputs)
-
-
-def outcome_of(header: dict[str, Any], arrays: dict[str, Any]) -> Outcome:
-    """What :func:`outcome_message` was made from."""
-    error = header["error"]
-    return Outcome(
-        arrays,
-        None if error is None else (str(error[0]), str(error[1])),
-        str(header["absent"]),
-        tuple(map(str, header["faults"])),
-    )
 
 
 def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
@@ -69,7 +50,7 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
             header, _ = wire.receive(read)
         except EOFError:
             return
-        wire.send(write, *outcome_message(subject.run(cases[header["case"]])))
+        wire.send(write, *wire.outcome_message(subject.run(cases[header["case"]])))
 
 
 if __name__ == "__main__":

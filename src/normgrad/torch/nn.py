@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import collectives, functional
+from . import collectives, functional, replacement
 
 
 class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
@@ -37,11 +37,13 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         if not self.track_running_stats:
             return self._normalise(input, None, None, True, self.momentum or 0.0)
         batches = self.num_batches_tracked
-        if batches is not None:
-            batches.add_(1)
-            if self.momentum is None and mean is not None and var is not None:
-                return self._averaging(input, mean, var, batches)
-        return self._normalise(input, mean, var, True, self.momentum or 0.0)
+        if batches is None:
+            return self._normalise(input, mean, var, True, self.momentum or 0.0)
+        if self.momentum is None and mean is not None and var is not None:
+            return self._averaging(input, mean, var, batches)
+        output = self._normalise(input, mean, var, True, self.momentum or 0.0)
+        batches.add_(1)  # a batch that could not be computed is none
+        return output
 
     def _normalise(
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
@@ -58,6 +60,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         # Of what they are: an empty batch leaves them so.
         batch_mean, batch_var = mean.clone(), var.clone()
         output = self._normalise(input, batch_mean, batch_var, True, 1.0)
+        batches.add_(1)
         for running, batch in ((mean, batch_mean), (var, batch_var)):
             running.lerp_(batch, batches.to(running.dtype).reciprocal())
         return output
@@ -154,6 +157,4 @@ class SyncBatchNorm(_BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> Any:
         """As :func:`normgrad.torch.convert_sync_batchnorm`."""
-        from .conversion import convert_sync_batchnorm
-
-        return convert_sync_batchnorm(module, process_group)
+        return replacement.synchronised(SyncBatchNorm, module, process_group)

@@ -5,8 +5,8 @@ Numba is imported with this module, which happens when the first program runs.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import hashlib
 import os
 import sys
 import threading
@@ -14,82 +14,28 @@ import types as python_types
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
-from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.np.ufunc import parallel as numba_threads
 
 from ... import dtypes, threads
-from ...forks import LOADING
+from ...loading import compiling, loading
 from . import block as B
 from . import channels, forward, openmp, tiles
 from . import kernel as kernel_module
+from .disk import cache_for
 from .patterns import PATTERNS, SUMMING
 from .program import Program
 
 
-@cache
-def _sources() -> str:
-    """A digest of everything the kernels are compiled from.
-
-    Numba looks only at the file that holds a function, and would go on using a kernel whose
-    helpers in other files have changed.
-    """
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in (*sorted(here.glob("*.py")), here.parent.parent / "problem.py"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-class _KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache on disk, stamped with all sources, and never in the way.
-
-    A cache that cannot be read or written costs a compilation, no more.
-    """
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        self._cache_file._source_stamp = _sources()
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # a truncated or foreign file can raise anything
-            with contextlib.suppress(Exception):
-                self.flush()
-            return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        try:
-            super().save_overload(sig, data)
-        except Exception as error:
-            warnings.warn(
-                f"compiled kernels cannot be kept on disk ({error}); each process compiles them "
-                "again. Set NUMBA_CACHE_DIR to a folder that can be written.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-
-def _cache_for(function: Any) -> Any:
-    try:
-        return _KernelCache(function)
-    except RuntimeError:  # Numba found no folder for it
-        from numba.core.caching import NullCache
-
-        return NullCache()
-
-
 def cache_folder() -> str | None:
     """Where compiled kernels are kept, or None where they are not."""
-    path: str | None = _cache_for(kernel_module.add_sums).cache_path
+    path: str | None = cache_for(kernel_module.add_sums).cache_path
     return path
 
 
@@ -100,8 +46,8 @@ def _compiled(function: Any, signature: Any) -> CFunc:
         locals={},
         options={"error_model": "numpy", "nopython": True},
     )
-    compiled._cache = _cache_for(function)
-    with LOADING:
+    compiled._cache = cache_for(function)
+    with compiling():
         compiled.compile()
     return compiled
 
@@ -136,9 +82,9 @@ def _driver(name: str, parallel: bool) -> Any:
     function.__qualname__ = name
     function.__module__ = drive.__module__
     dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
-    dispatcher._cache = _cache_for(function)
+    dispatcher._cache = cache_for(function)
     signature = types.int64(*[types.int64] * drive.__code__.co_argcount)
-    with LOADING:
+    with compiling():
         dispatcher.compile(signature)
     # Past the dispatcher, which would find out every argument's type again.
     return dispatcher.overloads[signature.args].entry_point
@@ -164,22 +110,81 @@ def _parallel_driver() -> Any:
         return _driver("drive_in_parallel", parallel=True)
 
 
+class _Team(threading.local):
+    """What this thread runs kernels with.
+
+    Attributes:
+        size: the most threads that it has run with, itself among them: they wait for more.
+    """
+
+    size = 1
+
+
 class _Threads:
     """Who may run in parallel, and with how many threads."""
 
     def __init__(self) -> None:
         self.started = False
         self.usable = True
+        self._team = _Team()
         # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
-        # two threads use it at once.
-        self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.Lock()
+        # two threads use it at once. A signal's handler may compute where a call has it already.
+        self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.RLock()
 
     def forked(self) -> None:
         # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child.
         # Whoever started them: a function of the user's, a question about their number, PyTorch.
         started = getattr(numba_threads, "_is_initialized", True) or "torch" in sys.modules
         self.usable = self.usable and not started
-        self.one_at_a_time = threading.Lock()
+        self.one_at_a_time = threading.RLock()
+
+    def usual(self) -> int | None:
+        """How many threads Numba has for this thread, started if they were not; None for none."""
+        if self.started:
+            return int(numba.get_num_threads())
+        if not self.can_have(numba.config.NUMBA_NUM_THREADS):
+            return None
+        try:
+            with loading():
+                return int(numba.get_num_threads())
+        except ValueError as error:
+            self.usable = False
+            why = " ".join(str(error).split())
+            warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
+            return None
+
+    def can_have(self, count: int) -> bool:
+        """Whether this thread can have so many others' help.
+
+        OpenMP ends the process where it cannot start its threads, for want of memory or because a
+        limit is reached. So before it is to start any for this thread, as many are started for a
+        moment.
+        """
+        team = self._team
+        if count <= team.size:
+            return True
+        gate = threading.Lock()
+        gate.acquire()
+        ended = [threading.Lock() for _ in range(count - team.size)]
+        tried = []
+
+        def wait(end: threading.Lock) -> None:
+            with gate:
+                end.release()
+
+        try:
+            for end in ended:
+                end.acquire()
+                _thread.start_new_thread(wait, (end,))
+                tried.append(end)
+        except RuntimeError:
+            return False
+        finally:
+            gate.release()
+            for end in tried:
+                end.acquire()
+        team.size = count
+        return True
 
 
 _threads = _Threads()
@@ -231,15 +236,14 @@ class Runner:
         functions = openmp.of_torch()
         if functions is not None and wanted is not None:
             count = min(wanted, numba.config.NUMBA_NUM_THREADS)
-            if count == 1:
+            if count == 1 or not _threads.can_have(count):
                 return self._run_serially(addresses, given)
             return self._run_serially(addresses, given, _team(functions).ctypes.data, count)
-        usual = 1
-        if wanted != 1:
-            with contextlib.nullcontext() if _threads.started else LOADING:
-                usual = numba.get_num_threads()  # which starts them
+        usual = 1 if wanted == 1 else _threads.usual()
+        if usual is None:
+            return self._run_serially(addresses, given)
         count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
-        if count == 1:
+        if count == 1 or not _threads.can_have(count):
             return self._run_serially(addresses, given)
         driver = _parallel_driver()
         with _threads.one_at_a_time:
@@ -274,9 +278,10 @@ def everything() -> list[tuple[str, Callable[[], Any]]]:
     names = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
     units: list[tuple[str, Callable[[], Any]]] = [
         ("driver", _serial_driver),
-        ("driver with threads", _parallel_driver),
         ("team", partial(_team, (0, 0, 0))),
     ]
+    if _threads.usual() is not None:  # else Numba compiles nothing for them
+        units.append(("driver with threads", _parallel_driver))
     units += [
         (f"{name}, {names[real]} arithmetic", partial(compiled_channel_kernel, name, real))
         for name in _CHANNEL_KERNELS

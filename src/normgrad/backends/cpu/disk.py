@@ -1,0 +1,121 @@
+"""Compiled kernels on disk.
+
+Numba keeps an index beside numbered files. Two processes that compile at once can give one number
+to kernels of two dtypes, and one that is killed in between leaves a number that means an older
+kernel: the next process would compute with the wrong one. So here every kernel has a file of its
+own name, which begins with a digest of what it is for and of all that is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core import serialize
+from numba.core.caching import FunctionCache, NullCache
+
+from ...writing import replacing
+
+
+@cache
+def sources() -> str:
+    """A digest of everything the kernels are compiled from, and with.
+
+    Numba looks only at the file that holds a function, and would go on using a kernel whose
+    helpers in other files have changed.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    for path in (*sorted(here.glob("*.py")), here.parent.parent / "problem.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _Files:
+    """A function's kernels, in the place of Numba's index and its files."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder, self._name = Path(folder), name
+
+    def _path(self, key: Any) -> Path:
+        """By signature and CPU alone: a kernel of changed sources takes the old one's place."""
+        signature, cpu, *_ = key
+        digest = hashlib.sha256(repr((signature, cpu)).encode()).hexdigest()
+        return self._folder / f"{self._name}.{digest[:16]}.nbc"
+
+    @staticmethod
+    def _digest(key: Any, content: bytes) -> bytes:
+        return hashlib.sha256(f"{sources()} {key!r}\n".encode() + content).digest()
+
+    def load(self, key: Any) -> Any:
+        """What was kept for a key; None if that is nothing, or not whole."""
+        try:
+            found = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        size = hashlib.sha256().digest_size
+        if found[:size] != self._digest(key, found[size:]):
+            return None
+        return pickle.loads(found[size:])
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep it."""
+        content = serialize.dumps(data)
+        with replacing(self._path(key)) as file:
+            file.write(self._digest(key, content) + content)
+
+
+def _warn(why: object) -> None:
+    warnings.warn(
+        f"compiled kernels cannot be kept on disk ({why}); each process compiles them again. Set "
+        "NUMBA_CACHE_DIR to a folder that can be written.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+class KernelCache(FunctionCache):  # type: ignore[misc]
+    """Numba's cache on disk, with files of our own, and never in the way.
+
+    A cache that cannot be read or written costs a compilation, no more.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file = _Files(self.cache_path, self._impl.filename_base)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """A kernel from disk, or None."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # what cannot be read can raise anything
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a kernel, or warn."""
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            _warn(error)
+
+
+class _NoCache(NullCache):  # type: ignore[misc]
+    """Where no folder can be written."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Warn."""
+        _warn("no folder can be written")
+
+
+def cache_for(function: Any) -> Any:
+    """What keeps a function's kernels."""
+    try:
+        return KernelCache(function)
+    except RuntimeError:  # Numba found no folder for it
+        return _NoCache()

@@ -1,0 +1,169 @@
+"""``normgrad verify``: the options, and what is printed; the work is in :mod:`normgrad.testing`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from .. import devices
+from . import info, outputs, show
+from .files import InputError
+
+if TYPE_CHECKING:
+    from ..testing.outcomes import Judged
+    from ..testing.trials import Trial
+
+#: Exit status where what was tried does not do what it should.
+BROKEN = 1
+
+#: No more findings than these in the terminal; the page has all.
+_MOST_FINDINGS = 20
+
+#: Those of the topics that a comparison is drawn from.
+_COMPARED = ("VALUES", "MEAN")
+
+
+def verify(
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="What to try: module:Name (a Python object or class with some of the operators), "
+            "torch (PyTorch's own kernels), or else normgrad on this machine's CPU and GPUs.",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A part of the suite.")] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Cases with this in their name.")
+    ] = None,
+    page: Annotated[
+        Path, typer.Option("-o", "--report", metavar="FILE", help="Where the page is written.")
+    ] = Path("normgrad-verify.html"),
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="Try nothing beside it for comparison: PyTorch's kernels beside ours, ours beside "
+            "others'.",
+        ),
+    ] = False,
+) -> None:
+    """Try every operator with every dtype, layout, mask and edge case, against a float64 oracle.
+
+    Each result's largest error is told in units of the bound that the library keeps, in a table and
+    in a page of HTML with pictures that has everything in itself. What is tried runs in a process
+    of its own: where it crashes, that is a row of the table.
+
+    The exit status is 0 if all is as it should be, 1 if a bound is broken, a wrong call is not
+    refused, or the process crashes or hangs, and 2 if FILE cannot be written or there is nothing of
+    that name to try. Legal calls that another implementation refuses do not count against it.
+    """
+    outputs.check_writable(page)
+    specs = _ours() if backend is None else [backend]
+    trials = [_try(spec, quick, only) for spec in specs]
+    if not any(trial.judged for trial in trials):
+        raise InputError("--only", f"no case has {only!r} in its name; allowed: a part of one")
+    passed = all(trial.passed for trial in trials)
+    if not alone:
+        trials += _beside(backend, quick, only, trials)
+    _write(page, trials)
+    _print(trials, page)
+    if not passed:
+        raise typer.Exit(BROKEN)
+
+
+def _ours() -> list[str]:
+    """normgrad on every device that it can use here."""
+    found = ["normgrad"]
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return found
+    if devices.unusable() is None:
+        found += [f"normgrad:cuda:{index}" for index in range(torch.cuda.device_count())]
+    return found
+
+
+def _beside(
+    backend: str | None, quick: bool, only: str | None, tried: Sequence[Trial]
+) -> list[Trial]:
+    """What the first is compared with: PyTorch, or ours."""
+    if tried[0].suite != "operators":
+        return []
+    other = "torch" if backend is None else "normgrad"
+    if other == backend:
+        return []
+    try:
+        return [_try(other, quick, only, compared=quick)]
+    except InputError as error:
+        show.complain(f"note: not compared: {error}")
+        return []
+
+
+def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
+    from ..testing.outcomes import Described
+    from ..testing.subjects import SubjectError
+    from ..testing.trials import try_cases
+
+    def wanted(case: Described) -> bool:
+        return (only is None or only in case.name) and (
+            not compared or case.topic.name in _COMPARED
+        )
+
+    with contextlib.ExitStack() as stack:
+        advance: list[Callable[[str], None]] = []
+
+        def started(name: str, count: int) -> None:
+            bar = stack.enter_context(show.progress(count))
+            advance.append(lambda text: bar(f"{name}: {text}"))
+
+        def progress(judged: Judged) -> None:
+            advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
+
+        try:
+            return try_cases(spec, quick, wanted, started, progress)
+        except SubjectError as error:
+            raise InputError("--backend", str(error)) from None
+
+
+def _write(path: Path, trials: Sequence[Trial]) -> None:
+    from ..testing.page import page
+
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    when = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
+    text = page(trials, command, when, info.gather())
+    outputs.write_text(path, text)
+
+
+def _print(trials: Sequence[Trial], path: Path) -> None:
+    from ..testing import report
+
+    for trial in trials:
+        rows = [(row.title, *row.cells) for row in report.by_topic(trial)]
+        total = report.row("in all", trial.judged)
+        header = ("", *report.HEADER)
+        show.columns(trial.name, header, [*rows, (total.title, *total.cells)])
+        show.print_lines(*(Text(f"{claim.title}: {claim.text}") for claim in report.claims(trial)))
+    for trial in trials:
+        found = report.findings(trial)
+        if found:
+            show.columns(
+                f"{trial.name}: what is wrong",
+                ("verdict", "cases", "for example", ""),
+                [
+                    (each.first.verdict.value, str(len(each.judged)), each.first.case.name,
+                     each.first.detail)
+                    for each in found[:_MOST_FINDINGS]
+                ],
+            )  # fmt: skip
+            if len(found) > _MOST_FINDINGS:
+                show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {path}")
+    show.print_lines(Text(f"written  {show.plain(path)}"))

@@ -1,0 +1,120 @@
+"""Imports and compilations: neither forked nor interrupted in the middle, and one at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from . import memory
+
+#: Held while modules are imported and kernels compiled: a child that was forked meanwhile would
+#: have the import system's and Numba's locks held for ever, by a thread that it does not have. The
+#: C libraries' forks wait for it, before anything else.
+LOADING = threading.RLock()
+
+#: How many seconds Python's own forks wait for it. Their hooks run in the middle of other modules',
+#: whose locks an import may want, so they cannot wait for ever. Compiling all that one call needs
+#: takes some ten seconds.
+PATIENCE = 60.0
+
+
+#: The bytes that have to be there before anything is compiled: LLVM ends the process where it finds
+#: none. No kernel took more than 28 MiB to compile, or 5 to read from disk.
+ROOM = 64 << 20
+
+
+class _Forks:
+    """What the hooks of Python's own forks know.
+
+    Attributes:
+        waited: whether the last fork had the lock.
+        lost: whether this process was forked while another thread held it.
+    """
+
+    waited = False
+    lost = False
+
+    def before(self) -> None:
+        self.waited = LOADING.acquire(timeout=PATIENCE)
+
+    def in_parent(self) -> None:
+        if self.waited:
+            LOADING.release()
+
+    def in_child(self) -> None:
+        if self.waited:
+            LOADING.release()
+        else:
+            self.lost = True
+
+
+_forks = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_forks.before, after_in_parent=_forks.in_parent, after_in_child=_forks.in_child
+    )
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """A context in which modules are imported or kernels compiled.
+
+    Raises:
+        RuntimeError: this process was forked in the middle of another thread's.
+        KeyboardInterrupt: at the end, if it came meanwhile.
+    """
+    if _forks.lost:
+        raise RuntimeError(
+            "this process was forked while another thread was compiling kernels; allowed: a fork "
+            "before or after that, or another start method, such as multiprocessing's 'spawn'"
+        )
+    with LOADING, _interrupts_held():
+        yield
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """A context in which kernels are compiled, or read from disk.
+
+    Raises:
+        MemoryError: there is too little for it.
+        RuntimeError, KeyboardInterrupt: as :func:`loading`.
+    """
+    memory.need("compiling kernels", ROOM)
+    with loading():
+        yield
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let an interrupt come at the end, and not in the middle.
+
+    There it would leave a module or a compiler half made; and where LLVM calls back into Python it
+    would be lost with a complaint.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    # Handlers are called in the main thread, and are set there alone.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[Any] = []
+
+    def hold(number: int, frame: Any) -> None:
+        came.append(frame)
+
+    try:
+        signal.signal(signal.SIGINT, hold)
+    except ValueError:  # a subinterpreter's main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is hold:  # and nobody has set another
+            signal.signal(signal.SIGINT, before)
+        if came:
+            before(signal.SIGINT, came[0])

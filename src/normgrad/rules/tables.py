@@ -1,0 +1,206 @@
+"""The tables, and the one engine that checks them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
+
+from .calls import Aspect, Break, Call, ContractError, Product, Tensor, one_of
+from .tensors import DtypeRule, Rank, Rule
+
+# When a parameter is needed
+
+
+class When(ABC):
+    """Whether a null is an error; and whether a tensor that is there is looked at."""
+
+    @abstractmethod
+    def needed(self, call: Call) -> bool:
+        """Whether it must be there."""
+
+    def looked_at(self, call: Call) -> bool:
+        """Whether it is checked, if it is there."""
+        return True
+
+
+@dataclass(frozen=True)
+class Always(When):
+    """A null is an error."""
+
+    def needed(self, call: Call) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "required"
+
+
+@dataclass(frozen=True)
+class MayBeNull(When):
+    """A null is none."""
+
+    def needed(self, call: Call) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "may be null"
+
+
+@dataclass(frozen=True)
+class IfAsked(When):
+    """Needed if a flag, or an entry of a mask, is true."""
+
+    flag: str
+    entry: int | None = None
+    always_looked_at: bool = False
+
+    def needed(self, call: Call) -> bool:
+        if self.flag in call.malformed:
+            return False
+        value = call.scalars[self.flag]
+        if self.entry is not None:
+            value = self.entry < len(value) and value[self.entry]
+        return value is True
+
+    def looked_at(self, call: Call) -> bool:
+        return self.always_looked_at or self.needed(call)
+
+    def __str__(self) -> str:
+        asked = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
+        return f"if {asked}" + (", checked if given" if self.always_looked_at else "")
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor's row of a table. ``exceptions``: what other rules a product has in its place."""
+
+    name: str
+    when: When
+    dtypes: tuple[DtypeRule, ...]
+    formats: tuple[Rule, ...] = ()
+    rank: Rank | None = None
+    shape: Rule | None = None
+    strides: Rule | None = None
+    is_output: bool = False
+    exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def on(self, product: str) -> Parameter:
+        """The row as it is for one product."""
+        changes = self.exceptions.get(product)
+        return replace(self, **changes, exceptions={}) if changes else self
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """All that a tensor must keep to, in the order in which they are looked at.
+
+        The rank comes first: other rules count on it.
+        """
+        rules = (self.rank, *self.dtypes, *self.formats, self.shape, self.strides)
+        return tuple(rule for rule in rules if rule is not None)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A row for an argument that is no tensor. ``broken`` says what a wrong value was and may be.
+
+    ``is_pointer``: a null is an error of its own.
+    """
+
+    name: str
+    text: str
+    broken: Callable[[Any, Call], tuple[str, str] | None]
+    is_pointer: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """An operator's table, its rows in the order of its arguments.
+
+    ``sizes``: gives shapes their sizes once the ranks, dtypes and formats of ``sized_by`` are
+    right; it may find them broken. ``stages``: aspects that are looked at one after the other, in
+    each all tensors; the shapes' stage is where sizes are taken.
+    """
+
+    name: str
+    rows: tuple[Parameter | Scalar, ...]
+    sizes: Callable[[Call], Mapping[str, int]]
+    sized_by: tuple[str, ...] = ()
+    stages: tuple[tuple[Aspect, ...], ...] = (tuple(Aspect),)
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The tensors."""
+        return tuple(row for row in self.rows if isinstance(row, Parameter))
+
+    @cached_property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """What is no tensor."""
+        return tuple(row for row in self.rows if isinstance(row, Scalar))
+
+    @cache  # noqa: B019 - a few tables, which live as long as the process
+    def parameters_on(self, product: str) -> tuple[Parameter, ...]:
+        """The tensors' rows as they are for one product."""
+        return tuple(parameter.on(product) for parameter in self.parameters)
+
+
+def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
+    """Raise the first broken rule of a call.
+
+    In this order: nulls; whether the product has the operator; everything else.
+    """
+    for scalar in contract.scalars:
+        if scalar.is_pointer and call.scalars[scalar.name] is None:
+            raise ContractError(Break.NULL, scalar.name, f"null; allowed: {scalar.text}")
+    for parameter in contract.parameters:
+        if call.tensors[parameter.name] is None and parameter.when.needed(call):
+            raise ContractError(
+                Break.NULL, parameter.name, f"null; allowed: a tensor ({parameter.when})"
+            )
+    if contract.name not in call.product.operators:
+        able = [product.name for product in products if contract.name in product.operators]
+        raise ContractError(
+            Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {one_of(able)}"
+        )
+    for row in contract.rows:
+        if row.name in call.malformed:
+            raise _invalid(row.name, call.malformed[row.name], call)
+    for scalar in contract.scalars:
+        broken = scalar.broken(call.scalars[scalar.name], call)
+        if broken is not None:
+            raise _invalid(scalar.name, broken, call)
+    present = [
+        (row, tensor)
+        for row in contract.parameters_on(call.product.name)
+        if (tensor := call.tensors[row.name]) is not None and row.when.looked_at(call)
+    ]
+    for stage in contract.stages:
+        if Aspect.SHAPE in stage:
+            for row, tensor in present:
+                if row.name in contract.sized_by:
+                    for rule in row.rules:
+                        if rule.aspect in stage and rule is not row.shape:
+                            _check(row.name, rule, tensor, call)
+            call.sizes.update(contract.sizes(call))
+        for row, tensor in present:
+            for rule in row.rules:
+                if rule.aspect in stage:
+                    _check(row.name, rule, tensor, call)
+
+
+def _check(name: str, rule: Rule, tensor: Tensor, call: Call) -> None:
+    broken = rule.broken(tensor, call)
+    if broken is not None:
+        raise _invalid(name, broken, call, rule.aspect)
+
+
+def _invalid(
+    name: str, broken: tuple[str, str], call: Call, aspect: Aspect | None = None
+) -> ContractError:
+    was, allowed = broken
+    where = f" on {call.product.name}" if call.product.name else ""
+    return ContractError(Break.INVALID, name, f"{was}; allowed{where}: {allowed}", aspect)

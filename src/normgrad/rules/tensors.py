@@ -1,0 +1,260 @@
+"""The rules that a tensor may have to keep to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from .. import layout
+from .calls import Aspect, Call, Tensor, one_of
+
+
+class Rule(ABC):
+    """One thing that a tensor must keep to."""
+
+    aspect: ClassVar[Aspect] = Aspect.SHAPE
+
+    @abstractmethod
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        """What it was and what is allowed, or None if it keeps to the rule."""
+
+
+class DtypeRule(Rule):
+    """A set of dtypes, which may follow from other parameters; None for any."""
+
+    aspect = Aspect.DTYPE
+
+    @abstractmethod
+    def allowed(self, call: Call) -> tuple[str, ...] | None: ...
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        allowed = self.allowed(call)
+        if allowed is None or tensor.dtype_name in allowed:
+            return None
+        return f"dtype {tensor.dtype_name}", f"{one_of(allowed)}{self.why()}"
+
+    def why(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class OfProduct(DtypeRule):
+    """What the product computes in."""
+
+    def allowed(self, call: Call) -> tuple[str, ...] | None:
+        return call.product.dtypes
+
+    def __str__(self) -> str:
+        return "by product"
+
+
+@dataclass(frozen=True)
+class OneOf(DtypeRule):
+    """One of a list."""
+
+    names: tuple[str, ...]
+
+    def allowed(self, call: Call) -> tuple[str, ...] | None:
+        return self.names
+
+    def __str__(self) -> str:
+        return one_of(self.names)
+
+
+@dataclass(frozen=True)
+class DtypeOf(DtypeRule):
+    """The dtype of another parameter, if that is there; with float32 beside it, if that is said.
+
+    ``others`` are asked in their order.
+    """
+
+    others: tuple[str, ...]
+    or_float32: bool = False
+
+    def allowed(self, call: Call) -> tuple[str, ...] | None:
+        for name in self.others:
+            tensor = call.tensors.get(name)
+            if tensor is not None:
+                more = ("float32",) if self.or_float32 and tensor.dtype_name != "float32" else ()
+                return (tensor.dtype_name, *more)
+        return None
+
+    def why(self) -> str:
+        return f", {self}"
+
+    def __str__(self) -> str:
+        first, *rest = self.others
+        text = f"as {first}" + "".join(f", else {name}" for name in rest)
+        return text + (", or float32" if self.or_float32 else "")
+
+
+@dataclass(frozen=True)
+class Formats(Rule):
+    """The formats a tensor may have; the dimensions that go with some of them."""
+
+    aspect = Aspect.FORMAT
+    names: tuple[str, ...]
+    ranks: Mapping[str, int] = field(default_factory=dict)
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        if tensor.format_name not in self.names:
+            return f"format {tensor.format_name}", one_of(self.names)
+        rank = self.ranks.get(tensor.format_name)
+        if rank is not None and len(tensor.dims) != rank:
+            was = f"format {tensor.format_name} with {len(tensor.dims)} axes"
+            return was, f"{rank} axes for {tensor.format_name}"
+        return None
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} ({self.ranks[name]} axes)" if name in self.ranks else name
+            for name in self.names
+        )
+
+
+@dataclass(frozen=True)
+class FormatOf(Rule):
+    """Exactly the format of another parameter."""
+
+    aspect = Aspect.FORMAT
+    other: str
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        other = call.tensors.get(self.other)
+        if other is None or tensor.format_name == other.format_name:
+            return None
+        return f"format {tensor.format_name}", f"{other.format_name}, as {self.other}"
+
+    def __str__(self) -> str:
+        return f"as {self.other}"
+
+
+@dataclass(frozen=True)
+class Rank(Rule):
+    """How many axes."""
+
+    least: int
+    most: int
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        rank = len(tensor.dims)
+        if self.least <= rank <= self.most:
+            return None
+        return f"{rank} axes", f"{self}" + (" axes" if self.most > 1 else " axis")
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class ShapeOf(Rule):
+    """The shape of another parameter, if that is there; else of one axis with a size."""
+
+    other: str
+    otherwise: str | None = None
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        other = call.tensors.get(self.other)
+        if other is not None:
+            if tensor.dims == other.dims:
+                return None
+            return f"shape {tensor.dims}", f"{other.dims}, as {self.other}"
+        if self.otherwise is None or tensor.dims == (call.sizes[self.otherwise],):
+            return None
+        return f"shape {tensor.dims}", f"({call.sizes[self.otherwise]},), {self.otherwise}"
+
+    def __str__(self) -> str:
+        return f"as {self.other}" + (f", else ({self.otherwise},)" if self.otherwise else "")
+
+
+@dataclass(frozen=True)
+class WithChannels(Rule):
+    """The shape of another parameter, or any; with at least one channel, at axis 1."""
+
+    same: ShapeOf | None = None
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        if self.same is not None:
+            broken = self.same.broken(tensor, call)
+            if broken is not None:
+                return broken
+        return None if tensor.dims[1] else (f"shape {tensor.dims}", "1 channel or more")
+
+    def __str__(self) -> str:
+        return f"{self.same or 'any'}, C ≥ 1"
+
+
+@dataclass(frozen=True)
+class Length(Rule):
+    """One axis of a size; of length 0 too, where a flag is false."""
+
+    size: str
+    or_empty_unless: str | None = None
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        size = call.sizes[self.size]
+        if tensor.dims == (size,):
+            return None
+        if self.or_empty_unless and tensor.dims == (0,) and not call.scalars[self.or_empty_unless]:
+            return None
+        return f"shape {tensor.dims}", f"({size},), the length of {self.size}"
+
+    def __str__(self) -> str:
+        empty = f", or (0,) unless {self.or_empty_unless}" if self.or_empty_unless else ""
+        return f"({self.size},){empty}"
+
+
+@dataclass(frozen=True)
+class Elements(Rule):
+    """Any shape of so many elements: a product of sizes."""
+
+    sizes: tuple[str, ...]
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        expected = found = 1
+        for name in self.sizes:
+            expected *= call.sizes[name]
+        for size in tensor.dims:
+            found *= size
+        if found == expected:
+            return None
+        return f"shape {tensor.dims}, {found} elements", f"{expected} elements, {self}"
+
+    def __str__(self) -> str:
+        return "·".join(self.sizes)
+
+
+@dataclass(frozen=True)
+class Contiguous(Rule):
+    """Row-major, without gaps; an axis of one element may have any stride."""
+
+    aspect = Aspect.STRIDES
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        expected = layout.contiguous_strides(tensor.dims)
+        if 0 in tensor.dims or all(
+            size == 1 or step == right
+            for size, step, right in zip(tensor.dims, tensor.strides, expected, strict=True)
+        ):
+            return None
+        return f"strides {tensor.strides}", f"{expected}"
+
+    def __str__(self) -> str:
+        return "contiguous"
+
+
+@dataclass(frozen=True)
+class PositiveStrides(Rule):
+    """Steps of at least one element."""
+
+    aspect = Aspect.STRIDES
+
+    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+        if all(step > 0 for step in tensor.strides):
+            return None
+        return f"strides {tensor.strides}", f"{self}"
+
+    def __str__(self) -> str:
+        return "more than 0"

@@ -1,0 +1,170 @@
+"""Trials as pictures: how errors are distributed, and what a large mean does to them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .cases import Topic
+from .outcomes import EDGES, Judged
+from .tensors import Array
+from .trials import Trial
+
+#: Told apart with any kind of colour vision (Okabe and Ito's palette).
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000"),
+    *("#7F7F7F", "#B3B300", "#8C564B"),
+)
+#: What a dtype's line looks like.
+_DASHES: dict[str, Any] = {
+    "float32": "solid",
+    "float64": (0, (4, 2)),
+    "bfloat16": (0, (1, 1.2)),
+    "float16": "dashdot",
+}
+#: Errors beyond this power of ten are drawn there.
+_TOP = 1e7
+
+
+def _svg(figure: Any) -> bytes:
+    import matplotlib
+
+    # The same figures give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _plain(axes: Any) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(color="0.92", linewidth=0.6)
+
+
+def _measured(trial: Trial, topic: Topic) -> list[Judged]:
+    return [each for each in trial.judged if each.case.topic is topic and each.units is not None]
+
+
+def distributions(trials: Sequence[Trial]) -> bytes | None:
+    """How errors are distributed, in units of the bound.
+
+    A panel for each dtype, a line for each layout.
+
+    Returns:
+        An SVG file; None where nothing was measured.
+    """
+    from matplotlib.figure import Figure
+
+    measured = [(trial, _measured(trial, Topic.VALUES)) for trial in trials]
+    measured = [(trial, judged) for trial, judged in measured if judged]
+    if not measured:
+        return None
+    everything = [each for _, judged in measured for each in judged]
+    columns = list(dict.fromkeys(each.case.dtype for each in everything))
+    layouts = list(dict.fromkeys(each.case.data_layout for each in everything))
+    figure = Figure(
+        figsize=(1.5 + 3.1 * len(columns), 0.9 + 2.5 * len(measured)), layout="constrained"
+    )
+    panels = figure.subplots(len(measured), len(columns), sharex=True, sharey=True, squeeze=False)
+    middles = 10 ** ((EDGES[:-1] + EDGES[1:]) / 2)
+    for line, (trial, judged) in zip(panels, measured, strict=True):
+        for axes, dtype in zip(line, columns, strict=True):
+            for layout, colour in zip(layouts, _COLOURS, strict=False):
+                counts: Array = sum(
+                    (
+                        each.counts
+                        for each in judged
+                        if (each.case.dtype, each.case.data_layout) == (dtype, layout)
+                    ),
+                    np.zeros(len(middles), np.int64),
+                )
+                if counts.sum():
+                    shares = np.where(counts > 0, counts / counts.sum(), np.nan)
+                    axes.plot(middles, shares, color=colour, linewidth=1.1, label=layout)
+            axes.axvline(1, color="0.2", linewidth=0.9)
+            axes.axvspan(1, 10 ** EDGES[-1], color="#D55E00", alpha=0.07, linewidth=0)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            _plain(axes)
+            axes.set_title(f"{trial.name}: {dtype}", fontsize=9)
+        line[0].set_ylabel("share of elements")
+    for axes in panels[-1]:
+        axes.set_xlabel("error / bound")
+    handles = {
+        label: handle
+        for axes in panels.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8
+    )
+    return _svg(figure)
+
+
+def large_means(trials: Sequence[Trial]) -> bytes | None:
+    """The largest error against |mean|/std: a panel for each operator, a colour for each trial.
+
+    Returns:
+        An SVG file; None where nothing was measured.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    measured = [(trial, _measured(trial, Topic.MEAN)) for trial in trials]
+    measured = [(trial, judged) for trial, judged in measured if judged]
+    kinds = list(dict.fromkeys(each.case.kind for _, judged in measured for each in judged))
+    if not kinds:
+        return None
+    across = min(4, len(kinds))
+    down = -(-len(kinds) // across)
+    figure = Figure(figsize=(2.2 + 2.8 * across, 0.8 + 2.3 * down), layout="constrained")
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    dtypes = list(dict.fromkeys(each.case.dtype for _, judged in measured for each in judged))
+    for axes, kind in zip(panels.flat, kinds, strict=False):
+        for (_, judged), colour in zip(measured, _COLOURS, strict=False):
+            for dtype in dtypes:
+                mine = [
+                    each for each in judged if (each.case.kind, each.case.dtype) == (kind, dtype)
+                ]
+                ratios = sorted({each.case.mean for each in mine})
+                worst = [
+                    max(each.units or 0.0 for each in mine if each.case.mean == ratio)
+                    for ratio in ratios
+                ]
+                axes.plot(
+                    ratios,
+                    np.minimum(worst, _TOP),
+                    color=colour,
+                    linestyle=_DASHES.get(dtype, "solid"),
+                    linewidth=1.3,
+                    marker=".",
+                    markersize=4,
+                )
+        axes.axhline(1, color="0.2", linewidth=0.9)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _plain(axes)
+        axes.set_title(kind, fontsize=9)
+    for axes in panels.flat[len(kinds) :]:
+        axes.set_visible(False)
+    for axes in panels[-1]:
+        axes.set_xlabel("|mean| / std")
+    for line in panels:
+        line[0].set_ylabel("max error / bound")
+    handles = [
+        *(
+            Line2D([], [], color=colour, label=trial.name)
+            for (trial, _), colour in zip(measured, _COLOURS, strict=False)
+        ),
+        *(
+            Line2D([], [], color="0.3", linestyle=_DASHES.get(dtype, "solid"), label=dtype)
+            for dtype in dtypes
+        ),
+        Line2D([], [], color="0.2", linewidth=0.9, label="the bound"),
+    ]
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8)
+    return _svg(figure)

@@ -1,0 +1,180 @@
+"""What trials have found: tables, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .cases import Topic
+from .outcomes import Judged, Verdict
+from .subjects import OTHER_BITS, THREADS
+from .trials import Trial
+
+#: The order of a table's columns.
+VERDICTS = (
+    *(Verdict.MET, Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG),
+    *(Verdict.REFUSED, Verdict.ABSENT),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Some cases together.
+
+    Attributes:
+        title: what they have in common.
+        counts: by verdict.
+        units: the largest error of a result that was returned, in units of the bound.
+    """
+
+    title: str
+    counts: Counter[Verdict]
+    units: float | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The numbers as a table shows them: nothing for none."""
+        numbers = (str(self.counts[verdict] or "") for verdict in VERDICTS)
+        return (*numbers, "" if self.units is None else f"{self.units:.3g}")
+
+
+#: The columns beside a row's title.
+HEADER = (*(verdict.value for verdict in VERDICTS), "max error / bound")
+
+
+def row(title: str, judged: Sequence[Judged]) -> Row:
+    """Some cases together."""
+    units = [each.units for each in judged if each.units is not None]
+    counts = Counter(each.verdict for each in judged)
+    return Row(title, counts, max(units, default=None))
+
+
+def by_topic(trial: Trial) -> list[Row]:
+    """A row for each topic, in the order of the suite."""
+    topics = dict.fromkeys(each.case.topic for each in trial.judged)
+    return [
+        row(topic.value, [each for each in trial.judged if each.case.topic is topic])
+        for topic in topics
+    ]
+
+
+def by_kind(trial: Trial) -> list[Row]:
+    """A row for each operator."""
+    kinds = dict.fromkeys(each.case.kind for each in trial.judged)
+    return [row(kind, [each for each in trial.judged if each.case.kind == kind]) for kind in kinds]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Cases of one operator and topic with the same verdict, which is not that all is well.
+
+    Attributes:
+        judged: the cases; the first stands for all.
+    """
+
+    judged: tuple[Judged, ...]
+
+    @property
+    def first(self) -> Judged:
+        """The one that stands for all: the worst of those with an error, else the first."""
+        return max(self.judged, key=lambda each: each.units or 0.0)
+
+
+def findings(trial: Trial) -> list[Finding]:
+    """What is wrong, the worst kinds first; of a strict trial refusals too."""
+    found: dict[tuple[object, ...], list[Judged]] = {}
+    for each in trial.judged:
+        if each.verdict.is_defect or (trial.strict and each.verdict is not Verdict.MET):
+            key = (VERDICTS.index(each.verdict), each.case.topic, each.case.kind)
+            found.setdefault(key, []).append(each)
+    order = [Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN]
+    return sorted(
+        (Finding(tuple(judged)) for judged in found.values()),
+        key=lambda finding: (
+            order.index(finding.first.verdict) if finding.first.verdict in order else len(order)
+        ),
+    )
+
+
+def refusals(trial: Trial) -> list[tuple[str, int]]:
+    """Why legal calls were refused or not offered, with how often; most often first."""
+    reasons = Counter(
+        f"{each.verdict.value}: {each.detail}"
+        for each in trial.judged
+        if each.verdict in (Verdict.REFUSED, Verdict.ABSENT)
+    )
+    return reasons.most_common()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a trial shows in one respect.
+
+    Attributes:
+        title: the respect.
+        text: a sentence.
+        holds: whether nothing was found against it.
+    """
+
+    title: str
+    text: str
+    holds: bool
+
+
+def claims(trial: Trial) -> list[Claim]:
+    """Which precision, determinism and contract an implementation keeps, as far as it was tried."""
+    return [claim for make in (_precision, _determinism, _legal, _wrong) if (claim := make(trial))]
+
+
+def _precision(trial: Trial) -> Claim | None:
+    measured = [each for each in trial.judged if each.units is not None]
+    if not measured:
+        return None
+    worst: dict[str, float] = {}
+    for each in measured:
+        worst[each.case.kind] = max(worst.get(each.case.kind, 0.0), each.units or 0.0)
+    broken = [f"{kind} ({units:.3g})" for kind, units in worst.items() if units > 1]
+    if broken:
+        return Claim("precision", f"beyond the bound: {', '.join(broken)}", False)
+    largest = max(worst.values())
+    text = f"{len(measured)} results within the bound; the largest error is {largest:.3g} of it"
+    return Claim("precision", text, True)
+
+
+def _determinism(trial: Trial) -> Claim | None:
+    tried = [each for each in trial.judged if each.case.topic is Topic.DETERMINISM]
+    tried = [each for each in tried if each.verdict in (Verdict.MET, Verdict.BROKEN)]
+    if not tried:
+        return None
+    other = [each.case.kind for each in tried if OTHER_BITS in each.detail]
+    if other:
+        kinds = ", ".join(dict.fromkeys(other))
+        return Claim("determinism", f"other bits from call to call: {kinds}", False)
+    numbers = ", ".join(str(count or "all") for count in THREADS)
+    text = f"the same bits from call to call, with {numbers} threads where it can be told to"
+    return Claim("determinism", text, True)
+
+
+def _legal(trial: Trial) -> Claim | None:
+    tried = [each for each in trial.judged if each.case.topic is not Topic.MISTAKES]
+    tried = [each for each in tried if each.verdict is not Verdict.ABSENT]
+    if not tried:
+        return None
+    refused, lost = (
+        sum(each.verdict in verdicts for each in tried)
+        for verdicts in ((Verdict.REFUSED,), (Verdict.CRASHED, Verdict.HUNG))
+    )
+    text = f"{len(tried) - refused - lost} of {len(tried)} are answered"
+    text += f", {refused} refused" if refused else ""
+    text += f", {lost} end the process or never come back" if lost else ""
+    return Claim("legal calls", text, not refused and not lost)
+
+
+def _wrong(trial: Trial) -> Claim | None:
+    tried = [each for each in trial.judged if each.case.topic is Topic.MISTAKES]
+    tried = [each for each in tried if each.verdict is not Verdict.ABSENT]
+    if not tried:
+        return None
+    met = sum(each.verdict is Verdict.MET for each in tried)
+    return Claim("wrong calls", f"{met} of {len(tried)} are refused", met == len(tried))

@@ -1,0 +1,78 @@
+"""Writing files all or nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+#: Where Linux shows a process its own open files.
+_OPEN_FILES = Path("/proc/self/fd")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of what is there when the block has ended well.
+
+    Whatever else happens, what was there is as it was. Where the system has files without names,
+    the new one gets its name at the end, so that nothing is left of it if the process is killed.
+    The permissions stay those of the old file.
+
+    Raises:
+        OSError: what the system says against it.
+    """
+    old = _permissions(path)
+    temporary = path.parent / f".normgrad-{os.urandom(8).hex()}"
+    mode = 0o666 if old is None else old
+    handle = _nameless(path.parent, mode)
+    named = handle is None
+    if handle is None:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(handle)
+            if old is not None:
+                with suppress(OSError):  # not every file system has permissions
+                    os.fchmod(handle, old)
+            if not named:
+                named = True
+                _name(handle, temporary)
+        temporary.replace(path)
+    except BaseException:
+        if named:
+            with suppress(OSError):
+                temporary.unlink()
+        raise
+
+
+def _permissions(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _nameless(folder: Path, mode: int) -> int | None:
+    """A new file in a folder that has no name yet; None where the system has no such files."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None or not _OPEN_FILES.is_dir():
+        return None
+    try:
+        return os.open(folder, os.O_WRONLY | flag, mode)
+    except OSError:  # not every file system has them
+        return None
+
+
+def _name(handle: int, name: Path) -> None:
+    """Give a file its first name."""
+    files = os.open(_OPEN_FILES, os.O_RDONLY)
+    try:
+        # Relative to a folder: only so does Python follow the link to what is open.
+        os.link(str(handle), name, src_dir_fd=files, follow_symlinks=True)
+    finally:
+        os.close(files)

@@ -1,0 +1,196 @@
+"""Implementations in a process of their own: every defect is seen, and none takes us down."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from normgrad.testing import SubjectError, Verdict, report, trials, try_cases
+from normgrad.testing.cases import Topic
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are handed on")
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    """Modules are found where the user is."""
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+def tried(name, wanted):
+    return try_cases(f"tried_operators:{name}", quick=True, wanted=wanted)
+
+
+def of(topic, kind="train"):
+    return lambda case: (case.topic, case.kind) == (topic, kind)
+
+
+def verdicts(trial):
+    return {each.verdict for each in trial.judged}
+
+
+def test_a_right_one_passes():
+    for name in ("Right", "right"):
+        trial = tried(name, lambda case: case.kind in ("train", "eval"))
+        assert verdicts(trial) == {Verdict.MET}
+        assert trial.passed
+        assert trial.name == f"tried_operators:{name}"
+    assert all(claim.holds for claim in report.claims(trial))
+
+
+def test_what_it_has_not_got_is_not_held_against_it():
+    trial = tried("Right", lambda case: case.topic is Topic.MASKS)
+    assert trial.passed
+    assert {each.case.kind for each in trial.judged if each.verdict is Verdict.ABSENT} == {
+        "reduce",
+        "group_norm",
+    }
+    assert ("not offered: no group_norm_backward", 3) in report.refusals(trial)
+
+
+def test_a_method_without_a_parameter_is_not_called_with_it():
+    trial = tried("Talks", of(Topic.OUTPUTS))
+    assert {(each.verdict, each.detail) for each in trial.judged} == {
+        (Verdict.ABSENT, "no parameter out")
+    }
+
+
+def test_what_it_prints_does_not_matter():
+    assert verdicts(tried("Talks", of(Topic.ABSENT))) == {Verdict.MET}
+
+
+def test_a_result_beyond_the_bound():
+    trial = tried("Inexact", of(Topic.MEAN))
+    assert not trial.passed
+    broken = [each for each in trial.judged if each.verdict is Verdict.BROKEN]
+    # float64 and float32 results are off by 2⁻¹⁶; bfloat16's parameters are float32.
+    assert len(broken) == len(trial.judged)
+    assert all(each.units > 1 for each in broken)
+    assert broken[0].detail.startswith("grad_weight: ")
+    assert " of the bound at (" in broken[0].detail
+    claims = {claim.title: claim for claim in report.claims(trial)}
+    assert claims["precision"].text.startswith("beyond the bound: train (")
+    assert not claims["precision"].holds
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("OtherDtype", "grad_input: dtype float64; allowed: float32"),
+        ("TooFew", "grad_bias: not there"),
+        ("OtherShape", "grad_input: shape (1, 3, 4, 5, 6); allowed: (3, 4, 5, 6)"),
+        ("WritesToInputs", "input: written to"),
+    ],
+)
+def test_what_is_not_as_asked_for(name, detail):
+    trial = tried(name, lambda case: case.name == "masks/train/3x4x5x6/float32/contiguous/mask=111")
+    assert [each.verdict for each in trial.judged] == [Verdict.BROKEN]
+    assert trial.judged[0].detail.startswith(detail)
+
+
+def test_what_is_written_beside_an_output():
+    trial = tried("WritesBeside", of(Topic.OUTPUTS, "normalise"))
+    beside = [each for each in trial.judged if each.verdict is Verdict.BROKEN]
+    assert beside
+    assert {each.detail for each in beside} == {"out: written beside"}
+    assert all("out=sliced" in each.case.name or "out=odd" in each.case.name for each in beside)
+
+
+def test_other_bits_from_call_to_call():
+    trial = tried("Unsteady", of(Topic.DETERMINISM))
+    assert verdicts(trial) == {Verdict.BROKEN}
+    claims = {claim.title: claim for claim in report.claims(trial)}
+    assert claims["determinism"].text == "other bits from call to call: train"
+
+
+def test_wrong_calls_that_are_not_refused():
+    trial = tried("Careless", of(Topic.MISTAKES, "elemt"))
+    accepted = {each.case.change for each in trial.judged if each.verdict is Verdict.ACCEPTED}
+    assert "mean: an element short" in accepted or "mean: an element long" in accepted
+    assert not trial.passed
+    values = tried("Careless", of(Topic.VECTORS, "elemt"))
+    assert verdicts(values) == {Verdict.MET}
+
+
+def test_refusals_are_no_defects():
+    trial = tried("Selective", lambda case: case.kind == "stats" and case.topic is Topic.VALUES)
+    assert verdicts(trial) == {Verdict.MET, Verdict.ABSENT, Verdict.REFUSED}
+    assert trial.passed
+    reasons = dict(report.refusals(trial))
+    assert "not offered: float32 alone" in reasons
+    assert "refused: RuntimeError: four axes alone" in reasons
+
+
+def test_a_crash_is_a_verdict():
+    """And the cases after it are tried none the less."""
+    topics = (Topic.VALUES, Topic.VECTORS, Topic.DETERMINISM)
+    trial = tried("Crashes", lambda case: case.kind == "train" and case.topic in topics)
+    crashed = [each for each in trial.judged if each.verdict is Verdict.CRASHED]
+    assert len(crashed) > 2
+    assert {each.detail for each in crashed} == {"SIGSEGV: going down"}
+    assert trial.judged[-1].case.topic is Topic.DETERMINISM
+    assert Verdict.MET in verdicts(trial)
+    assert report.findings(trial)[0].first.verdict is Verdict.CRASHED
+
+
+def test_a_process_that_leaves():
+    trial = tried("Leaves", of(Topic.ABSENT))
+    assert {(each.verdict, each.detail) for each in trial.judged} == {
+        (Verdict.CRASHED, "exit status 3")
+    }
+
+
+def test_one_that_never_answers(monkeypatch):
+    monkeypatch.setattr(trials, "PATIENCE", 20.0)
+    trial = tried("Hangs", lambda case: case.name.startswith("vectors/train/3x4x5x6"))
+    hung = [each for each in trial.judged if each.verdict is Verdict.HUNG]
+    assert len(hung) == sum("channels_last" in each.case.name for each in trial.judged)
+    assert hung[0].detail == "no answer in 20 s"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no_such_module:Ops", "cannot import no_such_module: ModuleNotFoundError"),
+        ("tried_operators:Missing", "tried_operators has no Missing"),
+        ("tried_operators:Nothing", "no operators; allowed: an object with some of batch_norm"),
+        ("tried_operators:OtherFramework", "framework 'jax'; allowed: numpy, torch"),
+    ],
+)
+def test_what_cannot_be_tried(spec, message):
+    with pytest.raises(SubjectError) as caught:
+        try_cases(spec)
+    assert message in str(caught.value)
+
+
+def test_torch_s_defects_are_found():
+    """What is known of PyTorch 2.13's kernels for the CPU."""
+    pytest.importorskip("torch")
+    wanted = (
+        ("shapes/train/0x4x5/float32/contiguous", Verdict.CRASHED),
+        ("shapes/train/2x0x5/float32/contiguous", Verdict.CRASHED),
+        ("absent/train/3x4x25/float32/contiguous/absent=save_mean", Verdict.CRASHED),
+        ("absent/eval/3x4x25/float32/contiguous/absent=running_mean", Verdict.CRASHED),
+        ("masks/group_norm/3x4x5x6/float32/channels_last/groups=2/mask=011", Verdict.CRASHED),
+        ("mistakes/train/3x4x5/float32/contiguous/change=grad_out: a sample short",
+         Verdict.ACCEPTED),
+        ("mistakes/train/3x4x5/float32/contiguous/change=weight: an element short",
+         Verdict.ACCEPTED),
+        ("mistakes/train/3x4x5/float32/contiguous/change=save_mean: an element short",
+         Verdict.ACCEPTED),
+        ("mistakes/group_norm/3x4x5/float32/contiguous/groups=2/change=num_groups: no divisor",
+         Verdict.ACCEPTED),
+        ("vectors/train/3x4x5x6/float32/channels_last/vectors=sliced", Verdict.BROKEN),
+        ("vectors/eval/3x4x5x6/float32/channels_last/vectors=sliced", Verdict.BROKEN),
+        ("vectors/group_norm/3x4x5x6/float32/contiguous/vectors=sliced/groups=2", Verdict.BROKEN),
+        ("values/train/4x6x9x11/bfloat16/contiguous/x_layout=channels_last", Verdict.BROKEN),
+        ("mean/group_norm/8x4x16x16/float32/contiguous/groups=2/mean=1000", Verdict.BROKEN),
+        ("mean/group_norm/8x4x16x16/float32/channels_last/groups=2/mean=1000", Verdict.BROKEN),
+        ("mean/forward_group_norm/8x4x16x16/float32/channels_last/groups=2/mean=1000",
+         Verdict.BROKEN),
+    )  # fmt: skip
+    names = dict(wanted)
+    trial = try_cases("torch", wanted=lambda case: case.name in names)
+    assert {each.case.name: each.verdict for each in trial.judged} == names
