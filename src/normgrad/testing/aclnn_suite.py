@@ -457,9 +457,8 @@ class _Cases:
             *(self._values, self._means, self._masks, self._absent, self._vectors, self._outputs),
             *(self._shapes, self._special, self._mistakes, self._determinism),
         ):
-            yield tuple(
-                {case.name: case for case in part()}.values()
-            )  # what is usual is said twice
+            # What is usual is said twice.
+            yield tuple({case.name: case for case in part()}.values())
 
     def _case(self, computed: OperatorsCase, **more: Any) -> Case:
         if computed.dtype in HALVES and not computed.parameters:
