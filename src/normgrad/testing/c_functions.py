@@ -172,14 +172,20 @@ def open_library(path: str, dialects: Sequence[Dialect]) -> tuple[Dialect, Share
     else:
         wanted = " or ".join(dialect.markers[0] for dialect in dialects)
         raise SubjectError(f"{path}: neither dialect's functions; allowed: a library with {wanted}")
-    functions = SharedLibrary(dialect, [library, *_companions(file.parent, dialect)])
-    missing = next((name for name in dialect.needed if name not in functions), None)
-    if missing is not None:
-        raise SubjectError(
-            f"{path}: no {missing}; allowed: a library that has it, itself or in "
-            f"{' or '.join(dialect.companions)} in its folder or on the loader's path"
-        )
-    return dialect, functions
+    libraries = [library]
+    # A companion from elsewhere is looked for only where it has to be.
+    for folder in (f"{file.parent}/", ""):
+        for name in dialect.companions:
+            with suppress(OSError):
+                libraries.append(_loaded(folder + name))
+        functions = SharedLibrary(dialect, libraries)
+        missing = [name for name in dialect.needed if name not in functions]
+        if not missing:
+            return dialect, functions
+    raise SubjectError(
+        f"{path}: no {missing[0]}; allowed: a library that has it, itself or in "
+        f"{' or '.join(dialect.companions)} in its folder or on the loader's path"
+    )
 
 
 def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
@@ -195,16 +201,6 @@ def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
         return _loaded(file)
     except OSError as error:
         raise SubjectError(f"{file}: cannot be loaded: {error}") from None
-
-
-def _companions(folder: Path, dialect: Dialect) -> list[ctypes.CDLL]:
-    found = []
-    for name in dialect.companions:
-        for place in (folder / name, name):
-            with suppress(OSError):
-                found.append(_loaded(place))
-                break
-    return found
 
 
 def _loaded(name: str | Path) -> ctypes.CDLL:
@@ -228,9 +224,9 @@ class LibrarySubject(Implementation):
     _is_ready = False
 
     def __init__(self, path: str, functions: Functions, facts: dict[str, str]) -> None:
-        self.name = path
+        self.name = Path(path).name
         self._functions = functions
-        self._facts = facts
+        self._facts = {"library": path, **facts}
 
     @property
     def facts(self) -> dict[str, str]:

@@ -251,6 +251,12 @@ int infiniopBatchNormBackward(void *desc, void *workspace, size_t workspace_size
         store(grad_weight, at * step[GRAD_WEIGHT], dtype, elements ? r * product : 0);
         store(grad_bias, at * step[GRAD_BIAS], dtype, sum);
     }
+#ifdef OVERRUNS_WORKSPACE
+    kept[2 * op->c] = 0;
+#endif
+#ifdef WRITES_TO_INPUTS
+    memset((void *)weight, 0, 2);
+#endif
 #ifdef WRITES_BESIDE
     store(grad_bias, (ptrdiff_t)op->c, dtype, 0);
 #endif
