@@ -8,20 +8,21 @@ from __future__ import annotations
 import ctypes
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from .. import dtypes
 from ..aclnn.status import Status as aclnnStatus
 from ..capi.declarations import functions_of
 from ..capi.enums import aclError
 from ..capi.signatures import Function
 from ..infiniop import infiniStatus_t
 from .cases import Topic
-from .outcomes import Judged, Outcome, Verdict
+from .outcomes import Judged, Outcome, Verdict, within_bounds
 from .subjects import OTHER_BITS, Implementation, SubjectError
 
 
@@ -265,7 +266,26 @@ class LibrarySubject(Implementation):
         """What comes of one call."""
 
 
-def judge_mistake(case: Any, outcome: Outcome, expected: Outcome) -> Judged:
+def judge(case: Any, outcome: Outcome, ours: Callable[[], Outcome]) -> Judged:
+    """What an outcome of a library is worth; see :func:`.outcomes.judge`.
+
+    Args:
+        case: of its suite.
+        outcome: what came of it.
+        ours: what our own dialect makes of the same request, for a wrong call.
+    """
+    if outcome.absent:
+        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
+    if case.topic is Topic.MISTAKES:
+        return _judge_mistake(case, outcome, ours())
+    if outcome.error is not None:
+        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
+    if outcome.faults:
+        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
+    return within_bounds(case, outcome.outputs, case.exact(), dtypes.float32, case.normal)
+
+
+def _judge_mistake(case: Any, outcome: Outcome, expected: Outcome) -> Judged:
     """The verdict on a wrong call, from what our dialect makes of it."""
     assert expected.error is not None, f"{case}: our own dialect takes it"
     allowed = expected.error[0]

@@ -12,11 +12,11 @@ import numpy as np
 from .. import dtypes, layout, reference
 from ..infiniop import infiniDtype_t
 from ..infiniop.operators import INPUTS, OUTPUTS
-from . import changes
-from .c_functions import OurOwn, judge_mistake
+from . import c_functions, changes
+from .c_functions import OurOwn
 from .cases import IN_PLACE, Topic, in_one_line
 from .infiniop_library import INFINIOP, MAKERS, Request, Tensor, perform
-from .outcomes import Judged, Outcome, Verdict, within_bounds
+from .outcomes import Judged, Outcome
 from .tensors import Array, Call, Shape, make
 from .watched import guarded
 
@@ -146,17 +146,12 @@ class Case:
         return Call("batch_norm_backward", wide, {"training": True}).exact()
 
 
+_OUR_OWN = OurOwn(INFINIOP)
+
+
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     """What an outcome is worth; see :func:`.outcomes.judge`."""
-    if outcome.absent:
-        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
-    if case.topic is Topic.MISTAKES:
-        return judge_mistake(case, outcome, perform(OurOwn(INFINIOP), case.request()))
-    if outcome.error is not None:
-        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    return within_bounds(case, outcome.outputs, case.exact(), dtypes.float32, case.normal)
+    return c_functions.judge(case, outcome, lambda: perform(_OUR_OWN, case.request()))
 
 
 # What is special
