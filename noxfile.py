@@ -1,5 +1,8 @@
 """Sessions for developers; `nox -l` lists them. CI runs the same commands without nox."""
 
+import shutil
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["lint", "tests"]
@@ -43,3 +46,49 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documents' site, in build/site; a warning is an error."""
+    session.install("-r", "requirements/docs.txt")
+    session.run("mkdocs", "build", "--strict")
+
+
+#: A gradient, by the installed package.
+_GRADIENT = """
+import numpy, normgrad
+x = numpy.ones((2, 3, 4), numpy.float32)
+assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [8, 8, 8]
+"""
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """The wheel and the sdist, each tried in a fresh environment without the source tree."""
+    session.install("-r", "requirements/release.txt")
+    dist = Path("dist").resolve()
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    archives = [str(path) for path in sorted(dist.iterdir())]
+    session.run("twine", "check", "--strict", *archives)
+    captured = Path("examples/digits/batch_norm_bfloat16.safetensors").resolve()
+    for archive in archives:
+        folder = Path(session.create_tmp()) / Path(archive).suffix[1:]
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run("python", "-m", "venv", str(folder))
+        scripts = folder.resolve() / "bin"
+        with session.chdir(folder):
+            for command in (
+                ("pip", "install", "--quiet", f"{archive}[cli]"),
+                ("normgrad", "--version"),
+                ("python", "-W", "error", "-c", _GRADIENT),
+                ("normgrad", "run", str(captured)),
+                ("normgrad", "capi", "build", "--out", "capi"),
+            ):
+                session.run(
+                    str(scripts / command[0]),
+                    *command[1:],
+                    env={"PYTHONPATH": None},
+                    external=True,
+                )

@@ -75,15 +75,3 @@ def test_aclnn_two_phase():
     assert done.stdout.splitlines()[-1].startswith(
         "561003: aclnnGroupNormBackward: product: Ascend 950; allowed: Atlas training series"
     )
-
-
-@pytest.mark.parametrize("page", ["aclnn", "infiniop"])
-def test_the_code_in_the_documents_runs(page):
-    text = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text("utf-8")
-    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
-    assert blocks
-    for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, check=True
-        )
-        assert done.stdout == done.stderr == ""

@@ -55,8 +55,37 @@ def test_torch_is_not_imported_by_a_call():
     )
 
 
+def test_a_first_call_imports_nothing_that_a_fork_would_not_wait_for():
+    """What is imported while another thread forks stays locked in the child for ever."""
+    assert (
+        python(
+            "import sys, numpy as np\n"
+            "from normgrad.capi import acl, aclnn, infini\n"
+            "from normgrad.aclnn import tensor as t\n"
+            "from normgrad.forks import LOADING\n"
+            "class Finder:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            "        if not LOADING._is_owned():\n"
+            "            print(name)\n"
+            "sys.meta_path.insert(0, Finder())\n"
+            "x = np.ones((2, 3, 4), np.float32)\n"
+            "v = np.ones(3, np.float32)\n"
+            "size, executor = aclnn.aclnn.aclnnBatchNormBackwardGetWorkspaceSize(\n"
+            "    t(x), t(x), t(v), None, None, t(v), t(v), True, 1e-5, [True, False, False],\n"
+            "    t(np.empty_like(x)), None, None)\n"
+            "aclnn.aclnn.aclnnBatchNormBackward(np.empty(size, np.uint8), size, executor)"
+        )
+        == ""
+    )
+
+
 def test_version():
     assert normgrad.__version__ == importlib.metadata.version("normgrad")
+
+
+def test_the_changelog_has_this_version():
+    changelog = (SOURCE.parents[1] / "CHANGELOG.md").read_text("utf-8")
+    assert f"\n## {normgrad.__version__} (" in changelog
 
 
 def test_it_is_typed():

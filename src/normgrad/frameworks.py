@@ -117,7 +117,8 @@ class NumPy(Framework):
     name = "NumPy array"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        if isinstance(value, np.ma.MaskedArray):
+        # Not by its name in numpy, which would import it: there is none unless somebody has.
+        if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
         # The array itself, whatever a subclass makes of it.
         array = np.asarray(value)

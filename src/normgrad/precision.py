@@ -19,14 +19,29 @@ NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 
 
 def roundoff(output: DType, arithmetic: DType) -> float:
-    """u: that of the output's dtype, but float32's for a float64 output of float32 arithmetic."""
+    """u: that of the output's dtype, but float32's for a float64 output of float32 arithmetic.
+
+    Args:
+        output: the output's dtype, such as ``normgrad.dtypes.bfloat16``.
+        arithmetic: what was computed in: ``normgrad.dtypes.float32`` or ``float64``.
+    """
     return max(output.unit_roundoff, arithmetic.unit_roundoff)
 
 
 def bound(
     scale: npt.NDArray[Any], output: DType, arithmetic: DType, normal: bool = False
 ) -> npt.NDArray[Any]:
-    """The largest error each element may have."""
+    """The largest error each element may have.
+
+    Args:
+        scale: of each element, as :mod:`normgrad.reference` has it.
+        output, arithmetic: as in :func:`roundoff`.
+        normal: whether the data are normally distributed, for which the bound is tighter.
+
+    Returns:
+        As many bounds as the scale has elements: factor·u·scale, and half of the output dtype's
+        smallest subnormal number.
+    """
     factor = (NORMAL_DATA if normal else ANY_DATA)[output]
     return factor * roundoff(output, arithmetic) * scale + output.smallest_subnormal / 2
 
@@ -38,6 +53,14 @@ def error(
 
     Where the exact value is NaN or infinite, or overflows the output's dtype, the same is demanded:
     the error is 0 if it is there and infinite if not.
+
+    Args:
+        actual: an output, of any of the four floating-point dtypes.
+        exact: what it should be, and its scale, by :mod:`normgrad.reference`.
+        arithmetic, normal: as in :func:`bound`.
+
+    Raises:
+        TypeError: another dtype.
     """
     output = dtypes.from_numpy(actual.dtype)
     if output is None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,28 +51,6 @@ def test_cmake(libraries, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "100% tests passed, 0 tests failed out of 4" in done.stdout
-
-
-def test_the_documents_way_from_nothing(tmp_path):
-    """Its lines after the installation, in a folder with the examples."""
-    text = (EXAMPLES.parents[1] / "docs" / "capi.md").read_text("utf-8")
-    block = text.split("<!-- command: capi -->\n```sh\n")[1].split("```")[0]
-    install, path, *lines = block.splitlines()
-    assert "pip install" in install
-    assert path.startswith("export PATH=")
-    assert len(lines) == 3
-    (tmp_path / "examples").symlink_to(EXAMPLES.parent)
-    done = subprocess.run(
-        ["bash", "-euc", "\n".join(lines)],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].startswith("largest difference from the formula: ")
 
 
 def test_what_is_measured_can_be_built(libraries, tmp_path):

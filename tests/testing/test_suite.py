@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from normgrad.operators.by_name import FUNCTIONS, PLANNED
 from normgrad.testing import changes, suite
 from normgrad.testing.cases import Topic
 from normgrad.testing.outcomes import Verdict
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_operator_dtype_layout_mask_and_topic_is_there():
@@ -35,6 +38,15 @@ def test_a_quick_run_has_every_kind_dtype_layout_and_topic():
         assert {getattr(case, attribute) for case in quick} == {
             getattr(case, attribute) for case in whole
         }
+
+
+def test_documents_say_how_many_there_are():
+    numbers = [f"{len(testing.cases(quick)):,} " for quick in (False, True)]
+    verify = (ROOT / "docs" / "verify.md").read_text("utf-8")
+    assert f"# all {numbers[0].strip()}\n" in verify
+    assert f"# {numbers[1]}cases\n" in verify
+    for name in ("README.md", "README.zh-CN.md"):
+        assert numbers[0] in (ROOT / name).read_text("utf-8")
 
 
 def test_names_tell_cases_apart_and_calls_are_the_same_each_time():

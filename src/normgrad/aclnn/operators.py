@@ -29,6 +29,21 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
     The mathematics is :func:`normgrad.batch_norm_backward`'s; ``normgrad aclnn contract`` prints
     what each argument may be on which product.
 
+    Args:
+        gradOut, input: (N, C, ...) with 2 to 8 axes, or as their format says.
+        weight: (C,); None for ones.
+        runningMean, runningVar: (C,), used in evaluation; None for 0 and for 1.
+        saveMean, saveInvstd: (C,), used in training: the batch's mean and 1/sqrt(var + eps); None
+            to compute them from ``input``.
+        training: whether the forward pass used the batch's statistics.
+        eps: added to a variance.
+        outputMask: three booleans: which of the gradients are wanted.
+        gradInput, gradWeight, gradBias: what phase 2 writes, of input's shape and (C,); None where
+            not wanted.
+
+    Returns:
+        The workspace's size in bytes, and what stands for this call in phase 2.
+
     Raises:
         AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
             anything else that the contract does not allow.
@@ -68,8 +83,24 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
     gradWeight: aclTensor | None,
     gradBias: aclTensor | None,
 ) -> tuple[int, aclOpExecutor]:
-    """Phase 1 of synchronised batch norm's sums; see
-    :func:`normgrad.batch_norm_backward_reduce` and the other phase 1."""
+    """Phase 1 of synchronised batch norm's sums: (workspace size in bytes, executor).
+
+    The mathematics is :func:`normgrad.batch_norm_backward_reduce`'s: sums, not averages.
+
+    Args:
+        gradOut, input: (N, C, ...), 2 to 8 axes, of one shape, dtype and format.
+        mean, invstd: (C,), of the whole batch.
+        weight: (C,), or None; it takes no part in the arithmetic.
+        inputG, weightG, biasG: whether the two sums, gradWeight and gradBias are wanted.
+        sumDy, sumDyXmu, gradWeight, gradBias: what phase 2 writes, (C,); None where not wanted.
+
+    Returns:
+        The workspace's size in bytes, and what stands for this call in phase 2.
+
+    Raises:
+        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
+            anything else that the contract does not allow.
+    """
     return phase_1(REDUCE, locals())
 
 
@@ -91,8 +122,25 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
     counter: aclTensor | None,
     gradInput: aclTensor | None,
 ) -> tuple[int, aclOpExecutor]:
-    """Phase 1 of synchronised batch norm's element-wise gradient; see
-    :func:`normgrad.batch_norm_backward_elemt` and the other phase 1."""
+    """Phase 1 of synchronised batch norm's element-wise half: (workspace size in bytes, executor).
+
+    The mathematics is :func:`normgrad.batch_norm_backward_elemt`'s.
+
+    Args:
+        gradOut, input: (N, C, ...), 2 to 8 axes, of one shape.
+        mean, invstd: (C,), of the whole batch.
+        weight: (C,); None for ones.
+        sumDy, sumDyXmu: (C,), added up over all ranks.
+        counter: each rank's elements per channel, of any shape; their sum divides.
+        gradInput: what phase 2 writes, of input's shape.
+
+    Returns:
+        The workspace's size in bytes, and what stands for this call in phase 2.
+
+    Raises:
+        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
+            anything else that the contract does not allow.
+    """
     return phase_1(ELEMT, locals())
 
 
@@ -118,8 +166,26 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
     gradGammaOut: aclTensor | None,
     gradBetaOut: aclTensor | None,
 ) -> tuple[int, aclOpExecutor]:
-    """Phase 1 of group norm's gradients; see :func:`normgrad.group_norm_backward` and the other
-    phase 1. A tensor of any rank is read as (N, C, HxW)."""
+    """Phase 1 of group norm's gradients: (workspace size in bytes, executor).
+
+    The mathematics is :func:`normgrad.group_norm_backward`'s.
+
+    Args:
+        gradOut, input: N·C·HxW elements, read as (N, C, HxW) whatever their shape.
+        mean, rstd: N·group elements: each group's mean and 1/sqrt(var + eps).
+        gamma: C elements; None for ones.
+        N, C, HxW, group: samples, channels, positions, and groups of channels.
+        outputMask: three booleans: which of the gradients are wanted.
+        gradInput: what phase 2 writes, of input's shape; None where not wanted.
+        gradGammaOut, gradBetaOut: the same, of gamma's shape.
+
+    Returns:
+        The workspace's size in bytes, and what stands for this call in phase 2.
+
+    Raises:
+        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
+            anything else that the contract does not allow.
+    """
     return phase_1(GROUP_NORM, locals())
 
 

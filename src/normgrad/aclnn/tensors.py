@@ -110,9 +110,11 @@ class aclTensor:
     """A view of memory; made by :func:`aclCreateTensor` or :func:`tensor`.
 
     Attributes:
-        dims, strides: of the view, in elements.
+        dims: of the view.
+        strides: of the view, in elements.
         offset: of the view's first element from the storage's.
-        data_type, format: as they were declared.
+        data_type: as it was declared.
+        format: as it was declared.
         storage_dims: the shape of the memory; only its owner's size is checked.
         memory: where it is, and what it belongs to.
         steps: the strides, but for axes of one element, where none is ever taken.

@@ -26,7 +26,8 @@ class Report:
             return
         failures, left_over = ERRORS.take_failures(), self._left_over()
         if failures:
-            complain(f"{sum(failures.values())} calls failed:")
+            count = sum(failures.values())
+            complain(f"{count} {'call' if count == 1 else 'calls'} failed:")
         for line, count in failures.items():
             complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
         for line in left_over:

@@ -338,6 +338,15 @@ def infiniopCreateBatchNormBackwardDescriptor(
     eps. The mathematics is :func:`normgrad.batch_norm_backward`'s in training, with
     ``save_invstd = 1/sqrt(running_var)``.
 
+    Args:
+        handle: from :func:`infiniopCreateHandle`; its device is the operator's.
+        grad_input, input, grad_output: descriptors of (N, C, L) tensors, contiguous.
+        grad_weight, grad_bias, weight, running_mean, running_var: descriptors of (C,) vectors, with
+            any stride more than 0. All eight have one dtype: F16, F32 or BF16.
+
+    Returns:
+        The operator, which keeps what it needs of the descriptors.
+
     Raises:
         InfiniError: BAD_PARAM for a null or a destroyed handle or descriptor,
             DEVICE_TYPE_NOT_SUPPORTED, BAD_TENSOR_DTYPE, BAD_TENSOR_SHAPE, BAD_TENSOR_STRIDES; they

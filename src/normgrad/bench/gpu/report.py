@@ -20,7 +20,10 @@ COMMAND = "normgrad bench --device cuda"
 
 NOTHING = f"""No figures have been measured on a GPU yet. On a machine with one,
 
-    {COMMAND}
+<!-- not run: needs a GPU -->
+```sh
+{COMMAND}
+```
 
 writes them to `benchmarks/results/{RUNS}NAME.csv`, and `normgrad bench --report` puts their tables
 here."""
