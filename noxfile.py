@@ -40,6 +40,32 @@ def valgrind(session: nox.Session) -> None:
 
 
 @nox.session
+def stress(session: nox.Session) -> None:
+    """A minute of sixteen threads at once, and more ends of processes."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    session.run("pytest", "tests/faults", env={"NORMGRAD_STRESS": "1"})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """100,000 cases of hostile input, and ten minutes of atheris on what `normgrad run` reads.
+
+    What is given after -- goes to pytest, such as tests/fuzz/test_plans.py.
+    """
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    what = session.posargs or ["tests/fuzz"]
+    session.run("pytest", "-n", "auto", "--hypothesis-profile=fuzz", *what)
+    try:
+        session.install("--only-binary", "atheris", "-r", "requirements/fuzz.txt")
+    except nox.command.CommandFailed:
+        session.warn("no wheel of atheris for this Python: what reads files was not fuzzed")
+        return
+    seconds = f"-max_total_time={10 * 60}"
+    corpus = session.create_tmp()
+    session.run("python", "tests/fuzz/files_harness.py", f"{corpus}/corpus", seconds)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     session.install("-e", ".[cli]", "-r", "requirements/lint.txt")

@@ -4,6 +4,7 @@ torch tensors of the whole batch, from a seed, of which each rank takes its part
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -258,21 +259,23 @@ def convert(layers: int = 2, features: int = 4, outside: bool = False) -> Any:
     return [type(layer).__name__ for layer in model]
 
 
-def fail(how: str, when: str, seconds: float = 0.0) -> str:
+def fail(how: str, when: str, seconds: float = 0.0) -> Any:
     """A step in which this rank dies, or comes late, or has to wait for one that does."""
     layer = nt.nn.SyncBatchNorm(4)
-    x = torch.ones(3, 4, 2, requires_grad=True)
+    x = whole((3, 4, 2), "float32", dist.get_rank())[0].requires_grad_()
     layer(x).sum().backward()  # all is well
+    x.grad = None
     y = layer(x) if when == "backward" else None
     if how == "die":
         os._exit(3)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if how == "late":
         time.sleep(seconds)
     if y is None:
-        layer(x)
-    else:
-        y.sum().backward()
-    return "done"
+        y = layer(x)
+    (y**3).sum().backward()
+    return _numpy(x.grad)
 
 
 def destroyed_group() -> None:

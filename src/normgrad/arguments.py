@@ -52,6 +52,7 @@ class Arguments:
         key: everything that a plan depends on; None until opened, where they are not plain.
         addresses: where the inputs and then the caller's outputs are; 0 where absent.
         plain: whether all are plain tensors, and the outputs not known to be read-only.
+        copied: the memory of inputs that were copied to be opened, by name; once opened.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Arguments:
         "_outputs",
         "_values",
         "addresses",
+        "copied",
         "device",
         "first",
         "framework",
@@ -87,6 +89,7 @@ class Arguments:
         framework = frameworks.BY_TYPE.get(type(self.like))
         self.key: Hashable = None
         self.plain = True
+        self.copied: dict[str, layout.Region] = {}
         if framework is not None:
             self.framework: Framework = framework
             look = framework.look(values, given)
@@ -120,6 +123,10 @@ class Arguments:
             None if value is None else self._open(parameter.name, value, writing=False)
             for parameter, value in zip(operator.parameters, values, strict=True)
         ]
+        for parameter, value, opened in zip(operator.parameters, values, self.opened, strict=True):
+            region = None if value is None else self.framework.copied(value, opened)
+            if region is not None:
+                self.copied[parameter.name] = region
         self.out = [
             None
             if value is None

@@ -20,6 +20,7 @@ from . import dtypes, layout
 from .dtypes import DType
 from .problem import Problem, Role
 from .tensor import TensorSpec
+from .unusable import shown
 
 MIN_RANK, MAX_RANK = 2, 8
 
@@ -120,7 +121,7 @@ def flag(name: str, value: Any) -> bool:
     """A boolean argument."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise TypeError(f"{name}: {value!r}; allowed: True or False")
+    raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
 
 
 #: The default mask.
@@ -134,11 +135,11 @@ def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     if type(value) is not tuple or len(value) != len(outputs):
         allowed = f"allowed: {len(outputs)} booleans"
         if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name}: {value!r}; {allowed}")
+            raise TypeError(f"{name}: {shown(value)}; {allowed}")
         try:
             value = tuple(value)
-        except TypeError:  # a scalar, or an array without axes
-            raise TypeError(f"{name}: {value!r}; {allowed}") from None
+        except Exception:  # a scalar, or an array without axes; some raise what they like
+            raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
         if len(value) != len(outputs):
             raise ValueError(
                 f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
@@ -151,11 +152,11 @@ def integer(name: str, value: Any) -> int:
     if type(value) is int:
         return value
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {value!r}; allowed: an integer")
+        raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
     try:
         return operators.index(value)
     except Exception:  # a tensor of one element raises what it likes
-        raise TypeError(f"{name}: {value!r}; allowed: an integer") from None
+        raise TypeError(f"{name}: {shown(value)}; allowed: an integer") from None
 
 
 def real(name: str, value: Any) -> float:
@@ -163,7 +164,7 @@ def real(name: str, value: Any) -> float:
     if isinstance(value, float) and not math.isnan(value):
         return float(value)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: {value!r}; allowed: a real number")
+        raise TypeError(f"{name}: {shown(value)}; allowed: a real number")
     try:
         number = float(value)
     except OverflowError:

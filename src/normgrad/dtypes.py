@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .unusable import shown
+
 
 @dataclass(frozen=True)
 class DType:
@@ -58,15 +60,15 @@ def parse(dtype: Any) -> DType:
     """
     if isinstance(dtype, DType):
         return dtype
-    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    name = dtype if isinstance(dtype, str) else shown(dtype).removeprefix("torch.")
     found = BY_NAME.get(name)
     if found is None and dtype is not None:  # which NumPy would take for float64
         try:
             found = from_numpy(np.dtype(dtype))
-        except TypeError:
+        except Exception:  # what is none raises what it likes
             found = None
     if found is None:
-        raise TypeError(f"dtype: {dtype!r} is not supported; allowed: {', '.join(BY_NAME)}")
+        raise TypeError(f"dtype: {shown(dtype)} is not supported; allowed: {', '.join(BY_NAME)}")
     return found
 
 

@@ -40,6 +40,10 @@ class Framework(ABC):
             ValueError: one that cannot be written as it is.
         """
 
+    def copied(self, value: Any, opened: Any) -> layout.Region | None:
+        """The memory of a tensor that was copied to be opened; None where it was not."""
+        return None
+
     @abstractmethod
     def device(self, name: str, value: Any) -> str:
         """Where it is: "cpu", "cuda:0"."""
@@ -129,6 +133,14 @@ class NumPy(Framework):
                 raise memory.missing(name, array.nbytes) from None
         return array
 
+    def copied(self, value: Any, opened: Any) -> layout.Region | None:
+        array = np.asarray(value)
+        if array.ctypes.data == opened.ctypes.data:
+            return None
+        # By bytes: the strides are no whole items.
+        by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
+        return layout.Region(array.ctypes.data, *by_bytes, 1)
+
     def device(self, name: str, value: Any) -> str:
         return devices.CPU
 
@@ -215,6 +227,11 @@ class Torch(Framework):
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
             return value.resolve_neg()
         return value
+
+    def copied(self, value: Any, opened: Any) -> layout.Region | None:
+        if value is opened:
+            return None
+        return layout.Region(value.data_ptr(), value.shape, value.stride(), value.itemsize)
 
     def _check_strided(self, name: str, value: Any) -> None:
         if value.is_nested:

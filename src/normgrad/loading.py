@@ -59,6 +59,15 @@ if hasattr(os, "register_at_fork"):
     )
 
 
+_interrupts_are_ours = True
+
+
+def leave_interrupts() -> None:
+    """From now on interrupts are the program's that Python is embedded in, whatever Python says."""
+    global _interrupts_are_ours
+    _interrupts_are_ours = False
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """A context in which modules are imported or kernels compiled.
@@ -98,13 +107,14 @@ def _interrupts_held() -> Iterator[None]:
     """
     before = signal.getsignal(signal.SIGINT)
     # Handlers are called in the main thread, and are set there alone.
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    in_main = threading.current_thread() is threading.main_thread()
+    if not (_interrupts_are_ours and in_main and callable(before)):
         yield
         return
     came: list[Any] = []
 
     def hold(number: int, frame: Any) -> None:
-        came.append(frame)
+        came.append((number, frame))
 
     try:
         signal.signal(signal.SIGINT, hold)
@@ -117,4 +127,4 @@ def _interrupts_held() -> Iterator[None]:
         if signal.getsignal(signal.SIGINT) is hold:  # and nobody has set another
             signal.signal(signal.SIGINT, before)
         if came:
-            before(signal.SIGINT, came[0])
+            before(*came[0])

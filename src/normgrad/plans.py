@@ -336,6 +336,7 @@ class Plan:
                         f"{place.shown}: shares memory with {other.shown}; allowed: memory of its "
                         f"own{words}"
                     )
+            self._check_apart(arguments, place.shown, place.spec.region(where))
             places.append((place, where))
         if given >> guard.WORKSPACE & 1:
             size = guard.used(self.workspace_size, self._backend.alignment)
@@ -349,6 +350,16 @@ class Plan:
                     raise ValueError(
                         f"workspace: shares memory with {other.shown}; allowed: memory of its own"
                     )
+            self._check_apart(arguments, "workspace", region)
+
+    def _check_apart(self, arguments: Arguments, shown: str, region: layout.Region) -> None:
+        """That what is written is apart from inputs that were copied too: it would change them."""
+        shown_as = {place.name: place.shown for _, _, place in self._input_slots}
+        for name, source in arguments.copied.items():
+            if layout.overlap(region, source):
+                raise ValueError(
+                    f"{shown}: shares memory with {shown_as[name]}; allowed: memory of its own"
+                )
 
 
 _plans: dict[Hashable, Plan] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import dtypes, layout
 from .dtypes import DType
+from .unusable import shown
 
 #: Sizes, strides and offsets are 64-bit integers to the kernels.
 _MOST_BYTES = 2**62
@@ -17,8 +18,8 @@ _MOST_BYTES = 2**62
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
         return tuple(operator.index(value) for value in values)
-    except TypeError:
-        raise TypeError(f"{name}: {values!r} is not a sequence of integers") from None
+    except Exception:  # what is no sequence, or no integers, raises what it likes
+        raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
 
 @dataclass(frozen=True, init=False)

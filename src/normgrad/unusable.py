@@ -21,3 +21,11 @@ def described(value: object) -> str:
         return repr(value)
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def shown(value: object) -> str:
+    """An argument as Python writes it, for a message; what cannot be written is described."""
+    try:
+        return repr(value)
+    except Exception:  # some tensors have no numbers that could be printed
+        return described(value)

@@ -704,3 +704,12 @@ def test_statistics_of_length_0_in_evaluation(empty):
     )  # fmt: skip
     aclnn.aclnnBatchNormBackward(np.empty(size, np.uint8), size, executor, None)
     np.testing.assert_array_equal(dx, x)  # w / sqrt(var) is 1
+
+
+def test_masks_of_what_is_no_boolean():
+    """A word of three letters has three entries, and each of them is true to Python."""
+    for entries in ("yes", [2, 0, 1], [1.0, 0.0, 1.0], [None] * 3):
+        with pytest.raises(aclnn.AclnnError, match=r"outputMask: .*; allowed on .*: an aclBoolArr"):
+            phase_1(BN, arguments(BN, {"outputMask": entries}))
+        with pytest.raises(aclnn.AclnnError, match=r"value: .*; allowed: a sequence of booleans"):
+            aclnn.aclCreateBoolArray(entries)

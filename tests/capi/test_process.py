@@ -284,6 +284,26 @@ def test_products(libraries, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("when", ["warm", "cold"])
+def test_memory_that_runs_out(libraries, tmp_path, when):
+    """Statuses, and right results once there is some again."""
+    program = libraries.compile(
+        PROGRAMS / "limits.c", tmp_path / "limits", "acl", libraries.flags("infini")
+    )
+    done = run(program, when)
+    size = f"size: {1 << 30} bytes; allowed: what the machine has"
+    numba = (
+        "aclnnBatchNormBackward: phase 2: importing Numba: no memory for 268435456 bytes; "
+        "allowed: what the system has left"
+    )
+    expected = [f"aclrtMalloc: {size}", f"infinirtMalloc: {size}"]
+    if when == "warm":
+        expected += ["0 0 207001 1 0 0 1 1"]
+    else:  # there is no room for what computes
+        expected += [numba, "0 0 207001 1 361001 0 0 0"]
+    assert (done.returncode, done.stderr, done.stdout.splitlines()) == (0, "", expected)
+
+
 def test_host_memory(libraries, tmp_path):
     """Tensors over the program's own arrays, where that is asked for."""
     program = compiled(libraries, tmp_path, "host_memory", "acl")

@@ -1,7 +1,9 @@
 """Files made to mislead: refused in one line, without memory or folders that they ask for."""
 
+import contextlib
 import io
 import json
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -9,6 +11,9 @@ import zipfile
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
+from normgrad import dtypes
+from normgrad.cli import files
 
 F = np.float32
 #: Far more than any of the files, far less than any of them claims.
@@ -91,6 +96,10 @@ def test_npy_headers_that_are_wrong(cheaply_refused, tmp_path):
         (b"", "damaged or truncated (EOF"),
         (b"GIF89a" + bytes(90), "damaged or truncated (the magic string is not correct"),
         (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "damaged or truncated ("),
+        (b"\x93NUMPY\x01\x00\x10\x27" + b"-" * 9999 + b"1", "damaged or truncated (its header"),
+        (npy((1 << 40,), "|V0"), "dtype |V0; allowed: "),
+        (npy((4,), [("a", "<f4"), ("b", "|V2")], bytes(24)), "dtype record; allowed: "),
+        (npy((6,), ("<f4", (4,)), bytes(96)), "dtype |V16; allowed: "),
     ]:
         file = archive(tmp_path / "layer.npz", input=member)
         line = cheaply_refused(file)
@@ -242,3 +251,109 @@ def test_dtypes_that_numpy_lacks(cli, refused, batch_norm, tmp_path):
     result = cli("run", file)
     assert result.exit_code == 0
     assert result.stderr == f"normgrad: note: {file}: not used: other\n"
+
+
+def test_members_that_claim_to_be_packed_in_more_than_the_file(cheaply_refused, tmp_path):
+    """zipfile would make room for what it is to read, all at once."""
+    version_2 = b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"
+    file = archive(tmp_path / "layer.npz", input=version_2)
+    content = bytearray(file.read_bytes())
+    honest = sum(member.compress_size for member in zipfile.ZipFile(file).infolist())
+    entry = content.rindex(b"input.npy") - 46
+    assert content[entry:].startswith(b"PK\x01\x02")
+    struct.pack_into("<I", content, entry + 20, 0xFFFFFFF0)
+    file.write_bytes(content)
+    packed = honest - len(version_2) + 0xFFFFFFF0
+    assert cheaply_refused(file) == (
+        f"{file}: the archive: members of {packed} bytes in a file of {len(content)}; allowed: "
+        "members beside each other"
+    )
+
+
+def test_members_over_each_other(cheaply_refused, tmp_path):
+    """One that is there once and named many times."""
+    file = archive(tmp_path / "layer.npz", other=array(np.zeros(1000)))
+    content = file.read_bytes()
+    start = content.rindex(b"PK\x01\x02", 0, content.rindex(b"other.npy"))
+    end = content.index(b"PK\x05\x06")
+    entries = [content[start:end].replace(b"other.npy", b"othe%d.npy" % k) for k in range(10)]
+    more = b"".join(entries)
+    tail = bytearray(content[end:])
+    count, size = struct.unpack_from("<HI", tail, 10)
+    struct.pack_into("<HHI", tail, 8, count + 10, count + 10, size + len(more))
+    file.write_bytes(content[:end] + more + tail)
+    line = cheaply_refused(file)
+    assert line.startswith(f"{file}: the archive: members of "), line
+    assert line.endswith("; allowed: members beside each other")
+
+
+def test_a_pipe_that_takes_the_file_s_place(refused, tmp_path, monkeypatch):
+    """Between the look at it and its opening: not waited for."""
+    file = archive(tmp_path / "layer.npz")
+    look = type(file).stat
+
+    def replaced(path, **more):
+        found = look(path, **more)
+        if path == file:
+            monkeypatch.undo()
+            file.unlink()
+            os.mkfifo(file)
+        return found
+
+    monkeypatch.setattr(type(file), "stat", replaced)
+    with pytest.raises(files.InputError, match="not a regular file"), files.reading(file):
+        pass
+
+
+def test_a_file_that_shrinks_or_grows_while_it_is_read(tmp_path, monkeypatch):
+    """What is read is bytes, not a mapping whose pages could be gone."""
+    for make in (archive, _safetensors):
+        for change in (lambda size: size // 2, lambda size: 0, lambda size: size + (1 << 24)):
+            file = make(tmp_path / "layer.bin")
+            size = file.stat().st_size
+            contents = files._contents
+
+            def changed(path, opened, size, change=change, contents=contents):
+                os.truncate(path, change(size))
+                return contents(path, opened, size)
+
+            monkeypatch.setattr(files, "_contents", changed)
+            tracemalloc.start()
+            try:
+                with files.reading(file) as found:
+                    found.tensor("input", dtypes.FLOATS)
+            except files.InputError:
+                assert change(size) < size or make is archive
+            else:
+                assert change(size) > size
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            monkeypatch.undo()
+            assert peak < LITTLE
+
+
+def _safetensors(path):
+    path.write_bytes(header({"input": entry([2, 3, 4], 0, 96)}, bytes(96)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["many entries", "many axes", "many words", "deep"])
+def test_memory_for_headers(tmp_path, kind):
+    """No more than is promised, of files that are nothing but header."""
+    if kind == "many entries":
+        content = header({f"{k:x}": entry([0], 0, 0) for k in range(20_000)}, b"")
+    elif kind == "many axes":
+        content = header({"a": entry([1] * 200_000, 0, 4)}, bytes(4))
+    elif kind == "many words":
+        content = header({"__metadata__": {f"{k:x}": "" for k in range(50_000)}}, b"")
+    else:
+        content = header(b'{"a":' + b"[" * 500_000)
+    file = tmp_path / "layer.safetensors"
+    file.write_bytes(content)
+    tracemalloc.start()
+    with contextlib.suppress(files.InputError), files.reading(file) as found:
+        assert kind != "deep"
+        assert len(found.names) + len(found.metadata) >= 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < files.MAX_RATIO * len(content) + files.RATIO_SLACK

@@ -10,6 +10,9 @@ from pathlib import Path
 #: Long enough for a busy machine that compiles every kernel, short enough to see a hang.
 TIMEOUT = 300
 
+#: Whether there is time for more, and for a minute of every kind of call at once.
+STRESSED = os.environ.get("NORMGRAD_STRESS") == "1"
+
 TESTS = Path(__file__).resolve().parent.parent
 
 

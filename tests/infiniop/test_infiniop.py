@@ -348,3 +348,14 @@ def test_torch_memory():
     assert tensors["grad_input"]._version > before
     for name, array in itertools.islice(arrays.items(), 3):
         np.testing.assert_array_equal(tensors[name].numpy(), array)
+
+
+def test_numbers_that_are_none():
+    """Whatever they do when they are compared."""
+    for value in (np.zeros(3), "1", None, 1.0):
+        with pytest.raises(op.InfiniError, match=r"ndim: .*; allowed: an integer") as caught:
+            op.infiniopCreateTensorDescriptor(value, [], None, 13)
+        assert caught.value.status == op.INFINI_STATUS_BAD_PARAM
+        with pytest.raises(op.InfiniError, match=r"device_id: .*; allowed: an int") as caught:
+            op.infinirtSetDevice(op.INFINI_DEVICE_CPU, value)
+        assert caught.value.status == op.INFINI_STATUS_BAD_PARAM

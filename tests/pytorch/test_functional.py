@@ -345,3 +345,19 @@ def test_many_axes_go_to_pytorch():
         functional.batch_norm(x, None, None, training=True),
         theirs.batch_norm(x, None, None, training=True),
     )
+
+
+def test_booleans_for_numbers():
+    """PyTorch's functions take them, so it computes what they mean."""
+    x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
+    mean, var = torch.zeros(3), torch.ones(3)
+    for name in ("eps", "momentum"):
+        options = {name: True}
+        found, expected = (
+            module.batch_norm(x, mean, var, **options) for module in (functional, theirs)
+        )
+        assert torch.equal(found, expected)
+    found, expected = (module.group_norm(x, 1, eps=True) for module in (functional, theirs))
+    assert torch.equal(found, expected)
+    with pytest.raises(TypeError, match=r"^group_norm\(\): argument 'num_groups' .* not bool$"):
+        functional.group_norm(x, True)

@@ -288,3 +288,10 @@ def test_synchronised_layers_are_converted_too():
     torch.testing.assert_close(model(x), theirs(x))
     again = nt.convert(nt.revert(model))
     torch.testing.assert_close(again.eval()(x), theirs.eval()(x))
+
+
+def test_a_momentum_that_is_none():
+    """PyTorch's layer has the first error here, though there is another."""
+    for module in (nt.nn, torch.nn):
+        with pytest.raises(TypeError, match=r"argument 'momentum' .* not tuple"):
+            module.BatchNorm1d(0, momentum=())(torch.ones(2, 6))

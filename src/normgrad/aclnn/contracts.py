@@ -25,6 +25,7 @@ from ..rules import (
     ShapeOf,
     WithChannels,
 )
+from ..unusable import shown
 from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
 
 #: What counts as ND: the dense formats with the channel at axis 1.
@@ -45,7 +46,7 @@ MOST_CHANNELS_OF_GROUP = 8000
 
 
 def _bool(value: Any, call: Call) -> tuple[str, str] | None:
-    return None if isinstance(value, bool) else (f"{value!r}", "True or False")
+    return None if isinstance(value, bool) else (shown(value), "True or False")
 
 
 def _double(value: Any, call: Call) -> tuple[str, str] | None:
@@ -55,7 +56,7 @@ def _double(value: Any, call: Call) -> tuple[str, str] | None:
         except OverflowError:
             return "too large", "a number that float64 can hold"
         return None
-    return f"{value!r}", "a number"
+    return shown(value), "a number"
 
 
 def _mask(value: Any, call: Call) -> tuple[str, str] | None:
@@ -66,7 +67,7 @@ def _mask(value: Any, call: Call) -> tuple[str, str] | None:
 
 def _int64(value: Any) -> tuple[str, str] | None:
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        return f"{value!r}", "an int64"
+        return shown(value), "an int64"
     return None
 
 

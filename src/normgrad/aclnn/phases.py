@@ -21,12 +21,12 @@ from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BA
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, check
 from ..tensor import TensorSpec
-from ..unusable import Unusable, described
+from ..unusable import Unusable, described, shown
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status
-from .tensors import aclTensor
+from .tensors import aclTensor, booleans
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
@@ -241,9 +241,9 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
         return value
     if name == "outputMask":
         try:
-            return tuple([bool(entry) for entry in value])
+            return booleans(value)
         except Exception:  # what is no sequence, or whose entries are no booleans
-            malformed[name] = (f"{value!r}", "an aclBoolArray of size 3")
+            malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()
     if type(value) in (bool, int, float):
         return value
@@ -253,7 +253,7 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
         return int(value)
     if isinstance(value, numbers.Real):
         return value
-    malformed[name] = (f"{value!r}", "a plain number or boolean")
+    malformed[name] = (shown(value), "a plain number or boolean")
     return None
 
 
@@ -354,7 +354,7 @@ def phase_2(
         message = f"of {executor.name}; allowed: one of {name}"
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
     if not isinstance(workspace_size, int) or workspace_size < needed:
-        message = f"{workspace_size!r}; allowed: {needed} or more, as phase 1 said"
+        message = f"{shown(workspace_size)}; allowed: {needed} or more, as phase 1 said"
         fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
     if needed > 0:
         try:

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ..rules import Product
+from ..unusable import shown
 
 BATCH_NORM = "aclnnBatchNormBackward"
 REDUCE = "aclnnBatchNormReduceBackward"
@@ -65,7 +66,7 @@ def find(name: str) -> Product:
             return next(one for one in PRODUCTS if one.name == found)
     known = ", ".join(one.name for one in PRODUCTS)
     raise ValueError(
-        f"product: {name!r}; allowed: {known}, or a chip's name such as Ascend910B3, "
+        f"product: {shown(name)}; allowed: {known}, or a chip's name such as Ascend910B3, "
         "Ascend910_9391, Ascend950PR, Ascend310P3"
     )
 
@@ -83,7 +84,7 @@ def _save_invstd(value: str | None) -> bool:
         value = os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
     meanings = {"invstd": False, "variance": True}
     if value not in meanings:
-        raise ValueError(f"save_invstd: {value!r}; allowed: 'invstd' or 'variance'")
+        raise ValueError(f"save_invstd: {shown(value)}; allowed: 'invstd' or 'variance'")
     return meanings[value]
 
 

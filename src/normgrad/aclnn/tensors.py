@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from .. import frameworks, layout
 from ..arguments import Memory, memory_of
 from ..memory import array_at
+from ..unusable import shown
 from .status import AclnnError, Status
 
 
@@ -245,9 +247,11 @@ def _invalid(function: str, name: str, message: str) -> AclnnError:
 
 def _integers(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
-        return tuple([int(value.__index__()) for value in values])
-    except (TypeError, AttributeError):
-        raise _invalid(function, name, f"{values!r}; allowed: a sequence of integers") from None
+        return tuple([operator.index(value) for value in values])
+    except Exception:  # what is no sequence, or no integers, raises what it likes
+        raise _invalid(
+            function, name, f"{shown(values)}; allowed: a sequence of integers"
+        ) from None
 
 
 def _sizes(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
@@ -293,11 +297,11 @@ def aclCreateTensor(
     try:
         kind = aclDataType(data_type)
     except ValueError:
-        raise _invalid(name, "dataType", f"{data_type!r}; allowed: an aclDataType") from None
+        raise _invalid(name, "dataType", f"{shown(data_type)}; allowed: an aclDataType") from None
     try:
         order = aclFormat(format)
     except ValueError:
-        raise _invalid(name, "format", f"{format!r}; allowed: an aclFormat") from None
+        raise _invalid(name, "format", f"{shown(format)}; allowed: an aclFormat") from None
     memory = Memory(0, 0, None, False)
     if type(data) is Memory:
         memory = data  # with what is wrong with it, which phase 1 says
@@ -344,13 +348,35 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     try:
         order = aclFormat(format)
     except ValueError:
-        raise _invalid("tensor", "format", f"{format!r}; allowed: an aclFormat") from None
+        raise _invalid("tensor", "format", f"{shown(format)}; allowed: an aclFormat") from None
     dims = tuple(opened.shape)
     address = framework.address("array", opened)
     memory = Memory(address, opened.nbytes, opened, bool(writeable))
     return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
 
 
+def booleans(values: Iterable[Any]) -> aclBoolArray:
+    """Some booleans, each True, False, 1 or 0.
+
+    Raises:
+        TypeError: something else.
+    """
+    found = [
+        entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry) for entry in values
+    ]
+    if not {0, 1}.issuperset(found):
+        raise TypeError("neither True nor False")
+    return aclBoolArray(map(bool, found))
+
+
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
-    """Some booleans, any number of them; what wants a mask takes a plain sequence too."""
-    return aclBoolArray(bool(value) for value in values)
+    """Some booleans, any number of them; what wants a mask takes a plain sequence too.
+
+    Raises:
+        AclnnError: 161002, for entries that are neither True nor False, nor 1 or 0.
+    """
+    try:
+        return booleans(values)
+    except Exception:  # what is no sequence raises what it likes
+        message = f"{shown(values)}; allowed: a sequence of booleans"
+        raise _invalid("aclCreateBoolArray", "value", message) from None

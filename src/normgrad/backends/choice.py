@@ -8,13 +8,14 @@ It is read when a plan is made.
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import devices
+from .. import devices, memory
 from ..loading import loading
 from ..machine import this_machine
 from .cpu import guard
@@ -29,6 +30,10 @@ VARIABLE = "NORMGRAD_BACKEND"
 
 #: What makes Triton interpret its kernels, in Triton's own words.
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
+
+
+#: The bytes that have to be there before Numba is imported; it took 184 MiB of addresses.
+NUMBA = 256 << 20
 
 
 class Program(Protocol):
@@ -106,6 +111,8 @@ class _Cpu(Backend):
         outputs: Places,
         in_place: Mapping[int, tuple[str, ...]],
     ) -> Runner:
+        if "numba" not in sys.modules:  # half of it would never become a whole
+            memory.need("importing Numba", NUMBA)
         with loading():
             from .cpu.runtime import Runner
         return Runner(program, guard.table(inputs, outputs, in_place, program.workspace_size))

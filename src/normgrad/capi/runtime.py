@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ..loading import LOADING
+from ..loading import LOADING, leave_interrupts
 from . import libc
 from .declarations import digest, functions_of
 from .errors import ERRORS
@@ -67,6 +67,7 @@ def _set_hooks(address: int) -> None:
     if not address:
         _hooks.append(atexit.register(REPORT.print_if_wanted))
         return
+    leave_interrupts()
     kind = ctypes.CFUNCTYPE(None)
     _hooks.extend(map(kind, (REPORT.print_if_wanted, LOADING.acquire, LOADING.release)))
     pointers = [ctypes.cast(hook, ctypes.c_void_p).value for hook in _hooks]

@@ -10,7 +10,7 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
-from . import aclnn, bench, capi, outputs, run, show, verify, warmup
+from . import aclnn, bench, capi, files, outputs, run, show, verify, warmup
 
 #: Exit status where an output is over its bound.
 OVER_BOUND = 1
@@ -49,6 +49,10 @@ file; entries that are no arguments are left alone.
                   "num_groups": "32"}})
 
     normgrad run layer.npz -o gradients.npz
+
+FILE need not be trusted: nothing in it is unpickled, run, or taken for a path, and reading it takes
+no more memory than {files.MAX_RATIO:,} times its size and {files.RATIO_SLACK >> 20} MiB, whatever
+it claims to hold.
 
 The operators, with what may be left out in brackets:
 

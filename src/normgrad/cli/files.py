@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 import warnings
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..dtypes import DType
 Array = npt.NDArray[Any]
 
 #: How many times its own size, and how many bytes beyond that, a .npz may unpack to. Deflate packs
-#: at most 1032 bytes into one, so that no honest archive is refused.
+#: at most 1032 bytes into one, so that no honest archive is refused. `normgrad run --help` says it.
 MAX_RATIO, RATIO_SLACK = 1032, 1 << 20
 
 #: An entry that stands for a number, a word or a few flags is no larger than this.
@@ -163,6 +164,12 @@ class Contents(ABC):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
+_HEADERS: Mapping[tuple[int, int], Callable[[Any], Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
 class _Npz(Contents):
     """A zip archive of .npy members."""
 
@@ -173,6 +180,15 @@ class _Npz(Contents):
         with self._decoding("the archive"):
             self._archive = zipfile.ZipFile(file)
         members = self._archive.infolist()
+        # Of sizes that no file of this one's can hold, memory would be allocated to read them; and
+        # members that lie over each other could be read again and again.
+        packed = sum(member.compress_size for member in members)
+        if packed > size:
+            raise InputError(
+                path,
+                f"the archive: members of {packed} bytes in a file of {size}; allowed: members "
+                "beside each other",
+            )
         total = sum(member.file_size for member in members)
         if total > self._most:
             raise InputError(
@@ -208,12 +224,14 @@ class _Npz(Contents):
     def _look(self, name: str) -> _Look:
         with self._open(name) as member:
             version = np.lib.format.read_magic(member)
-            if version == (1, 0):
-                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-            elif version == (2, 0):
-                shape, _, dtype = np.lib.format.read_array_header_2_0(member)
-            else:
+            read = _HEADERS.get(version)
+            if read is None:
                 raise InputError(self.path, f"{name}: .npy version {version}; allowed: 1.0, 2.0")
+            try:
+                shape, _, dtype = read(member)
+            except MemoryError:
+                # No more than 10,000 bytes of it are parsed: it is too deep for the parser.
+                raise ValueError("its header cannot be parsed") from None
             if dtype.hasobject:
                 raise InputError(
                     self.path,
@@ -267,7 +285,7 @@ class _Safetensors(Contents):
 
         super().__init__(path, size)
         with self._decoding("the header"):
-            data = file.read()
+            data = file.read(size)  # and no more, should it grow meanwhile
             memory.need("reading", len(data))  # of which a copy is made
             # Not safetensors.numpy.load, which knows no bfloat16.
             decode: Any = safetensors.deserialize
@@ -295,18 +313,23 @@ def reading(path: Path) -> Iterator[Contents]:
         InputError: a file that cannot be read, or that is neither format.
     """
     try:
-        status = path.stat()
-        # Not opened before this is known: opening a pipe waits for its writer.
-        if stat.S_ISDIR(status.st_mode):
-            raise InputError(path, f"a directory; {_EITHER}")
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(path, f"not a regular file; {_EITHER}")
-        file = path.open("rb")
+        _check_regular(path, path.stat())
+        # Should it be replaced now by a pipe, opening that would wait for its writer.
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(path, f"{reason}; {_EITHER}") from None
     with file:
+        status = os.fstat(file.fileno())
+        _check_regular(path, status)
         yield _contents(path, file, status.st_size)
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(path, f"a directory; {_EITHER}")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(path, f"not a regular file; {_EITHER}")
 
 
 def _contents(path: Path, file: BinaryIO, size: int) -> Contents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from ..rules import (
     check,
 )
 from ..tensor import TensorSpec
-from ..unusable import described
+from ..unusable import described, shown
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -159,11 +160,11 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
     name = "infinirtSetDevice"
     kind = _kind(name, device)
     _supported(name, kind)
-    if device_id != 0:
+    if _integer(name, "device_id", device_id) != 0:
         raise InfiniError(
             Status.INFINI_STATUS_DEVICE_NOT_FOUND,
             name,
-            f"device_id: {device_id!r}; allowed: 0",
+            f"device_id: {shown(device_id)}; allowed: 0",
             "device_id",
         )
     _device.kind, _device.number = kind, 0
@@ -178,7 +179,7 @@ def _kind(function: str, device: Any) -> infiniDevice_t:
     try:
         return infiniDevice_t(device)
     except ValueError:
-        raise _bad(function, "device", f"{device!r}; allowed: an infiniDevice_t") from None
+        raise _bad(function, "device", f"{shown(device)}; allowed: an infiniDevice_t") from None
 
 
 def _supported(function: str, kind: infiniDevice_t) -> None:
@@ -284,18 +285,19 @@ def infiniopCreateTensorDescriptor(
         InfiniError: BAD_PARAM.
     """
     name = "infiniopCreateTensorDescriptor"
-    dims = _integers(name, "shape", shape, ndim)
+    rank = _integer(name, "ndim", ndim)
+    dims = _integers(name, "shape", shape, rank)
     if any(size < 0 for size in dims):
         raise _bad(name, "shape", f"{dims} has a negative size; allowed: 0 or more")
     steps = (
         layout.contiguous_strides(dims)
         if strides is None
-        else _integers(name, "strides", strides, ndim)
+        else _integers(name, "strides", strides, rank)
     )
     try:
         kind = infiniDtype_t(dtype)
     except ValueError:
-        raise _bad(name, "dtype", f"{dtype!r}; allowed: an infiniDtype_t") from None
+        raise _bad(name, "dtype", f"{shown(dtype)}; allowed: an infiniDtype_t") from None
     try:
         TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
     except ValueError as error:  # more than an address can reach
@@ -303,13 +305,20 @@ def infiniopCreateTensorDescriptor(
     return infiniopTensorDescriptor_t(dims, steps, kind)
 
 
-def _integers(function: str, name: str, values: Any, count: Any) -> tuple[int, ...]:
+def _integer(function: str, name: str, value: Any) -> int:
     try:
-        found = tuple([int(value.__index__()) for value in values])
-    except (TypeError, AttributeError):
-        raise _bad(function, name, f"{values!r}; allowed: {count} integers") from None
+        return operator.index(value)
+    except Exception:  # what is none raises what it likes
+        raise _bad(function, name, f"{shown(value)}; allowed: an integer") from None
+
+
+def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
+    try:
+        found = tuple([operator.index(value) for value in values])
+    except Exception:  # what is no sequence, or no integers, raises what it likes
+        raise _bad(function, name, f"{shown(values)}; allowed: {count} integers") from None
     if len(found) != count:
-        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {count!r}")
+        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {count}")
     return found
 
 
@@ -448,7 +457,7 @@ def infiniopBatchNormBackward(
             raise InfiniError(
                 Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE,
                 _RUN,
-                f"workspace: {workspace_size!r} bytes of {size}; allowed: {needed} or more",
+                f"workspace: {shown(workspace_size)} bytes of {size}; allowed: {needed} or more",
                 "workspace",
             )
     try:

@@ -11,6 +11,7 @@ from ..arguments import out_entries
 from ..contract import Kind
 from ..plans import Plan
 from ..tensor import TensorSpec
+from ..unusable import shown
 from .batch_norm import BATCH_NORM_BACKWARD, batch_norm_backward
 from .forward import (
     BATCH_NORM,
@@ -100,7 +101,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     """
     operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
-        raise ValueError(f"name: {name!r}; allowed: {', '.join(PLANNED)}")
+        raise ValueError(f"name: {shown(name)}; allowed: {', '.join(PLANNED)}")
     function = FUNCTIONS[name]
     specs: dict[str, TensorSpec | None] = {
         parameter.name: None for parameter in operator.parameters

@@ -20,6 +20,11 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
+def _is_number(value: Any) -> bool:
+    """What the operators take for one: PyTorch's own functions take booleans too."""
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+
+
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -54,7 +59,7 @@ def batch_norm(
         )  # fmt: skip
     vectors = (running_mean, running_var, weight, bias)
     if not (
-        isinstance(momentum, _NUMBERS)
+        _is_number(momentum)
         and _takes(input, vectors, eps)
         # PyTorch leaves the running statistics alone where there is nothing to learn from.
         and input.numel() != 0
@@ -106,7 +111,7 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         and input.layout is torch.strided
         and not input.is_nested
         and contract.MIN_RANK <= input.dim() <= contract.MAX_RANK
-        and isinstance(eps, _NUMBERS)
+        and _is_number(eps)
     ):
         return False
     channels, on_cpu = (input.shape[1],), input.is_cpu
@@ -241,6 +246,7 @@ def group_norm(
         )
     if not (
         isinstance(num_groups, (int, torch.SymInt))
+        and not isinstance(num_groups, bool)
         and num_groups > 0
         and _takes(input, (None, None, weight, bias), eps)
         and input.shape[1] % num_groups == 0

@@ -33,17 +33,22 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         mean, var = self.running_mean, self.running_var
         if not self.training:
             absent = mean is None and var is None
-            return self._normalise(input, mean, var, absent, self.momentum or 0.0)
+            return self._normalise(input, mean, var, absent, self._share)
         if not self.track_running_stats:
-            return self._normalise(input, None, None, True, self.momentum or 0.0)
+            return self._normalise(input, None, None, True, self._share)
         batches = self.num_batches_tracked
         if batches is None:
-            return self._normalise(input, mean, var, True, self.momentum or 0.0)
+            return self._normalise(input, mean, var, True, self._share)
         if self.momentum is None and mean is not None and var is not None:
             return self._averaging(input, mean, var, batches)
-        output = self._normalise(input, mean, var, True, self.momentum or 0.0)
+        output = self._normalise(input, mean, var, True, self._share)
         batches.add_(1)  # a batch that could not be computed is none
         return output
+
+    @property
+    def _share(self) -> Any:
+        """The new batch's part in the running statistics."""
+        return 0.0 if self.momentum is None else self.momentum
 
     def _normalise(
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float

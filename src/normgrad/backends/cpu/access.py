@@ -125,7 +125,7 @@ def access_of(problem: Problem) -> tuple[Access, Problem]:
         block = _channels_at_once(problem)
         repeat, chunk = 1, min(block or channel.size, SPAN)
         if (
-            channel.size * 2 <= SPAN
+            0 < channel.size * 2 <= SPAN
             and all_strides(inner, channel.size)
             and block in (0, channel.size)
         ):

@@ -145,7 +145,7 @@ def updated(block, real, slot, out_slot, first, count, values, errors, n):
     for c in range(count):
         before = double(get(old, c))
         new = (1.0 - momentum) * before + momentum * get(values, c)
-        put(values, c, new if n > 0.0 else before)
+        put(values, c, before if n == 0.0 else new)
     write_row(block, out_slot, plain(0), first, count, values, errors)
 
 

@@ -10,10 +10,12 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import types as python_types
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -126,9 +128,15 @@ class _Threads:
     def __init__(self) -> None:
         self.started = False
         self.usable = True
-        self._team = _Team()
+        self.team = _Team()
+        self._new_locks()
+
+    def _new_locks(self) -> None:
+        # Reentrant: a signal's handler may compute where a call has them already.
+        #: Held while a thread's team is started.
+        self.starting = threading.RLock()
         # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
-        # two threads use it at once. A signal's handler may compute where a call has it already.
+        # two threads use it at once.
         self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.RLock()
 
     def forked(self) -> None:
@@ -136,56 +144,60 @@ class _Threads:
         # Whoever started them: a function of the user's, a question about their number, PyTorch.
         started = getattr(numba_threads, "_is_initialized", True) or "torch" in sys.modules
         self.usable = self.usable and not started
-        self.one_at_a_time = threading.RLock()
+        self._new_locks()
 
     def usual(self) -> int | None:
         """How many threads Numba has for this thread, started if they were not; None for none."""
         if self.started:
             return int(numba.get_num_threads())
-        if not self.can_have(numba.config.NUMBA_NUM_THREADS):
-            return None
+        with self.starting:
+            if not _can_start(numba.config.NUMBA_NUM_THREADS - 1):
+                return None
+            try:
+                with loading():
+                    return int(numba.get_num_threads())
+            except ValueError as error:
+                self.usable = False
+                why = " ".join(str(error).split())
+                warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
+                return None
+
+
+def _can_start(count: int) -> bool:
+    """Whether so many threads can be started now: as many are, and end at once.
+
+    OpenMP ends the process where it cannot start its own, for want of memory or because there is a
+    limit to their number.
+    """
+    gate = threading.Lock()
+    numbers: list[int] = []
+    told = threading.Semaphore(0)
+
+    def wait() -> None:
+        numbers.append(threading.get_native_id())
+        told.release()
+        with gate:
+            pass
+
+    started = 0
+    with gate:
         try:
-            with loading():
-                return int(numba.get_num_threads())
-        except ValueError as error:
-            self.usable = False
-            why = " ".join(str(error).split())
-            warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
-            return None
-
-    def can_have(self, count: int) -> bool:
-        """Whether this thread can have so many others' help.
-
-        OpenMP ends the process where it cannot start its threads, for want of memory or because a
-        limit is reached. So before it is to start any for this thread, as many are started for a
-        moment.
-        """
-        team = self._team
-        if count <= team.size:
-            return True
-        gate = threading.Lock()
-        gate.acquire()
-        ended = [threading.Lock() for _ in range(count - team.size)]
-        tried = []
-
-        def wait(end: threading.Lock) -> None:
-            with gate:
-                end.release()
-
-        try:
-            for end in ended:
-                end.acquire()
-                _thread.start_new_thread(wait, (end,))
-                tried.append(end)
+            for _ in range(count):
+                _thread.start_new_thread(wait, ())
+                started += 1
         except RuntimeError:
-            return False
-        finally:
-            gate.release()
-            for end in tried:
-                end.acquire()
-        team.size = count
-        return True
+            pass
+        for _ in range(started):
+            told.acquire()
+    # What they had is there for others when the system has done with them.
+    for number in numbers:
+        while _TASKS.joinpath(str(number)).exists():
+            time.sleep(0)
+    return started == count
 
+
+#: Where Linux shows a process its threads.
+_TASKS = Path("/proc/self/task")
 
 _threads = _Threads()
 if hasattr(os, "register_at_fork"):
@@ -234,17 +246,36 @@ class Runner:
             return self._run_serially(addresses, given)
         wanted = threads.wanted_threads()
         functions = openmp.of_torch()
-        if functions is not None and wanted is not None:
-            count = min(wanted, numba.config.NUMBA_NUM_THREADS)
-            if count == 1 or not _threads.can_have(count):
+        usual: int | None = None
+        if functions is None or wanted is None:
+            functions = None
+            usual = 1 if wanted == 1 else _threads.usual()
+            if usual is None:
                 return self._run_serially(addresses, given)
-            return self._run_serially(addresses, given, _team(functions).ctypes.data, count)
-        usual = 1 if wanted == 1 else _threads.usual()
-        if usual is None:
-            return self._run_serially(addresses, given)
         count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
-        if count == 1 or not _threads.can_have(count):
+        if count is None or count == 1:
             return self._run_serially(addresses, given)
+        if count <= _threads.team.size:
+            return self._run_in_parallel(addresses, given, functions, count, usual)
+        with _threads.starting:
+            if not _can_start(count - _threads.team.size):
+                return self._run_serially(addresses, given)
+            status = self._run_in_parallel(addresses, given, functions, count, usual)
+            _threads.team.size = count
+        return status
+
+    def _run_in_parallel(
+        self,
+        addresses: Sequence[int],
+        given: int,
+        functions: tuple[int, ...] | None,
+        count: int,
+        usual: int | None,
+    ) -> int:
+        """With so many threads: OpenMP's by its functions, or Numba's, of which there are usually
+        so many."""
+        if functions is not None:
+            return self._run_serially(addresses, given, _team(functions).ctypes.data, count)
         driver = _parallel_driver()
         with _threads.one_at_a_time:
             if count == usual:

@@ -149,7 +149,9 @@ def _divided(real, value, error, divisor):
 
         def compensated(real, value, error, divisor):
             quotient = value / divisor
-            return quotient, (fma(-quotient, divisor, value) + error) / divisor
+            rounding = (fma(-quotient, divisor, value) + error) / divisor
+            # By an infinite number of elements nothing is left over.
+            return quotient, rounding if isfinite(divisor) else 0.0
 
         return compensated
     return lambda real, value, error, divisor: (value / divisor, 0.0)

@@ -99,7 +99,9 @@ def divided(value, error, divisor, inverse, WIDE: tl.constexpr):
     """
     quotient = value * inverse
     if WIDE:
-        return quotient, (tl.fma(-quotient, divisor, value) + error) * inverse
+        rounding = (tl.fma(-quotient, divisor, value) + error) * inverse
+        # By an infinite number of elements nothing is left over.
+        return quotient, tl.where(inverse == 0.0, 0.0, rounding)
     else:
         return quotient, error
 

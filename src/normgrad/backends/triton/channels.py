@@ -307,7 +307,7 @@ def update_running(
     old_variance = read_vector(a, zero, channel, mask, OLD_VAR, 0.0, C)
     # They may be written where they are read, and several threads may hold the same one.
     tl.debug_barrier()
-    new = tl.where(n > 0.0, (1.0 - momentum) * old_mean + momentum * mean, old_mean)
+    new = tl.where(n == 0.0, old_mean, (1.0 - momentum) * old_mean + momentum * mean)
     write_vector(a, zero, channel, mask, new, OUT_RUNNING_MEAN, C)
-    new = tl.where(n > 0.0, (1.0 - momentum) * old_variance + momentum * variance, old_variance)
+    new = tl.where(n == 0.0, old_variance, (1.0 - momentum) * old_variance + momentum * variance)
     write_vector(a, zero, channel, mask, new, OUT_RUNNING_VAR, C)
