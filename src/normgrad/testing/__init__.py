@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from .cases import Case, Topic
-from .outcomes import Judged, Outcome, Verdict, judge
-from .subjects import Subject, SubjectError, load
+from .outcomes import Described, Judged, Outcome, Verdict, judge
+from .subjects import Implementation, Subject, SubjectError, load
 from .suite import cases
+from .suites import SUITES
 from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
 from .trials import Trial, try_cases
 
@@ -25,8 +26,11 @@ __all__ = [
     "FORWARD",
     "GRADIENTS",
     "LAYOUTS",
+    "SUITES",
     "Call",
     "Case",
+    "Described",
+    "Implementation",
     "Judged",
     "Outcome",
     "Subject",
@@ -44,12 +48,13 @@ __all__ = [
 ]
 
 
-def check(case: Case, operators: Any) -> Judged:
+def check(case: Described, operators: Any) -> Judged:
     """A case's verdict on an implementation, which runs in this process.
 
     Args:
-        case: one of :func:`cases`.
-        operators: an object or class as :class:`Subject` takes it, or a :class:`Subject`.
+        case: one of :func:`cases`; of a library, one of its suite in ``SUITES``.
+        operators: an object or class as :class:`Subject` takes it, or what :func:`load` gives.
     """
-    subject = operators if isinstance(operators, Subject) else Subject("it", operators)
-    return judge(case, subject.run(case), subject.strict)
+    is_loaded = isinstance(operators, Implementation)
+    subject: Implementation = operators if is_loaded else Subject("it", operators)
+    return SUITES[subject.suite].judge(case, subject.run(case), subject.strict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -72,14 +73,7 @@ class Case:
     @property
     def name(self) -> str:
         """The case in one line, which finds it again."""
-        said = [self.topic.name.lower(), self.kind]
-        for field in fields(self)[2:]:
-            value = getattr(self, field.name)
-            if field.name in ("shape", "dtype", "layout"):
-                said.append("x".join(map(str, value)) if field.name == "shape" else value)
-            elif field.name != "normal" and value != field.default:
-                said.append(f"{field.name}={_spelled(value)}")
-        return "/".join(said)
+        return in_one_line(self)
 
     def __str__(self) -> str:
         return self.name
@@ -132,6 +126,26 @@ class Case:
         else:
             first = lay_out(np.full(like.shape, np.nan, like.dtype), self.out)
         made.give(first)
+
+
+#: What every case's name says.
+_SAID = ("shape", "dtype", "layout")
+
+
+def in_one_line(case: Any) -> str:
+    """A case's fields: what all have, and what differs from its default."""
+    said = [case.topic.name.lower(), case.kind, "x".join(map(str, case.shape))]
+    said += [getattr(case, name) for name in _SAID[1:] if hasattr(case, name)]
+    return "/".join((*said, *differences(case, ("topic", "kind", "normal", *_SAID))))
+
+
+def differences(case: Any, besides: tuple[str, ...]) -> list[str]:
+    """A dataclass's fields that are not as usual, but for some."""
+    return [
+        f"{field.name}={_spelled(getattr(case, field.name))}"
+        for field in fields(case)
+        if field.name not in besides and getattr(case, field.name) != field.default
+    ]
 
 
 def _spelled(value: object) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 import normgrad
 
 from .. import precision
+from ..dtypes import DType
+from ..reference import Exact
 from .cases import Case, Topic
 from .changes import mistakes
 from .tensors import Array, Call
@@ -131,11 +133,29 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     wrong = [*outcome.faults, *_unlike(call, outcome.outputs, strict)]
     if wrong:
         return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))
-    exact = call.exact()
+    return within_bounds(case, outcome.outputs, call.exact(), call.arithmetic, case.normal)
+
+
+def within_bounds(
+    case: Described,
+    outputs: Mapping[str, Array],
+    exact: Mapping[str, Exact],
+    arithmetic: DType,
+    normal: bool,
+) -> Judged:
+    """The verdict on outputs that are as they should be but for their values.
+
+    Args:
+        case: what was tried.
+        outputs: what came of it.
+        exact: the oracle's outputs.
+        arithmetic: what it is computed in.
+        normal: whether the tighter bound of normally distributed data holds.
+    """
     worst, beyond = 0.0, []
     counts = np.zeros(len(EDGES) - 1, np.int64)
-    for name, value in outcome.outputs.items():
-        errors = precision.error(value, exact[name], call.arithmetic, case.normal)
+    for name, value in outputs.items():
+        errors = precision.error(value, exact[name], arithmetic, normal)
         counts += _counted(errors)
         largest = float(errors.max(initial=0.0))
         worst = max(worst, largest)

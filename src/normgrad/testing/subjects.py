@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +22,7 @@ from ..operators.by_name import FUNCTIONS
 from .cases import Case, Topic
 from .outcomes import Outcome
 from .tensors import Array, Call
+from .watched import Watched
 
 #: Numbers of threads that must give the same bits; None for as many as there are.
 THREADS = (1, 2, 3, None)
@@ -35,8 +39,31 @@ class SubjectError(Exception):
     """There is no implementation of the given name, or it is none; the text says why."""
 
 
-class Subject:
-    """An implementation to be tried.
+class Implementation(ABC):
+    """What can be tried.
+
+    Attributes:
+        name: what it is called in a report.
+        suite: which of the suites it is tried with.
+        strict: whether it must accept all that normgrad does, and name arguments in errors.
+    """
+
+    name: str
+    suite: str
+    strict: bool
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, str]:
+        """What a report says of it."""
+
+    @abstractmethod
+    def run(self, case: Any) -> Outcome:
+        """What comes of a case of its suite. Whatever goes wrong is part of that."""
+
+
+class Subject(Implementation):
+    """An implementation to be tried, in Python.
 
     Args:
         name: what it is called in a report.
@@ -75,19 +102,18 @@ class Subject:
         self.device: str = getattr(operators, "device", "cpu")
         self._set_num_threads = getattr(operators, "set_num_threads", None)
 
-    #: Which of the suites it is tried with.
     suite = "operators"
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a report says of it."""
+        """See :class:`Implementation`."""
         return {
             "operators": ", ".join(self.functions),
             "tensors": f"{self.framework}, {self.device}",
         }
 
     def run(self, case: Case) -> Outcome:
-        """What comes of a case. Whatever an operator raises is part of that."""
+        """See :class:`Implementation`."""
         function = self.functions.get(case.call().name)
         if function is None:
             return Outcome(absent=f"no {case.call().name}")
@@ -164,7 +190,7 @@ class _Given:
         values = [call.tensors.get(name) for name in names]
         self.tensors = [None if value is None else self._to(value) for value in values]
         self._before = {
-            name: _Memory(value)
+            name: Watched(value)
             for name, value in (*call.tensors.items(), ("out", call.first_out))
             if value is not None
         }
@@ -192,45 +218,8 @@ class _Given:
         return tuple(
             f"{name}: {fault}"
             for name, memory in self._before.items()
-            if (fault := memory.fault(written))
+            if (fault := memory.fault(memory.value is written))
         )
-
-
-class _Memory:
-    """All the memory that an array is a view of, as it was."""
-
-    def __init__(self, value: Array) -> None:
-        self._value = value
-        self._whole = value
-        while isinstance(self._whole.base, np.ndarray):
-            self._whole = self._whole.base
-        self._before = self._copy()
-
-    def _copy(self) -> Array:
-        return np.frombuffer(self._whole.tobytes("A"), np.uint8).copy()
-
-    def fault(self, written: Array | None) -> str:
-        """What is other than it was, but for an output's own elements."""
-        now = self._copy()
-        if written is not self._value:
-            return "" if (now == self._before).all() else "written to"
-        if not self._value.size:
-            return ""
-        for copy in (now, self._before):
-            self._view(copy)[...] = 0
-        return "" if (now == self._before).all() else "written beside"
-
-    def _view(self, copy: Array) -> Array:
-        """The array's elements in a copy of its memory."""
-        start = self._value.ctypes.data - _lowest(self._whole)
-        layout = (self._value.shape, np.dtype(f"u{self._value.itemsize}"))
-        return np.ndarray(*layout, copy.data, start, self._value.strides)
-
-
-def _lowest(whole: Array) -> int:
-    """The address of an array's first byte in memory."""
-    low, _ = np.lib.array_utils.byte_bounds(whole)
-    return low
 
 
 # PyTorch's tensors
@@ -311,13 +300,17 @@ def _imported(spec: str) -> Subject:
     return Subject(spec, found)
 
 
-def load(spec: str) -> Subject:
+#: How the file of a shared library is called.
+_LIBRARY = re.compile(r".*\.so(\.\d+)*")
+
+
+def load(spec: str) -> Implementation:
     """The implementation of a name.
 
     Args:
-        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels;
-            "module:Name" for an object or class of a module that can be imported, or for all of a
-            module without the colon.
+        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
+            shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
+            module that can be imported, or for all of a module without the colon.
 
     Raises:
         SubjectError: there is none, or it is none.
@@ -331,4 +324,8 @@ def load(spec: str) -> Subject:
         except ModuleNotFoundError as error:
             raise SubjectError(f"torch: {error}") from None
         return Subject(Aten.name, Aten)
+    if _LIBRARY.fullmatch(spec) or Path(spec).is_file():
+        from .libraries import load_library
+
+        return load_library(spec)
     return _imported(spec)

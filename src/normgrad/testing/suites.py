@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import aclnn_suite, infiniop_suite
 from .outcomes import Judged, Outcome, judge
 from .suite import cases
 
@@ -29,4 +30,6 @@ class Suite:
 #: By what :attr:`.subjects.Subject.suite` says.
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick), judge),
+    "infiniop": Suite(infiniop_suite.cases, infiniop_suite.judge),
+    "aclnn": Suite(aclnn_suite.cases, aclnn_suite.judge),
 }
