@@ -37,7 +37,8 @@ def verify(
         typer.Option(
             metavar="SPEC",
             help="What to try: module:Name (a Python object or class with some of the operators), "
-            "torch (PyTorch's own kernels), or else normgrad on this machine's CPU and GPUs.",
+            "the path of a shared library that speaks infiniop or aclnn, or torch (PyTorch's own "
+            "kernels); without it, normgrad on this machine's CPU and GPUs.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A part of the suite.")] = False,
