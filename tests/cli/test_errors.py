@@ -48,10 +48,14 @@ def test_pipe(refused, tmp_path):
 def test_unreadable(cli, batch_norm, tmp_path, monkeypatch):
     file = batch_norm.save(tmp_path / "layer.npz")
 
-    def denied(self, *args, **kwargs):
-        raise PermissionError(13, "Permission denied", str(self))
+    opened = os.open
 
-    monkeypatch.setattr(Path, "open", denied)  # whoever runs the tests may read everything
+    def denied(path, *args, **kwargs):
+        if path == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", denied)  # whoever runs the tests may read everything
     result = cli("run", file)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"normgrad: {file}: Permission denied; {EITHER}\n"

@@ -64,8 +64,12 @@ def test_an_interrupted_write(cli, file, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_turns_out_to_be_closed(refused, file, tmp_path, monkeypatch):
-    def closed(*args, **kwargs):
-        raise PermissionError(errno.EACCES, "Permission denied")
+    opened = os.open
+
+    def closed(path, flags, *args, **kwargs):
+        if flags & os.O_WRONLY:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", closed)
     out = tmp_path / "out.npz"

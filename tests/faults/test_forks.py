@@ -170,3 +170,16 @@ def test_a_data_loader():
     pytest.importorskip("torch")
     done = python(PROGRAM.format(imports="import torch, torch.utils.data") + LOADER)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
+
+
+def test_looking_at_arrays_imports_nothing():
+    """An import outside of what forks wait for would leave a child with its lock held for ever."""
+    done = python("""
+import sys, numpy as np
+from normgrad import frameworks
+x = np.ones(3)
+before = set(sys.modules)
+frameworks.of("x", x).opened("x", x, False)
+print(set(sys.modules) - before)
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
