@@ -62,7 +62,7 @@ def test_a_first_call_imports_nothing_that_a_fork_would_not_wait_for():
             "import sys, numpy as np\n"
             "from normgrad.capi import acl, aclnn, infini\n"
             "from normgrad.aclnn import tensor as t\n"
-            "from normgrad.forks import LOADING\n"
+            "from normgrad.loading import LOADING\n"
             "class Finder:\n"
             "    def find_spec(self, name, path=None, target=None):\n"
             "        if not LOADING._is_owned():\n"
