@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -12,33 +12,18 @@ from typing import Any
 import numpy as np
 
 from .. import aclnn, layout, reference
-from ..aclnn import aclFormat, phases, products
-from ..aclnn.contracts import CONTRACTS
-from ..aclnn.tensors import NUMPY
+from ..aclnn import aclFormat, products
 from ..contract import Kind
-from ..rules import MayBeNull, Parameter, Product
+from ..rules import Product
 from . import c_functions, suite
 from .aclnn_library import ACLNN, Argument, Request, Tensor, initialise, names_of, perform, started
+from .aclnn_mistakes import CODES, DATA, OPERATORS, TRANSLATIONS, mistakes
 from .c_functions import Functions, OurOwn
 from .cases import IN_PLACE, Topic, differences, in_one_line
 from .cases import Case as OperatorsCase
 from .outcomes import Judged, Outcome
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out
 from .watched import guarded
-
-_CODES = {dtype: code for code, dtype in NUMPY.items()}
-
-_ALL = (phases.BATCH_NORM, phases.REDUCE, phases.ELEMT, phases.GROUP_NORM)
-#: How arguments are called: by the functional operator's name, and by aclnn's.
-_TRANSLATIONS = {each.operator.name: each for each in _ALL}
-_TRANSLATION_OF = {each.contract.name: each for each in _ALL}
-_OPERATORS = {
-    **dict.fromkeys(("train", "train_without_statistics", "eval"), products.BATCH_NORM),
-    "reduce": products.REDUCE,
-    "elemt": products.ELEMT,
-    "group_norm": products.GROUP_NORM,
-}
-_DATA = ("gradOut", "input", "gradInput")
 
 
 @dataclass(frozen=True)
@@ -113,7 +98,7 @@ class Case:
     @property
     def operator(self) -> str:
         """The aclnn operator."""
-        return _OPERATORS[self.kind]
+        return OPERATORS[self.kind]
 
     def call(self) -> Call:
         """The call as the functional operator has it, but for what saveInvstd holds."""
@@ -139,13 +124,13 @@ class Case:
             with np.errstate(all="ignore"):
                 call.tensors["save_invstd"] = 1 / np.sqrt(variance.astype(np.float64) + eps)
         found = call.exact()
-        theirs = _TRANSLATIONS[call.name].outputs
+        theirs = TRANSLATIONS[call.name].outputs
         return {name: found[ours] for ours, name in zip(call.results, theirs, strict=True)}
 
     def request(self) -> Request:
         """What is done with a library: new tensors, the same each time."""
         call = self.call()
-        translation = _TRANSLATIONS[call.name]
+        translation = TRANSLATIONS[call.name]
         pairs = zip(call.operator.parameters, translation.inputs, strict=True)
         arrays = {
             theirs: guarded(value)
@@ -200,8 +185,8 @@ class Case:
         strides: Shape | None = tuple(step // array.itemsize for step in array.strides)
         if array.flags.c_contiguous:  # also without elements, where NumPy's may be anything
             strides = None if self.no_strides else layout.contiguous_strides(dims)
-        format = aclFormat[f"ACL_FORMAT_{self.format if name in _DATA else 'ND'}"]
-        return Tensor(array, dims, strides, _CODES[array.dtype], format)
+        format = aclFormat[f"ACL_FORMAT_{self.format if name in DATA else 'ND'}"]
+        return Tensor(array, dims, strides, CODES[array.dtype], format)
 
 
 def _scalars(call: Call) -> dict[str, Argument]:
@@ -234,195 +219,6 @@ def _our_own() -> tuple[Functions, int | None]:
     return functions, started(functions)
 
 
-# What is wrong
-
-Mistake = Callable[[Request], None]
-
-
-def _argument(name: str, value: Argument) -> Mistake:
-    def put(request: Request) -> None:
-        request.arguments[name] = value
-        request.computes = False
-
-    return put
-
-
-def _look(change: Callable[[Tensor], None], *names: str) -> Mistake:
-    """Tensors that are described wrongly, over the memory of right ones."""
-
-    def put(request: Request) -> None:
-        for name in names:
-            change(request.tensors[name])
-        request.computes = False
-
-    return put
-
-
-def _dtype(name: str) -> Callable[[Tensor], None]:
-    code = next(code for dtype, code in _CODES.items() if dtype.name == name)
-
-    def put(tensor: Tensor) -> None:
-        tensor.dtype = code
-
-    return put
-
-
-def _format(name: str) -> Callable[[Tensor], None]:
-    def put(tensor: Tensor) -> None:
-        tensor.format = aclFormat[f"ACL_FORMAT_{name}"]
-
-    return put
-
-
-def _dims(change: Callable[[Shape], Shape]) -> Callable[[Tensor], None]:
-    def put(tensor: Tensor) -> None:
-        tensor.dims = change(tensor.dims)
-        tensor.strides = layout.contiguous_strides(tensor.dims)
-
-    return put
-
-
-def _one_place(tensor: Tensor) -> None:
-    tensor.strides = (0,) * len(tensor.dims)
-
-
-def _handled(computes: bool = False, **changes: Any) -> Mistake:
-    """A right description that is handled wrongly."""
-
-    def put(request: Request) -> None:
-        for name, value in changes.items():
-            setattr(request, name, value)
-        request.computes = computes
-
-    return put
-
-
-def _both(*mistakes: Mistake) -> Mistake:
-    def put(request: Request) -> None:
-        for each in mistakes:
-            each(request)
-
-    return put
-
-
-def _no_mistake(request: Request) -> None:
-    request.computes = False
-
-
-_SHORT = {"an element short": _dims(lambda dims: (*dims[:-1], dims[-1] - 1))}
-_LONG = {"an element long": _dims(lambda dims: (*dims[:-1], dims[-1] + 1))}
-_MORE = {"an axis more": _dims(lambda dims: (*dims, 1))}
-_NINE = {"nine axes": _dims(lambda dims: (*dims, *[1] * (9 - len(dims))))}
-_FEWER = {"an axis fewer": _dims(lambda dims: (dims[0] * dims[1], *dims[2:]))}
-_NONE = {"no axis": _dims(lambda dims: ())}
-
-#: What is wrong for each kind of tensor, whatever the operator.
-_OF_DATA = {"a sample short": _dims(lambda dims: (dims[0] - 1, *dims[1:])), **_FEWER, **_NINE}
-_OF_VECTOR = {**_SHORT, **_LONG, **_MORE}
-_OF_COUNTER = {**_NONE, **_NINE}
-_OF_ANY_SHAPE = {**_SHORT, **_NINE}
-_OF_SAME_SHAPE = {**_SHORT, **_MORE}
-
-
-def _wrong_shapes(operator: str, row: Parameter) -> Mapping[str, Callable[[Tensor], None]]:
-    if row.name == "counter":
-        return _OF_COUNTER
-    if operator == products.GROUP_NORM:  # where any shape of so many elements is right
-        return _OF_SAME_SHAPE if row.is_output else _OF_ANY_SHAPE
-    return _OF_DATA if row.name in _DATA else _OF_VECTOR
-
-
-def _wrong_dtypes(operator: str, row: Parameter, product: Product) -> Iterator[str]:
-    yield from ("float64", "int8")
-    if "bfloat16" not in product.dtypes:
-        yield "bfloat16"
-    follows = operator in (products.BATCH_NORM, products.GROUP_NORM)
-    if operator == products.REDUCE:
-        follows = row.name in _DATA
-    if follows and not (product.name == products.ASCEND_950 and row.name == "gradBias"):
-        yield "float16"
-
-
-def _of_tensor(operator: str, row: Parameter, product: Product) -> Iterator[tuple[str, Mistake]]:
-    name = row.name
-    if not isinstance(row.when, MayBeNull):
-        yield "null", _argument(name, None)
-    for dtype in _wrong_dtypes(operator, row, product):
-        yield dtype, _look(_dtype(dtype), name)
-    for format in ("NHWC", "NC1HWC0"):
-        yield format, _look(_format(format), name)
-    for word, change in _wrong_shapes(operator, row).items():
-        yield word, _look(change, name)
-    if row.is_output:
-        yield "one place for all elements", _look(_one_place, name)
-    yield "destroyed", _handled(destroyed={name})
-
-
-_SCALARS: Mapping[str, tuple[Argument, ...]] = {
-    "outputMask": (None, (True, True), (True, True, True, True)),
-    "N": (-1, 4),
-    "C": (-4, 5),
-    "HxW": (-5, 6),
-    "group": (0, -2, 3),
-}
-
-
-def _of_all(operator: str, names: tuple[str, ...]) -> Iterator[tuple[str, Mistake]]:
-    """Data that are alike, and wrong."""
-    data = [name for name in names if name in _DATA]
-    yield "data: float64", _look(_dtype("float64"), *data)
-    yield "data: NC1HWC0", _look(_format("NC1HWC0"), *data)
-    yield "data: nine axes", _look(_NINE["nine axes"], *data)
-    if operator == products.GROUP_NORM:
-        return
-    yield "data: one axis", _look(_dims(lambda dims: (math.prod(dims),)), *data)
-    if operator != products.BATCH_NORM:
-        vectors = [name for name in names if name not in (*_DATA, "counter")]
-        nothing = _look(_dims(lambda dims: (0,)), *vectors)
-        yield "no channels", _both(nothing, _look(_dims(lambda d: (d[0], 0, *d[2:])), *data))
-
-
-def _of_phases(operator: str, product: Product) -> Iterator[tuple[str, Mistake]]:
-    yield "workspaceSize: no place for it", _handled(null={"workspaceSize"})
-    yield "executor: no place for it", _handled(null={"executor"})
-    yield "executor: null", _handled(True, null={"executor in phase 2"})
-    yield "executor: used again", _handled(True, used_again=True)
-    yield "executor: destroyed", _handled(True, destroyed={"executor"})
-    other = next((each for each in sorted(product.operators) if each != operator), None)
-    if other is not None:
-        yield f"executor: handed to {other}", _handled(True, phase_2=other)
-    yield "workspace: null", _handled(True, null={"workspace"})
-    yield "workspace: a byte short", _handled(True, bytes_missing=1)
-    for name in ("gradOut", _TRANSLATION_OF[operator].outputs[0]):
-        yield f"{name}: destroyed between the phases", _handled(True, destroyed_between={name})
-
-
-@cache
-def mistakes(operator: str, product_name: str) -> Mapping[str, Mistake]:
-    """All that is tried wrong with an operator, by name: what is done to a request of shape
-    (3, 4, 5), in float32, with everything given."""
-    product = products.find(product_name)
-    if operator not in product.operators:
-        return {f"on {product.name}": _no_mistake}
-    contract = CONTRACTS[operator]
-    found: dict[str, Mistake] = {}
-    for row in contract.parameters:
-        for word, mistake in _of_tensor(operator, row, product):
-            found[f"{row.name}: {word}"] = mistake
-    for scalar in contract.scalars:
-        for value in _SCALARS.get(scalar.name, ()):
-            found[f"{scalar.name}: {value}"] = _argument(scalar.name, value)
-        if scalar.name == "outputMask":
-            found["outputMask: destroyed"] = _handled(destroyed={"outputMask"})
-    found |= dict(_of_all(operator, tuple(row.name for row in contract.parameters)))
-    found |= dict(_of_phases(operator, product))
-    # Nulls are told first.
-    found["gradOut: float64, and input: null"] = _both(
-        found["gradOut: float64"], found["input: null"]
-    )
-    return found
-
-
 # The cases
 
 _WIDE: Shape = (4, 6, 9, 11)
@@ -444,7 +240,7 @@ class _Cases:
     def __init__(self, product: Product, saved_variance: bool) -> None:
         self._product = product
         self._saved_variance = saved_variance
-        self._kinds = tuple(kind for kind in GRADIENTS if _OPERATORS[kind] in product.operators)
+        self._kinds = tuple(kind for kind in GRADIENTS if OPERATORS[kind] in product.operators)
 
     def all(self) -> Iterator[tuple[Case, ...]]:
         """The cases of one topic after the other."""
@@ -541,7 +337,7 @@ class _Cases:
         for kind in ("train", "reduce", "elemt", "group_norm"):
             groups = 2 if kind == "group_norm" else 1
             computed = OperatorsCase(Topic.VALUES, kind, (3, 4, 5), groups=groups)
-            for change in mistakes(_OPERATORS[kind], self._product.name):
+            for change in mistakes(OPERATORS[kind], self._product.name):
                 yield self._case(computed, more=True, change=change)
 
     def _determinism(self) -> Iterator[Case]:
