@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging  # noqa: F401 - see where the hooks are registered
 import os
 import signal
 import threading
@@ -53,6 +54,8 @@ class _Forks:
 
 
 _forks = _Forks()
+# After logging's own, which take a lock that Numba wants while it compiles: what was registered
+# last is called first, so that lock is free while a fork waits here.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_forks.before, after_in_parent=_forks.in_parent, after_in_child=_forks.in_child
