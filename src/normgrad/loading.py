@@ -40,7 +40,8 @@ class _Forks:
     lost = False
 
     def before(self) -> None:
-        self.waited = LOADING.acquire(timeout=PATIENCE)
+        # Who has the lock of a lost process will not give it back.
+        self.waited = not self.lost and LOADING.acquire(timeout=PATIENCE)
 
     def in_parent(self) -> None:
         if self.waited:

@@ -6,7 +6,9 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -94,6 +96,57 @@ class Talks(_Changed):
         print("hello")
         os.write(1, b"\xff\x00" * 100)
         return result
+
+
+class IgnoresOut:
+    def batch_norm_elemt(self, input, weight, bias, mean, invstd, *, out=None):
+        return ng.batch_norm_elemt(input, weight, bias, mean, invstd)
+
+
+class NoTensors:
+    framework = "torch"
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        return 1, None
+
+
+class Integers:
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        return tuple(each.astype(np.int64) for each in ng.batch_norm_stats(input, eps=eps))
+
+
+class CrashesLater:
+    """Right; but some time after an answer the process ends."""
+
+    calls = 0
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        CrashesLater.calls += 1
+        if CrashesLater.calls == 3:
+            threading.Timer(0.01, os.abort).start()
+        return ng.batch_norm_stats(input, eps=eps)
+
+
+class CrashesOnceAndForAll:
+    """After a first crash it cannot be loaded any more."""
+
+    def __init__(self):
+        if Path(os.environ["CRASHED"]).exists():
+            raise RuntimeError("the device is gone")
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        Path(os.environ["CRASHED"]).touch()
+        os.abort()
+
+
+class StartsPrograms:
+    """And ends, while what it started lives and holds what it inherited."""
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.abort()
 
 
 class Careless:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,6 +53,8 @@ def check_writable(path: Path) -> None:
         target = _target(path)
         if not target.parent.is_dir():
             raise InputError(path, f"no folder {target.parent}; {_ALLOWED}")
+        if not os.access(target.parent, os.W_OK):
+            raise InputError(path, f"the folder {target.parent} may not be written to; {_ALLOWED}")
 
 
 def write(path: Path, kind: Format, tensors: Mapping[str, Array]) -> None:
@@ -72,7 +75,7 @@ def write_text(path: Path, text: str) -> None:
         InputError: what the system says against it.
     """
     with reported(path, UNCHANGED), replacing(_target(path)) as file:
-        file.write(text.encode())
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:

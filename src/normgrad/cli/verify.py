@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 #: Exit status where what was tried does not do what it should.
 BROKEN = 1
+
+#: The page's name, unless another is given.
+PAGE = "normgrad-verify.html"
+
+#: What the page is made with, of the extra ``cli``.
+_NEEDED = ("jinja2", "matplotlib")
+_INSTALL = "pip install 'normgrad[cli]'"
 
 #: No more findings than these in the terminal; the page has all.
 _MOST_FINDINGS = 20
@@ -46,8 +54,14 @@ def verify(
         str | None, typer.Option(metavar="TEXT", help="Cases with this in their name.")
     ] = None,
     page: Annotated[
-        Path, typer.Option("-o", "--report", metavar="FILE", help="Where the page is written.")
-    ] = Path("normgrad-verify.html"),
+        Path | None,
+        typer.Option(
+            "-o",
+            "--report",
+            metavar="FILE",
+            help=f"Where the page is written; {PAGE}, but none with --only, if it is not said.",
+        ),
+    ] = None,
     alone: Annotated[
         bool,
         typer.Option(
@@ -64,19 +78,28 @@ def verify(
     of its own: where it crashes, that is a row of the table.
 
     The exit status is 0 if all is as it should be, 1 if a bound is broken, a wrong call is not
-    refused, or the process crashes or hangs, and 2 if FILE cannot be written or there is nothing of
-    that name to try. Legal calls that another implementation refuses do not count against it.
+    refused, the process crashes or hangs, or nothing at all is met, and 2 if FILE cannot be written
+    or there is nothing of that name to try. Legal calls that another implementation refuses do not
+    count against it.
     """
-    outputs.check_writable(page)
+    if page is None and only is None:
+        page = Path(PAGE)
+    if page is not None:
+        outputs.check_writable(page)
+        _check_installed()
     specs = _ours() if backend is None else [backend]
     trials = [_try(spec, quick, only) for spec in specs]
     if not any(trial.judged for trial in trials):
-        raise InputError("--only", f"no case has {only!r} in its name; allowed: a part of one")
+        where = f"no case {'of --quick ' if quick else ''}has {only!r} in its name"
+        raise InputError("--only", f"{where}; allowed: a part of one")
     passed = all(trial.passed for trial in trials)
     if not alone:
         trials += _beside(backend, quick, only, trials)
-    _write(page, trials)
+    # First what cannot fail for want of a place to write.
     _print(trials, page)
+    if page is not None:
+        _write(page, trials)
+        show.print_lines(Text(f"written  {show.plain(page)}"))
     if not passed:
         raise typer.Exit(BROKEN)
 
@@ -100,7 +123,7 @@ def _beside(
     if tried[0].suite != "operators":
         return []
     other = "torch" if backend is None else "normgrad"
-    if other == backend:
+    if other == (backend or "").partition(":")[0]:
         return []
     try:
         return [_try(other, quick, only, compared=quick)]
@@ -144,7 +167,13 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
     outputs.write_text(path, text)
 
 
-def _print(trials: Sequence[Trial], path: Path) -> None:
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError("--report", f"the page needs {' and '.join(missing)}: {_INSTALL}")
+
+
+def _print(trials: Sequence[Trial], path: Path | None) -> None:
     from ..testing import report
 
     for trial in trials:
@@ -166,5 +195,5 @@ def _print(trials: Sequence[Trial], path: Path) -> None:
                 ],
             )  # fmt: skip
             if len(found) > _MOST_FINDINGS:
-                show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {path}")
-    show.print_lines(Text(f"written  {show.plain(path)}"))
+                where = path or "a page (-o FILE)"
+                show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")

@@ -78,6 +78,7 @@ def page(
         trials=trials,
         command=command,
         when=when,
+        headline=report.headline(trials[0]),
         version=normgrad.__version__,
         any=f"{precision.ANY_DATA[dtypes.float32]:g}",
         normal=f"{precision.NORMAL_DATA[dtypes.float32]:g}",

@@ -138,7 +138,8 @@ def _precision(trial: Trial) -> Claim | None:
     if broken:
         return Claim("precision", f"beyond the bound: {', '.join(broken)}", False)
     largest = max(worst.values())
-    text = f"{len(measured)} results within the bound; the largest error is {largest:.3g} of it"
+    results = f"{len(measured)} result{'s' if len(measured) > 1 else ''}"
+    text = f"{results} within the bound; the largest error is {largest:.3g} of it"
     return Claim("precision", text, True)
 
 
@@ -165,7 +166,7 @@ def _legal(trial: Trial) -> Claim | None:
         sum(each.verdict in verdicts for each in tried)
         for verdicts in ((Verdict.REFUSED,), (Verdict.CRASHED, Verdict.HUNG))
     )
-    text = f"{len(tried) - refused - lost} of {len(tried)} are answered"
+    text = f"{len(tried) - refused - lost} of {len(tried)} answered"
     text += f", {refused} refused" if refused else ""
     text += f", {lost} end the process or never come back" if lost else ""
     return Claim("legal calls", text, not refused and not lost)
@@ -177,4 +178,15 @@ def _wrong(trial: Trial) -> Claim | None:
     if not tried:
         return None
     met = sum(each.verdict is Verdict.MET for each in tried)
-    return Claim("wrong calls", f"{met} of {len(tried)} are refused", met == len(tried))
+    return Claim("wrong calls", f"{met} of {len(tried)} refused", met == len(tried))
+
+
+def headline(trial: Trial) -> str:
+    """What a trial has come to, in a few words."""
+    counts = Counter(each.verdict for each in trial.judged)
+    defects = sum(count for verdict, count in counts.items() if verdict.is_defect)
+    said = [] if defects else ["no defect found" if counts[Verdict.MET] else "nothing was met"]
+    if counts[Verdict.MET] == len(trial.judged) > 0:
+        said = ["every case is met"]
+    said += [f"{counts[verdict]} {verdict.value}" for verdict in VERDICTS[1:] if counts[verdict]]
+    return ", ".join(said)

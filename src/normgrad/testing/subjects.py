@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +18,7 @@ import numpy as np
 
 import normgrad
 
+from .. import devices
 from ..operators.by_name import FUNCTIONS
 from .cases import Case, Topic
 from .outcomes import Outcome
@@ -84,7 +85,12 @@ class Subject(Implementation):
     def __init__(self, name: str, operators: Any, strict: bool = False) -> None:
         self.name, self.strict = name, strict
         if inspect.isclass(operators):
-            operators = operators()
+            try:
+                operators = operators()
+            except Exception as error:
+                raise SubjectError(
+                    f"{name}: cannot be made: {type(error).__name__}: {error}"
+                ) from error
         self.functions: dict[str, Callable[..., Any]] = {
             function: getattr(operators, function)
             for function in FUNCTIONS
@@ -99,7 +105,7 @@ class Subject(Implementation):
             raise SubjectError(
                 f"{name}: framework {self.framework!r}; allowed: {', '.join(CONVERSIONS)}"
             )
-        self.device: str = getattr(operators, "device", "cpu")
+        self.device = str(getattr(operators, "device", "cpu"))
         self._set_num_threads = getattr(operators, "set_num_threads", None)
 
     suite = "operators"
@@ -126,11 +132,15 @@ class Subject(Implementation):
             return Outcome(absent=str(error))
 
     def _again(self, function: Callable[..., Any], case: Case, first: Outcome) -> Outcome:
-        unlike = []
+        unlike: list[str] = []
         for threads in THREADS:
             with self._threads(threads):
                 for _ in range(2):
                     again = self._once(function, case.call())
+                    unlike += again.faults
+                    if again.error is not None:
+                        unlike.append(f"another call: {': '.join(again.error)}")
+                        continue
                     for name, value in first.outputs.items():
                         found = again.outputs.get(name)
                         if found is None or found.tobytes() != value.tobytes():
@@ -162,8 +172,12 @@ class Subject(Implementation):
                 faults = given.faults(refused=True)
                 text = str(error).splitlines() or [""]
                 return Outcome(error=(type(error).__name__, text[0]), faults=faults)
-            outputs = given.outputs(result)
-            return Outcome(outputs, faults=given.faults())
+            try:
+                outputs = given.outputs(result)
+            except Exception as error:  # whatever a result that is none raises
+                fault = f"its result cannot be read: {type(error).__name__}: {error}"
+                return Outcome(faults=(fault, *given.faults()))
+            return Outcome(outputs, faults=(*given.unwritten(outputs), *given.faults()))
 
 
 def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,6 +225,17 @@ class _Given:
         values = (result,) if self._call.operator.out_is_tensor else tuple(result)
         named = zip(self._call.results, values, strict=False)
         return {name: self._from(value) for name, value in named if value is not None}
+
+    def unwritten(self, outputs: Mapping[str, Array]) -> tuple[str, ...]:
+        """What was returned, but not written to the tensor that was given for it."""
+        if self._call.first_out is None:
+            return ()
+        out = self.options["out"]
+        found = self._from(out[0] if isinstance(out, tuple) else out)
+        returned = outputs.get(self._call.results[0])
+        if returned is None or found.tobytes() == returned.tobytes():
+            return ()
+        return ("out: what was returned is not written to it",)
 
     def faults(self, refused: bool = False) -> tuple[str, ...]:
         """What was written to that must not be. (Of a GPU's tensors only the copies are seen.)"""
@@ -275,6 +300,13 @@ def _ours(device: str) -> Subject:
 
         set_num_threads = staticmethod(normgrad.set_num_threads)
 
+    if device != "cpu":
+        try:
+            import torch  # noqa: F401 - without it no GPU is known
+
+            device = devices.named(device)
+        except (ModuleNotFoundError, TypeError, ValueError) as error:
+            raise SubjectError(f"normgrad:{device}: {error}") from None
     ours: Any = Ours()
     for name in FUNCTIONS:
         setattr(ours, name, getattr(normgrad, name))
@@ -285,6 +317,8 @@ def _ours(device: str) -> Subject:
 
 def _imported(spec: str) -> Subject:
     module, _, attribute = spec.partition(":")
+    if not module:
+        raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
     if "" not in sys.path:  # as ``python -m`` finds modules
         sys.path.insert(0, "")
     try:
@@ -324,7 +358,11 @@ def load(spec: str) -> Implementation:
         except ModuleNotFoundError as error:
             raise SubjectError(f"torch: {error}") from None
         return Subject(Aten.name, Aten)
-    if _LIBRARY.fullmatch(spec) or Path(spec).is_file():
+    if spec.endswith(".py"):
+        raise SubjectError(
+            f"{spec}: a file; allowed: its module and a name in it, such as mine:Ops"
+        )
+    if _LIBRARY.fullmatch(spec) or os.sep in spec:
         from .libraries import load_library
 
         return load_library(spec)

@@ -2,124 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from . import wire
-from .cases import Case
-from .outcomes import Judged, Outcome, Verdict
+from . import process, wire
+from .outcomes import Described, Judged, Outcome, Verdict
+from .process import CrashedError, Process
 from .subjects import SubjectError
 from .suites import SUITES
 
-#: A case that takes longer hangs: none takes a second, but kernels may have to be compiled first,
-#: by a machine that has other things to do.
-PATIENCE = 300.0
-
-#: So much of what a process that crashed has written is looked at for its last line.
-_TAIL = 4096
-
-
-class _CrashedError(Exception):
-    """The process ended; the text says how."""
-
-
-class _Process:
-    """An implementation's process.
-
-    Attributes:
-        lives: whether it, or a child of it, can be asked.
-    """
-
-    lives = True
-
-    def __init__(self, spec: str, quick: bool, forking: bool = False) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
-        modes = ["quick" if quick else "all", "forking" if forking else "alone"]
-        words = [spec, *modes, str(theirs_in), str(theirs_out)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "normgrad.testing.worker", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=(theirs_in, theirs_out),
-            start_new_session=True,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
-
-    def hello(self) -> dict[str, Any]:
-        """What the process says of the implementation.
-
-        Raises:
-            SubjectError: it could not be loaded.
-        """
-        try:
-            header, _ = wire.receive(self._in, PATIENCE)
-        except (EOFError, wire.SilenceError, ValueError) as error:
-            reason = self.ending() if isinstance(error, EOFError) else "no answer"
-            raise SubjectError(f"it cannot be loaded: {reason}") from None
-        if "failed" in header:
-            raise SubjectError(str(header["failed"]))
-        return header
-
-    def ask(self, case: Case) -> None:
-        """Have a case run. That the process is gone shows in the answer."""
-        with contextlib.suppress(BrokenPipeError):
-            wire.send(self._out, {"case": case.name}, {})
-
-    def answer(self) -> Outcome:
-        """What came of the case asked for first.
-
-        Raises:
-            _CrashedError: the process has ended, or the child that computes.
-            wire.SilenceError: it has not answered in time.
-        """
-        try:
-            header, arrays = wire.receive(self._in, PATIENCE)
-            if "crashed" in header:
-                raise _CrashedError(self.ending(int(header["crashed"])))
-            return wire.outcome_of(header, arrays)
-        except EOFError:
-            self.lives = False
-            raise _CrashedError(self.ending()) from None
-        except wire.SilenceError:
-            self.lives = False
-            raise
-        except (ValueError, KeyError, TypeError) as error:
-            self.lives = False
-            raise _CrashedError(f"its answer cannot be read: {error}") from None
-
-    def ending(self, code: int | None = None) -> str:
-        """How the process or its child ended, and the last that it wrote."""
-        if code is None:
-            code = self._process.wait()
-        how = f"exit status {code}"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = signal.Signals(-code).name
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL))
-        lines = self._log.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"{how}: {last}" if last else how
-
-    def end(self) -> None:
-        """End the process, whatever it is doing."""
-        for descriptor in (self._out, self._in):
-            os.close(descriptor)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
+#: When so many cases of a kind were never answered, the rest of it is not waited for.
+MOST_HUNG = 3
 
 
 @dataclass(frozen=True)
@@ -133,6 +27,7 @@ class Trial:
         facts: what it says of itself.
         strict: whether it must accept all that normgrad does.
         judged: the cases in their order.
+        total: how many cases the whole suite has.
     """
 
     spec: str
@@ -141,11 +36,12 @@ class Trial:
     facts: Mapping[str, str]
     strict: bool
     judged: tuple[Judged, ...]
+    total: int
 
     @property
     def passed(self) -> bool:
-        """Whether no caller was deceived or ended; and, of a strict one, none refused."""
-        return not any(
+        """Whether something was met, and no caller deceived or ended; if strict, none refused."""
+        return any(each.verdict is Verdict.MET for each in self.judged) and not any(
             each.verdict.is_defect or (self.strict and each.verdict is not Verdict.MET)
             for each in self.judged
         )
@@ -154,7 +50,7 @@ class Trial:
 def try_cases(
     spec: str,
     quick: bool = False,
-    wanted: Callable[[Case], bool] = lambda case: True,
+    wanted: Callable[[Described], bool] = lambda case: True,
     started: Callable[[str, int], None] = lambda name, count: None,
     progress: Callable[[Judged], None] = lambda judged: None,
 ) -> Trial:
@@ -170,38 +66,85 @@ def try_cases(
     Raises:
         SubjectError: there is no such implementation.
     """
-    strict = spec.partition(":")[0] == "normgrad"
-    process = _Process(spec, quick)
+    run = _Run(spec, quick)
     try:
-        hello = process.hello()
-        name, facts, suite = str(hello["name"]), hello["facts"], SUITES[hello["suite"]]
+        hello = run.process.hello()
+        facts, strict, suite = hello["facts"], bool(hello["strict"]), SUITES[hello["suite"]]
         cases = [case for case in suite.cases(quick, facts) if wanted(case)]
-        started(name, len(cases))
+        started(str(hello["name"]), len(cases))
+        run.waiting.extend(cases)
         judged = []
-        waiting, asked = deque(cases), deque[Case]()
-        while waiting or asked:
-            # One ahead: while one is judged the next is computed.
-            while waiting and len(asked) < 2:
-                asked.append(waiting.popleft())
-                process.ask(asked[-1])
-            case = asked.popleft()
-            try:
-                outcome = process.answer()
-            except (_CrashedError, wire.SilenceError) as error:
-                crashed = isinstance(error, _CrashedError)
-                verdict = Verdict.CRASHED if crashed else Verdict.HUNG
-                detail = str(error) if crashed else f"no answer in {PATIENCE:g} s"
-                judged.append(Judged(case, verdict, detail=detail))
-                if not process.lives:
-                    waiting.extendleft(reversed(asked))
-                    asked.clear()
-                    process.end()
-                    # What crashes once will again.
-                    process = _Process(spec, quick, forking=True)
-                    process.hello()
+        while run.waiting or run.asked:
+            case, found = run.next()
+            if isinstance(found, Judged):
+                judged.append(found)
             else:
-                judged.append(suite.judge(case, outcome, strict))
+                judged.append(suite.judge(case, found, strict))
             progress(judged[-1])
     finally:
-        process.end()
-    return Trial(spec, name, str(hello["suite"]), facts, strict, tuple(judged))
+        run.process.end()
+    return Trial(
+        spec=spec,
+        name=str(hello["name"]),
+        suite=str(hello["suite"]),
+        facts=facts,
+        strict=strict,
+        judged=tuple(judged),
+        total=len(suite.cases(False, facts)),
+    )
+
+
+class _Run:
+    """The cases to be tried, and the process that is at it.
+
+    Attributes:
+        waiting, asked: cases that nobody was asked for yet, and those not answered yet.
+    """
+
+    def __init__(self, spec: str, quick: bool) -> None:
+        self._spec, self._quick = spec, quick
+        self.process = Process(spec, quick)
+        self.waiting: deque[Described] = deque()
+        self.asked: deque[Described] = deque()
+        self._hung: Counter[str] = Counter()
+        #: Why nothing more can be tried.
+        self._over = ""
+
+    def next(self) -> tuple[Described, Outcome | Judged]:
+        """The next case with its outcome; or its verdict, if there is none."""
+        if self._over:
+            case = self.waiting.popleft()
+            return case, Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
+        if not self.asked and self._hung[self.waiting[0].kind] >= MOST_HUNG:
+            case = self.waiting.popleft()
+            detail = f"not tried: {MOST_HUNG} of its kind have hung"
+            return case, Judged(case, Verdict.HUNG, detail=detail)
+        # One ahead: while one is judged the next is computed.
+        while self.waiting and len(self.asked) < 2:
+            if self._hung[self.waiting[0].kind] >= MOST_HUNG:
+                break
+            self.asked.append(self.waiting.popleft())
+            self.process.ask(self.asked[-1])
+        case = self.asked.popleft()
+        patience = process.LITTLE_PATIENCE if self._hung else process.PATIENCE
+        try:
+            return case, self.process.answer(patience)
+        except CrashedError as error:
+            found = Judged(case, Verdict.CRASHED, detail=str(error))
+        except wire.SilenceError:
+            found = Judged(case, Verdict.HUNG, detail=f"no answer in {patience:g} s")
+            self._hung[case.kind] += 1
+        if not self.process.lives:
+            self._restart()
+        return case, found
+
+    def _restart(self) -> None:
+        self.waiting.extendleft(reversed(self.asked))
+        self.asked.clear()
+        self.process.end()
+        # What crashes once will again.
+        self.process = Process(self._spec, self._quick, forking=True)
+        try:
+            self.process.hello()
+        except SubjectError as error:
+            self._over = f"{error}, after it crashed"

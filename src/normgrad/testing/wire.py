@@ -11,7 +11,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,15 @@ def send(descriptor: int, header: Mapping[str, Any], arrays: Mapping[str, Array]
 
 
 def receive(
-    descriptor: int, seconds: float | None = None
+    descriptor: int, seconds: float | None = None, lives: Callable[[], bool] = lambda: True
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read a message.
+
+    Args:
+        descriptor: where from.
+        seconds: how long to wait for it.
+        lives: whether whoever is to write it still does. A helper that an implementation has
+            started may hold the pipe open when it is gone.
 
     Raises:
         EOFError: the other process is gone.
@@ -58,12 +64,12 @@ def receive(
         ValueError: what came is no message.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
-    (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, deadline))
-    header = json.loads(_read(descriptor, length, deadline))
+    (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, deadline, lives))
+    header = json.loads(_read(descriptor, length, deadline, lives))
     arrays = {}
     for entry in header.pop("arrays"):
         dtype, shape = _dtype(entry["dtype"]), tuple(map(int, entry["shape"]))
-        data = _read(descriptor, dtype.itemsize * math.prod(shape), deadline)
+        data = _read(descriptor, dtype.itemsize * math.prod(shape), deadline, lives)
         arrays[str(entry["name"])] = np.frombuffer(data, dtype).reshape(shape)
     return header, arrays
 
@@ -73,14 +79,22 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name) if known is None else known.numpy
 
 
-def _read(descriptor: int, count: int, deadline: float | None) -> bytes:
+#: How often it is looked whether the other process lives.
+_GLANCE = 1.0
+
+
+def _read(descriptor: int, count: int, deadline: float | None, lives: Callable[[], bool]) -> bytes:
     if not 0 <= count <= MOST_BYTES:
         raise ValueError(f"a message of {count} bytes")
     data = bytearray()
     while len(data) < count:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not select.select([descriptor], [], [], left)[0]:
-            raise SilenceError
+        gone = not lives()  # asked first: what it wrote before is there by now
+        if not select.select([descriptor], [], [], 0 if gone else _GLANCE)[0]:
+            if gone:
+                raise EOFError
+            if deadline is not None and time.monotonic() > deadline:
+                raise SilenceError
+            continue
         read = os.read(descriptor, count - len(data))
         if not read:
             raise EOFError

@@ -1,16 +1,14 @@
-"""The process in which an implementation runs: it may crash, and nothing but a case is lost.
-
-    python -m normgrad.testing.worker SPEC quick|all forking|alone READ WRITE
-
-with the descriptors that messages are read from and written to.
-"""
+"""The process in which an implementation runs: it may crash, and nothing but a case is lost."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
 import signal
 import sys
+from typing import NoReturn
 
 from . import wire
 from .subjects import SubjectError, load
@@ -28,6 +26,9 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         read, write: descriptors.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks will end it
+    _end_with_parent()
+    for descriptor in (read, write):
+        os.set_inheritable(descriptor, False)  # programs that it starts have no part in this
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         subject = load(spec)
@@ -36,10 +37,12 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         return
     facts = subject.facts
     cases = {case.name: case for case in SUITES[subject.suite].cases(quick, facts)}
-    wire.send(write, {"name": subject.name, "suite": subject.suite, "facts": facts}, {})
+    hello = {"name": subject.name, "suite": subject.suite, "strict": subject.strict}
+    wire.send(write, {**hello, "facts": facts}, {})
     while forking:
         child = os.fork()
         if child == 0:
+            _end_with_parent()
             break
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
@@ -50,10 +53,31 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
             header, _ = wire.receive(read)
         except EOFError:
             return
-        wire.send(write, *wire.outcome_message(subject.run(cases[header["case"]])))
+        if "ping" in header:
+            wire.send(write, {"pong": True}, {})
+            continue
+        answer, arrays = wire.outcome_message(subject.run(cases[header["case"]]))
+        sys.stdout.flush()
+        wire.send(write, {**answer, "case": header["case"], "written": _written()}, arrays)
 
 
-if __name__ == "__main__":
+def _written() -> int:
+    """How much has been printed so far, into the file that the other process reads."""
+    return os.lseek(sys.__stderr__.fileno(), 0, os.SEEK_CUR) if sys.__stderr__ else 0
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process when the one that started it is ended; Linux alone can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+#: Of <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
+
+def start() -> NoReturn:
+    """The process, as it is started: with main's arguments as its own."""
     main(sys.argv[1], sys.argv[2] == "quick", sys.argv[3] == "forking", *map(int, sys.argv[4:6]))
     # Whatever an implementation's threads still do is nobody's any more.
     sys.stdout.flush()

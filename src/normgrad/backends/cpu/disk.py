@@ -22,6 +22,9 @@ from numba.core.caching import FunctionCache, NullCache
 
 from ...writing import replacing
 
+#: What kernels have constants from beside their own folder.
+_SHARED = ("dtypes.py", "layout.py", "memory.py", "problem.py")
+
 
 @cache
 def sources() -> str:
@@ -32,7 +35,7 @@ def sources() -> str:
     """
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for path in (*sorted(here.glob("*.py")), here.parent.parent / "problem.py"):
+    for path in (*sorted(here.glob("*.py")), *(here.parent.parent / name for name in _SHARED)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
