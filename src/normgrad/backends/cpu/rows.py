@@ -97,7 +97,11 @@ def add_moments_of_part(x, i, mean, s, q, part):
 
 @helper
 def row_moments(x, x_step, rows, mean, count, sums, c):
-    """Add the moments of some rows to channel c's."""
+    """Add the moments of some rows to channel c's, in chains of 16.
+
+    Longer ones are too long for float64 arithmetic: with 32, squares just below half a unit of the
+    last place of their sum came to 1.06 of the bound.
+    """
     not_inlined()
     first, first_error, second, second_error = sums
     mu = splat(mean)
@@ -105,15 +109,19 @@ def row_moments(x, x_step, rows, mean, count, sums, c):
         row = shift(x, r * x_step)
         for start in range(0, count, BLOCK):
             end = min(start + BLOCK, count)
-            s, q = splat(0.0), splat(0.0)
+            s, q, s2, q2 = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
             i = start
-            while i + LANES <= end:
+            while i + 2 * LANES <= end:
+                s, q = add_moments_of_part(row, i, mu, s, q, None)
+                s2, q2 = add_moments_of_part(row, i + LANES, mu, s2, q2, None)
+                i += 2 * LANES
+            if i + LANES <= end:
                 s, q = add_moments_of_part(row, i, mu, s, q, None)
                 i += LANES
             if i < end:
-                s, q = add_moments_of_part(row, i, mu, s, q, end - i)
-            fold_sum(first, first_error, c, s)
-            fold_sum(second, second_error, c, q)
+                s2, q2 = add_moments_of_part(row, i, mu, s2, q2, end - i)
+            fold_sum(first, first_error, c, s + s2)
+            fold_sum(second, second_error, c, q + q2)
 
 
 @helper
