@@ -124,14 +124,19 @@ def _kept_sum(total, error, index):
 
 
 def sum_and_error(total: Any, error: Any, index: Any) -> Any:
-    """A sum and its error term; 0 where the arithmetic keeps none."""
+    """A sum and its error term; 0 where the arithmetic keeps none, or the sum is infinite."""
     raise NotImplementedError
 
 
 @overload(sum_and_error)
 def _sum_and_error(total, error, index):
     if error.dtype == types.float64:
-        return lambda total, error, index: (corrected(get(total, index), get(error, index)), 0.0)
+
+        def compensated(total, error, index):
+            value = get(total, index)
+            return value, get(error, index) if isfinite(value) else 0.0
+
+        return compensated
     return lambda total, error, index: (get(total, index), 0.0)
 
 
