@@ -12,8 +12,8 @@ from .dtypes import DType
 from .reference import Exact
 
 #: In unit roundoffs of the output's scale: on any finite data whose intermediates stay in float32's
-#: normal range, and on normally distributed data. float32 sums run in chains of at most 32
-#: additions, whose error is at most 16 roundoffs; halves are dominated by their one last rounding.
+#: normal range, and on normally distributed data. Kernels count a term's roundings (see CHAIN in
+#: backends/cpu/rows.py); halves are dominated by their one last rounding.
 ANY_DATA = {dtypes.float32: 16.0, dtypes.float64: 16.0, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
 NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 

@@ -105,6 +105,76 @@ def test_long_sums_of_one_sign(dtype, layout):
     run(case)
 
 
+def absorbed(dtype, positions, patterns):
+    """Ones, and terms just below half a unit of their last place: each sum's addition loses one.
+
+    A pattern for each channel: (period, ones, lanes, share) puts a one at the first positions of
+    each period, in as many of 32 lanes.
+    """
+    roundoff = float(np.finfo(dtype).eps) / 2
+    i = np.arange(positions)
+    rows = [
+        np.where((i % period < ones) & (i % 32 < lanes), 1.0, share * roundoff)
+        for period, ones, lanes, share in patterns
+    ]
+    return np.stack(rows)[None].astype(dtype)
+
+
+def run_absorbed(dtype, layout, x_layout, values, other):
+    """Each operator that sums, with the values as grad_out, as input, and as both."""
+    channels = values.shape[1]
+    # Below zero by what x − mean rounds away.
+    mean = np.full(channels, -0.99 * float(np.finfo(dtype).eps) / 2, dtype)
+    one = np.ones(channels, dtype)
+    for dy, x in ((values, other), (other, values), (values, values)):
+        data = {"grad_out": lay_out(dy, layout), "input": lay_out(x, x_layout)}
+        run(Case("batch_norm_backward_reduce", {**data, "mean": mean, "invstd": one}))
+        saved = {"save_mean": mean, "save_invstd": one}
+        run(Case("batch_norm_backward", {**data, **saved}, {"training": True}))
+        by_group = {"mean": mean[None], "rstd": one[None]}
+        run(Case("group_norm_backward", {**data, **by_group}, {"num_groups": channels}))
+
+
+#: How tensors lie for rows, columns and tiles.
+ACCESS = {
+    "rows": ("contiguous", "contiguous"),
+    "columns": ("channels_last", "channels_last"),
+    "tiles": ("contiguous", "channels_last"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("access", ACCESS)
+def test_terms_that_each_addition_loses(access, dtype):
+    """The bound holds on any data: a longer chain of additions breaks it here."""
+    if dtype == "float64" and np.finfo(np.longdouble).eps == np.finfo(np.float64).eps:
+        pytest.skip("the oracle has no wider type")
+    patterns = list(itertools.product((512, 1024), (32, 64), (32, 19, 9, 1), (0.99,)))
+    values = absorbed(dtype, 1024, patterns)
+    run_absorbed(dtype, *ACCESS[access], values, np.ones_like(values))
+
+
+@settings(max_examples=4 if INTERPRETED else 15, deadline=None, print_blob=True)
+@given(
+    patterns=st.lists(
+        st.tuples(
+            st.integers(16, 2048), st.integers(1, 512), st.integers(1, 32), st.floats(0.3, 1.0)
+        ),
+        min_size=2, max_size=12,
+    ),
+    positions=st.integers(512, 1200),
+    access=st.sampled_from(sorted(ACCESS)),
+    alternating=st.booleans(),
+)  # fmt: skip
+def test_any_terms_that_additions_lose(patterns, positions, access, alternating):
+    values = absorbed("float32", positions, patterns)
+    other = np.ones_like(values)
+    if alternating:
+        values[..., 1::2] *= -1
+        other[..., 1::2] *= -1
+    run_absorbed("float32", *ACCESS[access], values, other)
+
+
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_ranks_and_channel_axes(kind):
     for rank in range(2, 9):

@@ -54,6 +54,22 @@ def test_shapes_and_axes(shape, axis):
     check(x, ng.batch_norm_stats(x, channel_axis=axis), channel_axis=axis)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_squares_that_each_addition_loses(layout):
+    """Squares just below half a unit of the last place of their sum, about a mean of 0."""
+    if np.finfo(np.longdouble).eps == np.finfo(np.float64).eps:
+        pytest.skip("the oracle has no wider type")
+    i = np.arange(1012)
+    sign = np.where(i % 2 == 0, 1.0, -1.0)
+    small = np.sqrt(0.99 * 2.0**-53)
+    channels = [
+        np.where((i < ones) & (i % 32 < lanes), 1.0, small) * sign
+        for ones, lanes in itertools.product((16, 32, 64, 128), (32, 14, 10, 4))
+    ]
+    x = lay_out(np.stack(channels)[None], layout)
+    check(x, ng.batch_norm_stats(x, eps=0.0), eps=0.0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_a_mean_far_larger_than_the_deviation(ratio, dtype):

@@ -60,9 +60,8 @@ def test_hot_loops_are_vectorised(pattern, dtype):
         assert re.search(r"vcvtps2phx?\s.*[yz]mm", dx)
     if dtype == "bfloat16":
         assert re.search(r"v?psrld\s.*[xyz]mm", dx)
-    if pattern == "columns":
-        # Sums are folded into float64, whole vectors at a time.
-        assert re.search(r"v?addpd\s.*[xyz]mm", sums)
+    # Sums are folded into float64, whole vectors at a time.
+    assert re.search(r"v?addpd\s.*[xyz]mm", sums)
 
 
 def multiplied_by_one(dy: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -256,10 +256,12 @@ def coefficients(block, real, s, c0, c1):
                 w = load(weight, c)
                 if m > per_group:
                     w += w - w
-                total, e = two_sum(total, w * kept_sum(totals, errors, c))
-                total_error += e
-                projection, e = two_sum(projection, w * kept_sum(xmus, xmu_errors, c))
-                projection_error += e
+                term, term_error = times(real, w, 0.0, *sum_and_error(totals, errors, c))
+                total, e = two_sum(total, term)
+                total_error += e + term_error
+                term, term_error = times(real, w, 0.0, *sum_and_error(xmus, xmu_errors, c))
+                projection, e = two_sum(projection, term)
+                projection_error += e + term_error
             if m > 1.0:
                 projection += r - r
             for c in range(first, first + per_group):

@@ -38,11 +38,13 @@ from .lanes import (
     store_part,
     zero_lanes,
 )
+from .rows import add_part
 from .sums import add_error, add_terms, clear, fold, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Rows of columns summed before they are folded into float64, a chain of as many additions.
+#: Rows of columns summed before they are folded into float64, by turns in two chains of eight
+#: additions: two roundings fewer than rows have (see :data:`.rows.CHAIN`).
 ROWS = access.ROWS
 #: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
 #: term shows.
@@ -64,16 +66,22 @@ def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, part):
     """Add some rows to the sums of a part of their elements, from c on."""
     total, total_error, projection, projection_error = sums
     mu = get_lanes(mean, c)
-    s, q = zero_lanes(dy, x), zero_lanes(dy, x)
-    for r in range(rows):
+    zero = zero_lanes(dy, x)
+    s, q, s2, q2 = zero, zero, zero, zero
+    i, j = c, c
+    for _ in range(rows // 2):
         if ahead:
-            prefetch_lanes(dy, (r + rows) * dy_step + c)
-            prefetch_lanes(x, (r + rows) * x_step + c)
-        d = load_part(dy, r * dy_step + c, part)
-        s = s + d
-        q = q + keep_part(dy, d * (load_part(x, r * x_step + c, part) - mu), part)
-    fold_lanes(total, total_error, c, s)
-    fold_lanes(projection, projection_error, c, q)
+            prefetch_lanes(dy, i + rows * dy_step)
+            prefetch_lanes(x, j + rows * x_step)
+            prefetch_lanes(dy, i + (rows + 1) * dy_step)
+            prefetch_lanes(x, j + (rows + 1) * x_step)
+        s, q = add_part(dy, x, i, j, mu, s, q, part)
+        s2, q2 = add_part(dy, x, i + dy_step, j + x_step, mu, s2, q2, part)
+        i, j = i + 2 * dy_step, j + 2 * x_step
+    if rows % 2 > 0:
+        s, q = add_part(dy, x, i, j, mu, s, q, part)
+    fold_lanes(total, total_error, c, s + s2)
+    fold_lanes(projection, projection_error, c, q + q2)
 
 
 @helper

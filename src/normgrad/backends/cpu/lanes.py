@@ -314,21 +314,57 @@ def double_lanes(typingctx: Any, lanes: Any) -> Any:
     return Lanes(types.float64)(lanes), codegen
 
 
+def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The lower lanes and the upper ones."""
+    half = value.type.count // 2
+    low, high = (
+        _shuffled(builder, value, value, range(first, first + half)) for first in (0, half)
+    )
+    return low, high
+
+
+def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
+    """Half as many lanes in float64: the halves are added to each other in their own type."""
+    value = builder.fadd(*_halves(builder, lanes))
+    if value.type.element == F64:
+        return value
+    return builder.fpext(value, _vector(F64, value.type.count))
+
+
 @intrinsic
 def sum_of_lanes(typingctx: Any, lanes: Any) -> Any:
-    """The sum of all lanes in their own type: the halves are added to each other, and so on."""
+    """The sum of all lanes: the halves are added to each other, and so on, all but once in float64.
+
+    In the lanes' own type that would be five roundings of the result's; once is what their bound
+    has left: see rows.py.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (value,) = args
-        count = LANES
-        while count > 1:
-            count //= 2
-            low = _shuffled(builder, value, value, range(count))
-            high = _shuffled(builder, value, value, range(count, 2 * count))
-            value = builder.fadd(low, high)
+        value = _first_halves(builder, *args)
+        while value.type.count > 1:
+            value = builder.fadd(*_halves(builder, value))
         return builder.extract_element(value, I32(0))
 
-    return lanes.real(lanes), codegen
+    return types.float64(lanes), codegen
+
+
+@intrinsic
+def sum_and_error_of_lanes(typingctx: Any, lanes: Any) -> Any:
+    """The same, and what the roundings in float64 left: each addition is a two-sum (Knuth)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _first_halves(builder, *args)
+        error = ir.Constant(value.type, [0.0] * value.type.count)
+        while value.type.count > 1:
+            a, b = _halves(builder, value)
+            value = builder.fadd(a, b)
+            z = builder.fsub(value, a)
+            left = builder.fadd(builder.fsub(a, builder.fsub(value, z)), builder.fsub(b, z))
+            error = builder.fadd(builder.fadd(*_halves(builder, error)), left)
+        pair = [builder.extract_element(number, I32(0)) for number in (value, error)]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(types.float64, 2)(lanes), codegen
 
 
 @intrinsic

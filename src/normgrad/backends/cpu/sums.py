@@ -25,6 +25,7 @@ from .lanes import (
     product,
     put_lanes,
     splat,
+    sum_and_error_of_lanes,
     sum_of_lanes,
 )
 
@@ -55,6 +56,24 @@ def _fold(total, error, index, value):
         put(total, index, get(total, index) + value)
 
     return plain
+
+
+def fold_sum(total: Any, error: Any, index: Any, lanes: Any) -> None:
+    """``fold`` for the sum of lanes, which are added with their errors in float64 arithmetic."""
+    raise NotImplementedError
+
+
+@overload(fold_sum, jit_options=HELPER)
+def _fold_sum(total, error, index, lanes):
+    if error.dtype == types.float64:
+
+        def compensated(total, error, index, lanes):
+            value, rounding = sum_and_error_of_lanes(lanes)
+            fold(total, error, index, value)
+            put(error, index, get(error, index) + rounding)
+
+        return compensated
+    return lambda total, error, index, lanes: fold(total, error, index, sum_of_lanes(lanes))
 
 
 def clear(total: Any, error: Any, index: Any) -> None:
@@ -105,14 +124,19 @@ def _kept_sum(total, error, index):
 
 
 def sum_and_error(total: Any, error: Any, index: Any) -> Any:
-    """A sum and its error term; 0 where the arithmetic keeps none."""
+    """A sum and its error term; 0 where the arithmetic keeps none, or the sum is infinite."""
     raise NotImplementedError
 
 
 @overload(sum_and_error)
 def _sum_and_error(total, error, index):
     if error.dtype == types.float64:
-        return lambda total, error, index: (corrected(get(total, index), get(error, index)), 0.0)
+
+        def compensated(total, error, index):
+            value = get(total, index)
+            return value, get(error, index) if isfinite(value) else 0.0
+
+        return compensated
     return lambda total, error, index: (get(total, index), 0.0)
 
 
@@ -256,7 +280,7 @@ def _add_row_of_terms(sums, c, dy, x, mean, count):
         total, total_error, projection, projection_error = sums
         d = double_lanes(load_some(dy, 0, count))
         value = product(d, double_lanes(load_some(x, 0, count)) - double_lanes(splat(mean)))
-        fold(total, total_error, c, sum_of_lanes(d))
-        fold(projection, projection_error, c, sum_of_lanes(keep_some(dy, value, count)))
+        fold_sum(total, total_error, c, d)
+        fold_sum(projection, projection_error, c, keep_some(dy, value, count))
 
     return plain
