@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import normgrad
+
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
@@ -51,6 +53,7 @@ def test_ours(verify):
     # All is in the page itself.
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert "<h2>This machine</h2>" in page
+    assert str(Path(normgrad.__file__).parent) not in page
 
 
 def test_pytorch_beside_ours(verify):

@@ -27,6 +27,9 @@ FEATURES = (
 
 _MISSING = "not installed"
 
+#: What the folder of the compiled kernels is called.
+KEPT = "kept in"
+
 _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
 
 #: Numba's threading layers, in the order in which it tries them, and the modules they are in.
@@ -106,7 +109,7 @@ def _kernels() -> Rows:
     return (
         ("threads", f"{get_num_threads()} ({VARIABLE} sets them)"),
         ("threading layers", f"{_layers()} (usable, the first is taken)"),
-        ("kept in", kernel_folder()),
+        (KEPT, kernel_folder()),
     )
 
 

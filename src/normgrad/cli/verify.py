@@ -163,7 +163,12 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
 
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     when = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
-    text = page(trials, command, when, info.gather())
+    # But for where things are kept: the page is for others.
+    machine = [
+        (title, [(name, value) for name, value in facts if name != info.KEPT])
+        for title, facts in info.gather()
+    ]
+    text = page(trials, command, when, machine)
     outputs.write_text(path, text)
 
 
