@@ -14,6 +14,7 @@ from normgrad.operators.by_name import FUNCTIONS, PLANNED
 from normgrad.testing import changes, suite
 from normgrad.testing.cases import Topic
 from normgrad.testing.outcomes import Verdict
+from normgrad.testing.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,9 @@ def test_documents_say_how_many_there_are():
     verify = (ROOT / "docs" / "verify.md").read_text("utf-8")
     assert f"# all {numbers[0].strip()}\n" in verify
     assert f"# {numbers[1]}cases\n" in verify
+    a2 = {"product": "Atlas A2", "saveInvstd": "invstd"}
+    assert f"# {len(SUITES['infiniop'].cases(False, {})):,} cases\n" in verify
+    assert f"# {len(SUITES['aclnn'].cases(False, a2)):,} cases on the Atlas A2\n" in verify
     for name in ("README.md", "README.zh-CN.md"):
         assert numbers[0] in (ROOT / name).read_text("utf-8")
 

@@ -286,15 +286,17 @@ class _Sequence:
             workspace = None if "workspace" in request.null else scratch.address + GUARD
         given = None if "executor in phase 2" in request.null else executor
         name = request.phase_2 or request.operator
-        for _ in range(2 if request.used_again else request.runs):
-            functions.call(name, workspace, size - request.bytes_missing, given, self._stream)
-            functions.call("aclrtSynchronizeStream", self._stream)
-            if request.runs > 1:
-                self._compare()
-        if scratch is not None:
-            now = scratch.bytes()
-            if (now[:GUARD] != 0xFF).any() or (now[GUARD + size :] != 0xFF).any():
-                self.faults.append("workspace: written beside")
+        try:
+            for _ in range(2 if request.used_again else request.runs):
+                functions.call(name, workspace, size - request.bytes_missing, given, self._stream)
+                functions.call("aclrtSynchronizeStream", self._stream)
+                if request.runs > 1:
+                    self._compare()
+        finally:  # refused or not
+            if scratch is not None:
+                now = scratch.bytes()
+                if (now[:GUARD] != 0xFF).any() or (now[GUARD + size :] != 0xFF).any():
+                    self.faults.append("workspace: written beside")
 
     def _compare(self) -> None:
         """What the executor computed with what it computed before."""
