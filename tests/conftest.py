@@ -7,9 +7,15 @@ same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 import pytest
 from support import INTERPRETED
+
+# Whoever runs the tests in the background of a shell has them, and all that they start, ignore
+# interrupts; those that are about interrupts want them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if INTERPRETED:
     from triton.runtime import interpreter
