@@ -10,6 +10,7 @@ import typer
 import normgrad
 
 from ..operators import OPERATORS
+from ..operators.by_name import choices_of
 from . import aclnn, bench, capi, files, outputs, run, show, verify, warmup
 
 #: Exit status where an output is over its bound.
@@ -23,7 +24,7 @@ def _signatures() -> str:
         tensors = [p.name if p.required else f"[{p.name}]" for p in operator.parameters]
         choices = [
             name if default is run.REQUIRED else f"[{name}]"
-            for name, default in run.choices_of(operator.name).items()
+            for name, default in choices_of(operator.name).items()
         ]
         lines.append(f"- **{operator.name}**: {', '.join(tensors)}; {', '.join(choices)}")
     return "\n".join(lines)

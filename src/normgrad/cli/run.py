@@ -17,9 +17,10 @@ import numpy as np
 
 import normgrad
 
-from .. import dtypes, operators, precision, reference
+from .. import dtypes, precision, reference
 from ..contract import Kind, Operator, Options
 from ..operators import OPERATORS
+from ..operators.by_name import choices_of
 from ..plans import Plan
 from . import files, outputs
 from .files import Array, Contents, Format, InputError
@@ -156,16 +157,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 #: In the place of a default, that there is none.
 REQUIRED = inspect.Parameter.empty
-
-
-def choices_of(name: str) -> dict[str, Any]:
-    """The arguments of an operator that are not tensors, with their defaults or REQUIRED."""
-    parameters = inspect.signature(getattr(operators, name)).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "out"
-    }
 
 
 def _operator(contents: Contents, given: Any) -> Operator:

@@ -78,6 +78,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def choices_of(name: str) -> dict[str, Any]:
+    """An operator's arguments that are not tensors, with their defaults or Parameter.empty."""
+    parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "out"
+    }
+
+
 def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any) -> Plan:
     """Plan an operator from what its tensors look like.
 

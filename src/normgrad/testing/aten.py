@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -120,10 +121,7 @@ _THREADS = torch.get_num_threads()
 def _sizes(input: Any) -> tuple[int, int, int]:
     """N, C and the positions, as group norm's kernels take them."""
     n, c, *rest = input.shape
-    positions = 1
-    for size in rest:
-        positions *= size
-    return n, c, positions
+    return n, c, math.prod(rest)
 
 
 def _copies(*tensors: Any) -> list[Any]:

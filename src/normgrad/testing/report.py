@@ -84,10 +84,8 @@ class Finding:
 def findings(trial: Trial) -> list[Finding]:
     """What is wrong, the worst kinds first; of a strict trial refusals too."""
     found: dict[tuple[object, ...], list[Judged]] = {}
-    for each in trial.judged:
-        if each.verdict.is_defect or (trial.strict and each.verdict is not Verdict.MET):
-            key = (VERDICTS.index(each.verdict), each.case.topic, each.case.kind)
-            found.setdefault(key, []).append(each)
+    for each in trial.defects:
+        found.setdefault((each.verdict, each.case.topic, each.case.kind), []).append(each)
     order = [Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN]
     return sorted(
         (Finding(tuple(judged)) for judged in found.values()),
@@ -151,7 +149,7 @@ def _determinism(trial: Trial) -> Claim | None:
     other = [each.case.kind for each in tried if OTHER_BITS in each.detail]
     if other:
         kinds = ", ".join(dict.fromkeys(other))
-        return Claim("determinism", f"other bits from call to call: {kinds}", False)
+        return Claim("determinism", f"{OTHER_BITS} from call to call: {kinds}", False)
     numbers = ", ".join(str(count or "all") for count in THREADS)
     text = f"the same bits from call to call, with {numbers} threads where it can be told to"
     return Claim("determinism", text, True)

@@ -120,11 +120,12 @@ class Subject(Implementation):
 
     def run(self, case: Case) -> Outcome:
         """See :class:`Implementation`."""
-        function = self.functions.get(case.call().name)
+        call = case.call()
+        function = self.functions.get(call.name)
         if function is None:
-            return Outcome(absent=f"no {case.call().name}")
+            return Outcome(absent=f"no {call.name}")
         try:
-            first = self._once(function, case.call())
+            first = self._once(function, call)
             if case.topic is not Topic.DETERMINISM or first.error is not None:
                 return first
             return self._again(function, case, first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from .. import dtypes, reference
 from ..contract import Operator, Output
 from ..dtypes import DType
-from ..operators.by_name import FUNCTIONS, PLANNED
+from ..operators.by_name import PLANNED, choices_of
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -108,13 +107,7 @@ class Call:
     @property
     def choices(self) -> dict[str, Any]:
         """The arguments that are not tensors, with the defaults of those not given."""
-        parameters = inspect.signature(FUNCTIONS[self.name]).parameters.values()
-        defaults = {
-            parameter.name: parameter.default
-            for parameter in parameters
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "out"
-        }
-        return {**defaults, **self.options}
+        return {**choices_of(self.name), **self.options}
 
     @property
     def outputs(self) -> tuple[Output, ...]:

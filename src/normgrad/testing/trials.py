@@ -41,9 +41,15 @@ class Trial:
     @property
     def passed(self) -> bool:
         """Whether something was met, and no caller deceived or ended; if strict, none refused."""
-        return any(each.verdict is Verdict.MET for each in self.judged) and not any(
-            each.verdict.is_defect or (self.strict and each.verdict is not Verdict.MET)
+        return any(each.verdict is Verdict.MET for each in self.judged) and not self.defects
+
+    @property
+    def defects(self) -> tuple[Judged, ...]:
+        """The cases that count against it: of a strict one all that are not met."""
+        return tuple(
+            each
             for each in self.judged
+            if each.verdict.is_defect or (self.strict and each.verdict is not Verdict.MET)
         )
 
 
