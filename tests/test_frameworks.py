@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import re
+from functools import partial
 
 import array_api_strict as xp
 import ml_dtypes
@@ -12,7 +14,9 @@ import pytest
 from support import FLOATS, OPERATORS, bits, check, make, named
 
 import normgrad as ng
+import normgrad.aclnn
 from normgrad import dlpack, frameworks
+from normgrad.layout import contiguous_strides
 
 torch = pytest.importorskip("torch")
 
@@ -231,6 +235,27 @@ class Speaker:
         return self.array.__dlpack__()
 
 
+@pytest.mark.parametrize("name", ["grad_out", "input", "weight"])
+def test_dlpack_data_at_addresses_without_memory(name):
+    """A producer may be wrong about its data; other frameworks know where theirs are."""
+
+    class Wrong(Speaker):
+        def __dlpack__(self, **arguments):
+            capsule = super().__dlpack__()
+            dlpack._tensor_in(capsule)[0].data = 0x10000
+            return capsule
+
+    case = make("train", (3, 4, 5))
+    tensors = {
+        key: None if value is None else (Wrong if key == name else Speaker)(value)
+        for key, value in case.tensors.items()
+    }
+    out = np.full((3, 4, 5), np.nan, np.float32)
+    with pytest.raises(ValueError, match=f"^{name}: no memory at 0x10000 .*; allowed: memory$"):
+        ng.batch_norm_backward(**tensors, **case.options, out=(Speaker(out), None, None))
+    assert np.isnan(out).all()
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_dlpack_without_a_namespace_gives_numpy(kind, dtype):
@@ -378,16 +403,85 @@ def test_torch_tensors_of_other_sorts():
         ng.batch_norm_backward(x, x, torch.nn.UninitializedParameter(), training=True)
     with pytest.raises(TypeError, match=r"^channel_axis: .+; allowed: an integer"):
         ng.batch_norm_backward(x, x, training=True, channel_axis=torch.tensor(1, device="meta"))
-    shrunk = torch.empty(3, 4, 5)
-    shrunk.untyped_storage().resize_(0)
-    with pytest.raises(
-        TypeError, match=r"^out\[0\] \(grad_input\): a Tensor without memory; allowed"
-    ):
-        ng.batch_norm_backward(x, x, training=True, out=(shrunk, None, None))
-    with pytest.raises(
-        TypeError, match=r"^grad_out: a Tensor without memory; allowed: a tensor with"
-    ):
-        ng.batch_norm_backward(shrunk, x, training=True)
+
+
+def shrunk(size, shape, offset=0):
+    """A tensor under which the storage was resized."""
+    tensor = torch.empty(1000)[offset:].as_strided(shape, contiguous_strides(shape))
+    tensor.untyped_storage().resize_(4 * size)
+    return tensor
+
+
+#: 20 elements are too few for (3, 4, 5), and from element 40 on there are 10.
+@pytest.mark.parametrize(
+    ("size", "offset", "room"), [(0, 0, 0), (20, 0, 80), (59, 0, 236), (50, 40, 40), (0, 40, 0)]
+)
+def test_storages_that_are_too_small(size, offset, room):
+    x, m = torch.randn(3, 4, 5), torch.ones(4)
+    small = shrunk(size, (3, 4, 5), offset)
+    vector = shrunk(offset + 3, (4,), offset)
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, weight=m, save_mean=m, training=True)
+    right = plan.run(x, x, m, save_mean=m)
+    out = tuple(torch.full_like(value, torch.nan) for value in right)
+    allowed = "allowed: at least 240, for its shape and strides"
+    reason = f"a storage of {room} bytes from the first element on; {allowed}"
+    for call in (partial(ng.batch_norm_backward, training=True), plan.run):
+        for arguments, name in (
+            ({"grad_out": small}, "grad_out"),
+            ({"input": small}, "input"),
+            ({"out": (small, *out[1:])}, "out[0] (grad_input)"),
+        ):
+            wanted = {"grad_out": x, "input": x, "weight": m, "save_mean": m, "out": out}
+            with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {reason}')}$"):
+                call(**wanted | arguments)
+        for name in ("weight", "save_mean"):
+            message = f"^{name}: a storage of 12 bytes from the first element on; allowed: at least"
+            with pytest.raises(ValueError, match=message):
+                call(**wanted | {name: vector})
+    assert all(value.isnan().all() for value in out)
+    scratch = shrunk(plan.workspace_size // 4 - 1, (plan.workspace_size // 4 + 1,))
+    with pytest.raises(ValueError, match=r"^workspace: a storage of "):
+        plan.run(x, x, m, save_mean=m, workspace=scratch)
+    with pytest.raises(ValueError, match=f"^array: a storage of {room} bytes"):
+        ng.aclnn.tensor(small)
+
+
+def test_a_view_of_a_storage_that_was_freed():
+    """As a layer's weight may be, in a flat parameter that was given back."""
+    nt = pytest.importorskip("normgrad.torch")
+    flat = torch.ones(20)
+    layer = nt.nn.BatchNorm1d(8)
+    layer.weight = torch.nn.Parameter(flat[8:16])
+    layer.weight.data = flat[8:16]
+    x = torch.randn(5, 8)
+    y = layer(x)
+    state = {name: value.clone() for name, value in layer.named_buffers()}
+    flat.untyped_storage().resize_(0)
+    reason = "weight: a storage of 0 bytes from the first element on; allowed: at least 32"
+    with pytest.raises(ValueError, match=reason):
+        layer(x)
+    with pytest.raises(ValueError, match=reason):
+        y.sum().backward()
+    assert all(torch.equal(state[name], value) for name, value in layer.named_buffers())
+
+
+def test_what_a_class_says_of_its_address_is_not_believed():
+    class Liar(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.data_ptr:
+                return 64
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    case = make("train", (3, 4, 5))
+    expected = bits(case.call())
+    tensors = {name: torch.from_numpy(value) for name, value in case.tensors.items()}
+    liars = {name: value.as_subclass(Liar) for name, value in tensors.items()}
+    assert liars["input"].data_ptr() == 64
+    out = torch.empty(3, 4, 5).as_subclass(Liar)
+    found = ng.batch_norm_backward(**liars, **case.options, out=(out, None, None))
+    assert found.grad_input is out
+    assert {name: value.numpy().tobytes() for name, value in named(found).items()} == expected
 
 
 def test_fake_tensors_are_specs():

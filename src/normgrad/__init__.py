@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .memory import release_memory
 from .operators import (
     BatchNormGradients,
     BatchNormOutput,
@@ -50,6 +49,5 @@ __all__ = [
     "group_norm",
     "group_norm_backward",
     "plan",
-    "release_memory",
     "set_num_threads",
 ]

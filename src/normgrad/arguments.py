@@ -51,6 +51,7 @@ class Arguments:
         given: the caller's outputs as they were given.
         key: everything that a plan depends on; None until opened, where they are not plain.
         addresses: where the inputs and then the caller's outputs are; 0 where absent.
+        rooms: how many bytes of memory each has there, where that may be too little.
         plain: whether all are plain tensors, and the outputs not known to be read-only.
         copied: the memory of inputs that were copied to be opened, by name; once opened.
     """
@@ -70,6 +71,7 @@ class Arguments:
         "opened",
         "out",
         "plain",
+        "rooms",
     )
 
     def __init__(
@@ -90,11 +92,12 @@ class Arguments:
         self.key: Hashable = None
         self.plain = True
         self.copied: dict[str, layout.Region] = {}
+        self.rooms: Sequence[int] | None = None
         if framework is not None:
             self.framework: Framework = framework
             look = framework.look(values, given)
             if look is not None:
-                self.key, self.addresses = look
+                self.key, self.addresses, self.rooms = look
 
     def open(self) -> None:
         """Check every tensor, and bring it into the form that the framework's methods take.
@@ -195,11 +198,22 @@ class Place:
         low, end = spec.region(0).bounds()
         self.low, self.high = low, end
 
+    def check_readable(self, framework: Framework, value: Any, address: int) -> None:
+        """Raise a ValueError if an input cannot be read."""
+        reason = framework.unreadable(value, address + self.low, address + self.high)
+        if reason is not None:
+            raise ValueError(f"{self.shown}: {reason}")
+
     def check_writable(self, framework: Framework, value: Any, address: int) -> None:
         """Raise a ValueError if an output cannot be written."""
         reason = framework.unwritable(value, address + self.low, address + self.high)
         if reason is not None:
             raise ValueError(f"{self.shown}: {reason}")
+
+    def check_room(self, room: int) -> None:
+        """Raise a ValueError if so much memory is less than the tensor reaches over."""
+        if room < self.high:
+            raise ValueError(f"{self.shown}: {memory.lacking(room, self.high)}")
 
     def overlaps(self, address: int, other: Place, other_address: int) -> bool:
         """Whether two tensors share a byte."""
@@ -270,7 +284,11 @@ class Memory(NamedTuple):
         else:
             torch = sys.modules.get("torch")
             if torch is not None and isinstance(owner, torch.Tensor):
-                moved = owner.data_ptr() != self.address or owner.nbytes != self.nbytes
+                moved = (
+                    owner.data_ptr() != self.address
+                    or owner.nbytes != self.nbytes
+                    or frameworks.of_torch().lacking(owner) is not None
+                )
         return "its memory was moved" if moved else None
 
 
@@ -325,12 +343,18 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        if not value.is_cpu:
-            raise ValueError(f"{name}: on device {value.device}; allowed: cpu")
-        plain = not value.is_nested and value.layout is torch.strided
-        if not (plain and value.is_contiguous()) or value.is_neg():
+        framework = frameworks.of_torch()
+        device = framework.device(name, value)
+        if device != devices.CPU:
+            raise ValueError(f"{name}: on device {device}; allowed: cpu")
+        try:
+            opened = framework.opened(name, value, writing=True)
+        except TypeError:
+            opened = None
+        size = None if opened is None else framework.contiguous_bytes(opened)
+        if size is None:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
-        return Memory(frameworks.of(name, value).address(name, value), value.nbytes, value, True)
+        return Memory(framework.address(name, opened), size, opened, True)
     try:
         if isinstance(value, np.ndarray):  # of any dtype; not all can be a memoryview
             array = np.asarray(value)

@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,20 @@ from .tensor import TensorSpec
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
-#: Shapes, strides and dtypes of tensors in a framework's own terms, after the number of the GPU if
-#: they are on one; and each one's address, 0 for None.
-Look = tuple[Hashable, list[int]]
+class Look(NamedTuple):
+    """What can be seen of tensors at once.
+
+    Attributes:
+        key: their shapes, strides and dtypes in a framework's own terms, after the number of the
+            GPU if they are on one.
+        addresses: each one's first element; 0 for None.
+        rooms: how many bytes of memory each has from there on; None where a tensor of the
+            framework always has what its shape and strides reach over.
+    """
+
+    key: Hashable
+    addresses: list[int]
+    rooms: list[int] | None = None
 
 
 class Framework(ABC):
@@ -89,6 +100,10 @@ class Framework(ABC):
     @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         """Why writing to its bytes would fail or be lost, or None."""
+
+    def unreadable(self, value: Any, first: int, end: int) -> str | None:
+        """Why reading its bytes would fail, where its producer may be wrong about them; or None."""
+        return None
 
     @abstractmethod
     def empty(self, spec: TensorSpec) -> Any:
@@ -158,7 +173,7 @@ class NumPy(Framework):
                 return None
         if not all(value is None or value.flags.writeable for value in given):
             return None
-        return tuple(key), addresses
+        return Look(tuple(key), addresses)
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = dtypes.from_numpy(value.dtype)
@@ -187,7 +202,7 @@ class NumPy(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.nbytes
-        if size < memory.LARGE:
+        if size < memory.ALIGNED:
             flat = np.empty(spec.elements, spec.dtype.numpy)
         else:
             flat = memory.aligned(size).view(spec.dtype.numpy)
@@ -201,7 +216,8 @@ class NumPy(Framework):
 class Torch(Framework):
     """torch.Tensor. Autograd is not touched: data are read and written through their address.
 
-    A view that negates (the imaginary part of a conjugate) is copied to be read.
+    A view that negates (the imaginary part of a conjugate) is copied to be read. A storage may have
+    been resized under a tensor, which PyTorch notices only when it next uses it.
     """
 
     name = "PyTorch tensor"
@@ -221,15 +237,42 @@ class Torch(Framework):
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own; allowed: {_KINDS}"
             )
-        self._check_strided(name, value)
+        with self._torch._C.DisableTorchFunctionSubclass():
+            self._check_strided(name, value)
+            value = self._bare(value)
+        with suppress(RuntimeError):  # a batched tensor has no storage, and no address either
+            reason = self.lacking(value)
+            if reason is not None:
+                raise ValueError(f"{name}: {reason}")
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
             return value.resolve_neg()
         return value
 
+    def _bare(self, value: Any) -> Any:
+        """The tensor without what its class makes of its methods: data_ptr() may say anything."""
+        if type(value) in self._plain:
+            return value
+        with self._torch._C.DisableTorchFunctionSubclass():
+            return value.as_subclass(self._torch.Tensor)
+
+    def lacking(self, value: Any) -> str | None:
+        """Why a tensor's storage does not hold all of its elements; None if it does."""
+        if 0 in value.shape:
+            return None
+        _, last = layout.extent(value.shape, value.stride())
+        room, needed = self._room(value), (last + 1) * value.itemsize
+        return None if room >= needed else memory.lacking(room, needed)
+
+    def _room(self, value: Any) -> int:
+        """How many bytes of a tensor's storage there are from its first element on."""
+        size: int = value.untyped_storage().nbytes()
+        return size - value.storage_offset() * value.itemsize  # type: ignore[no-any-return]
+
     def copied(self, value: Any, opened: Any) -> layout.Region | None:
-        if value is opened:
+        value = self._bare(value)
+        if not value.is_neg():
             return None
         return layout.Region(value.data_ptr(), value.shape, value.stride(), value.itemsize)
 
@@ -242,39 +285,46 @@ class Torch(Framework):
             raise TypeError(f"{name}: a tensor with layout {value.layout}; allowed: torch.strided")
 
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        self._check_strided(name, value)
-        return self.spec(name, value, allowed)
+        with self._torch._C.DisableTorchFunctionSubclass():
+            self._check_strided(name, value)
+            return self.spec(name, value, allowed)
 
     def device(self, name: str, value: Any) -> str:
-        return devices.CPU if value.is_cpu else str(value.device)
+        with self._torch._C.DisableTorchFunctionSubclass():
+            return devices.CPU if value.is_cpu else str(value.device)
 
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        plain = self._plain
+        plain, room = self._plain, self._room
         key: list[Any] = []
         addresses: list[int] = []
+        rooms: list[int] = []
         try:
             for value in (*values, *given):
                 if value is None:
                     key.append(None)
                     addresses.append(0)
+                    rooms.append(0)
                 elif type(value) in plain and value.is_cpu and not value.is_neg():
                     key += value.shape, value.stride(), value.dtype
                     addresses.append(value.data_ptr())
+                    rooms.append(room(value))
                 else:
                     return self._look_on_gpu(values, given)
         except (RuntimeError, NotImplementedError):
             return None  # nested and sparse tensors have no strides
-        return tuple(key), addresses
+        return Look(tuple(key), addresses, rooms)
 
     def _look_on_gpu(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         plain = self._plain
         gpu = -1
         key: list[Any] = [gpu]
         addresses: list[int] = []
+        rooms: list[int] = []
         for value in (*values, *given):
             if value is None:
                 key.append(None)
                 addresses.append(0)
+                rooms.append(0)
             elif type(value) in plain and value.is_cuda and not value.is_neg():
                 if value.get_device() != gpu:
                     if gpu >= 0:
@@ -282,9 +332,10 @@ class Torch(Framework):
                     key[0] = gpu = value.get_device()
                 key += value.shape, value.stride(), value.dtype
                 addresses.append(value.data_ptr())
+                rooms.append(self._room(value))
             else:
                 return None
-        return tuple(key), addresses
+        return Look(tuple(key), addresses, rooms)
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
@@ -310,15 +361,16 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        size = spec.nbytes
-        if size < memory.LARGE:
+        try:
             new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
-        else:
-            storage = self._torch.from_numpy(memory.aligned(size)).untyped_storage()
-            new = self._torch.empty(0, dtype=dtype, device=self._cpu)
-            # No view of anything: autograd would not let a view be changed in place.
-            new.set_(storage, 0, spec.shape, spec.strides)
-        return self._plainly(new)
+        except RuntimeError as error:
+            if "DefaultCPUAllocator" not in str(error):
+                raise
+            raise MemoryError from None
+        self._plainly(new)
+        if spec.nbytes >= memory.HUGE:
+            memory.prefer_huge_pages(new.data_ptr(), spec.nbytes)
+        return new
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         dtype, where = self._to_torch[spec.dtype], device if like is None else like.device
@@ -409,6 +461,9 @@ class DLPack(Framework):
                 "that can be written"
             )
         return memory.unwritable(first, end) if value.device == devices.CPU else None
+
+    def unreadable(self, value: Any, first: int, end: int) -> str | None:
+        return memory.unreadable(first, end) if value.device == devices.CPU else None
 
     def empty(self, spec: TensorSpec) -> Any:
         return _numpy.empty(spec)

@@ -254,7 +254,13 @@ class Plan:
 
     def _run(self, arguments: Arguments, workspace: Any) -> Any:
         framework, out, found = arguments.framework, arguments.out, arguments.addresses
-        gpu, like = self._gpu, arguments.like
+        gpu, like, rooms = self._gpu, arguments.like, arguments.rooms
+        if rooms is not None:
+            for index, _, place in self._input_slots:
+                place.check_room(rooms[index])
+            for index, _, _, place in self._output_slots:
+                if out[index] is not None:
+                    place.check_room(rooms[len(self._names) + index])
         addresses = [0] * guard.PLACES
         for index, slot, _ in self._input_slots:
             addresses[slot] = found[index]
@@ -317,6 +323,7 @@ class Plan:
                 _check_memory(place.shown, place.spec, arguments.opened[index])
             if self._gpu:
                 _check_aligned(place, found[index])
+            place.check_readable(framework, arguments.opened[index], found[index])
             places.append((place, found[index]))
         for index, slot, spec, place in self._output_slots:
             if out[index] is None:

@@ -78,9 +78,9 @@ WRITES = DO_APPLY | DO_SCALE | DO_NORMALISE
 # The guard's table (see guard.py): a row for each address of a call, those of a block and those of
 # inputs that take no part in it; the first byte and one past the last, from the address on, and
 # flags: whether there is any byte, and from the second bit on, which outputs may be this input's
-# very memory. Then the address of madvise(2), or 0, and the size of a page.
+# very memory. Then the addresses of madvise(2) and msync(2), or 0, and the size of a page.
 OTHERS, PLACES = ADDRESSES, ADDRESSES + 3
 GUARD_LOW, GUARD_HIGH, GUARD_FLAGS, GUARD_SLOT = 0, 1, 2, 3
 HAS_BYTES, MAY_BE = 1, 1
-GUARD_MADVISE, GUARD_PAGE = GUARD_SLOT * PLACES, GUARD_SLOT * PLACES + 1
-GUARD_WORDS = GUARD_PAGE + 1
+GUARD_MADVISE = GUARD_SLOT * PLACES
+GUARD_MSYNC, GUARD_PAGE, GUARD_WORDS = GUARD_MADVISE + 1, GUARD_MADVISE + 2, GUARD_MADVISE + 3

@@ -41,8 +41,8 @@ def call_kernel(
 
 
 @intrinsic
-def call_madvise(typingctx: Any, function: Any, address: Any, length: Any, advice: Any) -> Any:
-    """Call madvise(2) at an address; 0 if it succeeds."""
+def call_memory(typingctx: Any, function: Any, address: Any, length: Any, flag: Any) -> Any:
+    """Call madvise(2) or msync(2) at an address; 0 if it succeeds."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         function, address, length, advice = args

@@ -20,6 +20,7 @@ from .block import (
     GUARD_HIGH,
     GUARD_LOW,
     GUARD_MADVISE,
+    GUARD_MSYNC,
     GUARD_PAGE,
     GUARD_WORDS,
     HAS_BYTES,
@@ -63,6 +64,6 @@ def table(
     if workspace_size:
         row = words[SLOT * WORKSPACE :]
         row[GUARD_HIGH], row[GUARD_FLAGS] = used(workspace_size), HAS_BYTES
-    words[GUARD_MADVISE] = memory.madvise_address()
+    words[GUARD_MADVISE], words[GUARD_MSYNC] = memory.probe_addresses()
     words[GUARD_PAGE] = mmap.PAGESIZE
     return words

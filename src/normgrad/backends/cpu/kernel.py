@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import prange, types
 
-from ...memory import POPULATE_WRITE
+from ...memory import FEW_PAGES, MS_ASYNC, POPULATE_WRITE
 from .access import FETCHED, LANES
 from .block import (
     ADDRESSES,
@@ -31,6 +31,7 @@ from .block import (
     GUARD_HIGH,
     GUARD_LOW,
     GUARD_MADVISE,
+    GUARD_MSYNC,
     GUARD_PAGE,
     GUARD_SLOT,
     HAS_BYTES,
@@ -70,7 +71,7 @@ from .block import (
     WORKSPACE,
     WRITES,
 )  # fmt: skip
-from .calls import call_channels, call_kernel, call_madvise, call_number, call_parallel
+from .calls import call_channels, call_kernel, call_memory, call_number, call_parallel
 from .intrinsics import (
     INT_POINTER,
     POINTERS,
@@ -239,10 +240,19 @@ def row_of(guards, slot):
 
 
 @helper
-def can_be_written(guards, start):
-    """Whether the page that starts there can be."""
+def can_be_written(guards, first, last):
+    """Whether the pages from one to another can be, as far as memory.py's probes tell."""
     madvise, page = get(guards, GUARD_MADVISE), get(guards, GUARD_PAGE)
-    return madvise == 0 or call_madvise(madvise, start, page, POPULATE_WRITE) == 0
+    size = last + page - first
+    if madvise == 0:
+        return True
+    if size <= FEW_PAGES * page:
+        return call_memory(madvise, first, size, POPULATE_WRITE) == 0
+    return (
+        call_memory(madvise, first, page, POPULATE_WRITE) == 0
+        and call_memory(madvise, last, page, POPULATE_WRITE) == 0
+        and call_memory(get(guards, GUARD_MSYNC), first, size, MS_ASYNC) == 0
+    )
 
 
 @helper
@@ -279,12 +289,10 @@ def passes(guards, given, addresses):
         if given >> slot & 1:
             if not is_apart(guards, addresses, slot):
                 return False
-            # The first and the last page; short outputs, one after the other, often share one.
+            # Short outputs, one after the other, often share a page.
             first = (address + get(row_of(guards, slot), GUARD_LOW)) // page * page
             last = (address + get(row_of(guards, slot), GUARD_HIGH) - 1) // page * page
-            if first != seen and not can_be_written(guards, first):
-                return False
-            if last != first and not can_be_written(guards, last):
+            if (first != seen or last != seen) and not can_be_written(guards, first, last):
                 return False
             seen = last
     return True
