@@ -161,7 +161,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
 def _write(path: Path, trials: Sequence[Trial]) -> None:
     from ..testing.page import page
 
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = shlex.join(["normgrad", *sys.argv[1:]])
     when = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     # But for where things are kept: the page is for others.
     machine = [
