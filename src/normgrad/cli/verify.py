@@ -53,8 +53,8 @@ def verify(
     only: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Cases with this in their name.")
     ] = None,
-    page: Annotated[
-        Path | None,
+    report: Annotated[
+        str | None,
         typer.Option(
             "-o",
             "--report",
@@ -82,8 +82,9 @@ def verify(
     or there is nothing of that name to try. Legal calls that another implementation refuses do not
     count against it.
     """
-    if page is None and only is None:
-        page = Path(PAGE)
+    if report is None and only is None:
+        report = PAGE
+    page = None if report is None else outputs.named("-o", report)
     if page is not None:
         outputs.check_writable(page)
         _check_installed()
