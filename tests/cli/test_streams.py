@@ -114,6 +114,16 @@ def test_results_that_nobody_reads(batch_norm, tmp_path):
         out.unlink()
 
 
+def test_a_process_of_several_with_all_closed(tmp_path):
+    """What they are connected by is not taken for standard streams."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    arguments = ("--quick", "--alone", "--only", "absent/eval/", "-o", page)
+    assert redirected("<&- >&- 2>&-", "verify", *arguments) == (0, "", "")
+    assert "normgrad (cpu)" in page.read_text("utf-8")
+
+
 def test_a_program_keeps_its_streams(monkeypatch, capsys):
     before = sys.stdout, sys.stderr
     monkeypatch.setattr(sys, "argv", ["normgrad", "--version"])

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from .streams import Stream
+from .streams import Stream, keep_numbers
 
 #: What of the extra ``cli`` the commands cannot do without.
 _NEEDED = ("typer", "rich", "safetensors")
@@ -41,6 +41,7 @@ def out_of_memory(error: MemoryError) -> NoReturn:
 
 def main() -> None:
     """The entry point ``normgrad``."""
+    keep_numbers()
     before = sys.stdout, sys.stderr
     output: Any = Stream(sys.stdout)
     errors: Any = Stream(sys.stderr)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any, TextIO
+
+
+def keep_numbers() -> None:
+    """Have the numbers of standard streams, where they are closed, mean no other file.
+
+    Whatever is opened next would get them, and with them what libraries and other processes print.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # it is the lowest that is free
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 class Stream:
@@ -19,7 +30,7 @@ class Stream:
     def __init__(self, stream: TextIO | None) -> None:
         # None is what Python has for one that was closed by whoever started this. Something has to
         # take its place, or print writes to standard output what is meant for standard error.
-        self._stream = open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: PTH123, SIM115
+        self._stream = io.StringIO() if stream is None else stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
