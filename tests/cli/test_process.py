@@ -84,6 +84,26 @@ def test_without_the_extra(absent, named):
     )
 
 
+@pytest.mark.parametrize("command", ["run", "warmup", "verify", "bench"])
+def test_without_a_compiler(batch_norm, tmp_path, command):
+    file, out = batch_norm.save(tmp_path / "layer.npz"), tmp_path / "out.npz"
+    arguments = {
+        "run": (file, "-o", out),
+        "verify": ("--quick", "--alone", "--only", "absent/eval/", "-o", out),
+        "bench": ("--quick", "--filter", "cropped", "--out", tmp_path / "results"),
+    }
+    if command == "bench":
+        pytest.importorskip("torch")
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "NORMGRAD_BACKEND": "cpu"}
+    result = normgrad_process(command, *arguments.get(command, ()), env=environment)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "normgrad: NUMBA_DISABLE_JIT: 1, with which Numba compiles no kernels; allowed: 0, or "
+        "not set\n"
+    )
+    assert not out.exists()
+
+
 def test_nothing_slow_is_imported_to_begin_with():
     code = (
         "import sys, normgrad.cli.app; "

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..backends.choice import KernelError
 from . import UNUSABLE, interrupted, out_of_memory, say
 from .files import InputError
 from .run import Report
@@ -24,10 +25,10 @@ PIPE_WIDTH = 240
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line where input, memory or the user stops the work."""
+    """End the process with one line where input, Numba, memory or the user stops the work."""
     try:
         yield
-    except InputError as error:
+    except (InputError, KernelError) as error:
         complain(error)
         raise typer.Exit(UNUSABLE) from None
     except MemoryError as error:

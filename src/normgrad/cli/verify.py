@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.util
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
+from ..backends import choice
 from . import info, outputs, show
 from .files import InputError
 
@@ -88,6 +90,8 @@ def verify(
     if page is not None:
         outputs.check_writable(page)
         _check_installed()
+    if backend is None and os.environ.get(choice.VARIABLE) != "triton":
+        choice.check_numba()
     specs = _ours() if backend is None else [backend]
     trials = [_try(spec, quick, only) for spec in specs]
     if not any(trial.judged for trial in trials):
