@@ -192,6 +192,43 @@ def test_nan_options_are_cached_too(monkeypatch):
     assert len(plans._plans) == 1
 
 
+def test_tensors_that_no_memory_could_hold():
+    """A plan says which of its arguments they are, and which of its results they would be."""
+    x = np.zeros((3, 4, 5), np.float32)
+    far = np.lib.stride_tricks.as_strided(x, x.shape, (2**61, 4, 4))
+    reach = f"reaches over {2**62} bytes or more; allowed: what an address can reach"
+    message = f"shape (3, 4, 5) with strides ({2**59}, 1, 1): {reach}"
+    tensors = {"grad_out": x, "input": x}
+    for name in tensors:
+        refuse(
+            ValueError,
+            f"{name}: {message}",
+            lambda name=name: ng.plan(
+                "batch_norm_backward", **{**tensors, name: far}, training=True
+            ),
+        )
+    refuse(
+        ValueError,
+        f"out[0] (grad_input): {message}",
+        lambda: ng.plan("batch_norm_backward", **tensors, training=True, out=(far, None, None)),
+    )
+    plan = ng.plan("batch_norm_backward", **tensors, training=True)
+    refuse(ValueError, f"input: {message}", lambda: plan.run(x, far))
+
+    expanded = TensorSpec((2**31, 2**31), "float32", (0, 0))
+    refuse(
+        ValueError,
+        f"grad_input: shape {expanded.shape} with strides ({2**31}, 1): {reach}",
+        lambda: ng.plan("batch_norm_backward", grad_out=expanded, input=expanded, training=True),
+    )
+    empty = TensorSpec((2**40, 2**40, 0), "float32")
+    refuse(
+        ValueError,
+        f"mean: shape {(2**40, 2**40)} with strides ({2**40}, 1): {reach}",
+        lambda: ng.plan("group_norm", input=empty, num_groups=2**40),
+    )
+
+
 def test_errors_of_run():
     case = make("train", (3, 4, 5))
     plan = plan_of(case)

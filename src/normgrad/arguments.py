@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import devices, frameworks, layout, memory
-from .contract import Operator, Output
+from .contract import Kind, Operator, Output
 from .frameworks import Framework
-from .tensor import TensorSpec
+from .tensor import TensorSpec, naming
 
 
 def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
@@ -170,18 +170,21 @@ class Arguments:
 
         Raises:
             TypeError: a dtype that no operator takes.
+            ValueError: a tensor that memory cannot hold.
         """
-        spec = self.framework.spec
+
+        def spec(name: str, value: Any, kind: Kind) -> TensorSpec:
+            with naming(name):
+                return self.framework.spec(name, value, kind.dtypes)
+
         inputs = {
-            parameter.name: None
-            if value is None
-            else spec(parameter.name, value, parameter.kind.dtypes)
+            parameter.name: None if value is None else spec(parameter.name, value, parameter.kind)
             for parameter, value in zip(self._operator.parameters, self.opened, strict=True)
         }
         return inputs, {
             output.name: None
             if value is None
-            else spec(self._operator.out_name(index, output), value, output.kind.dtypes)
+            else spec(self._operator.out_name(index, output), value, output.kind)
             for index, (output, value) in enumerate(zip(self._outputs, self.out, strict=True))
         }
 

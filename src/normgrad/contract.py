@@ -19,7 +19,7 @@ import numpy as np
 from . import dtypes, layout
 from .dtypes import DType
 from .problem import Problem, Role
-from .tensor import TensorSpec
+from .tensor import TensorSpec, naming
 from .unusable import shown
 
 MIN_RANK, MAX_RANK = 2, 8
@@ -278,7 +278,7 @@ def check_outputs(
 
     Raises:
         TypeError: a dtype.
-        ValueError: a shape, or an output that overlaps itself.
+        ValueError: a shape, an output that overlaps itself, or a new one that memory cannot hold.
     """
     data = present["input"]
     shapes = _shapes(operator, options, data)
@@ -295,7 +295,8 @@ def check_outputs(
             strides = (
                 layout.dense_like(data.shape, data.strides) if output.kind is Kind.DATA else None
             )
-            spec = TensorSpec(shape, dtype, strides)
+            with naming(output.name):
+                spec = TensorSpec(shape, dtype, strides)
         else:
             name = operator.out_name(index, output)
             _check_dtype(name, spec.dtype, output.kind.dtypes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,19 @@ from .unusable import shown
 
 #: Sizes, strides and offsets are 64-bit integers to the kernels.
 _MOST_BYTES = 2**62
+
+
+class ReachError(ValueError):
+    """A tensor that memory cannot hold; the text says so of its shape and strides."""
+
+
+@contextmanager
+def naming(argument: str) -> Iterator[None]:
+    """Say of a tensor that memory cannot hold which argument it is."""
+    try:
+        yield
+    except ReachError as error:
+        raise ValueError(f"{argument}: {error}") from None
 
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
@@ -59,7 +73,7 @@ class TensorSpec:
         kind = dtypes.parse(dtype)
         low, high = layout.extent(sizes, steps) if 0 not in sizes else (0, 0)
         if max(high - low + 1, *map(abs, (0, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
-            raise ValueError(
+            raise ReachError(
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
                 "allowed: what an address can reach"
             )

@@ -453,6 +453,15 @@ def test_views_outside_their_memory(dims, strides, offset, fits):
             fails(161002, "gradOut", aclnn.aclnnBatchNormBackwardGetWorkspaceSize, *call)
 
 
+@pytest.mark.parametrize("name", ["gradOut", "input", "weight"])
+def test_views_beyond_all_addresses(name):
+    call = arguments(BN)
+    tensors, shape = built(call), call[name].shape
+    array = np.lib.stride_tricks.as_strided(np.ones(1, np.float32), shape, (2**62,) * len(shape))
+    tensors[name] = aclnn.tensor(array)
+    fails(161002, name, aclnn.aclnnBatchNormBackwardGetWorkspaceSize, *tensors.values())
+
+
 def test_null_memory():
     call = arguments(BN)
     tensors = built(call)

@@ -89,14 +89,17 @@ def test_npy_headers_that_are_wrong(cheaply_refused, tmp_path):
         (npy((24,), "|O", bytes(96)), "an array of Python objects, which are never unpickled"),
         (npy((24,), "<f3", bytes(96)), "damaged or truncated ("),
         (npy((24.5,), data=bytes(96)), "damaged or truncated (shape is not valid"),
-        (npy((10**4000, 10**4000)), "damaged or truncated ("),
+        (npy((10**450, 10**450)), f"shape ({10**450}, {10**450}) of float32 would be 4"),
         (npy((24,), data=bytes(96), version=3), ".npy version (3, 0); allowed: 1.0, 2.0"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "damaged or truncated (EOF"),
         (npy((24,), data=bytes(96))[:60], "damaged or truncated (EOF"),
         (b"", "damaged or truncated (EOF"),
         (b"GIF89a" + bytes(90), "damaged or truncated (the magic string is not correct"),
         (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "damaged or truncated ("),
-        (b"\x93NUMPY\x01\x00\x10\x27" + b"-" * 9999 + b"1", "damaged or truncated (its header"),
+        (b"\x93NUMPY\x01\x00\xe8\x03" + b"[a**-" * 200, "damaged or truncated (its header"),
+        (b"\x93NUMPY\x01\x00\x01\x04" + b"-" * 1025, "a header of 1025 bytes; allowed: at most"),
+        (b"\x93NUMPY\x02\x00\x01\x04\0\1" + b"-" * 1025, "a header of 16778241 bytes; allowed"),
+        (npy((10**4000, 10**4000)), "a header of 8060 bytes; allowed: at most 1024, as an"),
         (npy((1 << 40,), "|V0"), "dtype |V0; allowed: "),
         (npy((4,), [("a", "<f4"), ("b", "|V2")], bytes(24)), "dtype record; allowed: "),
         (npy((6,), ("<f4", (4,)), bytes(96)), "dtype |V16; allowed: "),
@@ -138,8 +141,77 @@ def test_zip_bombs(cheaply_refused, tmp_path):
     assert total > 0xFFFFFFF0
     assert cheaply_refused(file) == (
         f"{file}: the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
-        f"{1032 * size + (1 << 20)}"
+        f"{1032 * size}"
     )
+
+
+@pytest.fixture
+def within_promise():
+    """Reads an entry that cannot be read; the reason, given in no more memory than is promised."""
+
+    def read(file, name):
+        with files.reading(file) as found:
+            if name == "input":
+                found.tensor(name, dtypes.FLOATS)
+            else:
+                found.value(name)
+
+    def run(file, name):
+        tracemalloc.start()
+        try:
+            with pytest.raises(files.InputError) as caught:
+                read(file, name)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < files.MAX_RATIO * file.stat().st_size + files.RATIO_SLACK
+        return str(caught.value).removeprefix(f"{file}: {name}: ")
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["input", "training"])
+def test_headers_that_unpack_to_much(within_promise, cheaply_refused, tmp_path, name):
+    """Into memory that the archive's own bound would allow, but for the copies that are made."""
+    size = 64 << 20
+    member = b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + b" " * size
+    file = archive(tmp_path / "layer.npz", zipfile.ZIP_DEFLATED, **{name: member})
+    reason = f"a header of {size} bytes; allowed: at most 1024, as an array has"
+    assert within_promise(file, name) == reason
+    assert cheaply_refused(file) == f"{file}: {name}: {reason}"
+
+
+@pytest.mark.parametrize("name", ["input", "training"])
+@pytest.mark.parametrize("text", [b"1,", b"{},", b"[a**-", b"a(),", b"a;", b"1+"])
+def test_headers_that_take_memory_to_parse(within_promise, tmp_path, name, text):
+    """The longest, of a file as small as can be."""
+    header = (text * files.MAX_HEADER)[: files.MAX_HEADER]
+    member = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    file = tmp_path / "layer.npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr(f"{name}.npy", member)
+    assert within_promise(file, name).startswith("damaged or truncated (")
+
+
+@pytest.mark.parametrize(
+    ("share", "more", "reason"),
+    [(0.9, 0, "damaged or truncated (EOF"), (1, (1 << 20) - 4096, "that claim to unpack to")],
+)
+@pytest.mark.parametrize("zeros", [200_000, 600_000])
+def test_a_directory_that_lies_a_little(within_promise, tmp_path, zeros, share, more, reason):
+    """An entry of about as many bytes as its archive may unpack to, of which few are there."""
+    file = tmp_path / "layer.npz"
+
+    def packed(rows):
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
+            opened.writestr("input.npy", npy((rows, 64), data=bytes(zeros)))
+        return bytearray(file.read_bytes())
+
+    rows = int(share * 1032 * len(packed(1)) + more) // 256
+    content = packed(rows)
+    struct.pack_into("<I", content, content.index(b"PK\x01\x02") + 24, 128 + 256 * rows)
+    file.write_bytes(content)
+    assert reason in within_promise(file, "input")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -92,6 +92,14 @@ def test_whether_gpus_are_used(monkeypatch):
     assert reason() == "Big GPU (not used: PyTorch is not installed)"
 
 
+def test_whether_the_cpu_is_used(cli, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    result = cli("info")
+    assert (result.exit_code, result.stderr) == (0, "")
+    why = "NUMBA_DISABLE_JIT: 1, with which Numba compiles no kernels; allowed: 0, or not set"
+    assert re.search(rf"^ backends   cpu +not used: {re.escape(why)} *$", result.stdout, re.M)
+
+
 def test_info_loads_no_pytorch():
     code = "import sys; from normgrad.cli import info; info.gather(); print('torch' in sys.modules)"
     result = subprocess.run(

@@ -96,6 +96,7 @@ def test_places_that_are_found_wrong_before_any_work(refused, file, tmp_path):
     folder = tmp_path / "folder.npz"
     folder.mkdir()
     assert refused(file, out=folder) == f"{folder}: a directory; {ALLOWED}"
+    assert refused(file, "-o", f"{folder}/") == f"{folder}: a directory; {ALLOWED}"
     assert list(folder.iterdir()) == []
 
     out = tmp_path / "none" / "out.npz"
@@ -104,6 +105,27 @@ def test_places_that_are_found_wrong_before_any_work(refused, file, tmp_path):
 
     out = file / "out.npz"
     assert refused(file, out=out) == f"{out}: no folder {file}; {ALLOWED}"
+
+
+@pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.parametrize(
+    "name", ["new.npz/", "new.npz//", "new.npz/.", "layer.npz/", "new/more/.."]
+)
+def test_names_of_folders_that_are_not_there(cli, file, tmp_path, monkeypatch, name):
+    """A Path would forget the slash, and a file new.npz be written."""
+    monkeypatch.chdir(tmp_path)
+    before = file.read_bytes()
+    for command in (
+        ("run", file, "-o", name),
+        ("run", file, f"--out={name}"),
+        ("verify", "--quick", "--alone", "--only", "absent/eval/", "-o", name),
+        ("verify", "--quick", "--alone", "--only", "absent/eval/", f"--report={name}"),
+    ):
+        result = cli(*command)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == f"normgrad: -o: {name!r}, the name of a folder; {ALLOWED}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["layer.npz"]
+    assert file.read_bytes() == before
 
 
 @pytest.mark.usefixtures("nothing_computed")

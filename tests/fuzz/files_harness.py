@@ -33,6 +33,9 @@ _INTERPRETER = 1 << 20
 #: Names that `normgrad run` asks for.
 _NAMES = ("operator", "training", "eps", "grad_out", "input", "weight", "count")
 
+#: A .npy file that is nothing but header.
+_LONG_HEADER = b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 20) + b" " * (1 << 20)
+
 
 def _array(value: Any, version: tuple[int, int] = (1, 0)) -> bytes:
     buffer = io.BytesIO()
@@ -74,6 +77,7 @@ def seeds() -> list[bytes]:
         _archive(zipfile.ZIP_STORED, **members),
         _archive(zipfile.ZIP_DEFLATED, **members),
         _archive(zipfile.ZIP_DEFLATED, input=_array(np.zeros(100_000))),
+        _archive(zipfile.ZIP_DEFLATED, input=_LONG_HEADER),
         _archive(zipfile.ZIP_LZMA, input=members["input"]),
         _archive(zipfile.ZIP_STORED),
         _archive(zipfile.ZIP_STORED, input=_array(np.zeros(2, [("a", "f4"), ("b", "i2")]))),

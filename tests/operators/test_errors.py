@@ -91,6 +91,27 @@ def test_shapes():
     )  # fmt: skip
 
 
+def far(shape, step):
+    """A view whose first axis steps over so many bytes."""
+    return np.lib.stride_tricks.as_strided(np.ones(1, F), shape, (step, *(4 for _ in shape[1:])))
+
+
+REACH = f"reaches over {2**62} bytes or more; allowed: what an address can reach"
+
+
+def test_strides_beyond_all_addresses():
+    view, strides = far((3, 4, 5), 2**61), (2**59, 1, 1)
+    message = f"shape (3, 4, 5) with strides {strides}: {REACH}"
+    for kind in ("train", "eval", "reduce", "elemt", "group_norm"):
+        for name in ("grad_out", "input"):
+            expect(kind, ValueError, f"{name}: {message}", **{name: view})
+    expect("train", ValueError, f"out[0] (grad_input): {message}", out=(view, None, None))
+    expect("elemt", ValueError, f"out (grad_input): {message}", out=view)
+    message = f"shape (4,) with strides ({2**60},): {REACH}"
+    expect("train", ValueError, f"weight: {message}", weight=far((4,), 2**62))
+    expect("group_norm", ValueError, f"gamma: {message}", gamma=far((4,), 2**62))
+
+
 def test_ranks():
     for rank in (0, 1, 9):
         shape = (1,) * rank

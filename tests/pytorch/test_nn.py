@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pytest
 
@@ -142,6 +143,46 @@ def test_a_layer_alone_is_returned_anew():
     assert layer.weight is not None
     with pytest.raises(TypeError, match=r"^module: a int; allowed: a torch.nn.Module$"):
         nt.convert(3)
+
+
+def scripted(kind):
+    """A model of TorchScript, with a batch norm in it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # all of torch.jit
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)).eval()
+        if kind == "trace":
+            return torch.jit.trace(model, torch.ones(2, 3, 4, 5))
+        made = torch.jit.script(model)
+        if kind == "load":
+            buffer = io.BytesIO()
+            torch.jit.save(made, buffer)
+            buffer.seek(0)
+            return torch.jit.load(buffer)
+        return torch.jit.freeze(made) if kind == "freeze" else made
+
+
+@pytest.mark.parametrize("kind", ["script", "trace", "load", "freeze"])
+@pytest.mark.parametrize("change", [nt.convert, nt.revert, nt.convert_sync_batchnorm])
+def test_torchscript_is_refused(change, kind):
+    """Its layers cannot be replaced. Nothing else is, before that is found out."""
+    model = scripted(kind)
+    name = "TopLevelTracedModule" if kind == "trace" else "RecursiveScriptModule"
+    wrong = (
+        f"is a {name}, code of TorchScript's; allowed: modules in Python, before torch.jit scripts "
+        "or traces them"
+    )
+    with pytest.raises(TypeError) as caught:
+        change(model)
+    assert str(caught.value) == f"module: it {wrong}"
+
+    norms = [torch.nn.BatchNorm2d(3), nt.nn.BatchNorm2d(3)]
+    deep = torch.nn.Sequential(torch.nn.ReLU(), model)
+    whole = torch.nn.Sequential(*norms, deep, torch.nn.GroupNorm(2, 4))
+    layers = list(whole.modules())
+    with pytest.raises(TypeError) as caught:
+        change(whole)
+    assert str(caught.value) == f"module: 2.1 {wrong}"
+    assert all(a is b for a, b in zip(whole.modules(), layers, strict=True))
 
 
 def test_subclasses_and_lazy_layers_stay():

@@ -20,7 +20,7 @@ from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, check
-from ..tensor import TensorSpec
+from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from . import contracts
 from .contracts import CHANNEL_LAST
@@ -311,7 +311,10 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
 
 
 def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
-    spec, is_dense = _spec(tensor.dims, tensor.steps, tensor.dtype_name, dims)
+    try:
+        spec, is_dense = _spec(tensor.dims, tensor.steps, tensor.dtype_name, dims)
+    except ReachError as error:
+        raise ContractError(Break.INVALID, name, str(error)) from None
     return _Operand(name, spec, dense_size if is_dense else None)
 
 

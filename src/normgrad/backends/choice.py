@@ -36,6 +36,29 @@ INTERPRET_VARIABLE = "TRITON_INTERPRET"
 NUMBA = 256 << 20
 
 
+class KernelError(RuntimeError):
+    """The CPU's kernels cannot be compiled in this process."""
+
+
+def check_numba() -> None:
+    """Import Numba, and make sure that it compiles kernels.
+
+    Raises:
+        MemoryError: there is too little for it.
+        KernelError: it was told to compile nothing.
+    """
+    if "numba" not in sys.modules:  # half of it would never become a whole
+        memory.need("importing Numba", NUMBA)
+    with loading():
+        import numba
+    setting = numba.config.DISABLE_JIT
+    if setting:
+        raise KernelError(
+            f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or "
+            "not set"
+        )
+
+
 class Program(Protocol):
     """What every backend's programs have."""
 
@@ -111,8 +134,7 @@ class _Cpu(Backend):
         outputs: Places,
         in_place: Mapping[int, tuple[str, ...]],
     ) -> Runner:
-        if "numba" not in sys.modules:  # half of it would never become a whole
-            memory.need("importing Numba", NUMBA)
+        check_numba()
         with loading():
             from .cpu.runtime import Runner
         return Runner(program, guard.table(inputs, outputs, in_place, program.workspace_size))

@@ -1,11 +1,13 @@
-"""The command line: ``normgrad run`` and ``normgrad info``."""
+"""The command line: the entry point, and how a process of it ends."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from .streams import Stream, keep_numbers
 
 #: What of the extra ``cli`` the commands cannot do without.
 _NEEDED = ("typer", "rich", "safetensors")
@@ -18,9 +20,14 @@ UNUSABLE = 2
 INTERRUPTED = 130
 
 
+def say(text: str) -> None:
+    """Write one line to standard error."""
+    print(f"normgrad: {text}", file=sys.stderr, flush=True)
+
+
 def interrupted() -> NoReturn:
     """End the process with one line."""
-    print("normgrad: interrupted", file=sys.stderr, flush=True)
+    say("interrupted")
     # At once: a compiler that was interrupted leaves things half made, which the interpreter would
     # stumble over, or crash on, when it clears them away.
     os._exit(INTERRUPTED)
@@ -28,21 +35,35 @@ def interrupted() -> NoReturn:
 
 def out_of_memory(error: MemoryError) -> NoReturn:
     """End the process with one line."""
-    why = f"not enough memory ({error})" if str(error) else "not enough memory"
-    print(f"normgrad: {why}", file=sys.stderr)
+    say(f"not enough memory ({error})" if str(error) else "not enough memory")
     sys.exit(UNUSABLE)
 
 
 def main() -> None:
     """The entry point ``normgrad``."""
+    keep_numbers()
+    before = sys.stdout, sys.stderr
+    output: Any = Stream(sys.stdout)
+    errors: Any = Stream(sys.stderr)
+    sys.stdout, sys.stderr = output, errors
+    try:
+        _run()
+    except SystemExit:
+        output.flush()
+        # Whoever read and went away has seen enough, which changes nothing about the result.
+        if output.failure is None or isinstance(output.failure, BrokenPipeError):
+            raise
+        say(f"standard output: {output.failure.strerror or output.failure}")
+        sys.exit(UNUSABLE)
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _run() -> None:
     try:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
-            print(
-                f"normgrad: the command line needs {' and '.join(missing)}: "
-                "pip install 'normgrad[cli]'",
-                file=sys.stderr,
-            )
+            say(f"the command line needs {' and '.join(missing)}: pip install 'normgrad[cli]'")
             sys.exit(UNUSABLE)
         from .app import app
 

@@ -97,7 +97,7 @@ def _run(
         Path, typer.Argument(metavar="FILE", help="The tensors, .npz or .safetensors.")
     ],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "-o",
             "--out",
@@ -140,15 +140,16 @@ def _run(
     }
     given = {name: value for name, value in options.items() if value is not None}
     with show.one_line_errors():
+        path = None if out is None else outputs.named("-o", out)
         request = run.load(file, operator, given)
-        kind = None if out is None else run.out_format(out, request)
+        kind = None if path is None else run.out_format(path, request)
         report = run.execute(request, show.working)
         # Before anything is printed: what reads it may go away.
-        if out is not None and kind is not None:
-            outputs.write(out, kind, {result.name: result.array for result in report.results})
+        if path is not None and kind is not None:
+            outputs.write(path, kind, {result.name: result.array for result in report.results})
         for note in report.notes:
             show.complain(f"note: {note}")
-        show.report(report, out)
+        show.report(report, path)
     if not report.passed:
         raise typer.Exit(OVER_BOUND)
 

@@ -27,9 +27,15 @@ from ..dtypes import DType
 
 Array = npt.NDArray[Any]
 
-#: How many times its own size, and how many bytes beyond that, a .npz may unpack to. Deflate packs
-#: at most 1032 bytes into one, so that no honest archive is refused. `normgrad run --help` says it.
+#: How many times its own size reading a file may take of memory, and how many bytes beyond that.
+#: `normgrad run --help` says it. A .npz may unpack to that many times its size: deflate packs at
+#: most 1032 bytes into one, so that no honest archive is refused. What lies beyond is for what
+#: reading takes itself: NumPy's buffers, and the parser of a header.
 MAX_RATIO, RATIO_SLACK = 1032, 1 << 20
+
+#: No array's header has more bytes than this: NumPy's take 118 for few axes. It is parsed as Python
+#: code, which takes up to 500 times its size.
+MAX_HEADER = 1024
 
 #: An entry that stands for a number, a word or a few flags is no larger than this.
 MAX_SCALAR_ELEMENTS, MAX_SCALAR_BYTES = 64, 4096
@@ -190,11 +196,11 @@ class _Npz(Contents):
                 "beside each other",
             )
         total = sum(member.file_size for member in members)
-        if total > self._most:
+        if total > MAX_RATIO * size:
             raise InputError(
                 path,
                 f"the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
-                f"{self._most}",
+                f"{MAX_RATIO * size}",
             )
         self._members: dict[str, zipfile.ZipInfo] = {}
         for member in members:
@@ -219,7 +225,22 @@ class _Npz(Contents):
                     "deflated members, as NumPy writes them",
                 )
             with self._archive.open(member) as opened:
+                self._check_header(name, opened, member.file_size)
                 yield opened
+
+    def _check_header(self, name: str, member: Any, size: int) -> None:
+        """Refuse a header too long for any array: NumPy would read all that it claims to have."""
+        start = member.peek(12)
+        if start.startswith(np.lib.format.MAGIC_PREFIX):
+            # Behind the version are the length's two bytes, or four.
+            width = 2 if start[6:7] == b"\x01" else 4
+            length = int.from_bytes(start[8 : 8 + width], "little")
+            if min(length, size) > MAX_HEADER:
+                raise InputError(
+                    self.path,
+                    f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
+                    "array has",
+                )
 
     def _look(self, name: str) -> _Look:
         with self._open(name) as member:
@@ -230,7 +251,7 @@ class _Npz(Contents):
             try:
                 shape, _, dtype = read(member)
             except MemoryError:
-                # No more than 10,000 bytes of it are parsed: it is too deep for the parser.
+                # It is short, but too deep for the parser.
                 raise ValueError("its header cannot be parsed") from None
             if dtype.hasobject:
                 raise InputError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import normgrad
 
 from .. import devices
+from ..backends import choice
 from ..machine import this_machine
 from ..threads import VARIABLE, get_num_threads
 
@@ -143,14 +144,27 @@ def gpus_unused() -> str | None:
     return devices.unusable() if "torch" in sys.modules else None
 
 
+def cpu_unused() -> str | None:
+    """Why the CPU's kernels are not used."""
+    try:
+        choice.check_numba()
+    except choice.KernelError as error:
+        return str(error)
+    return None
+
+
+def _verdict(reason: str | None) -> str:
+    return "usable" if reason is None else f"not used: {reason}"
+
+
 def _backends() -> Rows:
+    cpu = ("cpu", _verdict(cpu_unused()))
     names = gpus()
     if not names:
-        return ("cpu", "usable"), ("gpu", "none that CUDA's driver knows of")
-    reason = gpus_unused()
-    verdict = "usable" if reason is None else f"not used: {reason}"
+        return cpu, ("gpu", "none that CUDA's driver knows of")
+    verdict = _verdict(gpus_unused())
     return (
-        ("cpu", "usable"),
+        cpu,
         *((f"cuda:{index}", f"{name} ({verdict})") for index, name in enumerate(names)),
     )
 

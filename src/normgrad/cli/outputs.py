@@ -38,6 +38,18 @@ def _target(path: Path) -> Path:
     raise InputError(path, f"links in a circle; {_ALLOWED}")
 
 
+def named(option: str, name: str) -> Path:
+    """The file that an option names.
+
+    Raises:
+        InputError: the name of a folder that is not there, which a path would forget.
+    """
+    path = Path(name)
+    if os.path.basename(name) in ("", ".", "..") and not path.is_dir():  # noqa: PTH119
+        raise InputError(option, f"{name!r}, the name of a folder; {_ALLOWED}")
+    return path
+
+
 def check_writable(path: Path) -> None:
     """Find out before any work what would keep :func:`write` from writing there.
 

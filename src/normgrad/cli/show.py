@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import UNUSABLE, interrupted, out_of_memory
+from ..backends.choice import KernelError
+from . import UNUSABLE, interrupted, out_of_memory, say
 from .files import InputError
 from .run import Report
 
@@ -25,10 +25,10 @@ PIPE_WIDTH = 240
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line where input, memory or the user stops the work."""
+    """End the process with one line where input, Numba, memory or the user stops the work."""
     try:
         yield
-    except InputError as error:
+    except (InputError, KernelError) as error:
         complain(error)
         raise typer.Exit(UNUSABLE) from None
     except MemoryError as error:
@@ -49,7 +49,7 @@ def plain(text: object) -> str:
 
 def complain(message: object) -> None:
     """One line on stderr."""
-    print(f"normgrad: {plain(message)}", file=sys.stderr)
+    say(plain(message))
 
 
 @contextmanager
@@ -92,24 +92,15 @@ def working(what: str) -> Iterator[None]:
 
 def print_lines(*lines: Table | Text) -> None:
     """Write to standard output: as wide as the terminal, or else as wide as it takes."""
-    if sys.stdout is None:  # closed by whoever started this
-        return
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, highlight=False, width=PIPE_WIDTH)
     encoding = sys.stdout.encoding or "utf-8"
-    try:
-        with console.capture() as capture:
-            for line in lines:
-                console.print(line, soft_wrap=isinstance(line, Text))
-        sys.stdout.write(capture.get().encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
-    except OSError as error:
-        # The interpreter flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Whoever read and went away has seen enough, which changes nothing about the result.
-        if not isinstance(error, BrokenPipeError):
-            raise InputError("standard output", f"{error.strerror or error}") from None
+    with console.capture() as capture:
+        for line in lines:
+            console.print(line, soft_wrap=isinstance(line, Text))
+    sys.stdout.write(capture.get().encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
 
 
 def column(table: Table, title: str, right: bool = False) -> None:

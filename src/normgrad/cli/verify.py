@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.util
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
+from ..backends import choice
 from . import info, outputs, show
 from .files import InputError
 
@@ -53,8 +55,8 @@ def verify(
     only: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Cases with this in their name.")
     ] = None,
-    page: Annotated[
-        Path | None,
+    report: Annotated[
+        str | None,
         typer.Option(
             "-o",
             "--report",
@@ -82,11 +84,14 @@ def verify(
     or there is nothing of that name to try. Legal calls that another implementation refuses do not
     count against it.
     """
-    if page is None and only is None:
-        page = Path(PAGE)
+    if report is None and only is None:
+        report = PAGE
+    page = None if report is None else outputs.named("-o", report)
     if page is not None:
         outputs.check_writable(page)
         _check_installed()
+    if backend is None and os.environ.get(choice.VARIABLE) != "triton":
+        choice.check_numba()
     specs = _ours() if backend is None else [backend]
     trials = [_try(spec, quick, only) for spec in specs]
     if not any(trial.judged for trial in trials):
@@ -161,7 +166,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
 def _write(path: Path, trials: Sequence[Trial]) -> None:
     from ..testing.page import page
 
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = shlex.join(["normgrad", *sys.argv[1:]])
     when = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     # But for where things are kept: the page is for others.
     machine = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+from ..backends import choice
 from . import info, show
 from .files import InputError
 
 
 def warmup() -> None:
     """Compile every kernel that is not on disk yet; some two minutes the first time."""
+    choice.check_numba()
     from ..backends.cpu import runtime
 
     if runtime.cache_folder() is None:

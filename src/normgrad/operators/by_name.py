@@ -10,7 +10,7 @@ from .. import devices, frameworks
 from ..arguments import out_entries
 from ..contract import Kind
 from ..plans import Plan
-from ..tensor import TensorSpec
+from ..tensor import TensorSpec, naming
 from ..unusable import shown
 from .batch_norm import BATCH_NORM_BACKWARD, batch_norm_backward
 from .forward import (
@@ -173,4 +173,5 @@ def _where(values: Mapping[str, Any]) -> str:
 def _as_spec(name: str, value: Any, kind: Kind) -> TensorSpec | None:
     if value is None or isinstance(value, TensorSpec):
         return value
-    return frameworks.of(name, value).described(name, value, kind.dtypes)
+    with naming(name):
+        return frameworks.of(name, value).described(name, value, kind.dtypes)

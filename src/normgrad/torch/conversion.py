@@ -36,6 +36,9 @@ def convert(module: Module) -> Module:
 
     Returns:
         The model.
+
+    Raises:
+        TypeError: no module, or one that is TorchScript or has some in it; nothing is changed.
     """
     return _replace(module, LAYERS)
 
@@ -48,6 +51,9 @@ def revert(module: Module) -> Module:
 
     Returns:
         The model.
+
+    Raises:
+        TypeError: as for :func:`convert`.
     """
     return _replace(module, {ours: theirs for theirs, ours in LAYERS.items()})
 
@@ -69,6 +75,7 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
         The model. :func:`revert` makes :class:`torch.nn.SyncBatchNorm` of its layers.
 
     Raises:
+        TypeError: as for :func:`convert`.
         ValueError: the ranks' models differ, this rank is not of the group, or a layer is
             parametrized; nothing is changed.
         RuntimeError: a rank of the group died, or did not come within its timeout.

@@ -62,9 +62,18 @@ def _check_ranks_agree(module: Module, group: Any) -> None:
 
 
 def check_module(module: Module) -> None:
-    """Raise a TypeError for what is no module."""
+    """Raise a TypeError for what is no module, or has code of TorchScript's in it.
+
+    The layers in that are no modules that could be replaced: it calls PyTorch's own operators.
+    """
     if not isinstance(module, Module):
         raise TypeError(f"module: a {type(module).__name__}; allowed: a torch.nn.Module")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TypeError(
+                f"module: {name or 'it'} is a {type(part).__name__}, code of TorchScript's; "
+                "allowed: modules in Python, before torch.jit scripts or traces them"
+            )
 
 
 def replaced(
