@@ -12,6 +12,7 @@ import pytest
 
 from normgrad.capi import libc, pointers
 from normgrad.capi.declarations import DIALECTS, functions_of
+from normgrad.capi.signatures import Pointer
 
 from .conftest import python_environment, run
 
@@ -148,6 +149,7 @@ def test_every_pointer_of_every_function(libraries):
     script = """
 import ctypes
 from normgrad.capi.declarations import DIALECTS, functions_of
+from normgrad.capi.signatures import Pointer
 place = ctypes.create_string_buffer(4096)
 right, wrong = ctypes.addressof(place), 0x10
 message = ctypes.CDLL({lib!r} + "/libascendcl.so").aclGetRecentErrMsg
@@ -207,3 +209,25 @@ def test_every_pointer_is_of_a_known_kind():
     assert counts["value", False] == (1, 1, 1)
     assert counts["count_array", True] == (4, 11, None)
     assert counts["ms_ptr", True] == (4, 1, None)
+
+
+def test_pointers_on_one_page_and_across_its_end(mapped):
+    """A page is asked for once; what reaches behind it is looked at again."""
+    start = mapped(2 * PAGE)
+    _library.mprotect(start + PAGE, PAGE, 0)
+    last = start + PAGE - 8
+    two = [Pointer(0, "one", True, 8), Pointer(1, "other", True, 8)]
+    assert pointers.wrong(two, (start, last)) is None
+    assert pointers.wrong(two, (None, last)) is None
+    name, text = pointers.wrong(two, (start, last + 1))
+    assert (name, text.split(";")[0]) == (
+        "other", f"no memory at {start + PAGE:#x} to write to, byte 7 of 8"
+    )  # fmt: skip
+    _library.mprotect(start + PAGE, PAGE, mmap.PROT_READ)
+    read = [Pointer(0, "one", False, 8), Pointer(1, "other", True, 8)]
+    assert pointers.wrong(read, (start + PAGE, start + PAGE))[0] == "other"
+    counted = [Pointer(0, "values", False, 8, counted_by=1)]
+    assert pointers.wrong(counted, (last, 1)) is None
+    assert pointers.wrong(counted, (16, 0)) is None
+    assert pointers.wrong(counted, (16, 1))[0] == "values"
+    assert pointers.wrong(counted, (16, pointers.MOST_VALUES + 1)) is None  # refused by number

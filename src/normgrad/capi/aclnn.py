@@ -255,11 +255,11 @@ def _phase_2(function: Function) -> Callable[..., None]:
 def _check_host_memory(function: str, executor: aclnn.aclOpExecutor) -> None:
     """That tensors in no block are there, and that those that are outputs can be written."""
     prepared = executor.prepared
-    written = {*prepared.outputs, *prepared.zeros}
     for name in (*prepared.operands, *prepared.zeros):
         tensor = executor.tensors[name]
         if tensor is not None and tensor.memory.owner is FOREIGN:
-            memory = checked(tensor.memory, *tensor.region.bounds(), name in written)
+            writing = name in prepared.outputs or name in prepared.zeros
+            memory = checked(tensor.memory, *tensor.region.bounds(), writing)
             if memory.problem is not None:
                 refuse(function, name, memory.problem)
 

@@ -55,14 +55,20 @@ def problem(address: int, size: int, writing: bool) -> str | None:
 
 def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, str] | None:
     """The first of a call's pointers that is wrong, by name, and how; null is not looked at."""
+    seen = None  # a page; most often a call's variables are on one of the stack
     for pointer in pointers:
         address = arguments[pointer.index]
         count = pointer.count if pointer.counted_by is None else arguments[pointer.counted_by]
         if address is None or count > MOST_VALUES:
             continue
-        found = problem(address, count * pointer.size, pointer.is_result)
+        size, writing = count * pointer.size, pointer.is_result
+        page = address // mmap.PAGESIZE, writing
+        if page == seen and (address + size - 1) // mmap.PAGESIZE == page[0]:
+            continue
+        found = problem(address, size, writing)
         if found is not None:
             return pointer.name, found
+        seen = page
     return None
 
 
