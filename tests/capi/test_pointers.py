@@ -229,5 +229,7 @@ def test_pointers_on_one_page_and_across_its_end(mapped):
     counted = [Pointer(0, "values", False, 8, counted_by=1)]
     assert pointers.wrong(counted, (last, 1)) is None
     assert pointers.wrong(counted, (16, 0)) is None
+    both = [*counted, Pointer(2, "more", False, 8, counted_by=3)]
+    assert pointers.wrong(both, (16, 0, 16, 1))[0] == "more"  # of no values, no page was seen
     assert pointers.wrong(counted, (16, 1))[0] == "values"
     assert pointers.wrong(counted, (16, pointers.MOST_VALUES + 1)) is None  # refused by number

@@ -59,7 +59,7 @@ def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, s
     for pointer in pointers:
         address = arguments[pointer.index]
         count = pointer.count if pointer.counted_by is None else arguments[pointer.counted_by]
-        if address is None or count > MOST_VALUES:
+        if address is None or not 0 < count <= MOST_VALUES:
             continue
         size, writing = count * pointer.size, pointer.is_result
         page = address // mmap.PAGESIZE, writing
