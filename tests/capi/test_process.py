@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,46 @@ def compiled(libraries, tmp_path, name, dialect):
 def test_many_threads_call_at_once(libraries, tmp_path):
     done = run(compiled(libraries, tmp_path, "threads", "acl"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrong: 0\n", "")
+
+
+@pytest.mark.parametrize("later", [(), ("later",)], ids=["first", "later"])
+def test_a_thread_with_too_small_a_stack_gets_statuses(libraries, tmp_path, later):
+    done = run(compiled(libraries, tmp_path, "stacks", "acl"), 0, *later)
+    statuses, text = done.stdout.splitlines()
+    assert statuses == "500000 561000 561000 361001 500000 null"
+    assert re.fullmatch(
+        r"aclInit: \d+ bytes of the thread's stack are left; allowed: \d+ or more", text
+    )
+    assert (done.returncode, done.stderr) == (0, f"normgrad: {text}\n")
+
+
+def test_a_thread_with_a_small_stack(libraries, tmp_path):
+    """As docs/capi.md says: enough to start Python, to compile and to compute."""
+    program = compiled(libraries, tmp_path, "stacks", "acl")
+    size = 128 if sys.version_info >= (3, 11) else 192
+    done = run(program, size, env={"NUMBA_CACHE_DIR": str(tmp_path / "kernels")})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "0 0 0 161001 107000 Ascend910B3\n\n"
+
+
+def test_a_configuration_needs_no_stack_of_the_thread_s(libraries, tmp_path):
+    """Whatever it nests."""
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    script = """
+import ctypes, threading
+acl = ctypes.CDLL({lib!r} + "/libascendcl.so")
+acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
+def work():
+    print(acl.aclInit({deep!r}), acl.aclGetRecentErrMsg().decode())
+threading.stack_size(192 << 10)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""".format(lib=str(libraries.out / "lib"), deep=os.fsencode(deep))
+    done = run(sys.executable, "-c", script, env=python_environment())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"100000 aclInit: configPath: {str(deep)!r} (maximum recursion ")
 
 
 def test_forks(libraries, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import libc
+from . import libc, pointers
 from .enums import aclError, aclrtMemcpyKind, aclrtRunMode
 from .errors import ERRORS, HOST_MEMORY_VARIABLE, REPORT_VARIABLE, CallError
 from .objects import Event, Runtime, Stream
@@ -48,12 +49,12 @@ class _State:
     is_initialized = False
 
 
-def _fail(function: str, name: str, message: str) -> NoReturn:
+def refuse(function: str, name: str, message: str) -> NoReturn:
     raise CallError(aclError.ACL_ERROR_RT_PARAM_INVALID, f"{function}: {name}: {message}")
 
 
 RUNTIME = Runtime(
-    _fail,
+    refuse,
     True,
     {
         Context: "aclrtCreateContext",
@@ -84,7 +85,7 @@ def aclInit(config_path: int | None) -> None:
             aclError.ACL_ERROR_REPEAT_INITIALIZE, f"{function}: a second time; allowed: once"
         )
     if config_path is not None:
-        _read_config(function, os.fsdecode(ctypes.string_at(config_path)))
+        _read_config(function, config_path)
     _read_environment()
     try:
         products.current()
@@ -93,12 +94,18 @@ def aclInit(config_path: int | None) -> None:
     _State.is_initialized = True
 
 
-def _read_config(function: str, path: str) -> None:
+def _read_config(function: str, address: int) -> None:
     """The file's settings are for devices; it only has to be one."""
+    try:
+        path = os.fsdecode(pointers.text(address))
+    except ValueError as error:
+        _invalid(function, "configPath", str(error))
     if not path:
         return
     try:
-        json.loads(Path(path).read_bytes() or b"{}")
+        # Nested deeply, it takes more stack than the calling thread may have.
+        with ThreadPoolExecutor(1) as parser:
+            parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
     except OSError as error:
         _invalid(
             function, "configPath", f"{path!r} ({error.strerror}); allowed: a file that is there"
@@ -157,7 +164,7 @@ def aclFloat16ToFloat(value: int) -> float:
 
 def _check_device(function: str, device: int) -> None:
     if device != _DEVICE:
-        _fail(function, "deviceId", f"{device}; allowed: {_DEVICE}, the only one")
+        refuse(function, "deviceId", f"{device}; allowed: {_DEVICE}, the only one")
 
 
 def aclrtSetDevice(device: int) -> None:
@@ -310,7 +317,7 @@ def _copy(
     sides = _KINDS.get(kind)  # type: ignore[call-overload]
     if sides is None:
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
-        _fail(function, "kind", f"{kind}; allowed: {allowed}")
+        refuse(function, "kind", f"{kind}; allowed: {allowed}")
     RUNTIME.copy(function, (dst, most, sides[1]), (src, sides[0]), count)
 
 
@@ -329,5 +336,5 @@ def aclrtMemset(address: int | None, most: int, value: int, count: int) -> None:
     function = "aclrtMemset"
     _need_init(function)
     if count > most:
-        _fail(function, "count", f"{count} bytes; allowed: up to maxCount, {most}")
+        refuse(function, "count", f"{count} bytes; allowed: up to maxCount, {most}")
     RUNTIME.fill(function, "devPtr", address, value, count)

@@ -18,10 +18,8 @@ from .declarations import functions_of
 from .errors import CallError
 from .handles import HANDLES
 from .objects import MOST_AXES, Stream
+from .pointers import MOST_VALUES
 from .signatures import Function
-
-#: More booleans than anything has: a number of them that is none.
-_MOST_BOOLEANS = 1 << 20
 
 
 def _fail(status: Status, function: str, name: str, message: str) -> NoReturn:
@@ -32,7 +30,7 @@ def _null(function: str, name: str) -> NoReturn:
     _fail(Status.ACLNN_ERR_PARAM_NULLPTR, function, name, "null; allowed: a pointer")
 
 
-def _invalid(function: str, name: str, message: str) -> NoReturn:
+def refuse(function: str, name: str, message: str) -> NoReturn:
     _fail(Status.ACLNN_ERR_PARAM_INVALID, function, name, message)
 
 
@@ -41,7 +39,7 @@ def _invalid(function: str, name: str, message: str) -> NoReturn:
 
 def _check_length(function: str, name: str, address: int | None, count: int, most: int) -> None:
     if count > most:
-        _invalid(function, name, f"{count} of them; allowed: up to {most}")
+        refuse(function, name, f"{count} of them; allowed: up to {most}")
     if address is None and count:
         _null(function, name)
 
@@ -70,7 +68,7 @@ def aclCreateTensor(
     described = (view_dims, data_type, steps, offset, format, storage)
     tensor = aclnn.aclCreateTensor(*described, memory)
     if memory is not None and tensor.problem is None:
-        memory = checked(memory, *tensor.region.bounds())
+        memory = checked(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
             tensor = aclnn.aclCreateTensor(*described, memory)
     return HANDLES.add(tensor, function)
@@ -103,7 +101,7 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory | No
 
 def aclCreateBoolArray(values: int | None, count: int) -> int:
     function = "aclCreateBoolArray"
-    _check_length(function, "value", values, count, _MOST_BOOLEANS)
+    _check_length(function, "value", values, count, MOST_VALUES)
     # As bytes: what is no 0 or 1 is no C bool, but is true.
     found = b"" if values is None else ctypes.string_at(values, count)
     return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)), function)
@@ -118,7 +116,7 @@ def _there(function: str, name: str, kind: type[Any], value: Any) -> Any:
     if value is None:
         _null(function, name)
     if isinstance(value, Unusable):
-        _invalid(function, name, f"{value!r}; allowed: an {kind.__name__}")
+        refuse(function, name, f"{value!r}; allowed: an {kind.__name__}")
     return value
 
 
@@ -242,6 +240,8 @@ def _phase_2(function: Function) -> Callable[..., None]:
 
     def call(workspace: int | None, size: int, executor: int | None, stream: int | None) -> None:
         value = HANDLES.find(executor)
+        if type(value) is aclnn.aclOpExecutor:
+            _check_host_memory(name, value)
         try:
             python(_workspace(workspace, size), size, value, HANDLES.find_a(Stream, stream))
         finally:
@@ -252,12 +252,24 @@ def _phase_2(function: Function) -> Callable[..., None]:
     return call
 
 
+def _check_host_memory(function: str, executor: aclnn.aclOpExecutor) -> None:
+    """That tensors in no block are there, and that those that are outputs can be written."""
+    prepared = executor.prepared
+    for name in (*prepared.operands, *prepared.zeros):
+        tensor = executor.tensors[name]
+        if tensor is not None and tensor.memory.owner is FOREIGN:
+            writing = name in prepared.outputs or name in prepared.zeros
+            memory = checked(tensor.memory, *tensor.region.bounds(), writing)
+            if memory.problem is not None:
+                refuse(function, name, memory.problem)
+
+
 def _workspace(address: int | None, size: int) -> Memory | None:
     memory = _device_memory(address)
     if memory is None or memory.problem is not None or memory.owner is not FOREIGN:
         return memory
     memory = memory._replace(nbytes=min(size, UNKNOWN_SIZE))
-    return checked(memory, memory.address, memory.address + memory.nbytes)
+    return checked(memory, memory.address, memory.address + memory.nbytes, True)
 
 
 def _define_operators() -> None:

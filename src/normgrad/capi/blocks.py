@@ -12,8 +12,8 @@ from collections import deque
 import numpy as np
 
 from ..arguments import Allocation, Memory
-from ..memory import LINE, unreadable
-from . import libc
+from ..memory import LINE
+from . import libc, pointers
 from .errors import HOST_MEMORY_VARIABLE, is_on
 
 #: Where blocks start, as aclrtMalloc has it.
@@ -160,11 +160,11 @@ def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
     return Memory(address, block.end - address, block, True, problem)
 
 
-def checked(memory: Memory, first: int, end: int) -> Memory:
+def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
     """The same, with what is wrong with its bytes, if it was not allocated here."""
     if memory.owner is not FOREIGN:
         return memory
-    return memory._replace(problem=unreadable(first, end))
+    return memory._replace(problem=pointers.problem(first, end - first, writing))
 
 
 class _Foreign:

@@ -16,12 +16,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "baked.h"
 #include "boot.h"
 
 enum { EMPTY, FILLED, FAILED };
 enum { MESSAGE_SIZE = 4096 }; // of a text, with the zero at its end
+
+// What a call may need of a thread's stack. To import, compile and compute took 70 KiB, and 124 with
+// Python 3.10, whose own calls take some of it too.
+enum { STACK = (PY_VERSION_HEX < 0x030B0000 ? 160 : 96) << 10 };
 
 #define FUNCTIONS(USE)                                                                             \
     USE(Py_IsInitialized)                                                                          \
@@ -290,6 +296,45 @@ static void take_gil(void)
         pthread_mutex_unlock(&new_states);
 }
 
+// Bytes of stack that this thread has left. Of a stack that is not the thread's own, such as a
+// coroutine's, nothing is known.
+static size_t stack_left(void)
+{
+    static __thread int known;
+    static __thread char *low, *high;
+    if (!known) {
+        pthread_attr_t attributes;
+        void *start;
+        size_t size;
+        if (!pthread_getattr_np(pthread_self(), &attributes)) {
+            if (!pthread_attr_getstack(&attributes, &start, &size)) {
+                low = start;
+                high = low + size;
+            }
+            pthread_attr_destroy(&attributes);
+        }
+        known = 1;
+    }
+    char *here = __builtin_frame_address(0);
+    return here < low || here >= high ? SIZE_MAX : (size_t)(here - low);
+}
+
+// Say why a call from a thread with so little stack fails: in its text, and once on stderr, without
+// stdio, which takes some KiB itself.
+static void refuse_stack(const char *function, size_t left)
+{
+    static int told;
+    char *text = message();
+    int length = snprintf(text, MESSAGE_SIZE,
+                          "%s: %zu bytes of the thread's stack are left; allowed: %d or more",
+                          function, left, STACK);
+    if (__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
+        return;
+    struct iovec line[] = {{(void *)"normgrad: ", 10}, {text, (size_t)length}, {(void *)"\n", 1}};
+    if (writev(STDERR_FILENO, line, 3) < 0)
+        return; // a program without stderr goes on
+}
+
 // A program may have its own rounding, or subnormal numbers flushed to zero (gcc's -Ofast does that
 // to the whole of it): results must not depend on it, and NumPy must not trap.
 static __thread fenv_t arithmetic;
@@ -313,8 +358,13 @@ static int can_call(struct normgrad_library *library)
     return 0;
 }
 
-int normgrad_capi_enter(struct normgrad_library *library)
+int normgrad_capi_enter(struct normgrad_library *library, const char *function)
 {
+    size_t left = stack_left();
+    if (left < STACK) {
+        refuse_stack(function, left);
+        return 0;
+    }
     fegetenv(&arithmetic);
     fesetenv(FE_DFL_ENV);
     int can = can_call(library);
@@ -333,9 +383,9 @@ void normgrad_capi_leave(void)
     fesetenv(&arithmetic);
 }
 
-const char *normgrad_capi_problem(void)
+const char *normgrad_capi_message(void)
 {
-    return problem;
+    return *message() ? message() : problem;
 }
 
 // If this started Python, a fork waits for a boot, an import or a compilation under way, and for

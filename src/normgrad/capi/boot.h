@@ -14,13 +14,13 @@ struct normgrad_library {
     int state; // 0: not filled yet
 };
 
-// Whether the library's table can be called through; fills it the first time.
-EXPORTED int normgrad_capi_enter(struct normgrad_library *library);
+// Whether the library's table can be called through, for a function; fills it the first time.
+EXPORTED int normgrad_capi_enter(struct normgrad_library *library, const char *function);
 
 // After a call: an interrupt that came during it is the running Python's to handle.
 EXPORTED void normgrad_capi_leave(void);
 
-// Why a library cannot be entered: one line of text.
-EXPORTED const char *normgrad_capi_problem(void);
+// The text of this thread's last error; if it has none, why a library cannot be entered.
+EXPORTED const char *normgrad_capi_message(void);
 
 #endif

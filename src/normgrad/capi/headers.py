@@ -65,16 +65,21 @@ def library_text(library: str) -> str:
 
 
 def _trampoline(index: int, function: Function) -> str:
-    """The result is the type's failure unless Python writes another."""
+    """The result is the type's failure unless Python writes another.
+
+    The text of the last error is C's own, and can be read where Python cannot be entered.
+    """
+    prototype = _wrapped(f"EXPORTED {function.prototype}")
+    if function.name == "aclGetRecentErrMsg":
+        return f"{prototype}\n{{\n    return normgrad_capi_message();\n}}"
     kinds = ", ".join(["void *", *(kind for kind, _ in function.parameters)])
     values = ", ".join(["&result", *(name for _, name in function.parameters)])
     call = f"((void (*)({kinds}))table[{index}])({values});"
-    failure = "" if function.name != "aclGetRecentErrMsg" else "normgrad_capi_problem()"
     return (
-        f"{_wrapped('EXPORTED ' + function.prototype)}\n{{\n"
+        f"{prototype}\n{{\n"
         f"    {function.returns} result = {function.failure or 0};\n"
-        "    if (!normgrad_capi_enter(&library))\n"
-        f"        return {failure or 'result'};\n"
+        "    if (!normgrad_capi_enter(&library, __func__))\n"
+        "        return result;\n"
         f"{textwrap.indent(_wrapped(call), '    ')}\n"
         "    normgrad_capi_leave();\n"
         "    return result;\n}"

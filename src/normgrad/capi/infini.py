@@ -17,12 +17,12 @@ from .objects import MOST_AXES, Event, Runtime, Stream
 _COPY_KINDS = range(4)
 
 
-def _fail(function: str, name: str, message: str) -> NoReturn:
+def refuse(function: str, name: str, message: str) -> NoReturn:
     status = infiniStatus_t.INFINI_STATUS_BAD_PARAM
     raise InfiniError(status, function, f"{name}: {message}", name)
 
 
-RUNTIME = Runtime(_fail, False, {Stream: "infinirtStreamCreate", Event: "infinirtEventCreate"})
+RUNTIME = Runtime(refuse, False, {Stream: "infinirtStreamCreate", Event: "infinirtEventCreate"})
 
 
 # Devices
@@ -51,7 +51,7 @@ def infinirtSetDevice(device: int, number: int) -> None:
 def infinirtGetDevice(device: int | None, number: int | None) -> None:
     """Either pointer may be null, but not both."""
     if device is None and number is None:
-        _fail("infinirtGetDevice", "device_ptr", "null; allowed: a pointer to write to")
+        refuse("infinirtGetDevice", "device_ptr", "null; allowed: a pointer to write to")
     for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
         if address is not None:
             libc.store(ctypes.c_int, address, value)
@@ -149,7 +149,7 @@ def infinirtFreeAsync(address: int | None, stream: int | None) -> None:
 
 def _copy(function: str, dst: int | None, src: int | None, size: int, kind: int) -> None:
     if kind not in _COPY_KINDS:
-        _fail(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
+        refuse(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
     RUNTIME.copy(function, (dst, size, True), (src, True), size)
 
 
@@ -188,9 +188,9 @@ def infiniopCreateTensorDescriptor(
     function = "infiniopCreateTensorDescriptor"
     where = RUNTIME.out(function, "desc_ptr", desc)
     if ndim > MOST_AXES:
-        _fail(function, "ndim", f"{ndim}; allowed: up to {MOST_AXES}")
+        refuse(function, "ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
-        _fail(function, "shape", f"null; allowed: {ndim} sizes")
+        refuse(function, "shape", f"null; allowed: {ndim} sizes")
     dims = libc.load(ctypes.c_size_t, shape or 0, ndim)
     steps = None if strides is None else libc.load(ctypes.c_ssize_t, strides, ndim)
     value = infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype)
@@ -262,11 +262,10 @@ def infiniopBatchNormBackward(
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         specs = [operator.specs[name] for name in (*OUTPUTS, *INPUTS)]
         data = [
-            memory and checked(memory, *spec.region(memory.address).bounds())
-            for memory, spec in zip(data, specs, strict=True)
+            memory and checked(memory, *spec.region(memory.address).bounds(), index < len(OUTPUTS))
+            for index, (memory, spec) in enumerate(zip(data, specs, strict=True))
         ]
         if scratch is not None:
-            scratch = checked(
-                scratch, scratch.address, scratch.address + operator.plan.workspace_size
-            )
+            end = scratch.address + operator.plan.workspace_size
+            scratch = checked(scratch, scratch.address, end, True)
     infiniop.infiniopBatchNormBackward(operator, scratch, workspace_size, *data)

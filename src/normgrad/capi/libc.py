@@ -15,6 +15,9 @@ madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 malloc: Any = _library.malloc
 malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 
+strnlen: Any = _library.strnlen
+strnlen.argtypes, strnlen.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_size_t
+
 getenv: Any = _library.getenv
 getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
 

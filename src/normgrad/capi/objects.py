@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ..unusable import Unusable
-from . import libc
+from . import libc, pointers
 from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .handles import HANDLES
 
@@ -185,6 +185,8 @@ class Runtime:
         if count > most:
             self.fail(function, "count", f"{count} bytes; allowed: up to destMax, {most}")
         if dst is not None and src is not None:
+            self._probe(function, "dst", dst, count, held[0], True)
+            self._probe(function, "src", src, count, held[1], False)
             ctypes.memmove(dst, src, count)
         del held
 
@@ -192,8 +194,17 @@ class Runtime:
         """Set bytes of device memory."""
         held = self.reach(function, name, address, count, True)
         if address is not None:
+            self._probe(function, name, address, count, held, True)
             ctypes.memset(address, value & 0xFF, count)
         del held
+
+    def _probe(
+        self, function: str, name: str, address: int, count: int, held: Block | None, writing: bool
+    ) -> None:
+        """Check that bytes in no block are there."""
+        problem = None if held is not None else pointers.problem(address, count, writing)
+        if problem is not None:
+            self.fail(function, name, problem)
 
 
 def _left(block: Block, address: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -28,6 +28,7 @@ _PLAIN: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "size_t": ctypes.c_size_t,
+    "ptrdiff_t": ctypes.c_ssize_t,
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
@@ -50,6 +51,39 @@ _HANDLES = {
     "aclrtStream", "aclrtEvent", "aclrtContext", "infinirtStream_t", "infinirtEvent_t",
     "infiniopHandle_t", "infiniopTensorDescriptor_t", "infiniopBatchNormBackwardDescriptor_t",
 }  # fmt: skip
+
+#: What a pointer leads to that is looked up, or read in a way of its own: handles, memory, texts.
+_LOOKED_UP = {
+    "aclTensor", "aclBoolArray", "aclOpExecutor", "struct InfiniopDescriptor", "void", "char",
+}  # fmt: skip
+
+#: How many values a pointer leads to, if more than one: as many as another parameter says, or
+#: always so many.
+_COUNTED_BY = {
+    "viewDims": "viewDimsNum", "stride": "viewDimsNum", "storageDims": "storageDimsNum",
+    "value": "size", "shape": "ndim", "strides": "ndim",
+}  # fmt: skip
+_COUNTS = {"count_array": len(infiniDevice_t)}
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A parameter that points to plain values of the program's: not to memory of any kind, nor to
+    a text, and no handle.
+
+    Attributes:
+        index, name: among the function's parameters.
+        is_result: whether it is written through, else it is read.
+        size: of each value, in bytes.
+        count: how many there are, unless ``counted_by`` is the index of the parameter that says it.
+    """
+
+    index: int
+    name: str
+    is_result: bool
+    size: int
+    count: int = 1
+    counted_by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +116,25 @@ class Function:
     def arguments(self) -> list[Any]:
         """Its arguments' types for ctypes."""
         return [_ctype(kind) for kind, _ in self.parameters]
+
+    @property
+    def pointers(self) -> tuple[Pointer, ...]:
+        """Those of its arguments that it reads or writes plain values through."""
+        names = [name for _, name in self.parameters]
+        found = []
+        for index, (kind, name) in enumerate(self.parameters):
+            pointee = kind.removesuffix("*").strip()
+            plain = pointee.removeprefix("const ")
+            if pointee == kind or plain in _LOOKED_UP:
+                continue
+            is_result = plain == pointee
+            each = Pointer(index, name, is_result, ctypes.sizeof(_ctype(plain)))
+            if is_result:
+                each = replace(each, count=_COUNTS.get(name, 1))
+            else:
+                each = replace(each, counted_by=names.index(_COUNTED_BY[name]))
+            found.append(each)
+        return tuple(found)
 
     @property
     def callback(self) -> Any:
