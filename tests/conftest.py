@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 
+import mapped_pages
 import pytest
 from support import INTERPRETED
 
@@ -23,6 +24,13 @@ if INTERPRETED:
     # Its checks of overflow take half of the time.
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+@pytest.fixture
+def mapped():
+    """Maps memory, of so many bytes, from a file or from none; unmapped at the end."""
+    with mapped_pages.mapping() as make:
+        yield make
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

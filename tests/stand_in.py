@@ -99,13 +99,13 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     if "torch" in sys.modules:
         monkeypatch.setattr(sys.modules["torch"].cuda, "device_count", lambda: GPUS)
 
-    probe = frameworks.memory.unwritable
+    probe = frameworks.pages.unwritable
 
     def unwritable(first: int, end: int) -> str | None:
         seen.probed.append((first, end))
         return probe(first, end)
 
-    monkeypatch.setattr(frameworks.memory, "unwritable", unwritable)
+    monkeypatch.setattr(frameworks.pages, "unwritable", unwritable)
     return seen
 
 

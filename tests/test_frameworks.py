@@ -251,7 +251,7 @@ def test_dlpack_data_at_addresses_without_memory(name):
         for key, value in case.tensors.items()
     }
     out = np.full((3, 4, 5), np.nan, np.float32)
-    with pytest.raises(ValueError, match=f"^{name}: no memory at 0x10000 .*; allowed: memory$"):
+    with pytest.raises(ValueError, match=f"^{name}: no memory at 0x10000; allowed: memory$"):
         ng.batch_norm_backward(**tensors, **case.options, out=(Speaker(out), None, None))
     assert np.isnan(out).all()
 

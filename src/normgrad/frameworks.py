@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import devices, dlpack, dtypes, layout, memory
+from . import devices, dlpack, dtypes, layout, memory, pages
 from .dtypes import DType
 from .tensor import TensorSpec
 
@@ -198,7 +198,7 @@ class NumPy(Framework):
         if not value.flags.writeable:
             return "a read-only array; allowed: one that can be written"
         # An array may say so over memory of which it knows nothing.
-        return memory.unwritable(first, end)
+        return pages.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.nbytes
@@ -357,7 +357,7 @@ class Torch(Framework):
 
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         # What is on a GPU is PyTorch's own memory, and no page of the CPU's to be probed.
-        return memory.unwritable(first, end) if value.is_cpu else None
+        return pages.unwritable(first, end) if value.is_cpu else None
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
@@ -368,8 +368,8 @@ class Torch(Framework):
                 raise
             raise MemoryError from None
         self._plainly(new)
-        if spec.nbytes >= memory.HUGE:
-            memory.prefer_huge_pages(new.data_ptr(), spec.nbytes)
+        if spec.nbytes >= pages.HUGE:
+            pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
@@ -460,10 +460,10 @@ class DLPack(Framework):
                 f"{type(value.producer).__name__} hands out a copy of its memory; allowed: memory "
                 "that can be written"
             )
-        return memory.unwritable(first, end) if value.device == devices.CPU else None
+        return pages.unwritable(first, end) if value.device == devices.CPU else None
 
     def unreadable(self, value: Any, first: int, end: int) -> str | None:
-        return memory.unreadable(first, end) if value.device == devices.CPU else None
+        return pages.unreadable(first, end) if value.device == devices.CPU else None
 
     def empty(self, spec: TensorSpec) -> Any:
         return _numpy.empty(spec)

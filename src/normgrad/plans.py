@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from . import contract, devices, layout, memory
+from . import contract, devices, layout, memory, pages
 from .arguments import Arguments, Place, Scratch, out_entries
 from .backends import choice
 from .backends.cpu import guard
@@ -348,7 +348,7 @@ class Plan:
         if given >> guard.WORKSPACE & 1:
             size = guard.used(self.workspace_size, self._backend.alignment)
             start = addresses[guard.WORKSPACE]
-            reason = None if self._gpu else memory.unwritable(start, start + size)
+            reason = None if self._gpu else pages.unwritable(start, start + size)
             if reason is not None:
                 raise ValueError(f"workspace: {reason}")
             region = layout.Region(start, (size,), (1,), 1)

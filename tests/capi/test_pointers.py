@@ -1,133 +1,21 @@
-"""Pointers that are wrong: of every function, and found in every way that systems offer."""
+"""Pointers that are wrong, of every function."""
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
 import mmap
 import sys
 
+import mapped_pages
 import pytest
 
-from normgrad.capi import libc, pointers
+from normgrad.capi import pointers
 from normgrad.capi.declarations import DIALECTS, functions_of
 from normgrad.capi.signatures import Pointer
 
 from .conftest import python_environment, run
 
 PAGE = mmap.PAGESIZE
-SMALL, LARGE = 5 * PAGE, pointers._LARGE + 3 * PAGE
-_library = ctypes.CDLL(None)
-_library.mmap.restype = ctypes.c_void_p
-_library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-def old_kernel(monkeypatch):
-    def fail(*_):
-        ctypes.set_errno(errno.EINVAL)
-        return -1
-
-    monkeypatch.setattr(libc, "madvise", fail)
-    no_query(monkeypatch)
-
-
-def no_query(monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOTTY, "no such ioctl")
-
-    monkeypatch.setattr(fcntl, "ioctl", fail)
-
-
-SYSTEMS = {"this one": lambda monkeypatch: None, "Linux 5.14": no_query, "older": old_kernel}
-
-
-@pytest.fixture(params=SYSTEMS)
-def system(request, monkeypatch):
-    SYSTEMS[request.param](monkeypatch)
-    return request.param
-
-
-@pytest.fixture
-def mapped():
-    """Makes memory of pages, from a file or from none, and unmaps it."""
-    made = []
-
-    def make(size, file=-1):
-        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if file < 0 else mmap.MAP_SHARED
-        address = _library.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, file, 0)
-        assert address != ctypes.c_void_p(-1).value
-        made.append((address, size))
-        return address
-
-    yield make
-    for address, size in made:
-        _library.munmap(address, size)
-
-
-@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize("offset", [0, 5], ids=["aligned", "odd"])
-def test_ranges(system, mapped, size, offset):
-    start = mapped(size)
-    first, end = start + offset, start + size - offset
-    wrong = start + 2 * PAGE
-    assert [pointers.fault(first, end, writing) for writing in (False, True)] == [None, None]
-    for allowed, faults in (
-        (mmap.PROT_READ, [None, wrong]),
-        (0, [wrong, wrong]),
-        (mmap.PROT_READ | mmap.PROT_WRITE, [None, None]),
-    ):
-        _library.mprotect(wrong, PAGE, allowed)
-        assert [pointers.fault(first, end, writing) for writing in (False, True)] == faults
-        assert pointers.fault(first, wrong, True) is None
-        assert pointers.fault(wrong + PAGE, end, True) is None
-        assert pointers.fault(wrong + 1, end, True) == (faults[1] and wrong + 1)
-    _library.munmap(wrong, PAGE)
-    assert [pointers.fault(first, end, writing) for writing in (False, True)] == [wrong, wrong]
-    assert pointers.fault(first, wrong, True) is None
-
-
-@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
-def test_the_end_of_a_file(system, mapped, tmp_path, size):
-    """A page that is mapped and past it cannot be used; before Linux 5.14 nothing says so."""
-    with (tmp_path / "file").open("w+b") as file:
-        file.truncate(size - 2 * PAGE)
-        start = mapped(size, file.fileno())
-    end = start + size
-    wrong = None if system == "older" else end - 2 * PAGE
-    assert [pointers.fault(start, end, writing) for writing in (False, True)] == [wrong, wrong]
-    assert pointers.fault(start, end - 2 * PAGE, True) is None
-
-
-def test_no_range(system):
-    assert pointers.fault(16, 16, True) is None
-    assert pointers.fault(16, 17, False) == 16
-    top = (1 << 64) - 4
-    for count in (1, 8, 1 << 30, (1 << 64) - 1):
-        assert pointers.fault(top, top + count, False) == top
-        assert pointers.fault(16, 16 + count, True) == 16
-
-
-def test_what_is_beyond_all_addresses_is_not_there(system, mapped):
-    start = mapped(SMALL)
-    fault = pointers.fault(start, start + (1 << 64) - 1, False)
-    assert fault is not None
-    assert fault >= start + SMALL
-
-
-def test_nothing_is_known_without_a_listing(monkeypatch):
-    old_kernel(monkeypatch)
-    monkeypatch.setattr(pointers, "_MAPS", "/nowhere/maps")
-    assert pointers.fault(16, 17, True) is None
-
-
-def test_what_is_looked_at_stays_as_it_is(mapped):
-    start = mapped(LARGE)
-    ctypes.memset(start, 7, LARGE)
-    assert pointers.fault(start, start + LARGE, True) is None
-    assert ctypes.string_at(start, LARGE) == b"\7" * LARGE
 
 
 def test_texts(mapped):
@@ -137,7 +25,7 @@ def test_texts(mapped):
     assert pointers.text(middle - 3) == b"abcdef"
     assert pointers.text(middle + 3) == b""
     ctypes.memset(start, ord("x"), 2 * PAGE)
-    _library.mprotect(middle + PAGE, PAGE, 0)
+    mapped_pages.protect(middle + PAGE, PAGE, 0)
     with pytest.raises(ValueError, match=rf"no memory at {middle + PAGE:#x} to read from, byte 9 "):
         pointers.text(middle + PAGE - 9)
     ctypes.memset(middle + PAGE - 1, 0, 1)
@@ -214,7 +102,7 @@ def test_every_pointer_is_of_a_known_kind():
 def test_pointers_on_one_page_and_across_its_end(mapped):
     """A page is asked for once; what reaches behind it is looked at again."""
     start = mapped(2 * PAGE)
-    _library.mprotect(start + PAGE, PAGE, 0)
+    mapped_pages.protect(start + PAGE, PAGE, 0)
     last = start + PAGE - 8
     two = [Pointer(0, "one", True, 8), Pointer(1, "other", True, 8)]
     assert pointers.wrong(two, (start, last)) is None
@@ -223,7 +111,7 @@ def test_pointers_on_one_page_and_across_its_end(mapped):
     assert (name, text.split(";")[0]) == (
         "other", f"no memory at {start + PAGE:#x} to write to, byte 7 of 8"
     )  # fmt: skip
-    _library.mprotect(start + PAGE, PAGE, mmap.PROT_READ)
+    mapped_pages.protect(start + PAGE, PAGE, mmap.PROT_READ)
     read = [Pointer(0, "one", False, 8), Pointer(1, "other", True, 8)]
     assert pointers.wrong(read, (start + PAGE, start + PAGE))[0] == "other"
     counted = [Pointer(0, "values", False, 8, counted_by=1)]

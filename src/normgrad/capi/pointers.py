@@ -7,38 +7,16 @@ before a call does anything. What another thread unmaps meanwhile is not seen.
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
 import mmap
-import os
-import struct
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from ..memory import POPULATE_READ, POPULATE_WRITE
+from ..pages import fault
 from . import libc
 from .signatures import Pointer
 
 #: More values than anything has: a number of them that is none. Its function refuses it.
 MOST_VALUES = 1 << 20
-
-#: No process has memory from here on.
-_TOP = 1 << 63
-
-#: Ranges from this size on are looked at by mapping, smaller ones by page. Of memory in pages of
-#: 4 KiB, 64 KiB took 1.2 µs by page, 1 MiB 8 and 64 MiB 500, which is 6 to 10 % of the time to copy
-#: it; by mapping each took 2 µs.
-_LARGE = 256 << 10
-
-#: This process's mappings, in order.
-_MAPS = "/proc/self/maps"
-
-#: ioctl(2) on them, Linux 6.11: the mapping at an address, if it allows what is asked.
-_PROCMAP_QUERY = 0xC0686611
-_QUERY = struct.Struct("9Q4I2Q")
-_READABLE, _WRITABLE, _SHARED = 1, 2, 8
 
 
 def problem(address: int, size: int, writing: bool) -> str | None:
@@ -90,77 +68,3 @@ def text(address: int) -> bytes:
         if length < page - end:
             return ctypes.string_at(address, end - address + length)
         end = page
-
-
-def fault(first: int, end: int, writing: bool) -> int | None:
-    """The first address of a range that cannot be read, or written; None if all can."""
-    if first >= end:
-        return None
-    if first >= _TOP:
-        return first
-    end = min(end, _TOP)
-    if end - first >= _LARGE:
-        with suppress(OSError):  # an older kernel
-            return _fault_by_mapping(first, end, writing)
-    return _fault_by_page(first, end, writing)
-
-
-def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
-    """The same. What is no file's is there if it is mapped; a file may end before its mapping."""
-    wanted = _WRITABLE if writing else _READABLE
-    maps = os.open(_MAPS, os.O_RDONLY)
-    try:
-        while first < end:
-            query = bytearray(_QUERY.size)
-            _QUERY.pack_into(query, 0, _QUERY.size, wanted, first, *[0] * 12)
-            try:
-                fcntl.ioctl(maps, _PROCMAP_QUERY, query)
-            except FileNotFoundError:  # no mapping, or one that does not allow it
-                return first
-            _, _, _, _, high, flags, _, _, inode, *_ = _QUERY.unpack(query)
-            high = min(high, end)
-            if inode or flags & _SHARED:
-                found = _fault_by_page(first, high, writing)
-                if found is not None:
-                    return found
-            first = high
-    finally:
-        os.close(maps)
-    return None
-
-
-def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
-    """The same: every page is made present, as its use would."""
-    advice = POPULATE_WRITE if writing else POPULATE_READ
-    start = first // mmap.PAGESIZE * mmap.PAGESIZE
-    if libc.madvise(start, end - start, advice) == 0:
-        return None
-    if ctypes.get_errno() == errno.EINVAL:
-        return _fault_in_listing(first, end, writing)
-    for page in range(start, end, mmap.PAGESIZE):
-        if libc.madvise(page, mmap.PAGESIZE, advice) != 0:
-            return max(first, page)
-    return None
-
-
-def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
-    """The same, for what the system does not make present.
-
-    That is memory that does not allow it, a device's that is mapped, or any on Linux before 5.14.
-    """
-    wanted = b"w" if writing else b"r"
-    try:
-        maps = Path(_MAPS).read_bytes()
-    except OSError:
-        return None  # nothing is known
-    for line in maps.split(b"\n")[:-1]:
-        span, allowed = line.split(maxsplit=2)[:2]
-        low, high = (int(word, 16) for word in span.split(b"-"))
-        if high <= first:
-            continue
-        if low > first or wanted not in allowed:
-            break
-        first = high
-        if first >= end:
-            return None
-    return first

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
-from .intrinsics import I32, I64
+from .conversions import I32, I64
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ... import memory
+from ... import pages
 from ...arguments import Place
 from .block import (
     GUARD_FLAGS,
@@ -64,6 +64,6 @@ def table(
     if workspace_size:
         row = words[SLOT * WORKSPACE :]
         row[GUARD_HIGH], row[GUARD_FLAGS] = used(workspace_size), HAS_BYTES
-    words[GUARD_MADVISE], words[GUARD_MSYNC] = memory.probe_addresses()
+    words[GUARD_MADVISE], words[GUARD_MSYNC] = pages.probe_addresses()
     words[GUARD_PAGE] = mmap.PAGESIZE
     return words

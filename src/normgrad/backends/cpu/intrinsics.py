@@ -1,8 +1,7 @@
 """What Numba lacks: typed pointers, the half types, and loads that do not alias stores.
 
 A kernel sees a tensor as a typed pointer. ``load`` converts to the type arithmetic is done in,
-``store`` rounds to the tensor's type, to nearest even. float16 is converted by the processor (LLVM
-emits vcvtph2ps and vcvtps2ph), bfloat16 by integer shifts.
+``store`` rounds to the tensor's type, to nearest even.
 
 ``load`` and ``store`` carry metadata that says a load never sees an element that a store of
 another element wrote. That is what the operators promise (an output is either a tensor of its own
@@ -18,9 +17,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core.extending import intrinsic, models, register_model
+from numba.core.extending import intrinsic
 
 from ...memory import LINE
+from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -28,23 +28,6 @@ from ...memory import LINE
 #: wrappers for it, which take as long to compile as the functions themselves.
 HELPER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 helper = njit(**HELPER)
-
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-
-
-class HalfStorage(types.Type):  # type: ignore[misc]
-    """Sixteen bits that hold a float16 or a bfloat16."""
-
-
-@register_model(HalfStorage)
-class _HalfModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, I16)
-
-
-float16 = HalfStorage("normgrad.float16")
-bfloat16 = HalfStorage("normgrad.bfloat16")
 
 #: The pointers that kernels take, by the code of :class:`normgrad.dtypes.DType`.
 POINTERS = {
@@ -55,10 +38,6 @@ POINTERS = {
 }
 INT_POINTER = types.CPointer(types.int64)
 DOUBLE_POINTER = types.CPointer(types.float64)
-
-
-def _value_type(storage: types.Type) -> types.Type:
-    return types.float32 if isinstance(storage, HalfStorage) else storage
 
 
 def _real(*pointers: types.Type) -> types.Type:
@@ -75,80 +54,6 @@ def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None
     )
     access.set_metadata("alias.scope", read if reads else write)
     access.set_metadata("noalias", write if reads else read)
-
-
-def _constant(like: ir.Type, element: ir.Type, value: int) -> ir.Constant:
-    """A constant of an element type, or a vector of it where ``like`` is a vector."""
-    if isinstance(like, ir.VectorType):
-        return ir.Constant(ir.VectorType(element, like.count), [value] * like.count)
-    return ir.Constant(element, value)
-
-
-def _shaped(like: ir.Type, element: ir.Type) -> ir.Type:
-    return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
-
-
-def _element(kind: ir.Type) -> ir.Type:
-    return kind.element if isinstance(kind, ir.VectorType) else kind
-
-
-def _widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
-    """A stored value, or a vector of them, in the type of arithmetic."""
-    kind = value.type
-    if storage == bfloat16:
-        bits = builder.shl(builder.zext(value, _shaped(kind, I32)), _constant(kind, I32, 16))
-        return builder.bitcast(bits, _shaped(kind, F32))
-    if storage == float16:
-        return builder.fpext(builder.bitcast(value, _shaped(kind, F16)), _shaped(kind, F32))
-    return value
-
-
-def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """float64 to float32 rounded to odd, so that rounding once more to a half type is exact.
-
-    Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-    rounding to odd", IEEE Transactions on Computers 57(4), 2008.
-    """
-    kind = value.type
-    single, word = _shaped(kind, F32), _shaped(kind, I32)
-    nearest = builder.fptrunc(value, single)
-    back = builder.fpext(nearest, kind)
-    bits = builder.bitcast(nearest, word)
-    magnitude = builder.and_(bits, _constant(kind, I32, 0x7FFFFFFF))
-    inexact = builder.fcmp_ordered("one", back, value)
-    long, positive = _shaped(kind, I64), _constant(kind, I64, 0x7FFFFFFFFFFFFFFF)
-    over = builder.icmp_unsigned(
-        ">",
-        builder.and_(builder.bitcast(back, long), positive),
-        builder.and_(builder.bitcast(value, long), positive),
-    )
-    truncated = builder.sub(magnitude, builder.zext(over, word))
-    odd = builder.or_(truncated, _constant(kind, I32, 1))
-    # A finite value beyond float32's range becomes its largest number, which the halves round to
-    # infinity.
-    sign = builder.and_(bits, _constant(kind, I32, -0x80000000))
-    return builder.bitcast(builder.select(inexact, builder.or_(sign, odd), bits), single)
-
-
-def _narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
-    """Round floats or doubles, one or a vector, to ``storage``."""
-    kind = value.type
-    if storage == types.float64:
-        return builder.fpext(value, _shaped(kind, F64)) if _element(kind) == F32 else value
-    if storage == types.float32:
-        return builder.fptrunc(value, _shaped(kind, F32)) if _element(kind) == F64 else value
-    if _element(kind) == F64:
-        value = _to_float32_odd(builder, value)
-    if storage == float16:
-        return builder.bitcast(builder.fptrunc(value, _shaped(kind, F16)), _shaped(kind, I16))
-    bits = builder.bitcast(value, _shaped(kind, I32))
-    sixteen = _constant(kind, I32, 16)
-    even = builder.and_(builder.lshr(bits, sixteen), _constant(kind, I32, 1))
-    rounded = builder.add(bits, builder.add(even, _constant(kind, I32, 0x7FFF)))
-    quiet = builder.or_(bits, _constant(kind, I32, 0x00400000))
-    nan = builder.fcmp_unordered("uno", value, value)
-    high = builder.lshr(builder.select(nan, quiet, rounded), sixteen)
-    return builder.trunc(high, _shaped(kind, I16))
 
 
 #: The side of the squares that are transposed in registers.
@@ -190,10 +95,10 @@ def _move_square(
         value = builder.load(_line(builder, from_pointer, from_step, index, kind), align=1)
         if gathers:
             _promise(builder, value, reads=True)
-        lines.append(_widen(builder, value, source))
+        lines.append(widen(builder, value, source))
     kind = context.get_value_type(target)
     for index, line in enumerate(_transposed(builder, lines)):
-        value = _narrow(builder, line, target)
+        value = narrow(builder, line, target)
         access = builder.store(value, _line(builder, to_pointer, to_step, index, kind), align=1)
         if not gathers:
             _promise(builder, access, reads=False)
@@ -211,9 +116,9 @@ def load(typingctx: Any, pointer: Any, index: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(_access(builder, *args), align=1)
         _promise(builder, value, reads=True)
-        return _widen(builder, value, storage)
+        return widen(builder, value, storage)
 
-    return _value_type(storage)(pointer, types.intp), codegen
+    return value_type(storage)(pointer, types.intp), codegen
 
 
 @intrinsic
@@ -224,7 +129,7 @@ def store(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, position, number = args
         access = builder.store(
-            _narrow(builder, number, storage), _access(builder, target, position), align=1
+            narrow(builder, number, storage), _access(builder, target, position), align=1
         )
         _promise(builder, access, reads=False)
         return context.get_dummy_value()
@@ -270,9 +175,9 @@ def get(typingctx: Any, pointer: Any, index: Any) -> Any:
     """Element ``index`` of scratch memory."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _widen(builder, builder.load(_access(builder, *args), align=1), pointer.dtype)
+        return widen(builder, builder.load(_access(builder, *args), align=1), pointer.dtype)
 
-    return _value_type(pointer.dtype)(pointer, types.intp), codegen
+    return value_type(pointer.dtype)(pointer, types.intp), codegen
 
 
 @intrinsic
@@ -285,7 +190,7 @@ def put(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, position, number = args
         if not isinstance(storage, types.Integer):
-            number = _narrow(builder, number, storage)
+            number = narrow(builder, number, storage)
         builder.store(number, _access(builder, target, position), align=1)
         return context.get_dummy_value()
 

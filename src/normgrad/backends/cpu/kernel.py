@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import prange, types
 
-from ...memory import FEW_PAGES, MS_ASYNC, POPULATE_WRITE
+from ... import pages
 from .access import FETCHED, LANES
 from .block import (
     ADDRESSES,
@@ -241,17 +241,17 @@ def row_of(guards, slot):
 
 @helper
 def can_be_written(guards, first, last):
-    """Whether the pages from one to another can be, as far as memory.py's probes tell."""
+    """Whether the pages from one to another can be, as far as the probes of pages.py tell."""
     madvise, page = get(guards, GUARD_MADVISE), get(guards, GUARD_PAGE)
     size = last + page - first
     if madvise == 0:
         return True
-    if size <= FEW_PAGES * page:
-        return call_memory(madvise, first, size, POPULATE_WRITE) == 0
+    if size <= pages.FEW * page:
+        return call_memory(madvise, first, size, pages.POPULATE_WRITE) == 0
     return (
-        call_memory(madvise, first, page, POPULATE_WRITE) == 0
-        and call_memory(madvise, last, page, POPULATE_WRITE) == 0
-        and call_memory(get(guards, GUARD_MSYNC), first, size, MS_ASYNC) == 0
+        call_memory(madvise, first, page, pages.POPULATE_WRITE) == 0
+        and call_memory(madvise, last, page, pages.POPULATE_WRITE) == 0
+        and call_memory(get(guards, GUARD_MSYNC), first, size, pages.MS_ASYNC) == 0
     )
 
 

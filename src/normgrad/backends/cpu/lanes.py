@@ -23,19 +23,8 @@ from numba.core.extending import intrinsic, models, overload, register_model
 
 from ...memory import LINE
 from . import access
-from .intrinsics import (
-    F32,
-    F64,
-    I32,
-    I64,
-    _access,
-    _narrow,
-    _promise,
-    _real,
-    _value_type,
-    _widen,
-    bfloat16,
-)
+from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
+from .intrinsics import _access, _promise, _real
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -93,7 +82,7 @@ def _stored_type(context: Any, storage: types.Type) -> ir.Type:
 def _unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     """Lanes from a stored vector."""
     if storage != bfloat16:
-        return _widen(builder, value, storage)
+        return widen(builder, value, storage)
     single = _vector(F32, _HALF)
     even = builder.shl(value, _constants(I32, [16] * _HALF))
     odd = builder.and_(value, _constants(I32, [-65536] * _HALF))
@@ -108,7 +97,7 @@ def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     and coefficient that goes into it has; so it stays one without being looked for.
     """
     if storage != bfloat16 or value.type.element != F32:
-        return _narrow(builder, value, storage)
+        return narrow(builder, value, storage)
     bits = builder.bitcast(value, _vector(I32))
     even = builder.and_(
         builder.lshr(bits, _constants(I32, [16] * LANES)), _constants(I32, [1] * LANES)
@@ -177,7 +166,7 @@ def load_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
         _promise(builder, value, reads=True)
         return _unpacked(builder, value, storage)
 
-    return Lanes(_value_type(storage))(pointer, types.intp), codegen
+    return Lanes(value_type(storage))(pointer, types.intp), codegen
 
 
 @intrinsic
@@ -217,7 +206,7 @@ def load_some(typingctx: Any, pointer: Any, index: Any, count: Any) -> Any:
         value = builder.bitcast(value, _stored_type(context, storage))
         return _unpacked(builder, value, storage)
 
-    return Lanes(_value_type(storage))(pointer, types.intp, types.intp), codegen
+    return Lanes(value_type(storage))(pointer, types.intp, types.intp), codegen
 
 
 @intrinsic

@@ -1,0 +1,192 @@
+"""Conversions between the types that tensors have and the types that arithmetic is done in.
+
+They are of single numbers or of vectors. float16 is converted by the processor where it can (LLVM
+emits vcvtph2ps and vcvtps2ph), else by integer arithmetic, which gives the same bits; bfloat16
+always by integer arithmetic.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core.extending import models, register_model
+from numba.core.registry import cpu_target
+
+# mypy: disable-error-code="untyped-decorator"
+
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+
+
+class HalfStorage(types.Type):  # type: ignore[misc]
+    """Sixteen bits that hold a float16 or a bfloat16."""
+
+
+@register_model(HalfStorage)
+class _HalfModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, I16)
+
+
+float16 = HalfStorage("normgrad.float16")
+bfloat16 = HalfStorage("normgrad.bfloat16")
+
+
+def value_type(storage: types.Type) -> types.Type:
+    """What an element is computed in: float32 for the halves."""
+    return types.float32 if isinstance(storage, HalfStorage) else storage
+
+
+def constant(like: ir.Type, element: ir.Type, value: float) -> ir.Constant:
+    """A constant of an element type, or a vector of it where ``like`` is a vector."""
+    if isinstance(like, ir.VectorType):
+        return ir.Constant(ir.VectorType(element, like.count), [value] * like.count)
+    return ir.Constant(element, value)
+
+
+def shaped(like: ir.Type, element: ir.Type) -> ir.Type:
+    """An element type, or as long a vector of it as ``like`` is."""
+    return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
+
+
+def element(kind: ir.Type) -> ir.Type:
+    """The type of a vector's elements, or of a single number."""
+    return kind.element if isinstance(kind, ir.VectorType) else kind
+
+
+@cache
+def converts_halves() -> bool:
+    """Whether the processor that is compiled for converts float16 itself.
+
+    Elsewhere LLVM calls functions of a compiler's own library, which no process need have, and ends
+    the process where it finds none.
+    """
+    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
+    target = llvm.Target.from_triple(triple)
+    machine = target.create_target_machine(cpu=name, features=features)
+    module = llvm.parse_assembly("""
+        define float @widened(half %value) {
+          %wide = fpext half %value to float
+          ret float %wide
+        }
+    """)
+    return "__extendhfsf2" not in machine.emit_assembly(module)
+
+
+def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """The bits of float16 as float32, to the bit as processors convert them: NaNs become quiet."""
+    single, word = shaped(value.type, F32), shaped(value.type, I32)
+
+    def word_of(number: int) -> ir.Constant:
+        return constant(value.type, I32, number)
+
+    bits = builder.zext(value, word)
+    magnitude = builder.and_(bits, word_of(0x7FFF))
+    sign = builder.shl(builder.xor(bits, magnitude), word_of(16))
+    shifted = builder.shl(magnitude, word_of(13))
+    # The exponents' biases are 112 apart, and those of infinity and NaN twice as far.
+    finite = builder.add(shifted, word_of(112 << 23))
+    endless = builder.add(shifted, word_of(224 << 23))
+    quiet = builder.or_(endless, word_of(0x00400000))
+    # What is below float16's normal range is so many times 2⁻²⁴.
+    tiny = builder.fmul(builder.uitofp(magnitude, single), constant(value.type, F32, 2.0**-24))
+    found = builder.bitcast(tiny, word)
+    for limit, larger in ((0x0400, finite), (0x7C00, endless), (0x7C01, quiet)):
+        at_least = builder.icmp_unsigned(">=", magnitude, word_of(limit))
+        found = builder.select(at_least, larger, found)
+    return builder.bitcast(builder.or_(sign, found), single)
+
+
+def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """float32 rounded to the bits of float16, to nearest even; NaNs become quiet."""
+    word = shaped(value.type, I32)
+
+    def word_of(number: int) -> ir.Constant:
+        return constant(value.type, I32, number)
+
+    bits = builder.bitcast(value, word)
+    magnitude = builder.and_(bits, word_of(0x7FFFFFFF))
+    sign = builder.lshr(builder.xor(bits, magnitude), word_of(16))
+    odd = builder.and_(builder.lshr(magnitude, word_of(13)), word_of(1))
+    rounded = builder.add(builder.add(magnitude, odd), word_of(0x0FFF - (112 << 23)))
+    normal = builder.lshr(rounded, word_of(13))
+    # Beside a half the last place of float32 is that of float16's smallest numbers.
+    half = constant(value.type, F32, 0.5)
+    tiny = builder.bitcast(builder.fadd(builder.bitcast(magnitude, value.type), half), word)
+    tiny = builder.sub(tiny, word_of(0x3F000000))
+    payload = builder.and_(builder.lshr(magnitude, word_of(13)), word_of(0x03FF))
+    nan = builder.or_(payload, word_of(0x7E00))
+    found = tiny
+    for limit, larger in (
+        (0x38800000, normal), (0x477FF000, word_of(0x7C00)), (0x7F800001, nan)
+    ):  # fmt: skip
+        at_least = builder.icmp_unsigned(">=", magnitude, word_of(limit))
+        found = builder.select(at_least, larger, found)
+    return builder.trunc(builder.or_(sign, found), shaped(value.type, I16))
+
+
+def widen(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
+    """A stored value, or a vector of them, in the type of arithmetic."""
+    kind = value.type
+    if storage == bfloat16:
+        bits = builder.shl(builder.zext(value, shaped(kind, I32)), constant(kind, I32, 16))
+        return builder.bitcast(bits, shaped(kind, F32))
+    if storage == float16:
+        if not converts_halves():
+            return _half_to_single(builder, value)
+        return builder.fpext(builder.bitcast(value, shaped(kind, F16)), shaped(kind, F32))
+    return value
+
+
+def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """float64 to float32 rounded to odd, so that rounding once more to a half type is exact.
+
+    Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+    rounding to odd", IEEE Transactions on Computers 57(4), 2008.
+    """
+    kind = value.type
+    single, word = shaped(kind, F32), shaped(kind, I32)
+    nearest = builder.fptrunc(value, single)
+    back = builder.fpext(nearest, kind)
+    bits = builder.bitcast(nearest, word)
+    magnitude = builder.and_(bits, constant(kind, I32, 0x7FFFFFFF))
+    inexact = builder.fcmp_ordered("one", back, value)
+    long, positive = shaped(kind, I64), constant(kind, I64, 0x7FFFFFFFFFFFFFFF)
+    over = builder.icmp_unsigned(
+        ">",
+        builder.and_(builder.bitcast(back, long), positive),
+        builder.and_(builder.bitcast(value, long), positive),
+    )
+    truncated = builder.sub(magnitude, builder.zext(over, word))
+    odd = builder.or_(truncated, constant(kind, I32, 1))
+    # A finite value beyond float32's range becomes its largest number, which the halves round to
+    # infinity.
+    sign = builder.and_(bits, constant(kind, I32, -0x80000000))
+    return builder.bitcast(builder.select(inexact, builder.or_(sign, odd), bits), single)
+
+
+def narrow(builder: ir.IRBuilder, value: ir.Value, storage: types.Type) -> ir.Value:
+    """Round floats or doubles, one or a vector, to ``storage``."""
+    kind = value.type
+    if storage == types.float64:
+        return builder.fpext(value, shaped(kind, F64)) if element(kind) == F32 else value
+    if storage == types.float32:
+        return builder.fptrunc(value, shaped(kind, F32)) if element(kind) == F64 else value
+    if element(kind) == F64:
+        value = _to_float32_odd(builder, value)
+    if storage == float16:
+        if not converts_halves():
+            return _single_to_half(builder, value)
+        return builder.bitcast(builder.fptrunc(value, shaped(kind, F16)), shaped(kind, I16))
+    bits = builder.bitcast(value, shaped(kind, I32))
+    sixteen = constant(kind, I32, 16)
+    even = builder.and_(builder.lshr(bits, sixteen), constant(kind, I32, 1))
+    rounded = builder.add(bits, builder.add(even, constant(kind, I32, 0x7FFF)))
+    quiet = builder.or_(bits, constant(kind, I32, 0x00400000))
+    nan = builder.fcmp_unordered("uno", value, value)
+    high = builder.lshr(builder.select(nan, quiet, rounded), sixteen)
+    return builder.trunc(high, shaped(kind, I16))

@@ -1,0 +1,183 @@
+"""What memory is there: the system is asked, since a wrong address would end the process.
+
+What another thread unmaps or protects after the question is not seen. Nothing is asked on other
+systems than Linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+#: madvise(2), Linux 5.14: make pages present for reading, or for writing, as their use would, and
+#: leave what is in them. It fails where that use would.
+POPULATE_READ, POPULATE_WRITE = 22, 23
+
+#: msync(2): do nothing, since Linux writes back by itself, but fail where anything is not mapped.
+MS_ASYNC = 1
+
+#: Outputs of at most so many pages are probed page by page in each call, in half a microsecond. A
+#: page takes 30 ns, so that all pages of 4 MiB would add 5 % to what batch norm's gradients take.
+FEW = 16
+
+#: PyTorch's results from this size on are asked to lie in huge pages, as NumPy's are. Batch norm's
+#: gradients, written to new memory of 50 to 196 MiB, took 0.43 to 0.47 of the time.
+HUGE = 4 << 20
+
+#: No process has memory from here on.
+_TOP = 1 << 63
+
+#: Ranges from this size on are looked at by mapping, smaller ones by page. Of memory in pages of
+#: 4 KiB, 64 KiB took 1.2 µs by page, 1 MiB 8 and 64 MiB 500, which is 6 to 10 % of the time to copy
+#: it; by mapping each took 2 µs.
+_LARGE = 256 << 10
+
+#: This process's mappings, in order.
+_MAPS = "/proc/self/maps"
+
+#: ioctl(2) on them, Linux 6.11: the mapping at an address, if it allows what is asked.
+_PROCMAP_QUERY = 0xC0686611
+_QUERY = struct.Struct("9Q4I2Q")
+_READABLE, _WRITABLE, _SHARED = 1, 2, 8
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The C library, whose madvise and msync are declared; None on other systems than Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    for call in (library.madvise, library.msync):
+        call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library
+
+
+@cache
+def probe_addresses() -> tuple[int, int]:
+    """Where madvise(2) and msync(2) are, for compiled code; 0 where pages cannot be populated."""
+    library = _library()
+    if library is None:
+        return 0, 0
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        view = ctypes.c_char.from_buffer(page)
+        address = ctypes.addressof(view)
+        del view
+        if library.madvise(address, mmap.PAGESIZE, POPULATE_WRITE) != 0:
+            return 0, 0  # an older kernel
+    madvise, msync = (
+        ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.madvise, library.msync)
+    )
+    return madvise, msync
+
+
+def prefer_huge(address: int, size: int) -> None:
+    """Ask the system to back memory that nobody has written yet with huge pages."""
+    library = _library()
+    if library is None:
+        return
+    # From one page to another: what shares a page with others is theirs.
+    first, end = -(-address // mmap.PAGESIZE), (address + size) // mmap.PAGESIZE
+    library.madvise(first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+
+
+def unreadable(first: int, end: int) -> str | None:
+    """Why bytes cannot be read; None if they can."""
+    at = fault(first, end, writing=False)
+    return None if at is None else f"no memory at {at:#x}; allowed: memory"
+
+
+def unwritable(first: int, end: int) -> str | None:
+    """Why bytes cannot be written; None if they can.
+
+    PyTorch keeps no note of it: a tensor over a file mapped for reading looks like any other, and
+    writing to it would end the process.
+    """
+    at = fault(first, end, writing=True)
+    if at is None:
+        return None
+    if fault(at, at + 1, writing=False) is not None:
+        return f"no memory at {at:#x}; allowed: memory"
+    return f"read-only memory at {at:#x}; allowed: memory that can be written"
+
+
+def fault(first: int, end: int, writing: bool) -> int | None:
+    """The first address of a range that cannot be read, or written; None if all can."""
+    if first >= end or _library() is None:
+        return None
+    if first >= _TOP:
+        return first
+    end = min(end, _TOP)
+    if end - first >= _LARGE:
+        with suppress(OSError):  # an older kernel
+            return _fault_by_mapping(first, end, writing)
+    return _fault_by_page(first, end, writing)
+
+
+def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
+    """The same. What is no file's is there if it is mapped; a file may end before its mapping."""
+    wanted = _WRITABLE if writing else _READABLE
+    maps = os.open(_MAPS, os.O_RDONLY)
+    try:
+        while first < end:
+            query = bytearray(_QUERY.size)
+            _QUERY.pack_into(query, 0, _QUERY.size, wanted, first, *[0] * 12)
+            try:
+                fcntl.ioctl(maps, _PROCMAP_QUERY, query)
+            except FileNotFoundError:  # no mapping, or one that does not allow it
+                return first
+            _, _, _, _, high, flags, _, _, inode, *_ = _QUERY.unpack(query)
+            high = min(high, end)
+            if inode or flags & _SHARED:
+                found = _fault_by_page(first, high, writing)
+                if found is not None:
+                    return found
+            first = high
+    finally:
+        os.close(maps)
+    return None
+
+
+def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
+    """The same: every page is made present, as its use would."""
+    advice = POPULATE_WRITE if writing else POPULATE_READ
+    start = first // mmap.PAGESIZE * mmap.PAGESIZE
+    library = _library()
+    if library is None or library.madvise(start, end - start, advice) == 0:
+        return None
+    if ctypes.get_errno() == errno.EINVAL:
+        return _fault_in_listing(first, end, writing)
+    for page in range(start, end, mmap.PAGESIZE):
+        if library.madvise(page, mmap.PAGESIZE, advice) != 0:
+            return max(first, page)
+    return None
+
+
+def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
+    """The same, for what the system does not make present.
+
+    That is memory that does not allow it, a device's that is mapped, or any on Linux before 5.14.
+    """
+    wanted = b"w" if writing else b"r"
+    try:
+        maps = Path(_MAPS).read_bytes()
+    except OSError:
+        return None  # nothing is known
+    for line in maps.split(b"\n")[:-1]:
+        span, allowed = line.split(maxsplit=2)[:2]
+        low, high = (int(word, 16) for word in span.split(b"-"))
+        if high <= first:
+            continue
+        if low > first or wanted not in allowed:
+            break
+        first = high
+        if first >= end:
+            return None
+    return first

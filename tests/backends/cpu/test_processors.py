@@ -1,0 +1,56 @@
+"""The same results on processors that lack instructions of this one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from llvmlite import binding as llvm
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's processors are compared"),
+]
+
+#: What LLVM calls them, with instructions that tell whether this machine can stand in for them.
+PROCESSORS = {
+    "generic": (),
+    "nehalem": ("sse4.2",),
+    "haswell": ("avx2", "f16c", "fma"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
+}
+FUSED = ("haswell", "x86-64-v4")
+PROGRAM = Path(__file__).with_name("processor_program.py")
+
+
+def run(processor: str, folder: Path) -> list[str]:
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": processor,
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(folder / processor),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, PROGRAM], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_results_are_the_same_to_the_bit(tmp_path):
+    """Conversions of float16 on all of them; sums and products on those that fuse them, or not."""
+    here = llvm.get_host_cpu_features()
+    there = [name for name, needs in PROCESSORS.items() if all(here.get(need) for need in needs)]
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(there, pool.map(lambda name: run(name, tmp_path), there), strict=True))
+    converted = {name: lines[0] for name, lines in found.items()}
+    assert set(converted.values()) == {converted["generic"]}
+    for fused in (True, False):
+        computed = {tuple(found[name][1:]) for name in there if (name in FUSED) is fused}
+        assert len(computed) <= 1

@@ -1,0 +1,42 @@
+"""Memory in pages of its own, which can be protected and unmapped one by one."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PAGE = mmap.PAGESIZE
+_library = ctypes.CDLL(None)
+_library.mmap.restype = ctypes.c_void_p
+_library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+protect = _library.mprotect
+protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+#: Pages that were mapped here and not unmapped: others may get the addresses of those that were.
+_mapped: set[int] = set()
+
+
+def unmap(address: int) -> None:
+    """Unmap a page."""
+    _mapped.remove(address)
+    assert _library.munmap(address, PAGE) == 0
+
+
+@contextmanager
+def mapping() -> Iterator[Any]:
+    """What maps memory, from a file or from none, until the end."""
+
+    def make(size: int, file: int = -1) -> int:
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if file < 0 else mmap.MAP_SHARED
+        address = _library.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, file, 0)
+        assert address != ctypes.c_void_p(-1).value
+        _mapped.update(range(address, address + size, PAGE))
+        return int(address)
+
+    yield make
+    for address in tuple(_mapped):
+        unmap(address)
