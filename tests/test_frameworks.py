@@ -151,7 +151,7 @@ def test_torch_memory_that_is_mapped_read_only(tmp_path):
             frozen = torch.frombuffer(mapped, dtype=torch.float32, count=60).reshape(3, 4, 5)
         x = torch.randn(3, 4, 5)
         with pytest.raises(
-            ValueError, match=r"^out\[0\] \(grad_input\): read-only memory \(.+\); "
+            ValueError, match=r"^out\[0\] \(grad_input\): read-only memory at 0x\w+; "
         ):
             ng.batch_norm_backward(x, x, training=True, out=(frozen, None, None))
         # As an input it is as good as any.

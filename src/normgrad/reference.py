@@ -7,7 +7,8 @@ as one term, a sum as the sum of absolute values. Error bounds are multiples of 
 :mod:`normgrad.precision`.
 
 The inputs are taken as the arithmetic reads them: beside float32 or half tensors, a float64
-per-channel value is rounded to float32 first.
+per-channel value is rounded to float32 first. Statistics that a gradient has to find itself are not
+rounded.
 """
 
 from __future__ import annotations
@@ -85,16 +86,18 @@ def batch_norm_backward(
         w = arithmetic.read(weight, 1, channels)
         if training:
             if save_mean is None:
-                save_mean = (x.sum(others) / m).astype(arithmetic.real)
-            mean = arithmetic.read(save_mean, 0, channels)
-            xmu = x - along(mean)
+                xmu = x - along(x.sum(others) / m)
+                # Whatever rounding has left of the mean is taken off as well.
+                rest = xmu.sum(others) / m
+                xmu = xmu - along(np.where(np.isfinite(rest), rest, 0))
+            else:
+                xmu = x - along(arithmetic.read(save_mean, 0, channels))
             if save_invstd is None:
-                save_invstd = 1 / np.sqrt((xmu * xmu).sum(others) / m + eps)
-                save_invstd = save_invstd.astype(arithmetic.real)
-            r = arithmetic.read(save_invstd, 1, channels)
+                r = 1 / np.sqrt((xmu * xmu).sum(others) / m + arithmetic.wide.type(eps))
+            else:
+                r = arithmetic.read(save_invstd, 1, channels)
         else:
-            mean = arithmetic.read(running_mean, 0, channels)
-            xmu = x - along(mean)
+            xmu = x - along(arithmetic.read(running_mean, 0, channels))
             r = 1 / np.sqrt(arithmetic.read(running_var, 1, channels) + arithmetic.wide.type(eps))
 
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:

@@ -23,7 +23,8 @@ def singles() -> np.ndarray:
 
 def scaled(dy: np.ndarray, weight: np.ndarray, out: tuple) -> None:
     """dy, one element a channel, times the weight; and dy itself as the gradient of the bias."""
-    vectors = {"running_mean": 0 * weight, "running_var": 0 * weight + 1}
+    ones = np.ones_like(weight)
+    vectors = {"running_mean": np.zeros_like(weight), "running_var": ones}
     ng.batch_norm_backward(
         dy[None], dy[None], weight, **vectors, training=False, eps=0.0, out=(out[0], None, out[1])
     )

@@ -37,8 +37,9 @@ RULE, EPS, DIVISOR, PER_GROUP, SPREAD_IS_VARIANCE = 79, 80, 81, 82, 83
 COUNT_CODE, COUNT_RANK, COUNT_SIZES, COUNT_STRIDES, COUNT_MAX = 84, 85, 86, 94, 8
 
 # Where things stand in the workspace, in bytes. Arrays over (set, channel): the mean and the four
-# coefficients of dx = scale * (gain * dy - (shift + slope * (x - mean))) in the arithmetic's type,
-# invstd and weight in float64; sums over (part, set, channel), each as a float64 and its error.
+# coefficients of dx = scale * (gain * dy - (shift + slope * (x - mean))) in the arithmetic's type;
+# what rounding has left of a computed mean, invstd and its error, and weight in float64; sums over
+# (part, set, channel), each as a float64 and its error.
 W_MEAN, W_GAIN, W_SHIFT, W_SLOPE, W_SCALE, W_INVSTD, W_WEIGHT = 102, 103, 104, 105, 106, 107, 108
 W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR, W_COUNT = 109, 110, 111, 112, 113
 # How many parts each channel's sums come in.
@@ -51,10 +52,11 @@ RUN, REPEAT, CHUNK = 118, 119, 120
 # Whether dx is written past the caches, and what columns read next fetched ahead.
 STREAM, AHEAD = 121, 125
 MOVERS = 122
-# The forward pass: whether the statistics come from x, and of which dtype that is; the weight of
-# new statistics in running ones, the bits of a float64.
+# Whether the mean comes from x, and of which dtype that is; the weight of new statistics in running
+# ones, the bits of a float64.
 MISSING, X_CODE, MOMENTUM = 126, 127, 128
-BLOCK_WORDS = 129
+W_MEAN_REST, W_INVSTD_ERROR, MISSING_SPREAD = 129, 130, 131
+BLOCK_WORDS = 132
 
 # A step: the kernels' addresses, how many tasks, and how a task's number gives its tile.
 # THREADS is 0 where one thread does all tasks.
@@ -68,11 +70,11 @@ TEAM_BLOCK, TEAM_STEP, TEAM_WORDS = 4, 5, 6
 
 # What a step does with its tile, in this order.
 DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
-DO_MEAN, DO_INVSTD, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024
+DO_MEAN, DO_CENTRE, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024
 DO_STATISTICS, DO_GATHER, DO_NORMALISE = 2048, 4096, 8192
 # What the channel kernel does before a tile's sums and after them.
 BEFORE = DO_COUNT | DO_PREPARE
-AFTER = DO_COMBINE | DO_MEAN | DO_INVSTD | DO_STATISTICS | DO_GATHER | DO_OUTPUTS | DO_COEFFICIENTS
+AFTER = DO_COMBINE | DO_MEAN | DO_CENTRE | DO_STATISTICS | DO_GATHER | DO_OUTPUTS | DO_COEFFICIENTS
 WRITES = DO_APPLY | DO_SCALE | DO_NORMALISE
 
 # The guard's table (see guard.py): a row for each address of a call, those of a block and those of

@@ -6,7 +6,7 @@ work, so each loop has one thing to do, without a branch, for all channels: LLVM
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
+from math import isfinite
 from typing import Any
 
 from numba import types
@@ -15,14 +15,17 @@ from ...problem import Rule
 from .block import (
     CHANNELS,
     DIVISOR,
+    DO_CENTRE,
     DO_COEFFICIENTS,
     DO_COMBINE,
     DO_COUNT,
-    DO_INVSTD,
     DO_MEAN,
     DO_OUTPUTS,
     DO_PREPARE,
+    DO_STATISTICS,
     EPS,
+    MISSING,
+    MISSING_SPREAD,
     OUT_BIAS,
     OUT_SUM_DY,
     OUT_SUM_DY_XMU,
@@ -35,7 +38,9 @@ from .block import (
     W_COUNT,
     W_GAIN,
     W_INVSTD,
+    W_INVSTD_ERROR,
     W_MEAN,
+    W_MEAN_REST,
     W_SCALE,
     W_SHIFT,
     W_SLOPE,
@@ -53,6 +58,7 @@ from .intrinsics import (
     double,
     double_buffer,
     doubles_at,
+    fma,
     get,
     helper,
     like,
@@ -66,13 +72,26 @@ from .intrinsics import (
     store,
     two_sum,
 )  # fmt: skip
-from .sums import clear, divided, finished, fold, kept_sum, sum_and_error, times
+from .sums import (
+    clear,
+    divided,
+    error_of,
+    finished,
+    fold,
+    inverse_root,
+    kept_sum,
+    put_error,
+    sum_and_error,
+    times,
+)
 from .vectors import (
     SOME,
     canonical,
     combine,
     count_of,
     counts,
+    finish_mean,
+    pilots,
     prepare_statistics,
     prepare_weight,
     read_row,
@@ -95,40 +114,70 @@ def total_count(block):
 
 
 @helper
-def finish_mean(block, real, base, count):
-    """The mean of x, from Σ(x − μ) about the mean so far (0 at first).
+def statistics(block, real, base, count):
+    """The mean and 1/std that are missing, from the moments of x.
 
-    A second round about the first result leaves no more than its last rounding, which float64
-    arithmetic needs; see the plan.
+    Moments are about the mean in use, where one is given, else about what is close to the mean. A
+    mean that is found is rounded to the arithmetic's type, for the loops over tensors, and what
+    rounding leaves is kept beside it (see ``centre``); 1/std is not rounded.
     """
     not_inlined()
     workspace = get(block, WORKSPACE)
     mean = like(workspace + get(block, W_MEAN), real)
+    rest = doubles_at(workspace + get(block, W_MEAN_REST))
+    invstd = doubles_at(workspace + get(block, W_INVSTD))
+    invstd_errors = like(workspace + get(block, W_INVSTD_ERROR), real)
     totals = doubles_at(workspace + get(block, W_SUM_DY))
     errors = like(workspace + get(block, W_SUM_DY_ERROR), real)
-    m = bits_to_double(get(block, DIVISOR))
-    for i in range(base, base + count):
-        about = double(get(mean, i))
-        change = kept_sum(totals, errors, i) / m
-        # After an infinite or NaN first result there is nothing to improve.
-        if isfinite(about):
-            put(mean, i, canonical(about + change))
-
-
-@helper
-def finish_invstd(block, real, base, count):
-    """1/sqrt(mean((x − μ)²) + eps), rounded to the arithmetic's type."""
-    not_inlined()
-    workspace = get(block, WORKSPACE)
-    rounded = like(workspace + get(block, W_SLOPE), real)
-    invstd = doubles_at(workspace + get(block, W_INVSTD))
-    totals = doubles_at(workspace + get(block, W_SUM_DY_XMU))
-    errors = like(workspace + get(block, W_SUM_DY_XMU_ERROR), real)
+    squares = doubles_at(workspace + get(block, W_SUM_DY_XMU))
+    square_errors = like(workspace + get(block, W_SUM_DY_XMU_ERROR), real)
     m = bits_to_double(get(block, DIVISOR))
     eps = bits_to_double(get(block, EPS))
     for i in range(base, base + count):
-        put(rounded, i, 1.0 / sqrt(kept_sum(totals, errors, i) / m + eps))
-        put(invstd, i, double(get(rounded, i)))
+        square, square_error = sum_and_error(squares, square_errors, i)
+        variance, error = divided(real, square, square_error, m)
+        about = double(get(mean, i))
+        # An infinite or NaN mean has left nothing to be improved.
+        if get(block, MISSING) != 0 and isfinite(about):
+            total, total_error = sum_and_error(totals, errors, i)
+            change, change_error = divided(real, total, total_error, m)
+            new, left = two_sum(about, change)
+            put(mean, i, canonical(new))
+            left += new - double(get(mean, i)) + change_error
+            put(rest, i, left if isfinite(left) else 0.0)
+            square, square_error = times(real, change, change_error, change, change_error)
+            variance, left = two_sum(variance, -square)
+            error += left - square_error
+            if variance < 0.0:
+                variance, error = 0.0, 0.0
+        if get(block, MISSING_SPREAD) != 0:
+            value, left = two_sum(variance, eps)
+            r, r_error = inverse_root(real, value, left + error)
+            put(invstd, i, r)
+            put_error(invstd_errors, i, r_error)
+
+
+@helper
+def centre(block, real, base, count):
+    """Σdy·(x − μ) about a mean that was found, from the sum about the mean as it was rounded.
+
+    No element is nearer to the mean than the number that the mean was rounded to. So what is taken
+    off is no larger than the terms themselves, and x less the rounded mean at most twice x − μ.
+    """
+    not_inlined()
+    workspace = get(block, WORKSPACE)
+    rest = doubles_at(workspace + get(block, W_MEAN_REST))
+    totals = doubles_at(workspace + get(block, W_SUM_DY))
+    errors = like(workspace + get(block, W_SUM_DY_ERROR), real)
+    xmus = doubles_at(workspace + get(block, W_SUM_DY_XMU))
+    xmu_errors = like(workspace + get(block, W_SUM_DY_XMU_ERROR), real)
+    for i in range(base, base + count):
+        total, total_error = sum_and_error(totals, errors, i)
+        term, term_error = times(real, get(rest, i), 0.0, total, total_error)
+        if isfinite(term):
+            xmu, left = two_sum(get(xmus, i), -term)
+            put(xmus, i, xmu)
+            put_error(xmu_errors, i, error_of(xmu_errors, i) + left - term_error)
 
 
 @helper
@@ -138,14 +187,16 @@ def is_normal(value, smallest, largest):
 
 
 @helper
-def coefficients_of(real, w, r, m, total, total_error, projection, projection_error, one_group):
+def coefficients_of(
+    real, w, r, r_error, m, total, total_error, projection, projection_error, one_group
+):
     """Gain, shift, slope and scale of a channel, from its weight, 1/std and group's sums."""
     smallest, largest = normal_range(real)
     t, t_error = divided(real, total, total_error, m)
     p, p_error = divided(real, projection, projection_error, m)
-    square, square_error = times(real, r, 0.0, r, 0.0)
+    square, square_error = times(real, r, r_error, r, r_error)
     p, p_error = times(real, p, p_error, square, square_error)
-    wr, wr_error = times(real, w, 0.0, r, 0.0)
+    wr, wr_error = times(real, w, 0.0, r, r_error)
     # The group's sums hold its weights already.
     o = r if one_group else wr
     o_error = 0.0 if one_group else wr_error
@@ -177,16 +228,25 @@ def put_coefficients(rows, c, values):
 
 
 @helper
-def coefficients_of_channels(real, rows, weight, invstd, m, totals, errors, xmus, xmu_errors, n):
-    """Coefficients of channels with statistics of their own, from their sums."""
+def coefficients_of_channels(
+    real, rows, weight, invstd, invstd_errors, rest, m, totals, errors, xmus, xmu_errors, n
+):
+    """Coefficients of channels with statistics of their own, from their sums.
+
+    The loops use the mean as it was rounded: shift + slope·(x − μ) is of that mean with what the
+    slope makes of the rest taken off the shift.
+    """
     for c in range(n):
         total, total_error = sum_and_error(totals, errors, c)
         projection, projection_error = sum_and_error(xmus, xmu_errors, c)
-        values = coefficients_of(
-            real, load(weight, c), load(invstd, c), m, total, total_error, projection,
-            projection_error, False,
+        gain, offset, slope, scale = coefficients_of(
+            real, load(weight, c), load(invstd, c), error_of(invstd_errors, c), m, total,
+            total_error, projection, projection_error, False,
         )  # fmt: skip
-        put_coefficients(rows, c, values)
+        left = get(rest, c)
+        if left != 0.0 and isfinite(slope):
+            offset = fma(-slope, left, offset)
+        put_coefficients(rows, c, (gain, offset, slope, scale))
 
 
 @helper
@@ -214,7 +274,9 @@ def coefficients(block, real, s, c0, c1):
     slope = shift(like(workspace + get(block, W_SLOPE), real), base)
     scale = shift(like(workspace + get(block, W_SCALE), real), base)
     rows = (gain, offset, slope, scale)
+    rest = shift(doubles_at(workspace + get(block, W_MEAN_REST)), base)
     invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
+    invstd_errors = shift(like(workspace + get(block, W_INVSTD_ERROR), real), base)
     weight = shift(doubles_at(workspace + get(block, W_WEIGHT)), base)
     totals = shift(doubles_at(workspace + get(block, W_SUM_DY)), base)
     errors = shift(like(workspace + get(block, W_SUM_DY_ERROR), real), base)
@@ -239,14 +301,15 @@ def coefficients(block, real, s, c0, c1):
         read_row(block, plain(SUM_DY_XMU), plain(0), c0, count, slope)
         for c in range(count):
             values = coefficients_of(
-                real, load(weight, c), load(invstd, c), m, double(load(offset, c)), 0.0,
+                real, load(weight, c), load(invstd, c), 0.0, m, double(load(offset, c)), 0.0,
                 double(load(slope, c)), 0.0, False,
             )  # fmt: skip
             put_coefficients(rows, c, values)
     elif rule == TRAIN:
         coefficients_of_channels(
-            real, rows, weight, invstd, m, totals, errors, xmus, xmu_errors, count
-        )
+            real, rows, weight, invstd, invstd_errors, rest, m, totals, errors, xmus, xmu_errors,
+            count,
+        )  # fmt: skip
     else:
         per_group = get(block, PER_GROUP)
         for first in range(0, count, per_group):
@@ -266,7 +329,7 @@ def coefficients(block, real, s, c0, c1):
                 projection += r - r
             for c in range(first, first + per_group):
                 values = coefficients_of(
-                    real, load(weight, c), r, m, total, total_error, projection,
+                    real, load(weight, c), r, 0.0, m, total, total_error, projection,
                     projection_error, True,
                 )  # fmt: skip
                 put_coefficients(rows, c, values)
@@ -292,6 +355,7 @@ def outputs(block, real, c0, c1):
         for s in range(get(block, SETS)):
             base = s * get(block, CHANNELS) + first
             invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
+            invstd_errors = shift(like(workspace + get(block, W_INVSTD_ERROR), real), base)
             dys = shift(doubles_at(workspace + get(block, W_SUM_DY)), base)
             dy_errors = shift(like(workspace + get(block, W_SUM_DY_ERROR), real), base)
             xmus = shift(doubles_at(workspace + get(block, W_SUM_DY_XMU)), base)
@@ -301,6 +365,8 @@ def outputs(block, real, c0, c1):
                 fold(totals, total_errors, c, kept_sum(dys, dy_errors, c))
                 fold(projections, projection_errors, c, q)
                 fold(scaled, scaled_errors, c, get(invstd, c) * q)
+                left = error_of(invstd_errors, c) * q
+                put_error(scaled_errors, c, error_of(scaled_errors, c) + left)
         write_row(block, plain(OUT_SUM_DY), plain(0), first, count, totals, total_errors)
         write_row(
             block, plain(OUT_SUM_DY_XMU), plain(0), first, count, projections, projection_errors
@@ -316,13 +382,17 @@ def channel_kernel(real, block, flags, s, c0, c1):
         total_count(block)
     if flags & DO_PREPARE:
         prepare_statistics(block, real, s, c0, c1)
+        if get(block, MISSING) != 0:
+            pilots(block, real, s, c0, c1)
         prepare_weight(block, real, s, c0, c1)
     if flags & DO_COMBINE:
         combine(block, real, base, c1 - c0)
     if flags & DO_MEAN:
         finish_mean(block, real, base, c1 - c0)
-    if flags & DO_INVSTD:
-        finish_invstd(block, real, base, c1 - c0)
+    if flags & DO_STATISTICS:
+        statistics(block, real, base, c1 - c0)
+    if flags & DO_CENTRE:
+        centre(block, real, base, c1 - c0)
     if flags & DO_OUTPUTS:
         outputs(block, real, c0, c1)
     if flags & DO_COEFFICIENTS:

@@ -11,7 +11,6 @@ from math import isfinite, nan, sqrt
 
 from .block import (
     BIAS,
-    CHANNEL_STRIDES,
     CHANNELS,
     DIVISOR,
     DO_COEFFICIENTS,
@@ -33,7 +32,6 @@ from .block import (
     PER_GROUP,
     RUNNING_MEAN,
     RUNNING_VAR,
-    SET_STRIDES,
     SPREAD,
     W_INVSTD,
     W_MEAN,
@@ -46,8 +44,6 @@ from .block import (
     W_SUM_DY_XMU_ERROR,
     W_WEIGHT,
     WORKSPACE,
-    X_CODE,
-    X,
 )
 from .intrinsics import (
     bits_to_double,
@@ -64,9 +60,8 @@ from .intrinsics import (
     real_buffer,
     shift,
     store,
-    two_sum,
 )
-from .sums import clear, corrected, finished, fold, kept_sum, times
+from .sums import clear, finished, fold, kept_sum, times
 from .vectors import (
     SOME,
     canonical,
@@ -74,60 +69,16 @@ from .vectors import (
     count_of,
     counts,
     fill,
+    finish_mean,
+    pilots,
     prepare_statistics,
     prepare_weight,
-    read,
     read_row,
+    sum_of_group,
     write_row,
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
-@helper
-def pilots(block, real, s, c0, c1):
-    """About what moments are taken: the first element that shares a statistic, or 0.
-
-    An element is no further from the mean than sqrt(m) deviations, of which float64's sums of
-    float32 data can lose m·2⁻⁵³: so one pass is enough.
-    """
-    not_inlined()
-    per_group = get(block, PER_GROUP)
-    base = s * get(block, CHANNELS)
-    mean = like(get(block, WORKSPACE) + get(block, W_MEAN), real)
-    at = s * get(block, SET_STRIDES + 1)
-    for first in range(c0, c1, per_group):
-        here = at + first * get(block, CHANNEL_STRIDES + 1)
-        value = read(get(block, X), get(block, X_CODE), here)
-        for c in range(first, first + per_group):
-            store(mean, base + c, value if isfinite(value) else 0.0)
-
-
-@helper
-def sum_of_group(totals, errors, first, per_group):
-    """The sum of a group's sums, in the order of its channels."""
-    total, error = 0.0, 0.0
-    for c in range(first, first + per_group):
-        total, e = two_sum(total, kept_sum(totals, errors, c))
-        error += e
-    return corrected(total, error)
-
-
-@helper
-def finish_mean(block, real, base, count):
-    """The mean, from Σ(x − μ) about what x was centred about."""
-    not_inlined()
-    workspace = get(block, WORKSPACE)
-    per_group = get(block, PER_GROUP)
-    mean = like(workspace + get(block, W_MEAN), real)
-    totals = doubles_at(workspace + get(block, W_SUM_DY))
-    errors = like(workspace + get(block, W_SUM_DY_ERROR), real)
-    m = bits_to_double(get(block, DIVISOR))
-    for first in range(base, base + count, per_group):
-        change = sum_of_group(totals, errors, first, per_group) / m
-        value = canonical(double(get(mean, first)) + change)
-        for c in range(first, first + per_group):
-            store(mean, c, value)
 
 
 @helper

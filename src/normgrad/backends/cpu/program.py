@@ -112,7 +112,9 @@ def _fill_workspace(block: npt.NDArray[np.int64], problem: Problem, parts: int) 
         (B.W_SHIFT, values * real),
         (B.W_SLOPE, values * real),
         (B.W_SCALE, values * real),
+        (B.W_MEAN_REST, values * double),
         (B.W_INVSTD, values * double),
+        (B.W_INVSTD_ERROR, values * error),
         (B.W_WEIGHT, values * double),
         (B.W_SUM_DY, parts * values * double),
         (B.W_SUM_DY_ERROR, parts * values * error),
@@ -142,6 +144,7 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.EPS] = _bits(problem.eps)
     template[B.MOMENTUM] = _bits(problem.momentum)
     template[B.MISSING] = problem.missing_mean
+    template[B.MISSING_SPREAD] = problem.missing_spread
     template[B.X_CODE] = problem.input.code
     template[B.DIVISOR] = _bits(problem.divisor)
     template[B.PER_GROUP] = problem.per_group

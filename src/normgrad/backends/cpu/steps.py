@@ -72,7 +72,7 @@ _NAMES = {
     B.DO_SUMS: "sums",
     B.DO_COMBINE: "combine",
     B.DO_MEAN: "mean",
-    B.DO_INVSTD: "invstd",
+    B.DO_CENTRE: "centre",
     B.DO_STATISTICS: "statistics",
     B.DO_GATHER: "gather",
     B.DO_OUTPUTS: "outputs",
@@ -209,14 +209,11 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
         steps.append(Step(B.DO_COUNT, problem.channel.size, 1, problem.positions, 1, False))
     prepare = B.DO_PREPARE
     if problem.missing_mean or problem.missing_spread:
-        # A mean in float64 arithmetic takes a second round about the first one's result, which
-        # leaves only the last rounding; float64 sums of float32 data are exact enough at once.
-        rounds = 2 if problem.arithmetic is dtypes.float64 else 1
-        finishes = [B.DO_MEAN] * (rounds * problem.missing_mean)
-        finishes += [B.DO_INVSTD] * problem.missing_spread
+        # A mean in float64 arithmetic takes a round of its own, as in the forward pass.
+        twice = problem.missing_mean and problem.arithmetic is dtypes.float64
         steps.append(cut.over_channels(prepare))
         prepare = 0
-        for finish in finishes:
+        for finish in (*[B.DO_MEAN] * twice, B.DO_STATISTICS):
             steps.append(cut.over_tiles(B.DO_MOMENTS))
             steps.append(cut.over_channels(B.DO_COMBINE | finish))
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
@@ -225,10 +222,11 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     if rule is Rule.GROUP:
         outputs, last = 0, outputs
     coefficients = B.DO_COEFFICIENTS if writes else 0
+    centre = B.DO_CENTRE if problem.missing_mean else 0
     # Where dx does not depend on the sums it does not wait for them.
     early, late = (coefficients, 0) if rule in (Rule.EVAL, Rule.ELEMT) else (0, coefficients)
     if cut.whole:
-        steps.append(cut.over_tiles(prepare | sums | outputs | coefficients | writes))
+        steps.append(cut.over_tiles(prepare | sums | centre | outputs | coefficients | writes))
     else:
         if prepare or early:
             steps.append(cut.over_channels(prepare | early))
@@ -236,7 +234,7 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
             steps.append(cut.over_tiles(writes))
         else:
             steps.append(cut.over_tiles(sums if late else sums | writes))
-            steps.append(cut.over_channels(B.DO_COMBINE | outputs | late))
+            steps.append(cut.over_channels(B.DO_COMBINE | centre | outputs | late))
             if late:
                 steps.append(cut.over_tiles(writes))
     if last:

@@ -7,7 +7,7 @@ and the pointer to the errors is only a type.
 
 from __future__ import annotations
 
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 from numba import types
@@ -140,6 +140,30 @@ def _sum_and_error(total, error, index):
     return lambda total, error, index: (get(total, index), 0.0)
 
 
+def error_of(error: Any, index: Any) -> Any:
+    """An error term; 0 where the arithmetic keeps none."""
+    raise NotImplementedError
+
+
+@overload(error_of)
+def _error_of(error, index):
+    if error.dtype == types.float64:
+        return lambda error, index: get(error, index)
+    return lambda error, index: 0.0
+
+
+def put_error(error: Any, index: Any, value: Any) -> None:
+    """Write an error term, where the arithmetic keeps one."""
+    raise NotImplementedError
+
+
+@overload(put_error)
+def _put_error(error, index, value):
+    if error.dtype == types.float64:
+        return lambda error, index, value: put(error, index, value)
+    return lambda error, index, value: None
+
+
 # Products and quotients of a few per-channel numbers. In float64 arithmetic they carry the error
 # of each rounding; beside float32 data float64 itself is exact enough.
 
@@ -179,6 +203,27 @@ def _divided(real, value, error, divisor):
 
         return compensated
     return lambda real, value, error, divisor: (value / divisor, 0.0)
+
+
+def inverse_root(real: Any, value: Any, error: Any) -> Any:
+    """1/sqrt of a number, with its error."""
+    raise NotImplementedError
+
+
+@overload(inverse_root, jit_options=HELPER)
+def _inverse_root(real, value, error):
+    if real.dtype == types.float64:
+
+        def compensated(real, value, error):
+            root = 1.0 / sqrt(value)
+            # By a step of Newton's: of 1 − root²·value half is what the root lacks, relative to it.
+            square, square_error = times(real, root, 0.0, root, 0.0)
+            lack = fma(-square, value, 1.0) - square_error * value - square * error
+            rest = 0.5 * root * lack
+            return root, rest if isfinite(rest) else 0.0
+
+        return compensated
+    return lambda real, value, error: (1.0 / sqrt(value), 0.0)
 
 
 def finished(real: Any, value: Any, error: Any) -> Any:

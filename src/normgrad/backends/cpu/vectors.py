@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import nan, sqrt
+from math import isfinite, nan, sqrt
 
 from .block import (
+    CHANNEL_STRIDES,
     CHANNELS,
     CODE,
     COUNT,
@@ -12,10 +13,12 @@ from .block import (
     COUNT_RANK,
     COUNT_SIZES,
     COUNT_STRIDES,
+    DIVISOR,
     EPS,
     MEAN,
     PER_GROUP,
     SET_STRIDE,
+    SET_STRIDES,
     SETS,
     SLOTS,
     SPREAD,
@@ -24,7 +27,9 @@ from .block import (
     VECTOR_WORDS,
     VECTORS,
     W_INVSTD,
+    W_INVSTD_ERROR,
     W_MEAN,
+    W_MEAN_REST,
     W_SLOPE,
     W_SUM_DY,
     W_SUM_DY_ERROR,
@@ -33,6 +38,8 @@ from .block import (
     W_WEIGHT,
     WEIGHT,
     WORKSPACE,
+    X_CODE,
+    X,
 )
 from .intrinsics import (
     bfloat16s_at,
@@ -52,8 +59,9 @@ from .intrinsics import (
     shift,
     singles_at,
     store,
+    two_sum,
 )
-from .sums import add_error, fold, kept_sum
+from .sums import add_error, corrected, fold, kept_sum, put_error
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -100,6 +108,13 @@ def fill(row, count, value):
     """One number for every channel."""
     for c in range(count):
         put(row, c, value)
+
+
+@helper
+def clear_errors(row, count):
+    """No error for any channel."""
+    for c in range(count):
+        put_error(row, c, 0.0)
 
 
 @helper
@@ -201,6 +216,8 @@ def prepare_statistics(block, real, s, c0, c1):
     rounded = shift(like(workspace + get(block, W_SLOPE), real), base)
     invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
     eps = bits_to_double(get(block, EPS))
+    fill(shift(doubles_at(workspace + get(block, W_MEAN_REST)), base), count, 0.0)
+    clear_errors(shift(like(workspace + get(block, W_INVSTD_ERROR), real), base), count)
     if get(block, MEAN) != 0:
         read_groups(block, plain(MEAN), s, c0, c1, mean)
     else:
@@ -215,6 +232,25 @@ def prepare_statistics(block, real, s, c0, c1):
     else:
         for c in range(count):
             store(invstd, c, double(load(rounded, c)))
+
+
+@helper
+def pilots(block, real, s, c0, c1):
+    """About what moments are taken: the first element that shares a statistic, or 0.
+
+    An element is no further from the mean than sqrt(m) deviations, of which float64's sums of
+    float32 data can lose m·2⁻⁵³: so one pass is enough.
+    """
+    not_inlined()
+    per_group = get(block, PER_GROUP)
+    base = s * get(block, CHANNELS)
+    mean = like(get(block, WORKSPACE) + get(block, W_MEAN), real)
+    at = s * get(block, SET_STRIDES + 1)
+    for first in range(c0, c1, per_group):
+        here = at + first * get(block, CHANNEL_STRIDES + 1)
+        value = read(get(block, X), get(block, X_CODE), here)
+        for c in range(first, first + per_group):
+            store(mean, base + c, value if isfinite(value) else 0.0)
 
 
 @helper
@@ -253,3 +289,30 @@ def combine(block, real, base, count):
             j = part * every + i
             fold(xmu_total, xmu_error, i, get(xmu_total, j))
             add_error(xmu_error, i, xmu_error, j)
+
+
+@helper
+def sum_of_group(totals, errors, first, per_group):
+    """The sum of a group's sums, in the order of its channels."""
+    total, error = 0.0, 0.0
+    for c in range(first, first + per_group):
+        total, e = two_sum(total, kept_sum(totals, errors, c))
+        error += e
+    return corrected(total, error)
+
+
+@helper
+def finish_mean(block, real, base, count):
+    """The mean, from Σ(x − μ) about what x was centred about."""
+    not_inlined()
+    workspace = get(block, WORKSPACE)
+    per_group = get(block, PER_GROUP)
+    mean = like(workspace + get(block, W_MEAN), real)
+    totals = doubles_at(workspace + get(block, W_SUM_DY))
+    errors = like(workspace + get(block, W_SUM_DY_ERROR), real)
+    m = bits_to_double(get(block, DIVISOR))
+    for first in range(base, base + count, per_group):
+        change = sum_of_group(totals, errors, first, per_group) / m
+        value = canonical(double(get(mean, first)) + change)
+        for c in range(first, first + per_group):
+            store(mean, c, value)

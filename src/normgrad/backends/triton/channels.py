@@ -22,7 +22,18 @@ from .access import (
     read_vector,
     write_vector,
 )
-from .arithmetic import added, divided, is_finite, is_normal, kept, number, sum_along, times
+from .arithmetic import (
+    added,
+    divided,
+    is_finite,
+    is_normal,
+    kept,
+    number,
+    real,
+    sum_along,
+    times,
+    two_sum,
+)
 from .jit import constant, helper
 from .tiles import GROUP, PILOT, pilot
 
@@ -31,6 +42,8 @@ from .tiles import GROUP, PILOT, pilot
 ELEMT = constant(int(Rule.ELEMT))
 #: What moments are taken about; see config.py.
 SAVED = constant(config.SAVED)
+#: Which statistics are left in the workspace.
+SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
 
 
 @helper
@@ -62,6 +75,39 @@ def given_invstd(a, s, group, mask, C: tl.constexpr):
             return tl.rsqrt(spread + number(a.numbers.eps))
         else:
             return spread
+
+
+@helper
+def invstd_error(a, s, group, mask, C: tl.constexpr):
+    """The error of 1/std, where it was computed and the arithmetic keeps one."""
+    if C.saved_spread and C.wide:
+        at = doubles(a, a.work.spread_error) + group_at(a, s, group)
+        return tl.load(at, mask=mask, other=0.0)
+    else:
+        return tl.zeros_like(group.to(tl.float64))
+
+
+@helper
+def mean_rest(a, s, group, mask, C: tl.constexpr):
+    """What rounding has left of a mean that was computed."""
+    if C.about == SAVED:
+        return tl.load(doubles(a, a.work.mean_rest) + group_at(a, s, group), mask=mask, other=0.0)
+    else:
+        return tl.zeros_like(group.to(tl.float64))
+
+
+@helper
+def centred(a, s, group, mask, t, t_error, q, q_error, C: tl.constexpr):
+    """Σdy·(x − μ) and its error about a computed mean, from sums about it as it was rounded."""
+    if C.about == SAVED:
+        rest = mean_rest(a, s, group, mask, C)
+        term, term_error = times(rest, tl.zeros_like(rest), t, t_error, C.wide)
+        there = is_finite(term)
+        return added(
+            q, q_error, tl.where(there, -term, 0.0), tl.where(there, -term_error, 0.0), C.wide
+        )
+    else:
+        return q, q_error
 
 
 @helper
@@ -211,18 +257,19 @@ def group_sums(a, s, channel, mask, first_group, C: tl.constexpr):
 
 
 @helper
-def gradient_coefficients(w, r, m, inverse, t, t_error, q, q_error, C: tl.constexpr):
+def gradient_coefficients(w, r, r_error, rest, m, inverse, t, t_error, q, q_error, C: tl.constexpr):
     """Gain, shift, slope and scale of dx = scale·(gain·dy − (shift + slope·(x − μ))).
 
-    Multiplied out where that keeps every factor's precision; else as the formula stands.
+    Multiplied out where that keeps every factor's precision; else as the formula stands. The loops
+    use the mean as it was rounded: what the slope makes of the rest is taken off the shift.
     """
     W: tl.constexpr = C.wide
     t, t_error = divided(t, t_error, m, inverse, W)
     p, p_error = divided(q, q_error, m, inverse, W)
     zero = tl.zeros_like(r)
-    square, square_error = times(r, zero, r, zero, W)
+    square, square_error = times(r, r_error, r, r_error, W)
     p, p_error = times(p, p_error, square, square_error, W)
-    wr, wr_error = times(w, zero, r, zero, W)
+    wr, wr_error = times(w, zero, r, r_error, W)
     if C.rule == GROUP:
         # The group's sums hold its weights already. Their terms hold r: see `weighted`.
         p += tl.where(m > 1.0, r - r, 0.0)
@@ -244,7 +291,8 @@ def gradient_coefficients(w, r, m, inverse, t, t_error, q, q_error, C: tl.conste
     shift = tl.where(multiplied, ot, kept(t, t_error, W))
     slope = tl.where(multiplied, op, kept(p, p_error, W))
     scale = tl.where(multiplied, 1.0, o)
-    return gain, shift, slope, scale
+    moved = (rest != 0.0) & is_finite(slope)
+    return gain, tl.where(moved, tl.fma(-slope, rest, shift), shift), slope, scale
 
 
 @helper
@@ -273,6 +321,50 @@ def statistics(a, about, t, t_error, q, q_error, C: tl.constexpr):
     variance = tl.where(variance < 0.0, 0.0, variance)
     mean = tl.where(is_finite(about), about + change, about)
     return mean, tl.rsqrt(variance + number(a.numbers.eps)), variance
+
+
+@helper
+def save_statistics(a, s, group, mask, about, t, t_error, q, q_error, C: tl.constexpr):
+    """Leave statistics in the workspace for gradients, from moments about something.
+
+    A mean is rounded to the arithmetic's type, and what rounding leaves stands beside it. 1/std is
+    not rounded; in float64 arithmetic its error stands beside it.
+    """
+    m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
+    variance, error = divided(q, q_error, m, inverse, C.wide)
+    at = group_at(a, s, group)
+    if C.saves != SAVES_SPREAD:
+        change, change_error = divided(t, t_error, m, inverse, C.wide)
+        new, left = two_sum(about, change)
+        rounded_mean = real(new, C.wide).to(tl.float64)
+        rest = left + (new - rounded_mean) + change_error
+        # It may stand where what x was centred about was read, by several threads.
+        tl.debug_barrier()
+        # An infinite or NaN mean has left nothing to be improved.
+        tl.store(
+            doubles(a, a.work.mean) + at, tl.where(is_finite(about), rounded_mean, about), mask=mask
+        )
+        tl.store(doubles(a, a.work.mean_rest) + at, tl.where(is_finite(rest), rest, 0.0), mask=mask)
+        square, square_error = times(change, change_error, change, change_error, C.wide)
+        variance, left = two_sum(variance, -square)
+        error += left - square_error
+        negative = variance < 0.0
+        variance = tl.where(negative, 0.0, variance)
+        error = tl.where(negative, 0.0, error)
+    if C.saves != SAVES_MEAN:
+        value, left = two_sum(variance, number(a.numbers.eps))
+        r = tl.rsqrt(value)
+        tl.store(doubles(a, a.work.spread) + at, r, mask=mask)
+        if C.wide:
+            # By a step of Newton's: of 1 − r²·value half is what r lacks, relative to it.
+            zero = tl.zeros_like(r)
+            square, square_error = times(r, zero, r, zero, C.wide)
+            lack = tl.fma(-square, value, 1.0) - square_error * value - square * (left + error)
+            r_error = 0.5 * r * lack
+            tl.store(
+                doubles(a, a.work.spread_error) + at,
+                tl.where(is_finite(r_error), r_error, 0.0), mask=mask,
+            )  # fmt: skip
 
 
 @helper

@@ -90,8 +90,7 @@ class Config(NamedTuple):
 #: What moments are taken about: an element of the tensor, a given mean, or one in the workspace.
 PILOT, GIVEN, SAVED = 0, 1, 2
 
-#: Which statistics are left in the workspace: the mean; it and 1/std about it as it is rounded; or
-#: 1/std about the mean in use.
+#: Which statistics are left in the workspace: the mean; it and 1/std; 1/std about the mean in use.
 MEAN, BOTH, SPREAD = 1, 2, 3
 
 #: No such vector.
@@ -197,7 +196,9 @@ class Work(NamedTuple):
 
     Attributes:
         sum_dy, sum_dy_error, sum_dy_xmu, sum_dy_xmu_error: sums, by part, set and channel.
-        mean, spread: statistics that are computed, by set and group.
+        mean, mean_rest: a computed mean, rounded to the arithmetic's type, and what rounding left,
+            by set and group.
+        spread, spread_error: a computed 1/std and, in float64 arithmetic, its error, likewise.
         pilot: what moments are about where it is an element of x, by set and group: y may be
             written over x before all who need the element have begun.
         counters: the next task's number, then how many parts of each unit are done.
@@ -210,7 +211,9 @@ class Work(NamedTuple):
     sum_dy_xmu: Any
     sum_dy_xmu_error: Any
     mean: Any
+    mean_rest: Any
     spread: Any
+    spread_error: Any
     pilot: Any
     counters: Any
     stage: Any

@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import config
 from .access import (
     BIAS,
     MEAN,
@@ -24,26 +23,28 @@ from .access import (
     channels_of,
     count_at,
     counter,
-    doubles,
     inside,
     offset_of,
     positions_from,
     read_vector,
     write_vector,
 )
-from .arithmetic import added, divided, kept, number, real, rounded, sum_along
+from .arithmetic import added, kept, number, real, rounded, sum_along
 from .channels import (
     ELEMT,
     about,
     about_sums,
+    centred,
     given_invstd,
     given_mean,
     gradient_coefficients,
-    group_at,
     group_sums,
+    invstd_error,
     load_sums,
+    mean_rest,
     over_groups,
     put_sums,
+    save_statistics,
     statistics,
     to_channels,
     total_count,
@@ -51,13 +52,10 @@ from .channels import (
     weighted,
     write_statistics,
 )
-from .jit import constant, helper
+from .jit import helper
 from .tiles import EVAL, FORWARD, load, sums_of_part, terms, write_part, written
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-#: Which statistics are left in the workspace.
-SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
 
 
 @helper
@@ -126,8 +124,9 @@ def coefficients(a, s, channel, mask, group, centre, t, t_error, q, q_error, C: 
                 q = read_vector(a, zero_set, channel, mask, SUM_DY_XMU, 0.0, C)
                 t_error, q_error = nothing, nothing
             gain, shift, slope, scale = gradient_coefficients(
-                w, r, m, inverse, t, t_error, q, q_error, C
-            )
+                w, r, invstd_error(a, s, group, mask, C), mean_rest(a, s, group, mask, C), m,
+                inverse, t, t_error, q, q_error, C,
+            )  # fmt: skip
         return (
             real(mean, C.wide), real(gain, C.wide), real(shift, C.wide), real(slope, C.wide),
             real(scale, C.wide), mean, r, variance,
@@ -147,9 +146,10 @@ def outputs_of(
         zero_set = channel * 0
         total = kept(t, t_error, C.wide)
         projection = kept(q, q_error, C.wide)
+        scaled = kept(r * projection, invstd_error(a, s, group, mask, C) * projection, C.wide)
         write_vector(a, zero_set, channel, mask, total, OUT_SUM_DY, C)
         write_vector(a, zero_set, channel, mask, projection, OUT_SUM_DY_XMU, C)
-        write_vector(a, zero_set, channel, mask, r * projection, OUT_WEIGHT, C)
+        write_vector(a, zero_set, channel, mask, scaled, OUT_WEIGHT, C)
         write_vector(a, zero_set, channel, mask, total, OUT_BIAS, C)
 
 
@@ -176,6 +176,7 @@ def sum_task(a, s, block, part, C: tl.constexpr):
         mean, r, variance = statistics(a, centre.to(tl.float64), t, t_error, q, q_error, C)
         outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
     else:
+        q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
         r = given_invstd(a, s, group, mask, C)
         outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, r, r, r, C)
 
@@ -190,6 +191,8 @@ def write_task(a, s, block, part, C: tl.constexpr):
         t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
         if C.rule == FORWARD:
             centre = about_sums(a, s, group, mask, C)
+        else:
+            q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
     mean, gain, shift, slope, scale, mu, r, variance = coefficients(
         a, s, channel, mask, group, centre, t, t_error, q, q_error, C
     )
@@ -275,6 +278,8 @@ def write_held(
     C: tl.constexpr,
 ):  # fmt: skip
     """Write what follows from a tile in registers, and from the sums over all of its groups."""
+    if C.rule != FORWARD:
+        q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
     mean, gain, shift, slope, scale, mu, r, variance = coefficients(
         a, s, channel, mask, group, centre, t, t_error, q, q_error, C
     )
@@ -363,15 +368,18 @@ def outputs(a, C: tl.constexpr):
         there = (k < rows)[:, None] & mask[None, :]
         s = (k % sets)[:, None]
         at = k[:, None].to(tl.int64) * a.sizes.channels.to(tl.int64) + channel[None, :]
-        value, error = load_sums(a, a.work.sum_dy, a.work.sum_dy_error, at, there, C)
-        value, error = sum_along(value, error, 0, C.wide)
+        dys, dy_errors = load_sums(a, a.work.sum_dy, a.work.sum_dy_error, at, there, C)
+        value, error = sum_along(dys, dy_errors, 0, C.wide)
         t, t_error = added(t, t_error, value, error, C.wide)
         value, error = load_sums(a, a.work.sum_dy_xmu, a.work.sum_dy_xmu_error, at, there, C)
-        r = given_invstd(a, s, group[None, :] + s * 0, there, C)
-        product = tl.where(there, r * kept(value, error, C.wide), 0.0)
+        g = group[None, :] + s * 0
+        value, error = centred(a, s, g, there, dys, dy_errors, value, error, C)
+        projection = kept(value, error, C.wide)
+        product = tl.where(there, given_invstd(a, s, g, there, C) * projection, 0.0)
+        product_error = tl.where(there, invstd_error(a, s, g, there, C) * projection, 0.0)
         value, error = sum_along(value, error, 0, C.wide)
         q, q_error = added(q, q_error, value, error, C.wide)
-        product, error = sum_along(product, tl.zeros_like(product), 0, C.wide)
+        product, error = sum_along(product, product_error, 0, C.wide)
         scaled, scaled_error = added(scaled, scaled_error, product, error, C.wide)
     zero_set = channel * 0
     total = kept(t, t_error, C.wide)
@@ -388,27 +396,13 @@ def moments(a, C: tl.constexpr):
     blocks = (a.sizes.groups.to(tl.int32) + GROUPS - 1) // GROUPS
     s = tl.program_id(0) // blocks
     channel, mask, group, _, first_group = channels_of(tl.program_id(0) % blocks, a, C)
-    m = number(a.numbers.divisor)
     if C.sums:
         centre = about_sums(a, s, group, mask, C)
         t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
-        mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
         if C.saves:
-            at = group_at(a, s, group)
-            rounded_mean = real(mean, C.wide).to(tl.float64)
-            if C.saves == SAVES_SPREAD:
-                q, q_error = divided(q, q_error, m, number(a.numbers.inverse), C.wide)
-                variance = kept(q, q_error, C.wide)
-            else:
-                rest = mean - rounded_mean
-                variance += rest * rest
-                # It may stand where what x was centred about was read, by several threads.
-                tl.debug_barrier()
-                tl.store(doubles(a, a.work.mean) + at, rounded_mean, mask=mask)
-            if C.saves != SAVES_MEAN:
-                r = tl.rsqrt(variance + number(a.numbers.eps))
-                tl.store(doubles(a, a.work.spread) + at, real(r, C.wide).to(tl.float64), mask=mask)
+            save_statistics(a, s, group, mask, centre, t, t_error, q, q_error, C)
         else:
+            mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
             outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
     else:
         # No elements: no statistics either.

@@ -82,7 +82,7 @@ def _bits(value: float) -> int:
     return int(bits)
 
 
-_NO_WORK = Work(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, phase=3)
+_NO_WORK = Work(*(0,) * len(Work._fields))._replace(phase=3)
 
 
 @dataclass

@@ -179,9 +179,12 @@ def _save(builder: Builder, which: int) -> None:
     tile = tile_of(builder.problem, builder.layout, builder.device)
     parts, part = _parts(builder.problem, tile, builder.blocks(tile), builder.device)
     values = problem.sets.size * groups_of(problem) * 8
-    if not builder.work.mean and not builder.work.spread:
+    if not builder.work.mean_rest:  # the first of them may well stand at 0
         builder.work = builder.work._replace(
-            mean=builder.reserve(values), spread=builder.reserve(values)
+            mean=builder.reserve(values),
+            mean_rest=builder.reserve(values),
+            spread=builder.reserve(values),
+            spread_error=builder.reserve(values if builder.wide else 0),
         )
     builder.reserve_sums(parts)
     builder.over_parts("sums", "moments", tile, parts, part)
@@ -192,19 +195,16 @@ def _save(builder: Builder, which: int) -> None:
 def _missing(builder: Builder) -> None:
     """Statistics that are not given to a gradient."""
     problem = builder.problem
-    # A mean in float64 arithmetic takes a second round about the first one's result.
     if problem.missing_mean:
         builder.about = PILOT
-        if builder.wide:
+        if builder.wide:  # a second round about the first one's result
             _save(builder, MEAN)
             builder.about = SAVED
-            _save(builder, MEAN)
-        else:
-            _save(builder, BOTH if problem.missing_spread else MEAN)
+        _save(builder, BOTH if problem.missing_spread else MEAN)
         builder.about = SAVED
+    else:
+        _save(builder, SPREAD)
     if problem.missing_spread:
-        if builder.wide or not problem.missing_mean:
-            _save(builder, SPREAD)
         builder.saved_spread = True
         builder.problem = replace(problem, spread_is_variance=False)
 
