@@ -74,7 +74,12 @@ def test_others(verify, tmp_path):
     result, page = verify("--backend", "mine:Ops", "--quick", "--only", "/stats/8x4x16x16/float32")
     assert result.exit_code == 1
     assert "mine:Ops: what is wrong" in result.stdout
-    assert re.search(r"wrong +\d+ +mean/stats/8x4x16x16/float32.*invstd: ", result.stdout)
+    assert re.search(
+        r"\nwrong, \d+ cases: \|mean\| ≫ std, stats\n"
+        r" +mean/stats/8x4x16x16/float32\S+: invstd: .*\n"
+        r" +normgrad verify --alone --backend mine:Ops --only mean/stats/8x4x16x16/float32\S+\n",
+        result.stdout,
+    )
     assert re.search(r'mine:Ops: <span class="bad">\d+ wrong</span>', page)
     # Ours is beside it, without being named.
     assert "<h2>normgrad (cpu)</h2>" in page

@@ -138,9 +138,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
     from ..testing.trials import try_cases
 
     def wanted(case: Described) -> bool:
-        return (only is None or only in case.name) and (
-            not compared or case.topic.name in _COMPARED
-        )
+        return not compared or case.topic.name in _COMPARED
 
     with contextlib.ExitStack() as stack:
         advance: list[Callable[[str], None]] = []
@@ -153,7 +151,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
             advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
 
         try:
-            return try_cases(spec, quick, wanted, started, progress)
+            return try_cases(spec, quick, wanted, started, progress, only or "")
         except SubjectError as error:
             raise InputError("--backend", str(error)) from None
 
@@ -189,16 +187,18 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
         show.print_lines(*(Text(f"{claim.title}: {claim.text}") for claim in report.claims(trial)))
     for trial in trials:
         found = report.findings(trial)
-        if found:
-            show.columns(
-                f"{trial.name}: what is wrong",
-                ("verdict", "cases", "for example", ""),
-                [
-                    (each.first.verdict.value, str(len(each.judged)), each.first.case.name,
-                     each.first.detail)
-                    for each in found[:_MOST_FINDINGS]
-                ],
-            )  # fmt: skip
-            if len(found) > _MOST_FINDINGS:
-                where = path or "a page (-o FILE)"
-                show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")
+        if not found:
+            continue
+        title = f"{trial.name}: what is wrong, and the command that repeats the first of each"
+        show.print_lines(Text(), Text(show.plain(title), "bold"))
+        for each in found[:_MOST_FINDINGS]:
+            first, number = each.first, len(each.judged)
+            lines = (
+                f"{first.verdict.value}, {number} case{'s' if number > 1 else ''}: {each.title}",
+                f"    {first.case.name}: {first.detail}",
+                f"    {report.command(trial, first)}",
+            )
+            show.print_lines(*(Text(show.plain(line)) for line in lines))
+        if len(found) > _MOST_FINDINGS:
+            where = path or "a page (-o FILE)"
+            show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")

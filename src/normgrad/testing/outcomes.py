@@ -84,6 +84,10 @@ class Described(Protocol):
         """The operator, in its way."""
 
     @property
+    def operator(self) -> str:
+        """The operator."""
+
+    @property
     def dtype(self) -> str:
         """That of grad_out."""
 
@@ -115,6 +119,23 @@ class Judged:
     counts: Array = field(
         default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64), repr=False, compare=False
     )
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether a legal call returned something, right or wrong."""
+        legal = self.case.topic is not Topic.MISTAKES
+        return legal and self.verdict in (Verdict.MET, Verdict.BROKEN)
+
+    def beside(self, plain: Judged | None) -> Judged:
+        """The verdict in view of what came of the plain call, which a wrong call is a change of.
+
+        An error shows that a mistake was noticed only if the call without it is answered.
+        """
+        is_refusal = self.case.topic is Topic.MISTAKES and self.verdict is Verdict.MET
+        if not is_refusal or plain is None or plain.is_answer:
+            return self
+        detail = f"without its mistake the call is {plain.verdict.value} too: {plain.detail}"
+        return replace(self, verdict=Verdict.ABSENT, detail=detail)
 
 
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
