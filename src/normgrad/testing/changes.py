@@ -93,13 +93,19 @@ def _all_positive(call: Call) -> None:
 def _thirds(call: Call) -> None:
     """Sums of terms of one sign, whose additions round in one direction.
 
-    The input is 8/3 and 4/3 in turn, grad_out 4/3 and 0, given means are 0 and weights 1. So the
-    terms of every sum have one sign: dy, dy·(x − mean) and (x − mean)², whether the mean is given
-    (0) or computed (2). In binary a third is 0.0101…: whatever the last place of a running sum is,
-    an addition of 4/3 rounds a third of it away, always in the same direction until the sum passes
-    the next power of two. A chain of L additions in float32 is then off by some L/20 unit roundoffs
-    or more, random terms would be by √L/4; the bound is 16.
+    In each channel every fourth element of the input is 8/3 and of grad_out 4/3; the others are 4/3
+    and 0. Given means are 0, given weights and 1/std are 1. So the terms of every sum have one
+    sign: x, dy, (x − mean)² and dy·(x − mean), whether the mean is given (0) or computed (5/3).
+
+    In binary a third is 0.0101…: whatever the last place of a running sum is, an addition of 4/3
+    rounds a third of it away, in one direction until the sum passes the next power of two. So a
+    chain of L additions in float32 is off by about L/20 unit roundoffs, where random terms of one
+    sign would be by about √L/4. The bound is 16.
     """
+    data = call.tensors["input"]
+    assert data is not None
+    samples, _, *rest = data.shape
+    order = np.arange(data.size // data.shape[1]).reshape(samples, 1, *rest)
     for name, kind in _kinds(call).items():
         old = call.tensors.get(name)
         if old is None:
@@ -107,7 +113,7 @@ def _thirds(call: Call) -> None:
         if kind is Kind.DATA:
             high, low = (8 / 3, 4 / 3) if name == "input" else (4 / 3, 0)
             new = np.empty_like(old)
-            new[..., ::2], new[..., 1::2] = high, low
+            new[...] = np.where(order % 4 == 0, high, low)
             call.tensors[name] = new
         elif name in _NEUTRAL:
             call.tensors[name] = np.full_like(old, _NEUTRAL[name])

@@ -27,8 +27,8 @@ _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 0, 5), (2, 4, 0))
 #: Larger than what is computed in one piece.
 _LARGE: Shape = (16, 24, 28, 28)
 
-#: Two channels of 2¹⁷ elements, in long rows or in as many samples: enough for an error beyond the
-#: bound where even 64 sums run side by side in float32, of 1024 terms each that are not 0.
+#: Two channels of 2¹⁷ elements, in long rows or in as many samples. Where 64 sums run side by side
+#: in float32, as vectorised loops have them, each has 2048 terms: an error of 100 unit roundoffs.
 LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 
 _GROUPED = ("group_norm", "forward_group_norm")
