@@ -51,7 +51,11 @@ def verify(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A part of the suite.")] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Cases with this in their name.")
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="The case of this name; if there is none, those with this in their names.",
+        ),
     ] = None,
     page: Annotated[
         Path | None,
@@ -74,13 +78,13 @@ def verify(
     """Try every operator with every dtype, layout, mask and edge case, against a float64 oracle.
 
     Each result's largest error is told in units of the bound that the library keeps, in a table and
-    in a page of HTML with pictures that has everything in itself. What is tried runs in a process
-    of its own: where it crashes, that is a row of the table.
+    in a page of HTML with pictures that has everything in itself. The implementation under
+    test runs in a process of its own: where it crashes, that is a row of the table.
 
-    The exit status is 0 if all is as it should be, 1 if a bound is broken, a wrong call is not
-    refused, the process crashes or hangs, or nothing at all is met, and 2 if FILE cannot be written
-    or there is nothing of that name to try. Legal calls that another implementation refuses do not
-    count against it.
+    The exit status is 0 if all is as it should be; 1 if a bound is broken, a wrong call is not
+    refused, the process crashes or hangs, an operator answers no legal call, or nothing at all is
+    met; and 2 if FILE cannot be written or there is nothing of that name to try. Where another
+    implementation refuses some legal calls of an operator, that does not count against it.
     """
     if page is None and only is None:
         page = Path(PAGE)
