@@ -78,6 +78,16 @@ class OneAnswers:
         return ng.group_norm(*tensors, num_groups=num_groups, eps=eps)
 
 
+class OnlyNothing:
+    """Answers where there is nothing to compute, or nothing is wanted; and nowhere else."""
+
+    def batch_norm_backward(self, *tensors, training, eps=1e-5, output_mask=(True,) * 3):
+        if tensors[1].size and any(output_mask):
+            raise RuntimeError("not today")
+        chosen = {"training": training, "eps": eps, "output_mask": output_mask}
+        return ng.batch_norm_backward(*tensors, **chosen)
+
+
 class _Statistics:
     def batch_norm_stats(self, input, *, eps=1e-5):
         return self.change(input, ng.batch_norm_stats(input, eps=eps))

@@ -301,6 +301,13 @@ def test_functions_with_other_parameters(fooled):
     assert set(trial.silent) == {"batch_norm_stats", "batch_norm_elemt"}
 
 
+def test_one_that_answers_where_there_is_nothing_to_compute(fooled):
+    trial = fooled("OnlyNothing", lambda case: case.kind in ("train", "eval"))
+    assert verdicts(trial) >= {Verdict.MET, Verdict.REFUSED}
+    assert not trial.passed
+    assert list(trial.silent) == ["batch_norm_backward"]
+
+
 def test_one_that_answers_beside_one_that_does_not(fooled):
     trial = fooled("OneAnswers", lambda case: True)
     assert not trial.passed

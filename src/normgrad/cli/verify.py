@@ -130,10 +130,11 @@ def _beside(
     if other == (backend or "").partition(":")[0]:
         return []
     try:
-        return [_try(other, quick, only, compared=quick)]
+        trial = _try(other, quick, only, compared=quick)
     except InputError as error:
         show.complain(f"note: not compared: {error}")
         return []
+    return [trial] if trial.judged else []
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:

@@ -76,6 +76,11 @@ class Case:
         return self.computed.kind
 
     @property
+    def shape(self) -> Shape:
+        """That of the input."""
+        return self.computed.shape
+
+    @property
     def dtype(self) -> str:
         """That of gradOut."""
         return self.computed.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -16,7 +17,7 @@ from ..dtypes import DType
 from ..reference import Exact
 from .cases import Case, Topic
 from .changes import mistakes
-from .tensors import Array, Call
+from .tensors import Array, Call, Shape
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class Described(Protocol):
         """The operator."""
 
     @property
+    def shape(self) -> Shape:
+        """That of the input."""
+
+    @property
     def dtype(self) -> str:
         """That of grad_out."""
 
@@ -122,9 +127,14 @@ class Judged:
 
     @property
     def is_answer(self) -> bool:
-        """Whether a legal call returned something, right or wrong."""
-        legal = self.case.topic is not Topic.MISTAKES
-        return legal and self.verdict in (Verdict.MET, Verdict.BROKEN)
+        """Whether a legal call returned something, right or wrong.
+
+        Without elements, or where every result is masked off, there is nothing to compute.
+        """
+        if self.case.topic is Topic.MISTAKES:
+            return False
+        is_computed = bool(math.prod(self.case.shape) and self.counts.any())
+        return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.MET and is_computed)
 
     def beside(self, plain: Judged | None) -> Judged:
         """The verdict in view of what came of the plain call, which a wrong call is a change of.

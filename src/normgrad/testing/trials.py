@@ -85,7 +85,7 @@ class Trial:
 
 def _is_unanswered(judged: Judged) -> bool:
     """Whether an operator that is offered did not answer a legal call."""
-    if judged.case.topic is Topic.MISTAKES or judged.is_answer:
+    if judged.case.topic is Topic.MISTAKES or judged.verdict in (Verdict.MET, Verdict.BROKEN):
         return False
     return judged.verdict is not Verdict.ABSENT or judged.detail.startswith(NO_PARAMETER)
 
