@@ -87,7 +87,11 @@ def _is_unanswered(judged: Judged) -> bool:
     """Whether an operator that is offered did not answer a legal call."""
     if judged.case.topic is Topic.MISTAKES or judged.verdict in (Verdict.MET, Verdict.BROKEN):
         return False
-    return judged.verdict is not Verdict.ABSENT or judged.detail.startswith(NO_PARAMETER)
+    # A parameter that even the plain call needs is no part of an operator that may be left out.
+    is_plain = judged.case.topic is Topic.PLAIN
+    return judged.verdict is not Verdict.ABSENT or (
+        is_plain and judged.detail.startswith(NO_PARAMETER)
+    )
 
 
 def chosen(cases: Sequence[Described], text: str) -> list[Described]:
