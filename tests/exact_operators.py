@@ -118,7 +118,7 @@ class Exact:
         call = _Call("batch_norm_stats", (input,), channel_axis, eps=eps)
         x = call.rows(input)
         mean, invstd = self._statistics(call, x, None, None, eps)
-        return call.results(*((mean, invstd) if x.shape[1] else (0 * mean, 0 * mean)))
+        return call.results(*((mean, invstd) if x.shape[1] else np.zeros((2, call.channels))))
 
     def batch_norm(
         self, input, weight=None, bias=None, running_mean=None, running_var=None, *,
@@ -136,7 +136,7 @@ class Exact:
         count = x.shape[1]
         if not count:
             old = (call.read(each, 0) for each in (running_mean, running_var))
-            return call.results(call.back(output), 0 * mean, 0 * mean, *old)
+            return call.results(call.back(output), np.zeros_like(mean), np.zeros_like(mean), *old)
         var = self._column("squares", (x - mean) ** 2) / max(1, count - 1)
         old, new = (running_mean, running_var), (mean, var)
         share = x.dtype.type(momentum)

@@ -145,7 +145,7 @@ def has_lost_its_mean(case):
 def test_an_exact_implementation_meets_it(topic):
     """In arithmetic and in an order of its own."""
     told = []
-    for case in testing.cases(quick=True):
+    for case in testing.cases():
         if case.topic is topic and not has_lost_its_mean(case):
             judged = testing.check(case, exact_operators.Exact)
             told.append(judged.verdict)
