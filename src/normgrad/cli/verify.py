@@ -49,7 +49,7 @@ def verify(
             "kernels); without it, normgrad on this machine's CPU and GPUs.",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A part of the suite.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only a quarter of the suite.")] = False,
     only: Annotated[
         str | None,
         typer.Option(
@@ -63,15 +63,15 @@ def verify(
             "-o",
             "--report",
             metavar="FILE",
-            help=f"Where the page is written; {PAGE}, but none with --only, if it is not said.",
+            help=f"Where the page is written. Without this: {PAGE}, and with --only no page.",
         ),
     ] = None,
     alone: Annotated[
         bool,
         typer.Option(
             "--alone",
-            help="Try nothing beside it for comparison: PyTorch's kernels beside ours, ours beside "
-            "others'.",
+            help="Do not try a second implementation for comparison. Without this, PyTorch's "
+            "kernels are compared with normgrad, and normgrad with any other implementation.",
         ),
     ] = False,
 ) -> None:
