@@ -154,6 +154,15 @@ def test_an_exact_implementation_meets_it(topic):
     assert (Verdict.MET in told) == (topic is not Topic.OUTPUTS)
 
 
+def test_statistics_that_are_used_unrounded_meet_it():
+    """However far from 0 the data are: the oracle's are exact too."""
+    cases = [case for case in testing.cases() if has_lost_its_mean(case)]
+    assert {case.dtype for case in cases} == {"float32", "float64"}
+    for case in cases:
+        judged = testing.check(case, exact_operators.Exact)
+        assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
+
+
 def test_a_wrong_call_is_checked_beside_the_right_one():
     class Refuses:
         def batch_norm_stats(self, input, *, eps):
