@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import normgrad
+from normgrad import testing
+from normgrad.testing import explained
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -74,10 +78,117 @@ def test_others(verify, tmp_path):
     result, page = verify("--backend", "mine:Ops", "--quick", "--only", "/stats/8x4x16x16/float32")
     assert result.exit_code == 1
     assert "mine:Ops: what is wrong" in result.stdout
-    assert re.search(r"wrong +\d+ +mean/stats/8x4x16x16/float32.*invstd: ", result.stdout)
+    assert re.search(
+        r"\nwrong, \d+ cases: \|mean\| ≫ std, stats\n"
+        r" +mean/stats/8x4x16x16/float32\S+: invstd: .*\n"
+        r" +normgrad verify --alone --backend mine:Ops --only mean/stats/8x4x16x16/float32\S+\n",
+        result.stdout,
+    )
     assert re.search(r'mine:Ops: <span class="bad">\d+ wrong</span>', page)
     # Ours is beside it, without being named.
     assert "<h2>normgrad (cpu)</h2>" in page
+
+
+def in_a_shell(command, folder, tmp_path):
+    """What comes of a line that is pasted into a shell."""
+    programs = tmp_path / "bin"
+    programs.mkdir(exist_ok=True)
+    program = programs / "normgrad"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m normgrad.cli "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        command, cwd=folder, env=environment, shell=True, capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+
+
+def commands_of(text):
+    return [line.strip() for line in text.splitlines() if line.strip().startswith("normgrad ver")]
+
+
+CARELESS = """
+import normgrad
+
+class Ops:
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        if str(input.dtype) == "int32":
+            return None
+        mean, invstd = normgrad.batch_norm_stats(input, eps=eps)
+        is_far = input.flags.c_contiguous and 1e9 < input.max() < 1e30
+        return mean, invstd * 2 if is_far else invstd
+"""
+
+
+def test_each_finding_has_the_command_that_repeats_it(verify, tmp_path):
+    (tmp_path / "it's mine.py").write_text(CARELESS)
+    result, page = verify("--backend", "it's mine:Ops", "--alone", "--only", "/stats/3x4x")
+    assert result.exit_code == 1
+    commands = commands_of(result.stdout)
+    assert len(commands) == 2
+    for command, verdict, name in zip(
+        commands,
+        ("accepted", "wrong"),
+        (
+            "mistakes/stats/3x4x5/float32/contiguous/change=input: int32",
+            "special/stats/3x4x40/float32/contiguous/change=one element far away",
+        ),
+        strict=True,
+    ):
+        assert command.endswith(f" --only '{name}'")
+        assert command in html.unescape(page)
+        done = in_a_shell(command, tmp_path, tmp_path)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert commands_of(done.stdout) == [command]
+        assert re.search(rf"\n{verdict}, 1 case: .*, stats\n +{re.escape(name)}: ", done.stdout)
+        assert re.search(r" in all +1 ", done.stdout), "another case was tried too"
+
+
+def test_an_operator_that_never_answers(verify, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Ops:\n"
+        "    def batch_norm_stats(self, input, *, eps=1e-5):\n"
+        "        raise ValueError('input: not today')\n"
+    )
+    result, page = verify("--backend", "mine:Ops", "--alone", "--quick")
+    assert result.exit_code == 1
+    first = "plain/stats/3x4x5/float32/contiguous"
+    said = (
+        "batch_norm_stats answers no legal call; the first was "
+        f"{first}: refused: ValueError: input: not today"
+    )
+    assert f"\noperators: {said}\n" in result.stdout
+    assert said in page
+    assert 'class="bad">batch_norm_stats answers no legal call, ' in page
+    legal = [case for case in testing.cases(True) if is_legal_call_of(case, "stats")]
+    number = len([case for case in legal if case.channel_axis == 1])  # it has no parameter for it
+    assert number < len(legal)
+    assert (
+        f"\nrefused, {number} cases: batch_norm_stats answers no legal call\n"
+        f"    {first}: ValueError: input: not today\n"
+        f"    normgrad verify --alone --backend mine:Ops --only {first}\n"
+    ) in result.stdout
+    assert f"normgrad verify --alone --backend mine:Ops --only {first}" in page
+
+
+def is_legal_call_of(case, kind):
+    return case.kind == kind and case.topic is not testing.Topic.MISTAKES
+
+
+def test_the_page_explains_what_a_case_is(verify):
+    _, page = verify("--quick", "--alone", "--only", "plain/")
+    assert "<code>normgrad verify --only TEXT</code>" in page
+    assert "such as <code>plain/train/3x4x5/float32/contiguous</code>" in page
+    for kind in testing.SUITES["operators"].cases(True, {}):
+        assert f"<code>{kind.kind}</code></td><td" in page
+    for words, known in (
+        (explained.TOPICS, testing.Topic),
+        (explained.KINDS, (*testing.GRADIENTS, *testing.FORWARD)),
+        (explained.LAYOUTS, testing.LAYOUTS),
+    ):
+        assert set(words) == set(known)
+        assert all(text.endswith(".") for text in words.values())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from normgrad import testing
 from normgrad.aclnn import products
 from normgrad.capi import build
-from normgrad.testing import SubjectError, Verdict, aclnn_suite, infiniop_suite
+from normgrad.testing import SubjectError, Verdict, aclnn_suite, infiniop_suite, report
 from normgrad.testing.aclnn_library import OPERATORS
 from normgrad.testing.cases import Topic
 from normgrad.testing.outcomes import Outcome
@@ -238,6 +238,12 @@ def is_short(case):
             r"INFINI_STATUS_BAD_TENSOR_SHAPE \(infiniopCreateBatchNormBackwardDescriptor\); "
             "allowed: INFINI_STATUS_BAD_TENSOR_STRIDES",
         ),
+        (
+            "KEEPS_SUMS",
+            of(Topic.DETERMINISM),
+            Verdict.BROKEN,
+            "grad_bias: (other bits|.* of the bound)",
+        ),
         ("NEEDS_NO_WORKSPACE", is_short, Verdict.ABSENT, "it needs no workspace"),
     ],
 )
@@ -256,6 +262,41 @@ def test_a_defect_is_seen(tmp_path, defect, wanted, verdict, detail):
     elif defect == "IGNORES_STRIDES":
         # Every vector that has gaps.
         assert len(found[verdict]) == len(trial.judged)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    ("defect", "change"),
+    [("SPREADS_NAN", "NaN in grad_out"), ("SUMS_IN_FLOAT", "long sums of one sign")],
+)
+def test_a_defect_of_values_is_seen(tmp_path, defect, change, quick):
+    library = compiled("infiniop.c", tmp_path / "libinfiniop.so", f"-D{defect}")
+    trial = tried(library, of(Topic.SPECIAL), quick)
+    found = defects(trial)
+    assert set(found) == {Verdict.BROKEN}
+    assert change in {each.case.change for each in found[Verdict.BROKEN]}
+
+
+@pytest.mark.parametrize("defect", ["NEVER_BEGINS", "NEVER_COMPUTES"])
+def test_a_library_that_answers_nothing(tmp_path, defect):
+    """Its errors for wrong calls, which may be the right ones, are not to its credit."""
+    library = compiled("infiniop.c", tmp_path / "libinfiniop.so", f"-D{defect}")
+    trial = tried(library)
+    assert not trial.passed
+    assert Verdict.MET not in verdicts(trial)
+    assert Verdict.REFUSED in verdicts(trial)
+    function = {"NEVER_BEGINS": "CreateHandle", "NEVER_COMPUTES": "BatchNormBackward"}[defect]
+    reason = f"INFINI_STATUS_INTERNAL_ERROR: infiniop{function}"
+    assert {name: first.detail for name, first in trial.silent.items()} == {
+        "BatchNormBackward": reason
+    }
+    assert report.claims(trial)[0] == report.Claim(
+        "operators",
+        "BatchNormBackward answers no legal call; the first was "
+        f"plain/train/3x4x5/float32: refused: {reason}",
+        False,
+    )
+    assert report.findings(trial)[0].title == "BatchNormBackward answers no legal call"
 
 
 @pytest.fixture
@@ -284,6 +325,20 @@ def test_an_executor_that_is_never_used_up(forwarding):
         ("elemt", "no aclnnBatchNormElemtBackwardGetWorkspaceSize"),
         ("group_norm", "no aclnnGroupNormBackwardGetWorkspaceSize"),
     }
+
+
+def test_an_operator_that_answers_nothing(ours, tmp_path):
+    for name in ("libascendcl.so", "libnnopbase.so", "libnormgrad_capi.so"):
+        (tmp_path / name).symlink_to(ours / name)
+    flags = ("-DNEVER_COMPUTES", f'-DREAL="{ours / "libopapi.so"}"')
+    trial = tried(compiled("opapi.c", tmp_path / "libopapi.so", *flags))
+    assert not trial.passed
+    assert list(trial.silent) == ["aclnnBatchNormBackward"]
+    first = trial.silent["aclnnBatchNormBackward"]
+    assert first.case.name == "plain/train/3x4x5/float32/contiguous/more=True"
+    assert first.detail.startswith("ACLNN_ERR_INNER: aclnnBatchNormBackward")
+    wrong = [each for each in trial.judged if each.case.topic is Topic.MISTAKES]
+    assert Verdict.MET not in {each.verdict for each in wrong}
 
 
 def test_companions_on_the_loaders_path(ours, tmp_path, monkeypatch):

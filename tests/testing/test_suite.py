@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import exact_operators
 import numpy as np
 import pytest
 
 import normgrad as ng
-from normgrad import testing
+from normgrad import dtypes, testing
 from normgrad.operators.by_name import FUNCTIONS, PLANNED
 from normgrad.testing import changes, suite
 from normgrad.testing.cases import Topic
@@ -83,6 +84,98 @@ def test_ours_meets_it(topic):
         if case.topic is topic:
             judged = testing.check(case, ours)
             assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
+
+
+def quick(kind, change):
+    """A quick run's cases of a kind with such changes; a full run has them too."""
+    return [case for case in testing.cases(quick=True) if case.kind == kind and change(case.change)]
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize(("word", "is_special"), [("NaN", np.isnan), ("inf", np.isinf)])
+@pytest.mark.parametrize("kind", suite.KINDS)
+def test_what_spreads_from_an_input_s_channel_is_found(kind, word, is_special, everywhere):
+    call = testing.Case(Topic.SPECIAL, kind, (3, 4, 40)).call()
+    names = [name for name, value in call.tensors.items() if value is not None]
+    names = [name for name in names if name not in ("count", "counts")]
+    if kind == "gather":
+        names.remove("input")  # of which no value is read
+    assert names
+    for name in names:
+        cases = quick(kind, lambda change, name=name: change == f"{word} in {name}")
+        assert {case.layout for case in cases} == {"contiguous", "channels_last"}
+        spreading = exact_operators.Spreads(name, is_special, everywhere)
+        for case in cases:
+            assert testing.check(case, spreading).verdict is Verdict.BROKEN, case
+
+
+SUMS = {
+    **dict.fromkeys(("train", "eval", "reduce"), ("dy", "dy_xmu")),
+    "train_without_statistics": ("dy", "dy_xmu", "mean", "squares"),
+    "group_norm": ("group", "group_xhat", "gamma", "beta"),
+    **dict.fromkeys(("forward", "stats", "forward_group_norm"), ("mean", "squares")),
+}
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 64])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SUMS for name in SUMS[kind]])
+def test_a_sum_in_float32_is_found(kind, name, lanes):
+    """One term after another, in one sum or in many side by side."""
+    cases = quick(kind, lambda change: change == changes.LONG_SUMS)
+    wrong = exact_operators.Sequential(name, lanes)
+    cases = [case for case in cases if case.dtype == "float32"]
+    assert any(testing.check(case, wrong).verdict is Verdict.BROKEN for case in cases)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SUMS for name in SUMS[kind]])
+def test_a_sum_of_halves_in_their_own_type_is_found(kind, name, dtype):
+    cases = quick(kind, lambda change: change == changes.LONG_SUMS)
+    wrong = exact_operators.Sequential(name, lanes=64, dtype=dtypes.BY_NAME[dtype].numpy)
+    found = [testing.check(case, wrong) for case in cases if case.dtype == dtype]
+    assert [each.verdict for each in found] == [Verdict.BROKEN]
+
+
+def has_lost_its_mean(case):
+    """Whether statistics are computed of data that are far from 0."""
+    return case.kind == "train_without_statistics" and case.mean >= 1e3
+
+
+@pytest.mark.parametrize("topic", Topic)
+def test_an_exact_implementation_meets_it(topic):
+    """In arithmetic and in an order of its own."""
+    told = []
+    for case in testing.cases():
+        if case.topic is topic and not has_lost_its_mean(case):
+            judged = testing.check(case, exact_operators.Exact)
+            told.append(judged.verdict)
+            assert judged.verdict in (Verdict.MET, Verdict.ABSENT), f"{case}: {judged.detail}"
+    # What it has no parameter for is not tried.
+    assert (Verdict.MET in told) == (topic is not Topic.OUTPUTS)
+
+
+def test_statistics_that_are_used_unrounded_meet_it():
+    """However far from 0 the data are: the oracle's are exact too."""
+    cases = [case for case in testing.cases() if has_lost_its_mean(case)]
+    assert {case.dtype for case in cases} == {"float32", "float64"}
+    for case in cases:
+        judged = testing.check(case, exact_operators.Exact)
+        assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
+
+
+def test_a_wrong_call_is_checked_beside_the_right_one():
+    class Refuses:
+        def batch_norm_stats(self, input, *, eps):
+            raise TypeError("input: no")
+
+    cases = [case for case in testing.cases() if case.kind == "stats"]
+    wrong = next(case for case in cases if case.change == "input: int32")
+    assert testing.check(wrong, ng).verdict is Verdict.MET
+    judged = testing.check(wrong, Refuses)
+    assert (judged.verdict, judged.detail) == (
+        Verdict.ABSENT,
+        "without its mistake the call is refused too: TypeError: input: no",
+    )
 
 
 def test_an_object_is_checked_in_this_process():

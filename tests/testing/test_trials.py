@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from normgrad.operators.by_name import FUNCTIONS
 from normgrad.testing import SubjectError, Verdict, process, report, trials, try_cases
 from normgrad.testing.cases import Topic
 
@@ -228,6 +229,175 @@ def test_what_cannot_be_tried(spec, message):
     with pytest.raises(SubjectError) as caught:
         try_cases(spec)
     assert message in str(caught.value)
+
+
+# What might be taken for right
+
+
+@pytest.fixture(scope="module")
+def fooled():
+    """Each of `fooling_operators` with statistics, or all, as far as a test wants it."""
+
+    def run(name, wanted=lambda case: case.kind == "stats", only=""):
+        return try_cases(f"fooling_operators:{name}", quick=True, wanted=wanted, only=only)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "reason"),
+    [
+        ("Raises", Verdict.REFUSED, "ValueError: grad_out: not today"),
+        ("RaisesOddly", Verdict.CRASHED, "exit status 1: fooling_operators._Odd: no Exception"),
+        ("ExitsInPython", Verdict.CRASHED, "exit status 0"),
+        ("Exits", Verdict.CRASHED, "exit status 0"),
+    ],
+)
+def test_what_answers_nothing(fooled, name, verdict, reason):
+    """Its errors for wrong calls are not to its credit."""
+    topics = (Topic.PLAIN, Topic.MASKS, Topic.MISTAKES)
+    trial = fooled(name, lambda case: case.topic in topics)
+    assert not trial.passed
+    assert Verdict.MET not in verdicts(trial)
+    assert set(trial.silent) == set(FUNCTIONS)
+    claim = report.claims(trial)[0]
+    assert (claim.title, claim.holds) == ("operators", False)
+    assert claim.text == (
+        f"{', '.join(trial.silent)}: each answers no legal call; the first was "
+        f"plain/train/3x4x5/float32/contiguous: {verdict.value}: {reason}"
+    )
+    findings = {finding.title: finding.first for finding in report.findings(trial)}
+    for operator in FUNCTIONS:
+        first = findings[f"{operator} answers no legal call"]
+        assert (first.case.topic, first.verdict, first.detail) == (Topic.PLAIN, verdict, reason)
+    assert report.headline(trial).startswith("batch_norm_backward, batch_norm_backward_reduce, ")
+    if verdict is Verdict.REFUSED:
+        wrong = [each for each in trial.judged if each.case.topic is Topic.MISTAKES]
+        assert {(each.verdict, each.detail) for each in wrong} == {
+            (Verdict.ABSENT, f"without its mistake the call is refused too: {reason}")
+        }
+
+
+def test_what_offers_nothing(fooled):
+    trial = fooled("Unwritten")
+    assert not trial.passed
+    assert verdicts(trial) == {Verdict.ABSENT}
+    assert report.claims(trial) == [
+        report.Claim(
+            "operators",
+            "nothing is met; the first was plain/stats/3x4x5/float32/contiguous: not offered: "
+            "not implemented",
+            False,
+        )
+    ]
+
+
+def test_what_is_not_written_yet_is_not_held_against_it(fooled):
+    trial = fooled("WrittenInPart", lambda case: case.kind in ("stats", "normalise"))
+    assert {"not offered: to come", "not offered: no parameter out"} <= dict(
+        report.refusals(trial)
+    ).keys()
+    assert trial.silent == {}
+    assert trial.passed
+    assert report.headline(trial).startswith("no defect found, ")
+
+
+def test_functions_with_other_parameters(fooled):
+    trial = fooled("OtherSignatures", lambda case: True)
+    assert not trial.passed
+    refused = "TypeError: OtherSignatures.batch_norm_elemt() takes 2 positional arguments but 6 "
+    assert trial.silent["batch_norm_stats"].detail == "no parameter eps"
+    assert trial.silent["batch_norm_elemt"].detail.startswith(refused)
+    assert set(trial.silent) == {"batch_norm_stats", "batch_norm_elemt"}
+
+
+def test_one_that_answers_where_there_is_nothing_to_compute(fooled):
+    trial = fooled("OnlyNothing", lambda case: case.kind in ("train", "eval"))
+    assert verdicts(trial) >= {Verdict.MET, Verdict.REFUSED}
+    assert not trial.passed
+    assert list(trial.silent) == ["batch_norm_backward"]
+
+
+def test_one_that_answers_beside_one_that_does_not(fooled):
+    trial = fooled("OneAnswers", lambda case: True)
+    assert not trial.passed
+    assert list(trial.silent) == ["batch_norm_elemt"]
+    assert [finding.title for finding in report.findings(trial)] == [
+        "batch_norm_elemt answers no legal call"
+    ]
+    # What refuses the plain call refuses each change of it.
+    told = {
+        kind: {e.verdict for e in trial.judged if (e.case.topic, e.case.kind) == (MISTAKES, kind)}
+        for kind in ("stats", "normalise", "forward_group_norm")
+    }
+    assert told == {
+        "stats": {Verdict.MET},
+        "normalise": {Verdict.ABSENT},
+        "forward_group_norm": {Verdict.ABSENT},
+    }
+    # Whatever part of the suite is tried.
+    assert fooled("OneAnswers", of(MISTAKES, "stats")).passed
+    for kind in ("normalise", "forward_group_norm"):
+        trial = fooled("OneAnswers", of(MISTAKES, kind))
+        assert verdicts(trial) == {Verdict.ABSENT}
+        assert not trial.passed
+    assert fooled("OneAnswers", of(Topic.VECTORS, "forward_group_norm")).passed
+
+
+MISTAKES = Topic.MISTAKES
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "detail"),
+    [
+        ("ReturnsInputs", Topic.PLAIN, "mean: in the memory of input; invstd: in the memory of "),
+        ("OneBuffer", Topic.DETERMINISM, "mean: a later call writes to what an earlier one retu"),
+        ("Remembers", Topic.DETERMINISM, "mean: other bits with 1 threads; invstd: other bits w"),
+        ("Lists", Topic.PLAIN, "its result cannot be read: TypeError: list; allowed: an array"),
+        ("Objects", Topic.PLAIN, "its result cannot be read: TypeError: dtype object; allowed: "),
+    ],
+)
+def test_results_that_are_not_the_call_s_own(fooled, name, topic, detail):
+    trial = fooled(name, of(topic, "stats"))
+    assert [each.verdict for each in trial.judged] == [Verdict.BROKEN]
+    assert trial.judged[0].detail.startswith(detail)
+    assert not fooled(name).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "detail"),
+    [
+        ("OneMemory", "reduce", "grad_bias: in the memory of sum_dy"),
+        ("OverGradOut", "elemt", "grad_out: written to; grad_input: in the memory of grad_out"),
+    ],
+)
+def test_results_in_memory_that_is_another_s(fooled, name, kind, detail):
+    trial = fooled(name, of(Topic.PLAIN, kind))
+    assert [(each.verdict, each.detail) for each in trial.judged] == [(Verdict.BROKEN, detail)]
+
+
+def test_a_process_that_ends_as_it_begins(fooled):
+    with pytest.raises(SubjectError, match=r"^it cannot be loaded: exit status 0$"):
+        fooled("ExitsWhenMade")
+
+
+def test_nothing_is_answered_in_time(monkeypatch):
+    monkeypatch.setattr(process, "PATIENCE", 5.0)
+    monkeypatch.setattr(process, "LITTLE_PATIENCE", 1.0)
+    trial = try_cases("tried_operators:HangsAlways", quick=True, wanted=of(Topic.VECTORS))
+    assert not trial.passed
+    assert verdicts(trial) == {Verdict.HUNG}
+    assert trial.silent["batch_norm_backward"].detail.startswith("no answer in ")
+
+
+def test_the_name_of_a_case_is_that_case():
+    """Though others have it in their names."""
+    name = "values/stats/4x6x9x11/float32/contiguous"
+    trial = try_cases("tried_operators:Selective", only=name)
+    assert [each.case.name for each in trial.judged] == [name]
+    more = try_cases("tried_operators:Selective", only=name[:-1])
+    assert len(more.judged) > 3
+    assert all(each.case.name.startswith(name) for each in more.judged)
 
 
 def test_torch_s_defects_are_found():

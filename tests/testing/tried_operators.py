@@ -89,6 +89,11 @@ class Hangs(_Changed):
         return result
 
 
+class HangsAlways(_Changed):
+    def change(self, tensors, result):
+        time.sleep(600)
+
+
 class Talks(_Changed):
     """Whatever it prints is nobody's message."""
 

@@ -51,9 +51,13 @@ def verify(
             "kernels); without it, normgrad on this machine's CPU and GPUs.",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A part of the suite.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only a quarter of the suite.")] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Cases with this in their name.")
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="The case of this name; if there is none, those with this in their names.",
+        ),
     ] = None,
     report: Annotated[
         str | None,
@@ -61,28 +65,28 @@ def verify(
             "-o",
             "--report",
             metavar="FILE",
-            help=f"Where the page is written; {PAGE}, but none with --only, if it is not said.",
+            help=f"Where the page is written. Without this: {PAGE}, and with --only no page.",
         ),
     ] = None,
     alone: Annotated[
         bool,
         typer.Option(
             "--alone",
-            help="Try nothing beside it for comparison: PyTorch's kernels beside ours, ours beside "
-            "others'.",
+            help="Do not try a second implementation for comparison. Without this, PyTorch's "
+            "kernels are compared with normgrad, and normgrad with any other implementation.",
         ),
     ] = False,
 ) -> None:
     """Try every operator with every dtype, layout, mask and edge case, against a float64 oracle.
 
     Each result's largest error is told in units of the bound that the library keeps, in a table and
-    in a page of HTML with pictures that has everything in itself. What is tried runs in a process
-    of its own: where it crashes, that is a row of the table.
+    in a page of HTML with pictures that has everything in itself. The implementation under
+    test runs in a process of its own: where it crashes, that is a row of the table.
 
-    The exit status is 0 if all is as it should be, 1 if a bound is broken, a wrong call is not
-    refused, the process crashes or hangs, or nothing at all is met, and 2 if FILE cannot be written
-    or there is nothing of that name to try. Legal calls that another implementation refuses do not
-    count against it.
+    The exit status is 0 if all is as it should be; 1 if a bound is broken, a wrong call is not
+    refused, the process crashes or hangs, an operator answers no legal call, or nothing at all is
+    met; and 2 if FILE cannot be written or there is nothing of that name to try. Where another
+    implementation refuses some legal calls of an operator, that does not count against it.
     """
     if report is None and only is None:
         report = PAGE
@@ -131,10 +135,11 @@ def _beside(
     if other == (backend or "").partition(":")[0]:
         return []
     try:
-        return [_try(other, quick, only, compared=quick)]
+        trial = _try(other, quick, only, compared=quick)
     except InputError as error:
         show.complain(f"note: not compared: {error}")
         return []
+    return [trial] if trial.judged else []
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
@@ -143,9 +148,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
     from ..testing.trials import try_cases
 
     def wanted(case: Described) -> bool:
-        return (only is None or only in case.name) and (
-            not compared or case.topic.name in _COMPARED
-        )
+        return not compared or case.topic.name in _COMPARED
 
     with contextlib.ExitStack() as stack:
         advance: list[Callable[[str], None]] = []
@@ -158,7 +161,7 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
             advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
 
         try:
-            return try_cases(spec, quick, wanted, started, progress)
+            return try_cases(spec, quick, wanted, started, progress, only or "")
         except SubjectError as error:
             raise InputError("--backend", str(error)) from None
 
@@ -194,16 +197,18 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
         show.print_lines(*(Text(f"{claim.title}: {claim.text}") for claim in report.claims(trial)))
     for trial in trials:
         found = report.findings(trial)
-        if found:
-            show.columns(
-                f"{trial.name}: what is wrong",
-                ("verdict", "cases", "for example", ""),
-                [
-                    (each.first.verdict.value, str(len(each.judged)), each.first.case.name,
-                     each.first.detail)
-                    for each in found[:_MOST_FINDINGS]
-                ],
-            )  # fmt: skip
-            if len(found) > _MOST_FINDINGS:
-                where = path or "a page (-o FILE)"
-                show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")
+        if not found:
+            continue
+        title = f"{trial.name}: what is wrong, and the command that repeats the first of each"
+        show.print_lines(Text(), Text(show.plain(title), "bold"))
+        for each in found[:_MOST_FINDINGS]:
+            first, number = each.first, len(each.judged)
+            lines = (
+                f"{first.verdict.value}, {number} case{'s' if number > 1 else ''}: {each.title}",
+                f"    {first.case.name}: {first.detail}",
+                f"    {report.command(trial, first)}",
+            )
+            show.print_lines(*(Text(show.plain(line)) for line in lines))
+        if len(found) > _MOST_FINDINGS:
+            where = path or "a page (-o FILE)"
+            show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")

@@ -57,4 +57,13 @@ def check(case: Described, operators: Any) -> Judged:
     """
     is_loaded = isinstance(operators, Implementation)
     subject: Implementation = operators if is_loaded else Subject("it", operators)
-    return SUITES[subject.suite].judge(case, subject.run(case), subject.strict)
+    suite = SUITES[subject.suite]
+
+    def judged(case: Described) -> Judged:
+        return suite.judge(case, subject.run(case), subject.strict)
+
+    found = judged(case)
+    if case.topic is not Topic.MISTAKES:
+        return found
+    plain = [each for each in suite.cases(True, subject.facts) if each.topic is Topic.PLAIN]
+    return found.beside(next((judged(each) for each in plain if each.kind == case.kind), None))

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_bool, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from .outcomes import Outcome
 from .subjects import OTHER_BITS, NotOfferedError, SubjectError
 from .tensors import Array
 from .watched import GUARD, Watched
-
-if TYPE_CHECKING:
-    from .aclnn_suite import Case
 
 OPERATORS = (products.BATCH_NORM, products.REDUCE, products.ELEMT, products.GROUP_NORM)
 _PHASE_1 = "GetWorkspaceSize"
@@ -94,6 +91,11 @@ class Request:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors among the arguments."""
         return {name: each for name, each in self.arguments.items() if isinstance(each, Tensor)}
+
+    @property
+    def inputs(self) -> list[Array]:
+        """The values of what is not written to."""
+        return [each.array for name, each in self.tensors.items() if name not in self.written]
 
 
 def names_of(operator: str) -> tuple[str, ...]:
@@ -393,9 +395,9 @@ class AclnnLibrary(LibrarySubject):
         """See :class:`.c_functions.LibrarySubject`."""
         self._stream = started(self._functions)
 
-    def perform(self, case: Case) -> Outcome:
+    def perform(self, request: Request) -> Outcome:
         """See :class:`.c_functions.LibrarySubject`."""
-        return perform(self._functions, self._stream, case.request())
+        return perform(self._functions, self._stream, request)
 
 
 def _product(chip: str) -> str:

@@ -19,7 +19,7 @@ from . import c_functions, suite
 from .aclnn_library import ACLNN, Argument, Request, Tensor, initialise, names_of, perform, started
 from .aclnn_mistakes import CODES, DATA, OPERATORS, TRANSLATIONS, mistakes
 from .c_functions import Functions, OurOwn
-from .cases import IN_PLACE, Topic, differences, in_one_line
+from .cases import IN_PLACE, Topic, differences, in_one_line, thinned
 from .cases import Case as OperatorsCase
 from .outcomes import Judged, Outcome
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out
@@ -74,6 +74,11 @@ class Case:
     def kind(self) -> str:
         """The operator, in its way."""
         return self.computed.kind
+
+    @property
+    def shape(self) -> Shape:
+        """That of the input."""
+        return self.computed.shape
 
     @property
     def dtype(self) -> str:
@@ -245,8 +250,8 @@ class _Cases:
     def all(self) -> Iterator[tuple[Case, ...]]:
         """The cases of one topic after the other."""
         for part in (
-            *(self._values, self._means, self._masks, self._absent, self._vectors, self._outputs),
-            *(self._shapes, self._special, self._mistakes, self._determinism),
+            *(self._plain, self._values, self._means, self._masks, self._absent, self._vectors),
+            *(self._outputs, self._shapes, self._special, self._mistakes, self._determinism),
         ):
             # What is usual is said twice.
             yield tuple({case.name: case for case in part()}.values())
@@ -262,6 +267,13 @@ class _Cases:
             said = (each.layout, each.x_layout, each.vectors, each.out)
             if each.dtype in self._product.dtypes and "negative" not in said:
                 yield each
+
+    def _plain(self) -> Iterator[Case]:
+        yield from map(self._plain_call, self._kinds)
+
+    def _plain_call(self, kind: str) -> Case:
+        groups = 2 if kind == "group_norm" else 1
+        return self._case(OperatorsCase(Topic.PLAIN, kind, (3, 4, 5), groups=groups), more=True)
 
     def _values(self) -> Iterator[Case]:
         for kind, dtype in itertools.product(self._kinds, self._product.dtypes):
@@ -335,10 +347,8 @@ class _Cases:
 
     def _mistakes(self) -> Iterator[Case]:
         for kind in ("train", "reduce", "elemt", "group_norm"):
-            groups = 2 if kind == "group_norm" else 1
-            computed = OperatorsCase(Topic.VALUES, kind, (3, 4, 5), groups=groups)
             for change in mistakes(OPERATORS[kind], self._product.name):
-                yield self._case(computed, more=True, change=change)
+                yield replace(self._plain_call(kind), change=change)
 
     def _determinism(self) -> Iterator[Case]:
         for each in self._part(Topic.DETERMINISM):
@@ -348,12 +358,13 @@ class _Cases:
 
 #: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
 #: and shapes alternate.
-_QUICK = 5
+_QUICK = 7
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or a quick run's part of it; see :func:`.suite.cases`."""
     product = products.find(facts["product"])
-    step = _QUICK if quick else 1
     found = _Cases(product, facts["saveInvstd"] == "variance").all()
-    return tuple(case for part in found for case in part[::step])
+    if quick:
+        found = (tuple(thinned(part, _QUICK, lambda case: case.computed.change)) for part in found)
+    return tuple(itertools.chain(*found))

@@ -24,6 +24,7 @@ from ..infiniop import infiniStatus_t
 from .cases import Topic
 from .outcomes import Judged, Outcome, Verdict, within_bounds
 from .subjects import OTHER_BITS, Implementation, SubjectError
+from .watched import reverse
 
 
 @dataclass(frozen=True)
@@ -242,12 +243,19 @@ class LibrarySubject(Implementation):
                 self._is_ready = True
         except RefusedError as error:
             return Outcome(error=(error.status, str(error)))
-        first = self.perform(case)
-        if case.topic is not Topic.DETERMINISM or first.error is not None or first.absent:
+        request = case.request()
+        if case.topic is not Topic.DETERMINISM:
+            return self.perform(request)
+        # First with other values in the same memory, so that nothing may be kept from a call.
+        reverse(request.inputs)
+        self.perform(request)
+        reverse(request.inputs)
+        first = self.perform(request)
+        if first.error is not None or first.absent:
             return first
         unlike = []
         for _ in range(_AGAIN):
-            again = self.perform(case).outputs
+            again = self.perform(case.request()).outputs
             for name, value in first.outputs.items():
                 if name not in again or again[name].tobytes() != value.tobytes():
                     unlike.append(f"{name}: {OTHER_BITS} when it is called again")
@@ -262,8 +270,8 @@ class LibrarySubject(Implementation):
         """
 
     @abstractmethod
-    def perform(self, case: Any) -> Outcome:
-        """What comes of one call."""
+    def perform(self, request: Any) -> Outcome:
+        """What comes of a case's request."""
 
 
 def judge(case: Any, outcome: Outcome, ours: Callable[[], Outcome]) -> Judged:

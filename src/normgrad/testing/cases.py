@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import changes
-from .tensors import Array, Call, Shape, lay_out, make
+from .tensors import Array, Call, Shape, lay_out, make, operator_of
+
+_Case = TypeVar("_Case")
 
 
 class Topic(Enum):
     """What a case is about; the value is its title in a report."""
 
+    PLAIN = "plain calls"
     VALUES = "dtypes and layouts"
     MEAN = "|mean| ≫ std"
     MASKS = "masks"
@@ -79,6 +83,11 @@ class Case:
         return self.name
 
     @property
+    def operator(self) -> str:
+        """The operator, by the name of normgrad's function."""
+        return operator_of(self.kind)
+
+    @property
     def data_layout(self) -> str:
         """How grad_out and input lie in memory, in a word."""
         return f"{self.layout}+{self.x_layout}" if self.x_layout else self.layout
@@ -126,6 +135,21 @@ class Case:
         else:
             first = lay_out(np.full(like.shape, np.nan, like.dtype), self.out)
         made.give(first)
+
+
+def thinned(cases: Sequence[_Case], step: int, change: Callable[[_Case], str]) -> list[_Case]:
+    """A quick run's part of some cases.
+
+    Args:
+        cases: the first is taken, then one in so many, and those with an essential change.
+        step: how many.
+        change: what is done to a case's tensors.
+    """
+    return [
+        case
+        for index, case in enumerate(cases)
+        if index % step == 0 or changes.is_essential(change(case))
+    ]
 
 
 #: What every case's name says.

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from .outcomes import Outcome
 from .subjects import NotOfferedError
 from .tensors import Array
 from .watched import Watched, guarded
-
-if TYPE_CHECKING:
-    from .infiniop_suite import Case
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _SIZE = "infiniopGetBatchNormBackwardWorkspaceSize"
@@ -78,6 +75,11 @@ class Request:
     destroyed_again: str = ""
     bytes_missing: int = 0
     computes: bool = True
+
+    @property
+    def inputs(self) -> list[Array]:
+        """The memory of what is not written to."""
+        return [each.array for name, each in self.tensors.items() if name not in OUTPUTS]
 
 
 def perform(functions: Functions, request: Request) -> Outcome:
@@ -216,6 +218,6 @@ class InfiniopLibrary(LibrarySubject):
         if "infinirtSetDevice" in self._functions:
             self._functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
-    def perform(self, case: Case) -> Outcome:
+    def perform(self, request: Request) -> Outcome:
         """See :class:`.c_functions.LibrarySubject`."""
-        return perform(self._functions, case.request())
+        return perform(self._functions, request)

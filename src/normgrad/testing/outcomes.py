@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -16,7 +17,7 @@ from ..dtypes import DType
 from ..reference import Exact
 from .cases import Case, Topic
 from .changes import mistakes
-from .tensors import Array, Call
+from .tensors import Array, Call, Shape
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,14 @@ class Described(Protocol):
         """The operator, in its way."""
 
     @property
+    def operator(self) -> str:
+        """The operator."""
+
+    @property
+    def shape(self) -> Shape:
+        """That of the input."""
+
+    @property
     def dtype(self) -> str:
         """That of grad_out."""
 
@@ -115,6 +124,28 @@ class Judged:
     counts: Array = field(
         default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64), repr=False, compare=False
     )
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether a legal call returned something, right or wrong.
+
+        Without elements, or where every result is masked off, there is nothing to compute.
+        """
+        if self.case.topic is Topic.MISTAKES:
+            return False
+        is_computed = bool(math.prod(self.case.shape) and self.counts.any())
+        return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.MET and is_computed)
+
+    def beside(self, plain: Judged | None) -> Judged:
+        """The verdict in view of what came of the plain call, which a wrong call is a change of.
+
+        An error shows that a mistake was noticed only if the call without it is answered.
+        """
+        is_refusal = self.case.topic is Topic.MISTAKES and self.verdict is Verdict.MET
+        if not is_refusal or plain is None or plain.is_answer:
+            return self
+        detail = f"without its mistake the call is {plain.verdict.value} too: {plain.detail}"
+        return replace(self, verdict=Verdict.ABSENT, detail=detail)
 
 
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:

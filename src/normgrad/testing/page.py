@@ -9,18 +9,30 @@ from typing import Any
 import normgrad
 
 from .. import dtypes, precision
-from . import pictures, report
+from . import explained, pictures, report
 from .outcomes import Verdict
 from .trials import Trial
 
 _MEANINGS = (
-    (Verdict.MET, "the result is within the bound, or the wrong call refused"),
-    (Verdict.BROKEN, "a result beyond its bound, not as asked for, or written elsewhere too"),
-    (Verdict.ACCEPTED, "a wrong call that is not refused"),
+    (Verdict.MET, "every result is within its bound, or the wrong call ended in an error"),
+    (
+        Verdict.BROKEN,
+        "a result is beyond its bound, or has another shape or dtype than was asked for, or memory "
+        "was written to that is not the result's",
+    ),
+    (Verdict.ACCEPTED, "a wrong call did not end in an error"),
     (Verdict.CRASHED, "the process ended"),
-    (Verdict.HUNG, "no answer"),
-    (Verdict.REFUSED, "a legal call ends in an error"),
-    (Verdict.ABSENT, "the implementation has no such operator, parameter, dtype or layout"),
+    (Verdict.HUNG, "the call did not return in time"),
+    (
+        Verdict.REFUSED,
+        "a legal call ended in an error; that counts as a defect if the operator answers none",
+    ),
+    (
+        Verdict.ABSENT,
+        "the implementation has no such operator, parameter, dtype or layout; or a wrong call "
+        "ended in an error, but the same call without the mistake is not answered either, so the "
+        "error shows nothing",
+    ),
 )
 
 _CAPTIONS = (
@@ -37,6 +49,22 @@ _CAPTIONS = (
         "mean is from 0.",
     ),
 )
+
+
+def _words(trials: Sequence[Trial]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The words in the names of the cases that were tried, and what they mean."""
+    cases = [each.case for trial in trials for each in trial.judged]
+    topics = dict.fromkeys(case.topic for case in cases)
+    kinds = dict.fromkeys(case.kind for case in cases)
+    layouts = dict.fromkeys(layout for case in cases for layout in case.data_layout.split("+"))
+    return [
+        (
+            "what the case is about",
+            [(t.name.lower(), f"({t.value}) {explained.TOPICS[t]}") for t in topics],
+        ),
+        ("operator", [(kind, explained.KINDS[kind]) for kind in kinds]),
+        ("memory layout", [(layout, explained.LAYOUTS[layout]) for layout in layouts]),
+    ]
 
 
 def page(
@@ -79,6 +107,9 @@ def page(
         command=command,
         when=when,
         headline=report.headline(trials[0]),
+        repeat=report.command,
+        example=trials[0].judged[0].case.name,
+        words=_words(trials),
         version=normgrad.__version__,
         any=f"{precision.ANY_DATA[dtypes.float32]:g}",
         normal=f"{precision.NORMAL_DATA[dtypes.float32]:g}",

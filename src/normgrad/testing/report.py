@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from .cases import Topic
 from .outcomes import Judged, Verdict
 from .subjects import OTHER_BITS, THREADS
 from .trials import Trial
+
+#: What is said of an operator that has refused every legal call.
+_SILENT = "answers no legal call"
 
 #: The order of a table's columns.
 VERDICTS = (
@@ -70,9 +74,11 @@ class Finding:
     """Cases of one operator and topic with the same verdict, which is not that all is well.
 
     Attributes:
+        title: what they have in common.
         judged: the cases; the first stands for all.
     """
 
+    title: str
     judged: tuple[Judged, ...]
 
     @property
@@ -83,16 +89,28 @@ class Finding:
 
 def findings(trial: Trial) -> list[Finding]:
     """What is wrong, the worst kinds first; of a strict trial refusals too."""
-    found: dict[tuple[object, ...], list[Judged]] = {}
+    silent: dict[str, list[Judged]] = {}
+    found: dict[tuple[Verdict, str], list[Judged]] = {}
     for each in trial.defects:
-        found.setdefault((each.verdict, each.case.topic, each.case.kind), []).append(each)
-    order = [Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN]
-    return sorted(
-        (Finding(tuple(judged)) for judged in found.values()),
-        key=lambda finding: (
-            order.index(finding.first.verdict) if finding.first.verdict in order else len(order)
+        if trial.is_silence(each):
+            silent.setdefault(f"{each.case.operator} {_SILENT}", []).append(each)
+        else:
+            title = f"{each.case.topic.value}, {each.case.kind}"
+            found.setdefault((each.verdict, title), []).append(each)
+    order = [*(Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN), *Verdict]
+    return [
+        *(Finding(title, tuple(judged)) for title, judged in silent.items()),
+        *(
+            Finding(title, tuple(found[verdict, title]))
+            for verdict, title in sorted(found, key=lambda key: order.index(key[0]))
         ),
-    )
+    ]
+
+
+def command(trial: Trial, judged: Judged) -> str:
+    """What repeats a case, as a shell takes it."""
+    options = ("--alone", "--backend", trial.spec, "--only", judged.case.name)
+    return shlex.join(("normgrad", "verify", *options))
 
 
 def refusals(trial: Trial) -> list[tuple[str, int]]:
@@ -122,7 +140,24 @@ class Claim:
 
 def claims(trial: Trial) -> list[Claim]:
     """Which precision, determinism and contract an implementation keeps, as far as it was tried."""
-    return [claim for make in (_precision, _determinism, _legal, _wrong) if (claim := make(trial))]
+    respects = (_operators, _precision, _determinism, _legal, _wrong)
+    return [claim for make in respects if (claim := make(trial))]
+
+
+def _operators(trial: Trial) -> Claim | None:
+    if trial.silent:
+        what, first = _silence(trial), next(iter(trial.silent.values()))
+    elif trial.judged and not any(each.verdict is Verdict.MET for each in trial.judged):
+        what, first = "nothing is met", trial.judged[0]
+    else:
+        return None
+    reason = f"{first.case.name}: {first.verdict.value}: {first.detail}"
+    return Claim("operators", f"{what}; the first was {reason}", False)
+
+
+def _silence(trial: Trial) -> str:
+    names = tuple(trial.silent)
+    return f"{names[0]} {_SILENT}" if len(names) == 1 else f"{', '.join(names)}: each {_SILENT}"
 
 
 def _precision(trial: Trial) -> Claim | None:
@@ -182,8 +217,9 @@ def _wrong(trial: Trial) -> Claim | None:
 def headline(trial: Trial) -> str:
     """What a trial has come to, in a few words."""
     counts = Counter(each.verdict for each in trial.judged)
-    defects = sum(count for verdict, count in counts.items() if verdict.is_defect)
-    said = [] if defects else ["no defect found" if counts[Verdict.MET] else "nothing was met"]
+    said = [_silence(trial)] if trial.silent else []
+    if not trial.defects:
+        said = ["no defect found" if counts[Verdict.MET] else "nothing was met"]
     if counts[Verdict.MET] == len(trial.judged) > 0:
         said = ["every case is met"]
     said += [f"{counts[verdict]} {verdict.value}" for verdict in VERDICTS[1:] if counts[verdict]]

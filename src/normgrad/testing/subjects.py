@@ -11,6 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -23,13 +24,16 @@ from ..operators.by_name import FUNCTIONS
 from .cases import Case, Topic
 from .outcomes import Outcome
 from .tensors import Array, Call
-from .watched import Watched
+from .watched import Watched, reverse
 
 #: Numbers of threads that must give the same bits; None for as many as there are.
 THREADS = (1, 2, 3, None)
 
 #: How the fault is called that they do not.
 OTHER_BITS = "other bits"
+
+#: Why a call is not tried with a function that cannot be told what the call says.
+NO_PARAMETER = "no parameter"
 
 
 class NotOfferedError(Exception):
@@ -125,15 +129,31 @@ class Subject(Implementation):
         if function is None:
             return Outcome(absent=f"no {call.name}")
         try:
-            first = self._once(function, call)
-            if case.topic is not Topic.DETERMINISM or first.error is not None:
-                return first
-            return self._again(function, case, first)
+            if case.topic is Topic.DETERMINISM:
+                return self._repeated(function, case, call)
+            return self._once(function, call)
         except NotOfferedError as error:
             return Outcome(absent=str(error))
 
-    def _again(self, function: Callable[..., Any], case: Case, first: Outcome) -> Outcome:
-        unlike: list[str] = []
+    def _repeated(self, function: Callable[..., Any], case: Case, call: Call) -> Outcome:
+        """What comes of a call that is made again and again.
+
+        It begins with other values in the same memory: what is kept from one call to the next, and
+        used or written to by another, shows in the values or as a fault.
+        """
+        reverse(call.tensors.values())
+        before = self._once(function, call).outputs
+        kept = {name: value.copy() for name, value in before.items()}
+        reverse(call.tensors.values())
+        first = self._once(function, call)
+        if first.error is not None:
+            return first
+        unlike = [
+            f"{name}: a later call writes to what an earlier one returned"
+            for name, value in before.items()
+            if value.tobytes() != kept[name].tobytes()
+        ]
+        first = replace(first, outputs={name: each.copy() for name, each in first.outputs.items()})
         for threads in THREADS:
             with self._threads(threads):
                 for _ in range(2):
@@ -146,8 +166,7 @@ class Subject(Implementation):
                         found = again.outputs.get(name)
                         if found is None or found.tobytes() != value.tobytes():
                             unlike.append(f"{name}: {OTHER_BITS} with {threads or 'all'} threads")
-        faults = (*first.faults, *dict.fromkeys(unlike))
-        return Outcome(first.outputs, first.error, faults=faults)
+        return replace(first, faults=(*first.faults, *dict.fromkeys(unlike)))
 
     @contextmanager
     def _threads(self, count: int | None) -> Iterator[None]:
@@ -178,7 +197,8 @@ class Subject(Implementation):
             except Exception as error:  # whatever a result that is none raises
                 fault = f"its result cannot be read: {type(error).__name__}: {error}"
                 return Outcome(faults=(fault, *given.faults()))
-            return Outcome(outputs, faults=(*given.unwritten(outputs), *given.faults()))
+            faults = (*given.unwritten(outputs), *given.faults(), *given.shared(outputs))
+            return Outcome(outputs, faults=faults)
 
 
 def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +211,7 @@ def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[
         return dict(options)
     for name in options:
         if name not in parameters:
-            raise NotOfferedError(f"no parameter {name}")
+            raise NotOfferedError(f"{NO_PARAMETER} {name}")
     return dict(options)
 
 
@@ -238,6 +258,21 @@ class _Given:
             return ()
         return ("out: what was returned is not written to it",)
 
+    def shared(self, outputs: Mapping[str, Array]) -> Iterator[str]:
+        """Which results are not memory of their own. (Of a GPU's tensors only the copies are seen.)
+
+        Whoever goes on to change such a result changes an input, or another result.
+        """
+        given = self._call.first_out
+        others = {name: value for name, value in self._call.tensors.items() if value is not None}
+        for name, value in outputs.items():
+            if given is not None and name == self._call.results[0]:
+                continue
+            for other, memory in others.items():
+                if np.may_share_memory(value, memory):
+                    yield f"{name}: in the memory of {other}"
+            others[name] = value
+
     def faults(self, refused: bool = False) -> tuple[str, ...]:
         """What was written to that must not be. (Of a GPU's tensors only the copies are seen.)"""
         written = None if refused else self._call.first_out
@@ -252,7 +287,15 @@ class _Given:
 
 
 def _numpy_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
-    return lambda value: value, np.asarray
+    def back(value: Any) -> Array:
+        if not hasattr(value, "__array__"):
+            raise TypeError(f"{type(value).__name__}; allowed: an array")
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"dtype {array.dtype}; allowed: floating-point types")
+        return array
+
+    return lambda value: value, back
 
 
 def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:

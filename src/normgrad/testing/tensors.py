@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -294,6 +295,12 @@ FORWARD = ("forward", "forward_eval", "normalise", "stats", "gather", "forward_g
 _MADE: dict[str, Callable[[_Maker], Call]] = {
     name: getattr(_Maker, name) for name in (*GRADIENTS, *FORWARD)
 }
+
+
+@cache
+def operator_of(kind: str) -> str:
+    """The operator that a kind is a call of, by the name of normgrad's function."""
+    return make(kind, (1, 1)).name
 
 
 def make(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from . import process, wire
+from .cases import Topic
 from .outcomes import Described, Judged, Outcome, Verdict
 from .process import CrashedError, Process
-from .subjects import SubjectError
+from .subjects import NO_PARAMETER, SubjectError
 from .suites import SUITES
 
 #: When so many cases of a kind were never answered, the rest of it is not waited for.
@@ -27,6 +29,7 @@ class Trial:
         facts: what it says of itself.
         strict: whether it must accept all that normgrad does.
         judged: the cases in their order.
+        beside: plain calls that were tried beside them, which show whether an operator answers.
         total: how many cases the whole suite has.
     """
 
@@ -36,6 +39,7 @@ class Trial:
     facts: Mapping[str, str]
     strict: bool
     judged: tuple[Judged, ...]
+    beside: tuple[Judged, ...]
     total: int
 
     @property
@@ -45,12 +49,55 @@ class Trial:
 
     @property
     def defects(self) -> tuple[Judged, ...]:
-        """The cases that count against it: of a strict one all that are not met."""
-        return tuple(
-            each
-            for each in self.judged
-            if each.verdict.is_defect or (self.strict and each.verdict is not Verdict.MET)
+        """The cases that count against it: of a strict one all that are not met.
+
+        Of an operator that never answers, refusals do too.
+        """
+        return (
+            *filter(self.is_silence, self.beside),
+            *(
+                each
+                for each in self.judged
+                if each.verdict.is_defect
+                or (self.strict and each.verdict is not Verdict.MET)
+                or self.is_silence(each)
+            ),
         )
+
+    def is_silence(self, judged: Judged) -> bool:
+        """Whether a case is one of those that an operator in ``silent`` has not answered."""
+        return judged.case.operator in self.silent and _is_unanswered(judged)
+
+    @cached_property
+    def silent(self) -> dict[str, Judged]:
+        """The operators that it offers and that answer no legal call, with the first of those.
+
+        What raises NotImplementedError is not offered.
+        """
+        tried = (*self.beside, *self.judged)
+        answering = {each.case.operator for each in tried if each.is_answer}
+        found: dict[str, Judged] = {}
+        for each in filter(_is_unanswered, tried):
+            if each.case.operator not in answering:
+                found.setdefault(each.case.operator, each)
+        return found
+
+
+def _is_unanswered(judged: Judged) -> bool:
+    """Whether an operator that is offered did not answer a legal call."""
+    if judged.case.topic is Topic.MISTAKES or judged.verdict in (Verdict.MET, Verdict.BROKEN):
+        return False
+    # A parameter that even the plain call needs is no part of an operator that may be left out.
+    is_plain = judged.case.topic is Topic.PLAIN
+    return judged.verdict is not Verdict.ABSENT or (
+        is_plain and judged.detail.startswith(NO_PARAMETER)
+    )
+
+
+def chosen(cases: Sequence[Described], text: str) -> list[Described]:
+    """The case of this name; without one, those with this in their name."""
+    exact = [case for case in cases if case.name == text]
+    return exact or [case for case in cases if text in case.name]
 
 
 def try_cases(
@@ -59,6 +106,7 @@ def try_cases(
     wanted: Callable[[Described], bool] = lambda case: True,
     started: Callable[[str, int], None] = lambda name, count: None,
     progress: Callable[[Judged], None] = lambda judged: None,
+    only: str = "",
 ) -> Trial:
     """Try an implementation with the suite.
 
@@ -68,6 +116,7 @@ def try_cases(
         wanted: which of its cases.
         started: is told the implementation's name and the number of cases, before the first.
         progress: is told each case's verdict as it comes.
+        only: the name of a case, or what those to be tried have in their names.
 
     Raises:
         SubjectError: there is no such implementation.
@@ -76,10 +125,13 @@ def try_cases(
     try:
         hello = run.process.hello()
         facts, strict, suite = hello["facts"], bool(hello["strict"]), SUITES[hello["suite"]]
-        cases = [case for case in suite.cases(quick, facts) if wanted(case)]
-        started(str(hello["name"]), len(cases))
-        run.waiting.extend(cases)
-        judged = []
+        whole = suite.cases(quick, facts)
+        cases = [case for case in chosen(whole, only) if wanted(case)]
+        kinds = {case.kind for case in cases} - {c.kind for c in cases if c.topic is Topic.PLAIN}
+        beside = [case for case in whole if case.topic is Topic.PLAIN and case.kind in kinds]
+        started(str(hello["name"]), len(cases) + len(beside))
+        run.waiting.extend((*cases, *beside))
+        judged: list[Judged] = []
         while run.waiting or run.asked:
             case, found = run.next()
             if isinstance(found, Judged):
@@ -89,13 +141,16 @@ def try_cases(
             progress(judged[-1])
     finally:
         run.process.end()
+    plain = {each.case.kind: each for each in judged if each.case.topic is Topic.PLAIN}
+    judged = [each.beside(plain.get(each.case.kind)) for each in judged]
     return Trial(
         spec=spec,
         name=str(hello["name"]),
         suite=str(hello["suite"]),
         facts=facts,
         strict=strict,
-        judged=tuple(judged),
+        judged=tuple(judged[: len(cases)]),
+        beside=tuple(judged[len(cases) :]),
         total=len(suite.cases(False, facts)),
     )
 

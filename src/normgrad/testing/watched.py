@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from .. import layout
@@ -65,6 +67,13 @@ def guarded(value: Array) -> Array:
         gaps = np.frombuffer(_span(value, low, end), np.uint8)
         memory[GUARD : GUARD + end - low] = gaps
     return view
+
+
+def reverse(arrays: Iterable[Array | None]) -> None:
+    """Turn the order of each array's elements round, where they lie; twice is as before."""
+    for array in arrays:
+        if array is not None:
+            array[...] = np.flip(array).copy()
 
 
 def _span(value: Array, low: int, end: int) -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
 from typing import NoReturn
@@ -45,7 +46,7 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
             _end_with_parent()
             break
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == 0:
+        if _is_closed(read):  # else an implementation has ended it, be it with status 0
             return
         wire.send(write, {"crashed": code}, {})
     while True:
@@ -59,6 +60,13 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         answer, arrays = wire.outcome_message(subject.run(cases[header["case"]]))
         sys.stdout.flush()
         wire.send(write, {**answer, "case": header["case"], "written": _written()}, arrays)
+
+
+def _is_closed(descriptor: int) -> bool:
+    """Whether nobody holds the other end of a pipe that is read from."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _written() -> int:

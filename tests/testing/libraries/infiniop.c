@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, BAD_PARAM = 3, BAD_DTYPE = 10, BAD_SHAPE = 11, BAD_STRIDES = 12, SMALL = 13 };
+enum { OK = 0, INTERNAL = 1, BAD_PARAM = 3, BAD_DTYPE = 10, BAD_SHAPE = 11, BAD_STRIDES = 12, SMALL = 13 };
 enum { F16 = 12, F32 = 13, BF16 = 19 };
 enum { HANDLE = 0x4841, TENSOR, OPERATOR };
 enum { GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS, INPUT, GRAD_OUTPUT, WEIGHT, MEAN, VARIANCE, TENSORS };
@@ -38,6 +38,9 @@ static int end(void *object, int kind) {
 }
 
 int infiniopCreateHandle(void **handle) {
+#ifdef NEVER_BEGINS
+    return INTERNAL;
+#endif
     if (!handle) return BAD_PARAM;
     int *made = calloc(2, sizeof *made);
     made[0] = HANDLE;
@@ -216,6 +219,9 @@ int infiniopBatchNormBackward(void *desc, void *workspace, size_t workspace_size
     if (workspace_size < 2 * sizeof(double) * op->c) return SMALL;
     double *kept = workspace;
 #endif
+#ifdef NEVER_COMPUTES
+    return INTERNAL;
+#endif
 #ifdef OTHER_BITS_EACH_TIME
     static int calls;
     double factor = 1 + (calls++ % 2 ? 1e-7 : 0);
@@ -226,7 +232,11 @@ int infiniopBatchNormBackward(void *desc, void *workspace, size_t workspace_size
     const ptrdiff_t *step = op->strides;
     for (size_t c = 0; c < op->c; c++) {
         ptrdiff_t at = (ptrdiff_t)c;
+#ifdef SUMS_IN_FLOAT
+        float sum = 0, product = 0;
+#else
         double sum = 0, product = 0;
+#endif
         double mu = load(mean, at * step[MEAN], dtype);
         double r = 1 / sqrt(load(variance, at * step[VARIANCE], dtype));
         double w = load(weight, at * step[WEIGHT], dtype);
@@ -237,6 +247,16 @@ int infiniopBatchNormBackward(void *desc, void *workspace, size_t workspace_size
                 sum += dy;
                 product += dy * (load(input, i, dtype) - mu);
             }
+#ifdef SPREADS_NAN
+        for (size_t i = 0; i < elements; i++)
+            sum += 0 * load(grad_output, (ptrdiff_t)i, dtype);
+#endif
+#ifdef KEEPS_SUMS
+        static struct { const void *from; double sum; } known[64];
+        if (known[c % 64].from == grad_output) sum = known[c % 64].sum;
+        known[c % 64].from = grad_output;
+        known[c % 64].sum = sum;
+#endif
 #ifndef NEEDS_NO_WORKSPACE
         kept[2 * c] = sum;
         kept[2 * c + 1] = product;

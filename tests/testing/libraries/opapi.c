@@ -29,6 +29,10 @@ int32_t aclnnBatchNormBackwardGetWorkspaceSize(const void *grad_out, const void 
 }
 
 int32_t aclnnBatchNormBackward(void *workspace, uint64_t size, void *executor, void *stream) {
+#ifdef NEVER_COMPUTES
+    (void)workspace, (void)size, (void)executor, (void)stream;
+    return 561000;
+#endif
     phase_2 *real = (phase_2 *)function("aclnnBatchNormBackward");
     return real(workspace, size, executor, stream);
 }

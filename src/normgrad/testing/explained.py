@@ -1,0 +1,60 @@
+"""What the words in cases' names mean, for readers of a report who have not seen one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .cases import Topic
+
+TOPICS: Mapping[Topic, str] = {
+    Topic.PLAIN: "One ordinary call in float32, with three samples and four channels. It shows "
+    "whether the operator answers at all.",
+    Topic.VALUES: "Normally distributed data in every dtype and memory layout and in several "
+    "shapes, also with tensors of different dtypes in one call.",
+    Topic.MEAN: "The input's mean is up to a million times its standard deviation. Formulas that "
+    "subtract large numbers from each other lose their digits here.",
+    Topic.MASKS: "Only some of the results are asked for, in every combination.",
+    Topic.ABSENT: "Tensors that may be left out, such as the weight or the saved statistics, are "
+    "left out. A library is given null pointers for tensors without elements.",
+    Topic.VECTORS: "Tensors with one value for each channel are not contiguous: every second "
+    "element of a longer one, in reverse order, or one value for all channels.",
+    Topic.OUTPUTS: "The caller gives the tensor that the result is written to: in several layouts, "
+    "or in the memory of an input.",
+    Topic.SHAPES: "Two to eight axes, channels second or last, one element per channel, and "
+    "tensors without elements.",
+    Topic.SPECIAL: "NaN, an infinity or 0 in one channel of one input, which must not change the "
+    "other channels; negative variances; products near the ends of float32's range; and long sums "
+    "whose terms all have one sign, which are wrong if they are simply added up in float32.",
+    Topic.MISTAKES: "The plain call with one mistake, such as a vector that is too short. It must "
+    "end in an error, and write nothing.",
+    Topic.DETERMINISM: "The same call several times, with 1, 2, 3 and all threads, must give the "
+    "same bits. It is made with other values in the same memory first, so that a result "
+    "remembered from an earlier call shows.",
+}
+
+KINDS: Mapping[str, str] = {
+    "train": "Batch norm's gradients in training, with the saved mean and 1/std.",
+    "train_without_statistics": "The same without saved statistics: they are computed from the "
+    "input.",
+    "eval": "Batch norm's gradients in evaluation, with the running mean and variance.",
+    "reduce": "Synchronised batch norm, first half of the gradients: the sums of one rank.",
+    "elemt": "Synchronised batch norm, second half: the input's gradient, from the sums of all "
+    "ranks.",
+    "group_norm": "Group norm's gradients.",
+    "forward": "Batch norm's forward pass in training, which updates the running statistics.",
+    "forward_eval": "Batch norm's forward pass in evaluation.",
+    "normalise": "The output of batch norm for a given mean and 1/std.",
+    "stats": "The mean and 1/std of each channel of a batch.",
+    "gather": "Synchronised batch norm: the statistics of all ranks, merged.",
+    "forward_group_norm": "Group norm's forward pass.",
+}
+
+LAYOUTS: Mapping[str, str] = {
+    "contiguous": "Row after row, without gaps.",
+    "channels_last": "The channels of one position lie next to each other.",
+    "sliced": "Every second element, along each axis, of a larger tensor.",
+    "transposed": "The axes lie in memory in reverse order.",
+    "negative": "Every axis is reversed, so that strides are negative.",
+    "expanded": "All elements of the last axis are one in memory.",
+    "odd": "Three elements between one row and the next.",
+}
