@@ -411,15 +411,16 @@ def test_work_that_is_masked_off_is_not_done():
 
 def test_every_step_is_taken_somewhere():
     paths = set()
+    layouts, dtypes = ("contiguous", "channels_last", "sliced"), ("float32", "float64")
     with cut_finely():
-        for kind, layout in itertools.product(OPERATORS, ("contiguous", "channels_last", "sliced")):
-            case = make(kind, (3, 4, 50), layout=layout, num_groups=2)
+        for kind, layout, dtype in itertools.product(OPERATORS, layouts, dtypes):
+            case = make(kind, (3, 4, 50), layout=layout, dtype=dtype, num_groups=2)
             paths |= set(" ".join(plan_of(case).path.split()).replace("+", " ").split())
             run(case)
     assert plan_of(make("train", (0, 4, 5))).path.split()[1:] == ["outputs"]
     assert paths == {
         "rows", "columns", "tiles", "count", "prepare", "moments", "sums", "combine", "mean",
-        "invstd", "outputs", "coefficients", "apply", "scale",
+        "statistics", "centre", "outputs", "coefficients", "apply", "scale",
     }  # fmt: skip
 
 

@@ -136,13 +136,13 @@ def statistics(block, real, base, count):
     for i in range(base, base + count):
         square, square_error = sum_and_error(squares, square_errors, i)
         variance, error = divided(real, square, square_error, m)
-        about = double(get(mean, i))
-        # An infinite or NaN mean has left nothing to be improved.
-        if get(block, MISSING) != 0 and isfinite(about):
+        if get(block, MISSING) != 0:
+            about = double(get(mean, i))
             total, total_error = sum_and_error(totals, errors, i)
             change, change_error = divided(real, total, total_error, m)
             new, left = two_sum(about, change)
-            put(mean, i, canonical(new))
+            # An infinite or NaN mean has left nothing to be improved.
+            put(mean, i, canonical(new if isfinite(about) else about))
             left += new - double(get(mean, i)) + change_error
             put(rest, i, left if isfinite(left) else 0.0)
             square, square_error = times(real, change, change_error, change, change_error)
@@ -229,12 +229,12 @@ def put_coefficients(rows, c, values):
 
 @helper
 def coefficients_of_channels(
-    real, rows, weight, invstd, invstd_errors, rest, m, totals, errors, xmus, xmu_errors, n
+    block, real, rows, weight, invstd, invstd_errors, rest, m, totals, errors, xmus, xmu_errors, n
 ):
     """Coefficients of channels with statistics of their own, from their sums.
 
-    The loops use the mean as it was rounded: shift + slope·(x − μ) is of that mean with what the
-    slope makes of the rest taken off the shift.
+    The loops use a mean that was found as it was rounded: shift + slope·(x − μ) is of that mean
+    with what the slope makes of the rest taken off the shift.
     """
     for c in range(n):
         total, total_error = sum_and_error(totals, errors, c)
@@ -243,9 +243,8 @@ def coefficients_of_channels(
             real, load(weight, c), load(invstd, c), error_of(invstd_errors, c), m, total,
             total_error, projection, projection_error, False,
         )  # fmt: skip
-        left = get(rest, c)
-        if left != 0.0 and isfinite(slope):
-            offset = fma(-slope, left, offset)
+        if get(block, MISSING) != 0 and isfinite(slope):
+            offset = fma(-slope, get(rest, c), offset)
         put_coefficients(rows, c, (gain, offset, slope, scale))
 
 
@@ -307,8 +306,8 @@ def coefficients(block, real, s, c0, c1):
             put_coefficients(rows, c, values)
     elif rule == TRAIN:
         coefficients_of_channels(
-            real, rows, weight, invstd, invstd_errors, rest, m, totals, errors, xmus, xmu_errors,
-            count,
+            block, real, rows, weight, invstd, invstd_errors, rest, m, totals, errors, xmus,
+            xmu_errors, count,
         )  # fmt: skip
     else:
         per_group = get(block, PER_GROUP)

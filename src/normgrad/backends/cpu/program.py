@@ -112,7 +112,7 @@ def _fill_workspace(block: npt.NDArray[np.int64], problem: Problem, parts: int) 
         (B.W_SHIFT, values * real),
         (B.W_SLOPE, values * real),
         (B.W_SCALE, values * real),
-        (B.W_MEAN_REST, values * double),
+        (B.W_MEAN_REST, values * double if problem.missing_mean else 0),
         (B.W_INVSTD, values * double),
         (B.W_INVSTD_ERROR, values * error),
         (B.W_WEIGHT, values * double),

@@ -29,7 +29,6 @@ from .block import (
     W_INVSTD,
     W_INVSTD_ERROR,
     W_MEAN,
-    W_MEAN_REST,
     W_SLOPE,
     W_SUM_DY,
     W_SUM_DY_ERROR,
@@ -216,7 +215,6 @@ def prepare_statistics(block, real, s, c0, c1):
     rounded = shift(like(workspace + get(block, W_SLOPE), real), base)
     invstd = shift(doubles_at(workspace + get(block, W_INVSTD)), base)
     eps = bits_to_double(get(block, EPS))
-    fill(shift(doubles_at(workspace + get(block, W_MEAN_REST)), base), count, 0.0)
     clear_errors(shift(like(workspace + get(block, W_INVSTD_ERROR), real), base), count)
     if get(block, MEAN) != 0:
         read_groups(block, plain(MEAN), s, c0, c1, mean)
