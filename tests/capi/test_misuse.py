@@ -154,11 +154,11 @@ EXPECTED = {
         """,
     "workspaces": """
         a workspace is needed 1 | 0 |
-        null | 161001 | workspace: null; allowed: 703 bytes
-        size too small | 161002 | workspaceSize: 702; allowed: 703 or more
-        size 0 | 161002 | workspaceSize: 0; allowed: 703 or more
-        block too small | 161002 | workspace: 702 bytes; allowed: 703
-        rest of a block too small | 161002 | workspace: 702 bytes; allowed: 703
+        null | 161001 | workspace: null; allowed: 767 bytes
+        size too small | 161002 | workspaceSize: 766; allowed: 767 or more
+        size 0 | 161002 | workspaceSize: 0; allowed: 767 or more
+        block too small | 161002 | workspace: 766 bytes; allowed: 767
+        rest of a block too small | 161002 | workspace: 766 bytes; allowed: 767
         memory of the host | 161002 | workspace: no memory from aclrtMalloc
         a block of the host's | 161002 | workspace: no memory from aclrtMalloc
         made up | 161002 | workspace: no memory from aclrtMalloc
@@ -265,8 +265,8 @@ EXPECTED = {
         output that is read-only | 161002 | to write to, byte 4096 of 12288
         input gone since phase 1 | 161002 | to read from, byte 4096 of 12288
         output gone since phase 1 | 161002 | to write to, byte 0 of 12288
-        workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 703
-        workspace that is read-only | 161002 | to write to, byte 0 of 703
+        workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 767
+        workspace that is read-only | 161002 | to write to, byte 0 of 767
         """,
     # The statuses of infiniop have no messages in C; they are on stderr, in order.
     "infini_pointers": """
