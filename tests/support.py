@@ -96,7 +96,7 @@ def bits(result: Any) -> dict[str, bytes | None]:
 
 
 #: What is interpreted in the place of a GPU where tensors are to be cut finely.
-FINE = Device("fine", processors=3, l2=1 << 10, threads=32, programs_each=1, held=1)
+FINE = Device("fine", processors=3, threads=32, programs_each=1, persistent=1)
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def on_device(made_up: Device) -> Iterator[None]:
 def cut_finely() -> Iterator[None]:
     """Plans as for large tensors: many tasks, channels in parts, dx written past the caches.
 
-    And on a GPU that is interpreted, whose cache holds next to nothing and whose programs nothing.
+    And on a GPU that is interpreted, whose programs hold nothing.
     """
     with (
         on_device(FINE),

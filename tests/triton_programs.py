@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -18,37 +17,13 @@ from normgrad.backends.triton.device import Device
 from normgrad.problem import Problem
 
 H200 = Device()
-#: Devices on which small tensors take each of the ways through memory.
-WAYS = {
-    "held": Device("large", threads=32, processors=4, programs_each=1, held=1 << 14),
-    "team": Device("many", threads=32, processors=1 << 8, programs_each=1, held=32, l2=1 << 30),
-    "blocked": Device("uncached", threads=32, processors=4, programs_each=1, held=1, l2=1 << 12),
-    "streamed": Device("bare", threads=32, processors=4, programs_each=1, held=1, l2=8),
+#: Devices on which small tensors are read in one pass, or in two.
+PASSES = {
+    "one pass": Device("large", threads=32, processors=4, programs_each=1, persistent=1 << 14),
+    "two passes": Device("bare", threads=32, processors=4, programs_each=1, persistent=1),
 }
 
-
-def way_for(way: str, case: Case) -> Device:
-    """A device on which a small case takes this way.
-
-    In float64 a program holds a quarter of the elements; and the cache holds just not all of what
-    is to be taken channel by channel.
-    """
-    device = WAYS[way]
-    data = [case.tensors[name] for name in ("grad_out", "input") if name in case.tensors]
-    if way == "team" and "float64" in {str(tensor.dtype) for tensor in data}:
-        return replace(device, held=4 * device.held)
-    if way == "blocked":
-        return replace(device, l2=2 * (sum(tensor.nbytes for tensor in data) - 1))
-    return device
-
-
-def shape_for(way: str, kind: str, *layouts: str) -> tuple[int, ...]:
-    """Few elements; but channels-last, batch norm has channels enough for a cache to hold some."""
-    many = way == "blocked" and kind != "group_norm" and "channels_last" in layouts
-    return (2, 256, 2, 2) if many else (3, 6, 5, 4)
-
-
-A100 = Device("NVIDIA A100", (8, 0), 108, 40 << 20)
+A100 = Device("NVIDIA A100", (8, 0), 108)
 
 
 def spec(shape: tuple[int, ...], dtype: str, layout: str = "contiguous") -> TensorSpec:

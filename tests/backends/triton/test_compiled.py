@@ -118,28 +118,12 @@ def test_tensors_that_are_not_aligned_are_read_as_they_can_be():
     assert runtime.aligned(wide, (16, 4, 16)).x.vector == 1
 
 
-def test_programs_that_wait_for_each_other_are_launched_together():
-    shape = (32, 64, 14, 14)
-    program = program_of(
-        "batch_norm_backward",
-        **arguments("batch_norm_backward", shape, "bfloat16", "channels_last"),
-    )
-    assert program.way == "team"
-    found = [compiled(launch, H200).metadata.launch_cooperative_grid for launch in program.launches]
-    assert found == [False, True]
-    assert program.launches[-1].programs <= H200.processors
-
-
-def test_sums_are_added_without_atomics():
-    """Nothing but tickets and arrivals, which are whole numbers, is added in memory."""
+def test_there_are_no_atomics():
     for dtype in ("bfloat16", "float64"):
         for name, program in programs(H200, dtype):
             for launch in program.launches:
                 ptx = compiled(launch, H200).asm["ptx"]
-                kinds = set(re.findall(r"\b(?:atom|red)[\w.:]*\.(\w+) ", ptx))
-                assert kinds <= {"s32", "u32", "b32"}, (name, launch.kernel, kinds)
-                if launch.kernel not in ("blocked", "held"):
-                    assert not kinds, (name, launch.kernel)
+                assert not re.search(r"\b(?:atom|red)\.", ptx), (name, launch.kernel)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triton_programs import H200, WAYS, program_of
+from triton_programs import H200, PASSES, program_of
 
 from normgrad import TensorSpec
 from normgrad.backends.triton import config as words
@@ -22,7 +22,7 @@ from normgrad.backends.triton.device import Device
 from normgrad.backends.triton.runtime import aligned
 
 #: Kernels that go over tensors in tiles.
-OVER_TENSORS = ("sums", "write", "blocked", "held")
+OVER_TENSORS = ("sums", "write", "persistent")
 TENSORS = ("dy", "x", "dx")
 SIZES = {0: 4, 1: 8, 2: 2, 3: 2}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -112,7 +112,7 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
     blocks = -(-sizes.groups // config.groups) * sizes.blocks
     tasks = sizes.sets * blocks * sizes.parts
     assert sizes.part * sizes.parts >= sizes.positions
-    if launch.kernel == "held":
+    if launch.kernel == "persistent":
         assert config.positions >= sizes.part
     for number in some(numbers, tasks, TASKS):
         task = Task(launch, config, number)
@@ -179,12 +179,11 @@ def tensor(numbers: random.Random, shape: tuple[int, ...], dtype: str) -> Tensor
 
 
 def device(numbers: random.Random) -> Device:
-    made_up = numbers.choice([H200, H200, *WAYS.values()])
+    made_up = numbers.choice([H200, H200, *PASSES.values()])
     if numbers.random() < 0.5:
         made_up = replace(
             made_up,
-            held=1 << numbers.randrange(14),
-            l2=1 << numbers.randrange(8, 22),
+            persistent=1 << numbers.randrange(14),
             processors=numbers.choice([4, 132, 1 << 10]),
             threads=numbers.choice([32, 256]),
         )
@@ -234,7 +233,7 @@ def test_what_kernels_promise_is_so(seed):
     for _ in range(400):
         name, planned, writes = problem(numbers)
         program = program_of(name, device(numbers), **planned)
-        seen[program.way] = seen.get(program.way, 0) + 1
+        seen[program.passes] = seen.get(program.passes, 0) + 1
         for launch in program.launches:
             if launch.kernel not in OVER_TENSORS:
                 continue
@@ -245,7 +244,7 @@ def test_what_kernels_promise_is_so(seed):
                 check(launch, addresses, numbers, writes and not saves)
             except AssertionError as error:
                 raise AssertionError(f"{name} {planned} {program.path} {launch}") from error
-    assert min(seen[way] for way in ("", *WAYS)) > 5, seen
+    assert min(seen[passes] for passes in ("", *PASSES)) > 5, seen
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def test_what_kernels_promise_is_so(seed):
 def test_what_is_counted_in_32_bits_needs_no_more(kind, shape, strides, groups):
     x = TensorSpec(shape, "bfloat16", strides)
     planned = {"training": True} if kind == "batch_norm" else {"num_groups": groups}
-    for made_up in (H200, replace(H200, l2=1 << 40, processors=1 << 14)):
+    for made_up in (H200, replace(H200, processors=1 << 14)):
         program = program_of(kind, made_up, input=x, **planned)
         for launch in program.launches:
             if launch.kernel in OVER_TENSORS:

@@ -1,11 +1,10 @@
-"""Plans for GPUs, on devices that are made up: which way through memory, and why."""
+"""Plans for GPUs, on devices that are made up: how many passes over memory, and why."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from triton_programs import CASES, H200, arguments, program_of
@@ -26,75 +25,39 @@ def group(shape, groups, dtype="bfloat16", layout="contiguous", device=H200, nam
     return program_of(name, device, **arguments(name, shape, dtype, layout, groups=groups))
 
 
-# Ways through memory
+# Passes over memory
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_small_tensors_are_one_launch(layout):
     program = train((8, 64, 14, 14), layout=layout)
-    assert [launch.kernel for launch in program.launches] == ["held"]
-    assert (program.way, program.workspace_size) == ("held", 0)
+    assert [launch.kernel for launch in program.launches] == ["persistent"]
+    assert (program.passes, program.workspace_size) == ("one pass", 0)
     kind = {"contiguous": "rows", "channels_last": "columns"}[layout]
-    assert program.path == f"triton held {kind} held"
+    assert program.path == f"triton one pass {kind} persistent"
 
 
 def test_a_channel_that_a_program_can_hold_is_read_once():
-    assert train((160, 512, 7, 7)).way == "held"  # 7840 elements
-    assert train((170, 512, 7, 7)).way != "held"  # 8330
-    assert train((40, 512, 7, 7), "float64").way == "held"  # 1960
-    assert train((42, 512, 7, 7), "float64").way != "held"  # 2058
+    assert train((160, 512, 7, 7)).passes == "one pass"  # 7840 elements
+    assert train((170, 512, 7, 7)).passes == "two passes"  # 8330
+    assert train((40, 512, 7, 7), "float64").passes == "one pass"  # 1960
+    assert train((42, 512, 7, 7), "float64").passes == "two passes"  # 2058
 
 
-def test_more_than_the_cache_is_taken_channel_by_channel():
-    program = train((256, 64, 56, 56))
-    assert program.path == "triton blocked rows clear 16 stages"
-    clear, blocked = program.launches
-    # dy and x of two stages in half of the cache.
-    stage = blocked.arguments.work.stage * blocked.arguments.sizes.part * 4
-    assert H200.l2_share / 4 < stage <= H200.l2_share / 2
-    assert blocked.programs == 2 * blocked.arguments.work.stage * blocked.arguments.work.stages
-    assert clear.arguments.sizes.positions == 1 + 64  # the tickets, and each channel's parts
-
-
-def test_what_fits_the_cache_is_streamed_twice():
-    program = train((20, 6, 65536), "float16", device=replace(H200, l2=80 << 20))
-    assert program.path == "triton streamed rows sums write"
+def test_what_no_program_can_hold_is_read_twice():
+    program = train((20, 6, 65536), "float16")
+    assert program.path == "triton two passes rows sums write"
     # Few channels: positions are cut so that all processors have something to do.
     assert program.launches[0].programs >= 4 * H200.processors
-
-
-def test_channels_that_do_not_fit_the_cache_are_streamed():
-    """Channels-last, what is read of a row has to be whole sectors."""
-    program = train((256, 64, 112, 112), layout="channels_last")
-    assert program.way == "streamed"
+    # The second pass begins where the first has left the cache filled.
     assert program.launches[1].config.reverse
 
 
-def test_a_team_holds_a_channel_where_all_programs_run_at_once():
-    program = train((32, 64, 14, 14), layout="channels_last")
-    assert (program.way, program.pattern) == ("team", "columns")
-    held = program.launches[-1]
-    assert held.config.team > 1
-    assert held.programs <= H200.processors
-    assert held.programs % held.config.team == 0
-    assert train((32, 64, 14, 14), layout="channels_last", device=replace(H200, processors=16)).way
-
-
-def test_teams_and_stages_are_of_whole_groups():
-    program = group((2, 24, 96, 96), 2, device=replace(H200, processors=512, l2=1 << 30))
-    assert program.way == "team"
-    assert program.launches[1].config.members >= 12
-    program = group((64, 96, 112, 112), 4)
-    assert program.way == "blocked"
-    sizes, work = program.launches[1].arguments.sizes, program.launches[1].arguments.work
-    assert work.stage % (sizes.blocks * sizes.parts) == 0
-
-
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
-    assert group((8, 64, 14, 14), 4).path == "triton held rows held outputs"
+    assert group((8, 64, 14, 14), 4).path == "triton one pass rows persistent outputs"
     masked = arguments("group_norm_backward", (8, 64, 14, 14), "bfloat16")
     program = program_of("group_norm_backward", **masked, output_mask=(True, False, False))
-    assert program.path == "triton held rows held"
+    assert program.path == "triton one pass rows persistent"
 
 
 def test_what_needs_one_pass_takes_one():
@@ -132,7 +95,7 @@ def test_masked_off_work_is_not_done():
 def test_missing_statistics_are_found_first():
     planned = arguments("missing", (256, 64, 56, 56), "bfloat16")
     assert program_of("missing", **planned).path == (
-        "triton blocked rows moments statistics clear 16 stages"
+        "triton two passes rows moments statistics sums write"
     )
     # In float64 the mean takes a round of its own.
     planned = arguments("missing", (256, 64, 56, 56), "float64")
@@ -155,11 +118,11 @@ def test_without_elements_sums_are_written_and_nothing_else():
 
 def test_the_workspace_holds_what_launches_say():
     program = train((256, 64, 56, 56))
-    work, sizes = program.launches[1].arguments.work, program.launches[1].arguments.sizes
+    work, sizes = program.launches[0].arguments.work, program.launches[0].arguments.sizes
     slots = sizes.parts * 64 * 8
     assert work.sum_dy_xmu - work.sum_dy >= slots
-    assert program.workspace_size >= work.counters + 4 * 65
-    assert all(offset % 256 == 0 for offset in work[:8])
+    assert program.workspace_size >= work.sum_dy_xmu + slots
+    assert all(offset % 256 == 0 for offset in work)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -254,7 +217,7 @@ def test_every_task_has_a_program():
             for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_stats"):
                 program = program_of(name, **arguments(name, shape, "float32", layout, groups=1))
                 for launch in program.launches:
-                    if launch.kernel not in ("sums", "write", "held"):
+                    if launch.kernel not in ("sums", "write", "persistent"):
                         continue
                     sizes, words = launch.arguments.sizes, launch.config
                     assert sizes.parts * sizes.part >= sizes.positions
@@ -283,6 +246,6 @@ def test_the_same_program_whatever_else_was_planned():
 
 
 def test_a_made_up_device():
-    tiny = Device("tiny", (9, 0), 1, 1 << 10, 32, 1, 16)
-    assert train((4, 4, 8, 8), "float32", device=tiny).way in ("streamed", "blocked")
+    tiny = Device("tiny", (9, 0), 1, 32, 1, 16)
+    assert train((4, 4, 8, 8), "float32", device=tiny).passes == "two passes"
     assert TensorSpec((1,), "float32").nbytes == 4

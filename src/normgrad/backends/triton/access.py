@@ -50,16 +50,6 @@ def doubles(a, offset):
 
 
 @helper
-def counter(a, index):
-    """A pointer to one of the counters in the workspace."""
-    address = a.at.workspace.to(tl.int64) + a.work.counters.to(tl.int64)
-    return pointer(address, 4) + index
-
-
-# Positions
-
-
-@helper
 def quotient(value, axis, C: tl.constexpr):
     """Positions divided by an axis' size: a multiplication and a shift, where 32 bits will do."""
     if C.long_positions:

@@ -51,8 +51,6 @@ class Config(NamedTuple):
         outputs: whether the per-channel outputs are written here.
         keeps_sums: whether sums are also left in the workspace.
         variance: whether the spread given is a variance.
-        team: how many programs hold a unit together.
-        keep: whether what sums read is to stay in the L2 cache.
         reverse: whether to begin at the end, where the sums left the L2 cache filled.
     """
 
@@ -82,8 +80,6 @@ class Config(NamedTuple):
     outputs: bool = False
     keeps_sums: bool = False
     variance: bool = False
-    team: int = 1
-    keep: bool = False
     reverse: bool = False
 
 
@@ -192,7 +188,7 @@ class Numbers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Where things stand in the workspace, in bytes, and how the blocked kernel's tasks follow.
+    """Where things stand in the workspace, in bytes.
 
     Attributes:
         sum_dy, sum_dy_error, sum_dy_xmu, sum_dy_xmu_error: sums, by part, set and channel.
@@ -201,9 +197,6 @@ class Work(NamedTuple):
         spread, spread_error: a computed 1/std and, in float64 arithmetic, its error, likewise.
         pilot: what moments are about where it is an element of x, by set and group: y may be
             written over x before all who need the element have begun.
-        counters: the next task's number, then how many parts of each unit are done.
-        stage: tasks of a stage of the blocked kernel, and ``stages`` how many stages.
-        phase: of the team kernel: 1 to sum, 2 to write, 3 for both.
     """
 
     sum_dy: Any
@@ -215,10 +208,6 @@ class Work(NamedTuple):
     spread: Any
     spread_error: Any
     pilot: Any
-    counters: Any
-    stage: Any
-    stages: Any
-    phase: Any
 
 
 class Arguments(NamedTuple):

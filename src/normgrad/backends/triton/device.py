@@ -22,35 +22,25 @@ class Device:
         name: as its maker calls it.
         capability: the compute capability.
         processors: streaming multiprocessors.
-        l2: bytes of the L2 cache.
         threads: of a program that goes through a tensor in tiles.
         programs_each: wanted for each processor where positions are cut into parts: some run while
             others start and end. An estimate: not measured.
-        held: elements of dy (and as many of x) that a program can have in registers, in float32
-            arithmetic; a quarter of it in float64. With twice as many, 512 threads had to put 56 to
-            184 bytes each elsewhere.
+        persistent: elements of dy (and as many of x) that a program can have in registers, in
+            float32 arithmetic; a quarter of it in float64. With twice as many, 512 threads had to
+            put 56 to 184 bytes each elsewhere.
     """
 
     name: str = "NVIDIA H200"
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
-    l2: int = 50 << 20
     threads: int = 256
     programs_each: int = 8
-    held: int = 1 << 13
-
-    @property
-    def l2_share(self) -> int:
-        """Bytes that may be hoped to stay in the L2 cache from one pass to the next.
-
-        Half of it: on chips with two partitions what both read may be there twice.
-        """
-        return self.l2 // 2
+    persistent: int = 1 << 13
 
 
-#: What Triton's interpreter runs on: small enough for small tensors to take every way there is.
+#: What Triton's interpreter runs on: small enough for small tensors to take two passes as well.
 INTERPRETED = Device(
-    "Triton's interpreter", processors=2, l2=1 << 13, threads=32, programs_each=1, held=1 << 8
+    "Triton's interpreter", processors=2, threads=32, programs_each=1, persistent=1 << 8
 )
 
 
@@ -64,7 +54,6 @@ def of(index: int) -> Device:
         name=properties.name,
         capability=(properties.major, properties.minor),
         processors=properties.multi_processor_count,
-        l2=properties.L2_cache_size,
     )
 
 

@@ -22,7 +22,6 @@ from .access import (
     channel_offset,
     channels_of,
     count_at,
-    counter,
     inside,
     offset_of,
     positions_from,
@@ -220,135 +219,50 @@ def write(a, C: tl.constexpr):
     write_task(a, s, block, part, C)
 
 
-@helper
-def arrive(a, unit):
-    """Tell that a part of a unit's sums is in the workspace."""
-    tl.debug_barrier()  # all threads' sums before the one that tells
-    tl.atomic_add(counter(a, 1 + unit), 1, sem="release", scope="gpu")
-
-
-@helper
-def wait(a, unit, parts):
-    """Wait until all parts of a unit's sums are in the workspace."""
-    done = tl.atomic_add(counter(a, 1 + unit), 0, sem="acquire", scope="gpu")
-    while done < parts:
-        done = tl.atomic_add(counter(a, 1 + unit), 0, sem="acquire", scope="gpu")
-    tl.debug_barrier()
-
-
 @triton.jit
-def blocked(a, C: tl.constexpr):
-    """Sums of some channels, then what is written of them while the L2 cache still has them.
-
-    Tasks are taken in an order that all programs share: the sums of stage 0, then those of each
-    stage by turns with what is written of the stage before. A program waits only for tasks that
-    were taken before its own, so whatever runs comes to an end, however few programs run at once.
-    """
-    ticket = tl.atomic_add(counter(a, 0), 1, sem="relaxed", scope="gpu")
-    stage = a.work.stage.to(tl.int32)
-    stages = a.work.stages.to(tl.int32)
-    parts = a.sizes.parts.to(tl.int32)
-    # Tickets of the first stage, of those by turns, and of the last.
-    after = ticket - stage
-    last = 2 * stage * (stages - 1)
-    turn = after // (2 * stage)
-    inner = after % (2 * stage)
-    by_turns = (after >= 0) & (after < last)
-    summing = (after < 0) | (by_turns & (inner % 2 == 0))
-    task = tl.where(summing, (turn + 1) * stage, turn * stage) + inner // 2
-    task = tl.where(by_turns, task, tl.where(after < 0, ticket, ticket - stage * stages))
-    GROUPS: tl.constexpr = C.groups
-    blocks = (a.sizes.groups.to(tl.int32) + GROUPS - 1) // GROUPS * a.sizes.blocks.to(tl.int32)
-    if task < a.sizes.sets.to(tl.int32) * blocks * parts:
-        s, block, part = task_of(task, a, C)
-        # What shares statistics: all blocks of a group.
-        per_unit = a.sizes.blocks.to(tl.int32)
-        unit = (s * blocks + block) // per_unit
-        if summing:
-            sum_task(a, s, block, part, C)
-            arrive(a, unit)
-        else:
-            wait(a, unit, parts * per_unit)
-            write_task(a, s, block, part, C)
-
-
-@helper
-def write_held(
-    a, s, channel, first, mask, there, group, part, p, dy, x, centre, t, t_error, q, q_error,
-    C: tl.constexpr,
-):  # fmt: skip
-    """Write what follows from a tile in registers, and from the sums over all of its groups."""
-    if C.rule != FORWARD:
-        q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
-    mean, gain, shift, slope, scale, mu, r, variance = coefficients(
-        a, s, channel, mask, group, centre, t, t_error, q, q_error, C
-    )
-    if C.outputs:
-        if part == 0:
-            outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
-    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
-    channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
-    value = written(dy, x, mean, gain, shift, slope, scale, C)
-    at = base + (offset_of(p, a.axes, 2, C)[:, None] + channels[None, :])
-    tl.store(at, rounded(value, C.dx.code), mask=there)
-
-
-@triton.jit
-def held(a, C: tl.constexpr):
-    """A program has all of its tile in registers: read once, summed, written.
-
-    Where a tile has but a part of its channels, its team's programs tell each other their sums. All
-    programs of all teams run at once: they are launched together or not at all.
-    """
-    task = tl.program_id(0)
-    s, block, part = task_of(task, a, C)
-    channel, mask, group, first, first_group = channels_of(block, a, C)
+def persistent(a, C: tl.constexpr):
+    """A program for each tile, of all that shares a statistic: read once, summed, written."""
+    s, block, part = task_of(tl.program_id(0), a, C)
+    channel, mask, group, first, _ = channels_of(block, a, C)
     start, end = bounds(part, a, C)
     p = positions_from(start, C)
     there = inside(p, end, mask, C)
     x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
     x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
-    x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, there, "", C)
+    x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, there, C)
     if C.rule == FORWARD:
         dy = x
     else:
         dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
         dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
-        dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, there, "", C)
-    phase = a.work.phase.to(tl.int32)
+        dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, there, C)
     centre = real(about(a, s, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
         centre = centre.to(tl.float64)
     t, q, t_error, q_error = terms(dy, x, centre[None, :], there, C)
     t, t_error = sum_along(t.to(tl.float64), t_error.to(tl.float64), 0, C.wide)
     q, q_error = sum_along(q.to(tl.float64), q_error.to(tl.float64), 0, C.wide)
-    if C.team > 1:
-        if phase & 1:
-            put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
-            arrive(a, task // C.team)
-        if phase & 2:
-            wait(a, task // C.team, C.team)
-            t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
-            if C.rule == FORWARD:
-                centre = about_sums(a, s, group, mask, C)
-            write_held(
-                a, s, channel, first, mask, there, group, part, p, dy, x, centre, t, t_error, q,
-                q_error, C,
-            )  # fmt: skip
-    else:
-        if C.keeps_sums:
-            # The parameters' gradients are sums over the samples, made by another kernel.
-            put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
-        if not C.single:
-            t, t_error, q, q_error = weighted(a, channel, mask, t, t_error, q, q_error, C)
-            t, t_error = over_groups(t, t_error, C.members, C)
-            q, q_error = over_groups(q, q_error, C.members, C)
-            t, t_error = to_channels(t, C), to_channels(t_error, C)
-            q, q_error = to_channels(q, C), to_channels(q_error, C)
-        write_held(
-            a, s, channel, first, mask, there, group, part, p, dy, x, centre, t, t_error, q,
-            q_error, C,
-        )  # fmt: skip
+    if C.keeps_sums:
+        # The parameters' gradients are sums over the samples, made by another kernel.
+        put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
+    if not C.single:
+        t, t_error, q, q_error = weighted(a, channel, mask, t, t_error, q, q_error, C)
+        t, t_error = over_groups(t, t_error, C.members, C)
+        q, q_error = over_groups(q, q_error, C.members, C)
+        t, t_error = to_channels(t, C), to_channels(t_error, C)
+        q, q_error = to_channels(q, C), to_channels(q_error, C)
+    if C.rule != FORWARD:
+        q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
+    mean, gain, shift, slope, scale, mu, r, variance = coefficients(
+        a, s, channel, mask, group, centre, t, t_error, q, q_error, C
+    )
+    if C.outputs:
+        outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
+    base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
+    channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
+    value = written(dy, x, mean, gain, shift, slope, scale, C)
+    at = base + (offset_of(p, a.axes, 2, C)[:, None] + channels[None, :])
+    tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
 @triton.jit
@@ -455,11 +369,3 @@ def gather(a, C: tl.constexpr):
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
     update_running(a, channel, mask, mean, variance, n, SUM_DY, SUM_DY_XMU, C)
-
-
-@triton.jit
-def clear(a, C: tl.constexpr):
-    """Set the counters to 0."""
-    B: tl.constexpr = C.positions
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(counter(a, at), 0, mask=at < a.sizes.positions.to(tl.int32))

@@ -67,11 +67,6 @@ class Launch:
     warps: int
     word: str
 
-    @property
-    def cooperative(self) -> bool:
-        """Whether all programs have to run at once, since they wait for each other."""
-        return self.config.team > 1
-
     def at(self, addresses: Sequence[int]) -> Arguments:
         """The arguments, at addresses in the order of roles."""
         return self.arguments._replace(at=Addresses(*addresses[: len(Addresses._fields)]))
@@ -82,7 +77,7 @@ def _bits(value: float) -> int:
     return int(bits)
 
 
-_NO_WORK = Work(*(0,) * len(Work._fields))._replace(phase=3)
+_NO_WORK = Work(*(0,) * len(Work._fields))
 
 
 @dataclass
@@ -276,16 +271,6 @@ class Builder:
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
         word = "statistics"
         self.launch("moments", word, programs, config, arguments, tile.warps)
-
-    def counters(self, units: int) -> None:
-        """Counters for tickets and units, set to 0 before anything else."""
-        count = 1 + units
-        self.work = self.work._replace(counters=self.reserve(count * 4))
-        tile = Tile(1024, 1, 1, 4)
-        arguments = self.arguments(tile)
-        arguments = arguments._replace(sizes=arguments.sizes._replace(positions=count))
-        programs = ceil_div(count, 1024)
-        self.launch("clear", "clear", programs, self.config(tile), arguments, tile.warps)
 
 
 def _warps(sums: int) -> int:

@@ -1,14 +1,12 @@
 """From a problem to a program: which kernels, on which tiles, how much workspace.
 
-Made from specs and a description of the device alone. There are four ways through memory, where
-coefficients follow from sums over the very tensors that they are applied to:
+Made from specs and a description of the device alone. Where coefficients follow from sums over the
+very tensors that they are applied to, tensors are read in
 
-- *held*: a program has all that shares a statistic in registers, reads it once and writes it;
-- *team*: several programs have it together, and tell each other their sums;
-- *blocked*: sums of some channels, then what is written of them while the L2 cache has them;
-- *streamed*: sums of all, then all is read again.
+- *one pass*, where a program can have all that shares a statistic in registers: it sums and writes;
+- *two passes* otherwise: the sums of all, then all is read again and written.
 
-What needs no sums, or nothing but sums, is streamed once.
+What needs no sums, or nothing but sums, takes one pass in any case. No program waits for another.
 """
 
 from __future__ import annotations
@@ -21,26 +19,16 @@ from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .tiling import (
-    SECTOR,
     SHORT,
     UNROLL,
     Tile,
     ceil_div,
-    element_bytes,
     groups_of,
-    held_tile,
-    itemsize,
     layout_of,
-    most_held,
+    persistent_tile,
     power_of_two,
-    read_bytes,
     tile_of,
-    unroll,
 )
-
-#: Bytes of dy and x that a task of the blocked way takes: enough for what a task costs (a ticket, a
-#: few reads that wait for each other) to be little beside it. An estimate: not measured.
-TASK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +36,14 @@ class Program:
     """What a plan runs.
 
     Attributes:
-        way: through memory: "held", "team", "blocked", "streamed", or "" where there is no choice.
+        passes: "one pass", "two passes", or "" where there is no choice.
         pattern: how tensors lie: "rows", "columns" or "tiles".
         launches: one after the other.
         workspace_size: bytes, including what aligning the caller's buffer may cost.
         input_is_grad_out: x is not needed, and dy is read in its place.
     """
 
-    way: str
+    passes: str
     pattern: str
     launches: tuple[Launch, ...]
     workspace_size: int
@@ -63,8 +51,8 @@ class Program:
 
     @property
     def path(self) -> str:
-        """The way chosen, for people and tests."""
-        words = (self.way, self.pattern, *(launch.word for launch in self.launches))
+        """The passes over memory, how tensors lie, and what each launch does, in words."""
+        words = (self.passes, self.pattern, *(launch.word for launch in self.launches))
         return " ".join(("triton", *filter(None, words)))
 
 
@@ -93,16 +81,16 @@ def build(problem: Problem, device: Device) -> Program:
     problem = problem.reading_one()
     layout = layout_of(problem)
     builder = Builder(problem, device, layout)
-    way = ""
+    passes = ""
     if problem.rule is Rule.GATHER:
         _gather(builder)
     elif problem.is_empty:
         _nothing(builder)
     else:
-        way = _fill(builder)
+        passes = _fill(builder)
     launches = tuple(builder.launches)
     return Program(
-        way,
+        passes,
         layout.pattern
         if launches and problem.positions and problem.rule is not Rule.GATHER
         else "",
@@ -139,7 +127,7 @@ def _nothing(builder: Builder) -> None:
 
 
 def _fill(builder: Builder) -> str:
-    """The launches of a problem with elements; the way they take."""
+    """The launches of a problem with elements; their passes over memory."""
     problem = builder.problem
     writes = problem.grad_input is not None
     if problem.rule is Rule.FORWARD:
@@ -236,23 +224,13 @@ def _write_alone(builder: Builder) -> None:
 
 
 def _sums_and_write(builder: Builder) -> str:
-    """dx or y from sums over the tensors themselves; the way chosen."""
+    """dx or y from sums over the tensors themselves; the passes over memory."""
     problem, device, layout = builder.problem, builder.device, builder.layout
-    # What is read is read once, if it can be.
-    tile = held_tile(problem, layout, device)
+    tile = persistent_tile(problem, layout, device)
     if tile is not None and not (builder.wide and builder.about == PILOT):
-        _held(builder, tile, 1)
-        return "held"
-    total = read_bytes(problem)
-    team = _team(builder)
-    if team is not None and total <= device.l2_share:
-        _held(builder, *team)
-        return "team"
+        _persistent(builder, tile)
+        return "one pass"
     tile = tile_of(problem, layout, device)
-    stage = _stage(builder, tile)
-    if stage and total > device.l2_share:
-        _blocked(builder, tile, stage)
-        return "blocked"
     parts, part = _parts(problem, tile, builder.blocks(tile), device)
     builder.reserve_sums(parts)
     builder.over_parts("sums", "sums", tile, parts, part)
@@ -261,87 +239,18 @@ def _sums_and_write(builder: Builder) -> str:
     )
     if builder.outputs_later:
         builder.outputs(parts)
-    return "streamed"
+    return "two passes"
 
 
-def _held(builder: Builder, tile: Tile, parts: int) -> None:
-    """A program, or a team of them, has all that shares a statistic."""
+def _persistent(builder: Builder, tile: Tile) -> None:
+    """A program has all that shares a statistic in registers."""
     problem = builder.problem
     later = builder.outputs_later
-    part = problem.positions if parts == 1 else tile.positions
-    if parts > 1 or later:
-        builder.reserve_sums(parts)
-    programs = problem.sets.size * builder.blocks(tile) * parts
-    if parts > 1:
-        builder.counters(programs // parts)
-    config = builder.config(
-        tile, parts, sums=True, outputs=builder.own_outputs, keeps_sums=later, team=parts
-    )
-    arguments = builder.arguments(tile, parts, part)
-    word = "held" if parts == 1 else f"team of {parts}"
-    builder.launch("held", word, programs, config, arguments, tile.warps)
     if later:
-        builder.outputs(parts)
-
-
-def _team(builder: Builder) -> tuple[Tile, int] | None:
-    """What each of how many programs holds of what shares a statistic, if all run at once."""
-    problem, device = builder.problem, builder.device
-    if problem.per_group > 1:
-        # A part of a group's positions has a part of each of its channels.
-        least = power_of_two(problem.per_group)
-    elif builder.layout.pattern == "rows":
-        least = 1
-    else:
-        least = power_of_two(min(SECTOR // itemsize(problem), problem.channel.size))
-    most = most_held(problem, builder.layout, device)
-    if least > most:
-        return None
-    parts = ceil_div(problem.positions, max(1, most // least))
-    tile = held_tile(problem, builder.layout, device, parts)
-    if tile is None or parts < 2:
-        return None
-    parts = ceil_div(problem.positions, tile.positions)
-    programs = problem.sets.size * builder.blocks(tile) * parts
-    return (tile, parts) if programs <= device.processors else None
-
-
-def _stage(builder: Builder, tile: Tile) -> int:
-    """How many units a stage of the blocked way has: a quarter of the share; 0 where none fits.
-
-    Two stages are under way at once, and what is written takes room as well.
-    """
-    problem = builder.problem
-    channels = tile.channels if tile.groups > 1 or problem.per_group == 1 else problem.per_group
-    unit = min(channels, problem.channel.size) * problem.positions * element_bytes(problem)
-    return builder.device.l2_share // 2 // unit
-
-
-def _blocked(builder: Builder, tile: Tile, units: int) -> None:
-    problem = builder.problem
-    blocks = builder.blocks(tile)
-    in_unit = ceil_div(problem.per_group, tile.members)
-    every = problem.sets.size * blocks // in_unit
-    units = min(units, every)
-    step = tile.positions * UNROLL
-    bytes_of_position = tile.channels * element_bytes(problem)
-    part = max(1, TASK_BYTES // (step * bytes_of_position)) * step
-    part = min(part, ceil_div(problem.positions, tile.positions) * tile.positions)
-    parts = ceil_div(problem.positions, part)
-    builder.reserve_sums(parts)
-    stage = units * in_unit * parts
-    stages = ceil_div(every, units)
-    builder.work = builder.work._replace(stage=stage, stages=stages)
-    builder.counters(every)
-    config = builder.config(
-        tile,
-        parts,
-        unroll=unroll(problem, builder.layout, tile, part),
-        sums=True,
-        outputs=builder.own_outputs,
-        keep=True,
-    )
-    arguments = builder.arguments(tile, parts, part)
-    builder.launch("blocked", f"{stages} stages", 2 * stage * stages, config, arguments, tile.warps)
-    if builder.outputs_later:
-        builder.outputs(parts)
+        builder.reserve_sums(1)
+    config = builder.config(tile, sums=True, outputs=builder.own_outputs, keeps_sums=later)
+    arguments = builder.arguments(tile, 1, problem.positions)
+    programs = problem.sets.size * builder.blocks(tile)
+    builder.launch("persistent", "persistent", programs, config, arguments, tile.warps)
+    if later:
+        builder.outputs(1)

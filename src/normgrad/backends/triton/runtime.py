@@ -57,12 +57,8 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
         with _compiling:
             found = _kernels.get(key)
             if found is None:
-                options = {
-                    "num_warps": launch.warps,
-                    "launch_cooperative_grid": launch.cooperative,
-                    **OPTIONS,
-                }
                 made = source(launch.kernel, launch.arguments, config)
+                options = {"num_warps": launch.warps, **OPTIONS}
                 found = _kernels[key] = triton.compile(made, target=target, options=options)
     return found
 
@@ -140,20 +136,13 @@ def aligned(config: Config, addresses: Sequence[int]) -> Config:
 
 
 def _interpret(launches: Sequence[Launch], addresses: Sequence[int]) -> None:
-    """Run kernels one program after the other.
-
-    Programs of a team wait for each other, which they could not one by one: so all of them sum
-    before any writes.
-    """
+    """Run kernels one program after the other."""
     from . import kernels
 
     for launch in launches:
         arguments = launch.at(addresses)
         config = aligned(launch.config, addresses)
-        phases = (1, 2) if config.team > 1 else (3,)
-        for phase in phases:
-            work = arguments.work._replace(phase=phase)
-            start = getattr(kernels, launch.kernel)[(launch.programs,)]
-            # What is infinite or NaN on a GPU raises nothing there.
-            with np.errstate(all="ignore"):
-                start(arguments._replace(work=work), C=config)
+        start = getattr(kernels, launch.kernel)[(launch.programs,)]
+        # What is infinite or NaN on a GPU raises nothing there.
+        with np.errstate(all="ignore"):
+            start(arguments, C=config)

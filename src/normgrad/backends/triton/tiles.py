@@ -32,11 +32,9 @@ def pilot(a, s, channel, mask, C: tl.constexpr):
 
 
 @helper
-def load(base, offset, channels, mask, EVICT: tl.constexpr, C: tl.constexpr):
+def load(base, offset, channels, mask, C: tl.constexpr):
     """A tile of a tensor, in the arithmetic's type; 0 where there is nothing."""
-    value = tl.load(
-        base + (offset[:, None] + channels[None, :]), mask=mask, other=0.0, eviction_policy=EVICT
-    )
+    value = tl.load(base + (offset[:, None] + channels[None, :]), mask=mask, other=0.0)
     return real(value, C.wide)
 
 
@@ -81,7 +79,6 @@ def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.co
     B: tl.constexpr = C.positions
     W: tl.constexpr = C.groups * C.members
     UNROLL: tl.constexpr = C.unroll
-    EVICT: tl.constexpr = "evict_last" if C.keep else ""
     x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
     x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
     dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
@@ -99,11 +96,11 @@ def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.co
         for k in tl.static_range(UNROLL):
             p = positions_from(here + k * B, C)
             mask = inside(p, end, cmask, C)
-            x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
+            x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, C)
             if C.rule == FORWARD:
                 dy = x
             else:
-                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
+                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
             t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
             if C.writes:
                 at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
@@ -145,8 +142,6 @@ def write_part(
     """Write dx or y at the positions of a part."""
     B: tl.constexpr = C.positions
     UNROLL: tl.constexpr = C.unroll
-    # What is read for the last time makes room for what is still to be.
-    EVICT: tl.constexpr = "evict_first" if C.keep else ""
     x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
     x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
     dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
@@ -158,14 +153,14 @@ def write_part(
             p = positions_from(here + k * B, C)
             mask = inside(p, end, cmask, C)
             if C.rule == EVAL:
-                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
+                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
                 x = dy
             else:
-                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, EVICT, C)
+                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, C)
                 if C.rule == FORWARD:
                     dy = x
                 else:
-                    dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, EVICT, C)
+                    dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
             value = written(dy, x, mean, gain, shift, slope, scale, C)
             at = dx_base + (offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :])
-            tl.store(at, rounded(value, C.dx.code), mask=mask, eviction_policy=EVICT)
+            tl.store(at, rounded(value, C.dx.code), mask=mask)

@@ -16,7 +16,7 @@ from .device import Device
 VECTOR, LINE = 16, 128
 #: The least that a tile should read of each position: a GPU's caches hold memory in such sectors.
 SECTOR = 32
-#: Tensors of so many bytes, dy and x together, are held by one launch even in parts of sectors:
+#: Tensors of so many bytes, dy and x together, are read in one pass even in parts of sectors:
 #: what the caches bring too much of takes less time than another launch. An estimate: not measured.
 SMALL = 1 << 20
 #: Tiles read before any is used, so that enough is under way. 16 bytes of two tensors, four times,
@@ -206,22 +206,22 @@ def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
     return Tile(positions, groups, members, warps)
 
 
-def most_held(problem: Problem, layout: Layout, device: Device) -> int:
+def most_persistent(problem: Problem, layout: Layout, device: Device) -> int:
     """How many elements of each tensor a program can have in registers.
 
     Coefficients of each channel that a thread has take some too: with all elements 16 to 56
     bytes of a thread's were put elsewhere.
     """
     wide = problem.arithmetic.itemsize == 8
-    most = device.held // (4 if wide else 1)
+    most = device.persistent // (4 if wide else 1)
     several = layout.pattern != "rows" or (wide and problem.per_group > 1)
     return most // 2 if several else most
 
 
-def held_tile(problem: Problem, layout: Layout, device: Device, parts: int = 1) -> Tile | None:
-    """A tile with all positions (or one of so many parts) of whole groups, if one can be held."""
-    most = most_held(problem, layout, device)
-    positions = power_of_two(ceil_div(problem.positions, parts))
+def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
+    """A tile with all positions of whole groups, where a program can have it in registers."""
+    most = most_persistent(problem, layout, device)
+    positions = power_of_two(problem.positions)
     least = power_of_two(problem.per_group)
     if positions * least > most:
         return None

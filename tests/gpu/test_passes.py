@@ -1,7 +1,7 @@
-"""Every way through memory on a real GPU: within the bound, and the same bits whoever comes first.
+"""One pass and two on a real GPU: within the bound, and the same bits whoever comes first.
 
-The ways are chosen by devices that are made up, so that small tensors take them too; large ones
-take what the GPU itself is planned for. Races show, if at all, in many runs beside other work.
+Devices that are made up have small tensors take both; large ones take what the GPU itself is
+planned for. Races show, if at all, in many runs beside other work.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 from gpu_tensors import GPU, compute, only_on_a_gpu, same, tensors_of
-from support import FLOATS, Case, make
-from triton_programs import WAYS, forward_case, shape_for, way_for
+from support import FLOATS, make
+from triton_programs import PASSES, forward_case
 
 import normgrad as ng
 from normgrad import plans
@@ -29,6 +29,7 @@ pytestmark = only_on_a_gpu
 
 #: Of a program on a GPU; those made up for an interpreter have one warp.
 THREADS = 256
+SHAPE = (3, 6, 5, 4)
 
 
 @contextlib.contextmanager
@@ -42,8 +43,8 @@ def planned_for(made_up: Device) -> Iterator[None]:
         yield
 
 
-def on_gpu(way: str, case: Case) -> Device:
-    return replace(way_for(way, case), threads=THREADS)
+def on_gpu(passes: str) -> Device:
+    return replace(PASSES[passes], threads=THREADS)
 
 
 def path_of(case, tensors):
@@ -60,55 +61,31 @@ CASES = [
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("kind", "layout"), CASES)
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_sanitizer(way, kind, layout, dtype):
-    case = make(kind, shape_for(way, kind, layout), dtype=dtype, layout=layout, num_groups=2)
-    with planned_for(on_gpu(way, case)):
-        assert way in path_of(case, tensors_of(case)).split()
+@pytest.mark.parametrize("passes", PASSES)
+def test_gradients_sanitizer(passes, kind, layout, dtype):
+    case = make(kind, SHAPE, dtype=dtype, layout=layout, num_groups=2)
+    with planned_for(on_gpu(passes)):
+        assert passes in path_of(case, tensors_of(case))
         compute(case)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", ["batch_norm", "group_norm"])
-@pytest.mark.parametrize("way", WAYS)
-def test_forward_passes_sanitizer(way, kind, dtype):
-    case = forward_case(kind, shape_for(way, kind), dtype, "contiguous")
-    with planned_for(on_gpu(way, case)):
+@pytest.mark.parametrize("passes", PASSES)
+def test_forward_passes_sanitizer(passes, kind, dtype):
+    case = forward_case(kind, SHAPE, dtype, "contiguous")
+    with planned_for(on_gpu(passes)):
         compute(case)
 
 
-def large_for(way: str, layout: str = "contiguous") -> Device:
-    """A device on which (16, 24, 30, 30) elements take this way."""
-    return {
-        "held": Device(held=1 << 14),
-        "team": Device(l2=1 << 30, held=1 << (12 if layout == "contiguous" else 13)),
-        "blocked": Device(l2=1 << 19, held=1),
-        "streamed": Device(l2=8, held=1),
-    }[way]
-
-
-@pytest.mark.parametrize(
-    ("way", "kind", "layout"),
-    [
-        ("team", "train", "contiguous"),
-        ("team", "train", "channels_last"),
-        ("team", "group_norm", "contiguous"),
-        ("blocked", "train", "contiguous"),
-        ("blocked", "group_norm", "contiguous"),
-        ("blocked", "group_norm", "channels_last"),
-        ("streamed", "train", "contiguous"),
-        ("streamed", "train", "channels_last"),
-        ("streamed", "group_norm", "contiguous"),
-        ("streamed", "group_norm", "channels_last"),
-    ],
-)
-def test_the_same_bits_beside_other_work(way, kind, layout):
-    """Programs that wait for each other, many times, while other kernels take their places."""
+@pytest.mark.parametrize(("kind", "layout"), CASES)
+def test_the_same_bits_beside_other_work(kind, layout):
+    """Many times, while other kernels take the programs' places."""
     case = make(kind, (16, 24, 30, 30), dtype="bfloat16", layout=layout, num_groups=4)
     tensors = tensors_of(case)
     beside, noise = torch.cuda.Stream(), torch.randn(2048, 2048, device=GPU)
-    with planned_for(large_for(way, layout)):
-        assert way in path_of(case, tensors).split()
+    with planned_for(on_gpu("two passes")):
+        assert "two passes" in path_of(case, tensors)
         first = compute(case)
         for _ in range(200):
             with torch.cuda.stream(beside):
@@ -117,41 +94,19 @@ def test_the_same_bits_beside_other_work(way, kind, layout):
 
 
 @pytest.mark.parametrize("kind", ["batch_norm", "group_norm"])
-@pytest.mark.parametrize("way", WAYS)
-def test_forward_passes_in_place(way, kind):
+@pytest.mark.parametrize("passes", PASSES)
+def test_forward_passes_in_place(passes, kind):
     """What moments are about is an element of x, and gone when others still need it."""
-    shape = (16, 24, 30, 30) if way != "held" else (3, 6, 5, 4)
+    shape = SHAPE if passes == "one pass" else (16, 24, 30, 30)
     case = forward_case(kind, shape, "float32", "contiguous")
-    with planned_for(large_for(way)):
+    with planned_for(on_gpu(passes)):
         tensors = tensors_of(case)
-        assert way in path_of(case, tensors).split()
+        assert passes in path_of(case, tensors)
         first = compute(case)
         for _ in range(50):
             tensors["input"] = tensors_of(case)["input"]
             out = (tensors["input"], *[None] * (len(first) - 1))
             same(getattr(ng, case.name)(**tensors, **case.options, out=out), first)
-
-
-def test_teams_on_streams_of_different_priority():
-    """One's programs must not take the places that a part of another's waits for."""
-    case = make("train", (64, 1, 100, 100), dtype="bfloat16")
-    with planned_for(Device(l2=1 << 30)):
-        tensors = tensors_of(case)
-        assert "team" in path_of(case, tensors).split()
-        expected = compute(case)
-        low, high, beside = (torch.cuda.Stream(priority=level) for level in (0, -1, 0))
-        noise = torch.randn(2048, 2048, device=GPU)
-        torch.cuda.synchronize()
-        results = []
-        for _ in range(100):
-            with torch.cuda.stream(beside):
-                noise = noise @ noise * 0.01
-            for stream in (low, high):
-                with torch.cuda.stream(stream):
-                    results.append(getattr(ng, case.name)(**tensors, **case.options))
-        torch.cuda.synchronize()
-        for result in results:
-            same(result, expected)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -164,9 +119,9 @@ def test_a_second_gpu():
 
 
 def test_two_streams_at_once():
-    """Each call has tickets and counters of its own."""
+    """Each call has a workspace of its own."""
     case = make("train", (16, 24, 40, 40), dtype="bfloat16")
-    with planned_for(Device(processors=132, l2=1 << 19, held=1)):
+    with planned_for(on_gpu("two passes")):
         tensors = tensors_of(case)
         expected = compute(case)
         streams = [torch.cuda.Stream() for _ in range(2)]

@@ -1,7 +1,6 @@
-"""Every way through memory that a GPU's kernels know, by Triton's interpreter.
+"""Tensors that a GPU's kernels read in one pass and in two, by Triton's interpreter.
 
-Tensors are small, so the GPU is made up to suit: one whose programs hold much, or nothing, and
-whose cache holds all, or nothing.
+Tensors are small, so the GPU is made up to suit: one whose programs hold much, or nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from unittest import mock
 import numpy as np
 import pytest
 from support import FLOATS, INTERPRETED, bits, make, on_device, run
-from triton_programs import WAYS, forward_case, shape_for, way_for
+from triton_programs import PASSES, forward_case
 
 import normgrad as ng
 from normgrad.backends.triton import tiling
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
 
+SHAPE = (3, 6, 5, 4)
 LAYOUTS = [
     ("contiguous", "contiguous"),
     ("channels_last", "channels_last"),
@@ -31,10 +31,10 @@ def plan_of(case):
     return ng.plan(case.name, **case.tensors, **case.options)
 
 
-def check_twice(case, way):
+def check_twice(case, passes):
     """Within the bound; the same bits with any rubbish in the workspace."""
     plan = plan_of(case)
-    assert way in plan.path.split()
+    assert passes in plan.path
     first = run(case)
     rubbish = np.full(plan.workspace_size, 0xFF, np.uint8)
     again = plan.run(**case.tensors, workspace=rubbish)
@@ -43,62 +43,62 @@ def check_twice(case, way):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("layout", "x_layout"), LAYOUTS)
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients(way, layout, x_layout, dtype):
+@pytest.mark.parametrize("passes", PASSES)
+def test_gradients(passes, layout, x_layout, dtype):
     for kind, groups in (("train", 1), ("group_norm", 2)):
         case = make(
             kind,
-            shape_for(way, kind, layout, x_layout),
+            SHAPE,
             dtype=dtype,
             layout=layout,
             x_layout=x_layout,
             num_groups=groups,
         )
-        with on_device(way_for(way, case)):
-            check_twice(case, way)
+        with on_device(PASSES[passes]):
+            check_twice(case, passes)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
-@pytest.mark.parametrize("way", WAYS)
-def test_forward_passes(way, layout, dtype):
+@pytest.mark.parametrize("passes", PASSES)
+def test_forward_passes(passes, layout, dtype):
     for kind in ("batch_norm", "group_norm"):
-        case = forward_case(kind, shape_for(way, kind, layout), dtype, layout)
-        with on_device(way_for(way, case)):
-            check_twice(case, way)
+        case = forward_case(kind, SHAPE, dtype, layout)
+        with on_device(PASSES[passes]):
+            check_twice(case, passes)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_statistics_that_are_missing(way):
-    case = make("train_without_statistics", shape_for(way, "train"))
-    with on_device(way_for(way, case)):
-        check_twice(case, way)
+@pytest.mark.parametrize("passes", PASSES)
+def test_statistics_that_are_missing(passes):
+    case = make("train_without_statistics", SHAPE)
+    with on_device(PASSES[passes]):
+        check_twice(case, passes)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nan_stays_in_its_channel(way):
+@pytest.mark.parametrize("passes", PASSES)
+def test_nan_stays_in_its_channel(passes):
     case = make("train", (3, 6, 5, 4))
     case.tensors["grad_out"][1, 2, 3, 1] = np.nan
     case.tensors["input"][2, 4, 0, 0] = np.inf
-    with on_device(WAYS[way]):
+    with on_device(PASSES[passes]):
         run(case)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
-@pytest.mark.parametrize("way", WAYS)
-def test_groups_of_any_size(way, groups):
+@pytest.mark.parametrize("passes", PASSES)
+def test_groups_of_any_size(passes, groups):
     """Tiles with several groups, one group, or a part of one."""
     for layout in ("contiguous", "channels_last"):
         case = make("group_norm", (2, 12, 3, 4), layout=layout, num_groups=groups)
-        with on_device(replace(WAYS[way], processors=1 << 10)):
+        with on_device(replace(PASSES[passes], processors=1 << 10)):
             run(case)
 
 
 @pytest.mark.parametrize("where", ["grad_out", "input"])
-@pytest.mark.parametrize("way", WAYS)
-def test_in_place(way, where):
+@pytest.mark.parametrize("passes", PASSES)
+def test_in_place(passes, where):
     case = make("train", (3, 6, 5, 4), layout="channels_last")
-    with on_device(WAYS[way]):
+    with on_device(PASSES[passes]):
         expected = bits(case.call())
         out = (case.tensors[where], None, None)
         result = case.call(out=out)
@@ -107,11 +107,11 @@ def test_in_place(way, where):
 
 
 @pytest.mark.parametrize("kind", ["batch_norm", "group_norm"])
-@pytest.mark.parametrize("way", WAYS)
-def test_forward_passes_in_place(way, kind):
+@pytest.mark.parametrize("passes", PASSES)
+def test_forward_passes_in_place(passes, kind):
     """What moments are about is an element of x, and gone when others still need it."""
-    case = forward_case(kind, shape_for(way, kind), "float32", "contiguous")
-    with on_device(way_for(way, case)):
+    case = forward_case(kind, SHAPE, "float32", "contiguous")
+    with on_device(PASSES[passes]):
         expected = case.call()
         case.tensors["input"] = case.tensors["input"].copy("K")
         result = case.call(out=(case.tensors["input"], *[None] * (len(expected) - 1)))
@@ -120,18 +120,18 @@ def test_forward_passes_in_place(way, kind):
 
 def test_many_axes_that_cannot_be_merged():
     case = make("train", (2, 3, 2, 3, 2, 3), layout="sliced", x_layout="sliced")
-    assert "held" in plan_of(case).path
+    assert "one pass" in plan_of(case).path
     run(case)
-    with on_device(WAYS["streamed"]):
+    with on_device(PASSES["two passes"]):
         run(case)
 
 
 def test_long_offsets_and_positions():
     """What tensors of more than 2³¹ elements need, on small ones."""
-    for way in WAYS:
+    for passes in PASSES:
         for layout in ("contiguous", "channels_last"):
             case = make("train", (3, 6, 5, 4), layout=layout)
-            with mock.patch.object(tiling, "SHORT", 1), on_device(WAYS[way]):
+            with mock.patch.object(tiling, "SHORT", 1), on_device(PASSES[passes]):
                 run(case)
 
 
@@ -161,8 +161,8 @@ def test_halves_are_rounded_once(dtype, step):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "odd"])
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_written_beside_an_output(way, layout):
+@pytest.mark.parametrize("passes", PASSES)
+def test_nothing_is_written_beside_an_output(passes, layout):
     """At every alignment."""
     case = make("train", (3, 6, 5, 3), dtype="float16", layout=layout)
     shape, size = case.tensors["input"].shape, case.tensors["input"].size
@@ -172,16 +172,16 @@ def test_nothing_is_written_beside_an_output(way, layout):
         start = -memory.ctypes.data % 64 + 64 + offset
         flat = memory[start : start + 2 * size].view(np.float16)
         out = np.lib.stride_tricks.as_strided(flat, shape, strides)
-        with on_device(WAYS[way]):
+        with on_device(PASSES[passes]):
             run(case, out=(out, None, None))
         assert (memory[:start] == 0xAB).all()
         assert (memory[start + 2 * size :] == 0xAB).all()
 
 
 @pytest.mark.parametrize("groups", [2, 6])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_single_sample(way, groups):
+@pytest.mark.parametrize("passes", PASSES)
+def test_a_single_sample(passes, groups):
     """Its parameters' gradients are of channels, though its coefficients are of groups."""
     case = make("group_norm", (1, 6, 9, 9), num_groups=groups)
-    with on_device(WAYS[way]):
+    with on_device(PASSES[passes]):
         run(case)
