@@ -109,6 +109,18 @@ def test_squares_that_each_addition_loses(access):
         run(training(*tensors, eps=0.0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_gradient_of_the_element_nearest_to_the_mean_alone(access, dtype):
+    """Its x − μ is the difference of numbers that are nearly the same, and all there is."""
+    for positions in (5, 100, 300) if INTERPRETED else (5, 16, 100, 300, 1000, 10000):
+        x = np.random.default_rng(positions).standard_normal((1, 3, positions)).astype(dtype)
+        nearest = abs(x - x.mean(2, keepdims=True)).argmin(2)[0]
+        dy = np.zeros_like(x)
+        dy[0, range(3), nearest] = 1
+        run(training(*(lay_out(v, to) for v, to in zip((dy, x), ACCESS[access], strict=True))))
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["grad_out", "input"])
 def test_what_is_not_finite_stays_in_its_channel(special, where):
