@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,17 @@ class Framework(ABC):
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
         """Told after a caller's tensors were written."""
+
+
+@contextmanager
+def allocating() -> Iterator[None]:
+    """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise MemoryError from None
 
 
 def _whole_strides(array: Any) -> bool:
@@ -247,7 +258,11 @@ class Torch(Framework):
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
-            return value.resolve_neg()
+            try:
+                with allocating():
+                    return value.resolve_neg()
+            except MemoryError:
+                raise memory.missing(name, value.nbytes) from None
         return value
 
     def _bare(self, value: Any) -> Any:
@@ -255,7 +270,7 @@ class Torch(Framework):
         if type(value) in self._plain:
             return value
         with self._torch._C.DisableTorchFunctionSubclass():
-            return value.as_subclass(self._torch.Tensor)
+            return self._torch.Tensor.as_subclass(value, self._torch.Tensor)
 
     def lacking(self, value: Any) -> str | None:
         """Why a tensor's storage does not hold all of its elements; None if it does."""
@@ -363,12 +378,8 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        try:
+        with allocating():
             new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
-        except RuntimeError as error:
-            if "DefaultCPUAllocator" not in str(error):
-                raise
-            raise MemoryError from None
         self._plainly(new)
         if spec.nbytes >= pages.HUGE:
             pages.prefer_huge(new.data_ptr(), spec.nbytes)

@@ -122,7 +122,11 @@ def fault(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
-    """The same. What is no file's is there if it is mapped; a file may end before its mapping."""
+    """As ``fault``, one mapping at a time.
+
+    Private memory that is no file's is there if it is mapped. Pages of a file are asked for one by
+    one, since the file may be shorter than its mapping.
+    """
     wanted = _WRITABLE if writing else _READABLE
     maps = os.open(_MAPS, os.O_RDONLY)
     try:
@@ -146,7 +150,7 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
-    """The same: every page is made present, as its use would."""
+    """As ``fault``: every page is made present, as its use would."""
     advice = POPULATE_WRITE if writing else POPULATE_READ
     start = first // mmap.PAGESIZE * mmap.PAGESIZE
     library = _library()
@@ -161,7 +165,7 @@ def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
-    """The same, for what the system does not make present.
+    """As ``fault``, for what the system does not make present.
 
     That is memory that does not allow it, a device's that is mapped, or any on Linux before 5.14.
     """

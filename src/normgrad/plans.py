@@ -120,7 +120,7 @@ class Plan:
         self.workspace_size = self._program.workspace_size
         self.path = self._program.path
         self._runner: choice.Runner | None = None
-        # Kept memory is the CPU's, and aligned for its kernels.
+        # Workspaces that are kept from call to call are the CPU's, and aligned for its kernels.
         self._scratch: Callable[[int], Scratch] = _scratch
         if self._gpu or backend.alignment != cpu.ALIGNMENT:
             self._scratch = partial(Scratch, alignment=backend.alignment, device=device)

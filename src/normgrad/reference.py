@@ -13,7 +13,9 @@ rounded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,10 +88,8 @@ def batch_norm_backward(
         w = arithmetic.read(weight, 1, channels)
         if training:
             if save_mean is None:
-                xmu = x - along(x.sum(others) / m)
-                # Whatever rounding has left of the mean is taken off as well.
-                rest = xmu.sum(others) / m
-                xmu = xmu - along(np.where(np.isfinite(rest), rest, 0))
+                mean, rest = _means(np.moveaxis(input, axis, 0).reshape(channels, m))
+                xmu = x - along(mean) - along(rest)
             else:
                 xmu = x - along(arithmetic.read(save_mean, 0, channels))
             if save_invstd is None:
@@ -116,6 +116,24 @@ def batch_norm_backward(
         scales = formula(abs(dy), abs(xmu), abs(w), abs(r), 1)
     names = ("grad_input", "grad_weight", "grad_bias")
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+
+
+def _means(rows: Array) -> tuple[Array, Array]:
+    """Each row's mean, rounded to float64, and what that leaves.
+
+    An element may be nearer to the mean than what rounding leaves of it.
+    """
+    means = np.zeros((2, len(rows)))
+    for index, row in enumerate(rows.astype(np.float64)):
+        values = row.tolist()
+        try:
+            total = math.fsum(values)
+            exact = Fraction(total) + Fraction(math.fsum((*values, -total)))
+            means[0, index] = float(exact / len(values))
+            means[1, index] = float(exact / len(values) - Fraction(means[0, index]))
+        except (ArithmeticError, ValueError):  # no elements, or some that are not finite
+            means[0, index] = row.sum() / np.float64(row.size)
+    return means[0], means[1]
 
 
 def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) -> dict[str, Exact]:

@@ -7,6 +7,7 @@ import sys
 
 from . import contract
 from .machine import this_machine
+from .settings import SettingError
 
 #: How many threads, for processes without torch.
 VARIABLE = "NORMGRAD_NUM_THREADS"
@@ -31,7 +32,9 @@ def set_num_threads(count: int | None) -> None:
     """
     global _chosen
     if count is not None:
-        count = _at_least_one("count", contract.integer("count", count))
+        count = contract.integer("count", count)
+        if count < 1:
+            raise ValueError(f"count: {count}; allowed: a positive integer")
     _chosen = count
 
 
@@ -64,13 +67,10 @@ def _from_environment() -> int | None:
     if setting is None:
         return None
     if not setting.strip().isdecimal():
-        raise ValueError(f"{VARIABLE}: {setting!r}; allowed: a positive integer")
-    return _at_least_one(VARIABLE, int(setting))
-
-
-def _at_least_one(name: str, count: int) -> int:
+        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: a positive integer")
+    count = int(setting)
     if count < 1:
-        raise ValueError(f"{name}: {count}; allowed: a positive integer")
+        raise SettingError(f"{VARIABLE}: {count}; allowed: a positive integer")
     return count
 
 

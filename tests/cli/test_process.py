@@ -177,3 +177,22 @@ def test_interrupted_while_it_compiles(batch_norm, tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout, stderr) == (130, b"", b"normgrad: interrupted\n")
     assert not (tmp_path / "out.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "allowed"),
+    [("NORMGRAD_BACKEND", "cpu, triton"), ("NORMGRAD_NUM_THREADS", "a positive integer")],
+)
+def test_an_environment_variable_that_is_wrong(variable, allowed, batch_norm, tmp_path):
+    complaint = f"{variable}: 'many'; allowed: {allowed}"
+    environment = {**os.environ, variable: "many"}
+    commands = [("verify", "--only", "plain/stats", "--alone")]
+    if variable == "NORMGRAD_BACKEND":  # so small a call asks for no threads
+        commands.append(("run", batch_norm.save(tmp_path / "layer.npz")))
+    for arguments in commands:
+        result = normgrad_process(*arguments, env=environment)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == f"normgrad: {complaint}\n"
+    result = normgrad_process("info", env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"not used: {complaint}" in result.stdout

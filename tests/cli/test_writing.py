@@ -124,6 +124,8 @@ def test_names_of_folders_that_are_not_there(cli, file, tmp_path, monkeypatch, n
         result = cli(*command)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == f"normgrad: -o: {name!r}, the name of a folder; {ALLOWED}\n"
+    result = cli("run", file, "-o", "")
+    assert (result.exit_code, result.stderr) == (2, f"normgrad: -o: ''; {ALLOWED}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["layer.npz"]
     assert file.read_bytes() == before
 

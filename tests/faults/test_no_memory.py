@@ -112,11 +112,13 @@ def test_layers():
 import torch, normgrad.torch as nt
 layer = nt.nn.BatchNorm2d(64)
 x = torch.randn(64, 64, 32, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+odd = x.detach().permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0)  # not PyTorch's order
 def state():
     return {name: value.clone() for name, value in layer.state_dict().items()}
 start = state()
 with limits.addresses(4 * MIB):
     print(limits.told(layer, x))
+    print(limits.told(layer, odd))
 print(all(torch.equal(start[name], value) for name, value in state().items()))
 y = layer(x)
 y.backward(y.detach(), retain_graph=True)
@@ -127,6 +129,7 @@ print(x.grad)
 y.backward(y.detach())
 print(torch.equal(x.grad, first))
 """) == [
+        "MemoryError: output: no memory for 16777216 bytes; allowed: what the system has left",
         "MemoryError: output: no memory for 16777216 bytes; allowed: what the system has left",
         "True",
         "MemoryError: grad_input: no memory for 16777216 bytes; allowed: what the system has left",

@@ -54,6 +54,14 @@ def test_documents_say_how_many_there_are():
         assert numbers[0] in (ROOT / name).read_text("utf-8")
 
 
+def test_kinds_may_be_any_sequence():
+    stats = testing.cases(kinds=["stats"])
+    assert {case.kind for case in stats} == {"stats"}
+    assert stats == testing.cases(kinds=("stats",))
+    with pytest.raises(ValueError, match=r"^kinds: 'zzz'; allowed: train, "):
+        testing.cases(kinds=["zzz"])
+
+
 def test_names_tell_cases_apart_and_calls_are_the_same_each_time():
     cases = testing.cases()
     assert len({case.name for case in cases}) == len(cases)

@@ -223,6 +223,7 @@ def test_one_that_never_answers(monkeypatch):
         ("tried_operators:Missing", "tried_operators has no Missing"),
         ("tried_operators:Nothing", "no operators; allowed: an object with some of batch_norm"),
         ("tried_operators:OtherFramework", "framework 'jax'; allowed: numpy, torch"),
+        ("tried_operators:OtherDevice", "torch on device 'nowhere' cannot be used ("),
     ],
 )
 def test_what_cannot_be_tried(spec, message):

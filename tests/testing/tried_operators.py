@@ -195,6 +195,13 @@ class Nothing:
     """No operators."""
 
 
+class OtherDevice:
+    framework, device = "torch", "nowhere"
+
+    def batch_norm_stats(self, input, *, eps=1e-5):
+        raise AssertionError
+
+
 class OtherFramework(Right):
     framework = "jax"
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import devices, memory
 from ..loading import loading
 from ..machine import this_machine
+from ..settings import SettingError
 from .cpu import guard
 from .cpu import program as cpu
 
@@ -195,22 +196,22 @@ def of(device: str) -> Backend:
     """The backend for a device that :func:`.devices.check` let pass.
 
     Raises:
-        ValueError: the environment asks for what there is not.
+        SettingError: the environment asks for what there is not.
     """
     setting = os.environ.get(VARIABLE) or devices.CPU
     if setting not in (devices.CPU, "triton"):
-        raise ValueError(f"{VARIABLE}: {setting!r}; allowed: cpu, triton")
+        raise SettingError(f"{VARIABLE}: {setting!r}; allowed: cpu, triton")
     if device != devices.CPU:
         return _triton(devices.index_of(device))
     if setting == devices.CPU:
         return _CPU
     if os.environ.get(INTERPRET_VARIABLE) != "1":
-        raise ValueError(
+        raise SettingError(
             f"{VARIABLE}: 'triton' for tensors on the CPU; allowed: with {INTERPRET_VARIABLE}=1, "
             "or cpu"
         )
     if find_spec("triton") is None:
-        raise ValueError(f"{VARIABLE}: 'triton', which is not installed; allowed: cpu")
+        raise SettingError(f"{VARIABLE}: 'triton', which is not installed; allowed: cpu")
     return _triton(None)
 
 

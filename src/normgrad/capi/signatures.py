@@ -68,8 +68,9 @@ _COUNTS = {"count_array": len(infiniDevice_t)}
 
 @dataclass(frozen=True)
 class Pointer:
-    """A parameter that points to plain values of the program's: not to memory of any kind, nor to
-    a text, and no handle.
+    """A parameter that points to plain values of the program's.
+
+    It is no tensor's memory, no C string and no handle.
 
     Attributes:
         index, name: among the function's parameters.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import normgrad
 
-from .. import devices
+from .. import devices, threads
 from ..backends import choice
 from ..machine import this_machine
-from ..threads import VARIABLE, get_num_threads
+from ..settings import SettingError
 
 Rows = Sequence[tuple[str, str]]
 
@@ -107,8 +108,12 @@ def kernel_folder() -> str:
 def _kernels() -> Rows:
     import numba  # noqa: F401 - it has the last word on threads
 
+    try:
+        count = str(threads.get_num_threads())
+    except SettingError:  # the backend's row says it
+        count = "none"
     return (
-        ("threads", f"{get_num_threads()} ({VARIABLE} sets them)"),
+        ("threads", f"{count} ({threads.VARIABLE} sets them)"),
         ("threading layers", f"{_layers()} (usable, the first is taken)"),
         (KEPT, kernel_folder()),
     )
@@ -144,11 +149,24 @@ def gpus_unused() -> str | None:
     return devices.unusable() if "torch" in sys.modules else None
 
 
-def cpu_unused() -> str | None:
-    """Why the CPU's kernels are not used."""
-    try:
+def check_settings() -> None:
+    """Make sure that tensors on the CPU can be computed with.
+
+    Raises:
+        SettingError: an environment variable says what it may not.
+        KernelError: Numba was told to compile nothing.
+    """
+    choice.of(devices.CPU)
+    threads.wanted_threads()
+    if os.environ.get(choice.VARIABLE) != "triton":
         choice.check_numba()
-    except choice.KernelError as error:
+
+
+def cpu_unused() -> str | None:
+    """Why tensors on the CPU are not computed with."""
+    try:
+        check_settings()
+    except (SettingError, choice.KernelError) as error:
         return str(error)
     return None
 

@@ -42,8 +42,10 @@ def named(option: str, name: str) -> Path:
     """The file that an option names.
 
     Raises:
-        InputError: the name of a folder that is not there, which a path would forget.
+        InputError: no name, or that of a folder that is not there, which a path would forget.
     """
+    if not name:
+        raise InputError(option, f"''; {_ALLOWED}")
     path = Path(name)
     if os.path.basename(name) in ("", ".", "..") and not path.is_dir():  # noqa: PTH119
         raise InputError(option, f"{name!r}, the name of a folder; {_ALLOWED}")

@@ -22,6 +22,7 @@ from ..contract import Kind, Operator, Options
 from ..operators import OPERATORS
 from ..operators.by_name import choices_of
 from ..plans import Plan
+from ..settings import SettingError
 from . import files, outputs
 from .files import Array, Contents, Format, InputError
 
@@ -263,6 +264,8 @@ def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
         kind = contents.format
     try:
         plan = normgrad.plan(found.name, **tensors, **choices)
+    except SettingError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(path, str(error)) from None
     return Request(found, tensors, choices, plan, kind, notes)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..backends.choice import KernelError
+from ..settings import SettingError
 from . import UNUSABLE, interrupted, out_of_memory, say
 from .files import InputError
 from .run import Report
@@ -25,10 +26,10 @@ PIPE_WIDTH = 240
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line where input, Numba, memory or the user stops the work."""
+    """End the process with one line where input, a setting, memory or the user stops the work."""
     try:
         yield
-    except (InputError, KernelError) as error:
+    except (InputError, KernelError, SettingError) as error:
         complain(error)
         raise typer.Exit(UNUSABLE) from None
     except MemoryError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.util
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ import typer
 from rich.text import Text
 
 from .. import devices
-from ..backends import choice
 from . import info, outputs, show
 from .files import InputError
 
@@ -94,8 +92,8 @@ def verify(
     if page is not None:
         outputs.check_writable(page)
         _check_installed()
-    if backend is None and os.environ.get(choice.VARIABLE) != "triton":
-        choice.check_numba()
+    if backend is None:
+        info.check_settings()
     specs = _ours() if backend is None else [backend]
     trials = [_try(spec, quick, only) for spec in specs]
     if not any(trial.judged for trial in trials):
@@ -194,7 +192,9 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
         total = report.row("in all", trial.judged)
         header = ("", *report.HEADER)
         show.columns(trial.name, header, [*rows, (total.title, *total.cells)])
-        show.print_lines(*(Text(f"{claim.title}: {claim.text}") for claim in report.claims(trial)))
+        show.print_lines(
+            *(Text(show.plain(f"{claim.title}: {claim.text}")) for claim in report.claims(trial))
+        )
     for trial in trials:
         found = report.findings(trial)
         if not found:

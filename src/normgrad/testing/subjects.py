@@ -83,7 +83,7 @@ class Subject(Implementation):
         strict: whether it must accept all that normgrad does, and name arguments in errors.
 
     Raises:
-        SubjectError: it has none of the operators.
+        SubjectError: it has none of the operators, or its framework or device cannot be used.
     """
 
     def __init__(self, name: str, operators: Any, strict: bool = False) -> None:
@@ -110,6 +110,14 @@ class Subject(Implementation):
                 f"{name}: framework {self.framework!r}; allowed: {', '.join(CONVERSIONS)}"
             )
         self.device = str(getattr(operators, "device", "cpu"))
+        try:
+            to, _ = CONVERSIONS[self.framework](self.device)
+            to(np.zeros(1, np.float32))
+        except Exception as error:  # a framework that is not there, or a device
+            raise SubjectError(
+                f"{name}: {self.framework} on device {self.device!r} cannot be used "
+                f"({_first_line(error)}); allowed: what this machine has"
+            ) from None
         self._set_num_threads = getattr(operators, "set_num_threads", None)
 
     suite = "operators"
@@ -187,11 +195,10 @@ class Subject(Implementation):
             try:
                 result = function(*given.tensors, **named)
             except NotImplementedError as error:
-                raise NotOfferedError(str(error) or "not implemented") from None
+                raise NotOfferedError(_first_line(error) or "not implemented") from None
             except Exception as error:
                 faults = given.faults(refused=True)
-                text = str(error).splitlines() or [""]
-                return Outcome(error=(type(error).__name__, text[0]), faults=faults)
+                return Outcome(error=(type(error).__name__, _first_line(error)), faults=faults)
             try:
                 outputs = given.outputs(result)
             except Exception as error:  # whatever a result that is none raises
@@ -199,6 +206,10 @@ class Subject(Implementation):
                 return Outcome(faults=(fault, *given.faults()))
             faults = (*given.unwritten(outputs), *given.faults(), *given.shared(outputs))
             return Outcome(outputs, faults=faults)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -211,14 +211,24 @@ _QUICK = {
 }
 
 
-@cache
-def cases(quick: bool = False, kinds: tuple[str, ...] = KINDS) -> tuple[Case, ...]:
+def cases(quick: bool = False, kinds: Sequence[str] = KINDS) -> tuple[Case, ...]:
     """The suite.
 
     Args:
         quick: a part of it, in which every kind, topic, dtype and layout still occurs.
         kinds: of ``GRADIENTS`` and ``FORWARD``.
+
+    Raises:
+        ValueError: another kind.
     """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(f"kinds: {kind!r}; allowed: {', '.join(KINDS)}")
+    return _cases(quick, tuple(kinds))
+
+
+@cache
+def _cases(quick: bool, kinds: tuple[str, ...]) -> tuple[Case, ...]:
     found: list[Case] = []
     for topic, kind in itertools.product(_PARTS, kinds):
         some = part(topic, (kind,))

@@ -161,8 +161,9 @@ def statistics(block, real, base, count):
 def centre(block, real, base, count):
     """Σdy·(x − μ) about a mean that was found, from the sum about the mean as it was rounded.
 
-    No element is nearer to the mean than the number that the mean was rounded to. So what is taken
-    off is no larger than the terms themselves, and x less the rounded mean at most twice x − μ.
+    Elements are numbers of the arithmetic's type, and none of those is nearer to the mean than the
+    one that it was rounded to. So what is taken off is no larger than the terms themselves, and
+    x less the rounded mean is at most twice x − μ.
     """
     not_inlined()
     workspace = get(block, WORKSPACE)

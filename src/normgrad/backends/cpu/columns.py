@@ -30,7 +30,6 @@ from .lanes import (
     double_lanes,
     get_lanes,
     in_sequence,
-    keep_part,
     load_part,
     prefetch_lanes,
     put_lanes,
@@ -39,7 +38,7 @@ from .lanes import (
     zero_lanes,
 )
 from .rows import add_part
-from .sums import add_error, add_terms, clear, fold, fold_lanes
+from .sums import add_deviation, add_error, add_errors, add_terms, clear, fold, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -117,11 +116,13 @@ def add_moments(x, x_step, rows, mean, c, sums, part):
     """Add some rows' moments to those of a part of their elements."""
     first, first_error, second, second_error = sums
     mu = double_lanes(get_lanes(mean, c))
-    s, q = splat(0.0), splat(0.0)
+    s, q, e = splat(0.0), splat(0.0), splat(0.0)
     for r in range(rows):
-        d = keep_part(x, double_lanes(load_part(x, r * x_step + c, part)) - mu, part)
-        s, q = s + d, q + d * d
+        value = double_lanes(load_part(x, r * x_step + c, part))
+        d, s, e = add_deviation(first_error, x, value, mu, s, e, part)
+        q = q + d * d
     fold_lanes(first, first_error, c, s)
+    add_errors(first_error, c, e)
     fold_lanes(second, second_error, c, q)
 
 

@@ -20,7 +20,7 @@ from .lanes import (
     store_part,
     zero_lanes,
 )
-from .sums import add_row_of_terms, fold_sum
+from .sums import add_deviation, add_row_of_terms, fold_deviations, fold_sum
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -89,10 +89,11 @@ def row_sums(dy, x, dy_step, x_step, rows, mean, count, sums, c):
 
 
 @helper
-def add_moments_of_part(x, i, mean, s, q, part):
-    """Two sums of lanes in float64, with the moments of a part of a row added."""
-    d = keep_part(x, double_lanes(load_part(x, i, part)) - mean, part)
-    return s + d, q + d * d
+def add_moments_of_part(error, x, i, mean, s, q, e, part):
+    """Two sums of lanes in float64, the first with its error, and a part of a row's moments."""
+    value = double_lanes(load_part(x, i, part))
+    d, s, e = add_deviation(error, x, value, mean, s, e, part)
+    return s, q + d * d, e
 
 
 @helper
@@ -110,17 +111,18 @@ def row_moments(x, x_step, rows, mean, count, sums, c):
         for start in range(0, count, BLOCK):
             end = min(start + BLOCK, count)
             s, q, s2, q2 = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+            e = splat(0.0)
             i = start
             while i + 2 * LANES <= end:
-                s, q = add_moments_of_part(row, i, mu, s, q, None)
-                s2, q2 = add_moments_of_part(row, i + LANES, mu, s2, q2, None)
+                s, q, e = add_moments_of_part(first_error, row, i, mu, s, q, e, None)
+                s2, q2, e = add_moments_of_part(first_error, row, i + LANES, mu, s2, q2, e, None)
                 i += 2 * LANES
             if i + LANES <= end:
-                s, q = add_moments_of_part(row, i, mu, s, q, None)
+                s, q, e = add_moments_of_part(first_error, row, i, mu, s, q, e, None)
                 i += LANES
             if i < end:
-                s2, q2 = add_moments_of_part(row, i, mu, s2, q2, end - i)
-            fold_sum(first, first_error, c, s + s2)
+                s2, q2, e = add_moments_of_part(first_error, row, i, mu, s2, q2, e, end - i)
+            fold_deviations(first, first_error, c, s, s2, e)
             fold_sum(second, second_error, c, q + q2)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from numba import types
 from numba.core.extending import overload
 
-from .intrinsics import HELPER, fma, get, helper, load, put, two_sum
+from .intrinsics import HELPER, double_buffer, fma, get, helper, load, put, two_sum
 from .lanes import (
+    LANES,
     double_lanes,
     fused,
     get_lanes,
@@ -30,6 +31,9 @@ from .lanes import (
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Elements of two vectors of lanes.
+TWO_LOTS = 2 * LANES
 
 
 def fold(total: Any, error: Any, index: Any, value: Any) -> None:
@@ -304,6 +308,67 @@ def _add_terms(sums, c, tensor, dy, x, mean, part):
         fold_lanes(projection, projection_error, c, keep_part(tensor, value, part))
 
     return plain
+
+
+def add_deviation(error: Any, tensor: Any, x: Any, mean: Any, s: Any, e: Any, part: Any) -> Any:
+    """x − mean of a part of a tensor's row in float64, and it added to a sum and its error, lanes.
+
+    In float64 arithmetic no rounding is lost: what is left of a mean has to be right for elements
+    that are far nearer to the mean than others.
+    """
+    raise NotImplementedError
+
+
+@overload(add_deviation, jit_options=HELPER)
+def _add_deviation(error, tensor, x, mean, s, e, part):
+    if error.dtype == types.float64:
+
+        def compensated(error, tensor, x, mean, s, e, part):
+            d, rest = two_sum(x, minus(mean))
+            d, rest = keep_part(tensor, d, part), keep_part(tensor, rest, part)
+            total, left = two_sum(s, d)
+            return d, total, e + (left + rest)
+
+        return compensated
+
+    def plain(error, tensor, x, mean, s, e, part):
+        d = keep_part(tensor, x - mean, part)
+        return d, s + d, e
+
+    return plain
+
+
+def fold_deviations(total: Any, error: Any, index: Any, s: Any, s2: Any, e: Any) -> None:
+    """``fold_sum`` for two sums of deviations and their error."""
+    raise NotImplementedError
+
+
+@overload(fold_deviations, jit_options=HELPER)
+def _fold_deviations(total, error, index, s, s2, e):
+    if error.dtype == types.float64:
+
+        def compensated(total, error, index, s, s2, e):
+            row = double_buffer(TWO_LOTS)
+            put_lanes(row, 0, s)
+            put_lanes(row, LANES, s2)
+            for lane in range(TWO_LOTS):
+                fold(total, error, index, get(row, lane))
+            put(error, index, get(error, index) + sum_of_lanes(e))
+
+        return compensated
+    return lambda total, error, index, s, s2, e: fold_sum(total, error, index, s + s2)
+
+
+def add_errors(error: Any, index: Any, lanes: Any) -> None:
+    """Add to errors that follow each other, where the arithmetic keeps them."""
+    raise NotImplementedError
+
+
+@overload(add_errors, jit_options=HELPER)
+def _add_errors(error, index, lanes):
+    if error.dtype == types.float64:
+        return lambda error, index, lanes: put_lanes(error, index, get_lanes(error, index) + lanes)
+    return lambda error, index, lanes: None
 
 
 def add_row_of_terms(sums: Any, c: Any, dy: Any, x: Any, mean: Any, count: Any) -> None:
