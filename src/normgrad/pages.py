@@ -29,7 +29,7 @@ MS_ASYNC = 1
 FEW = 16
 
 #: PyTorch's results from this size on are asked to lie in huge pages, as NumPy's are. Batch norm's
-#: gradients, written to new memory of 50 to 196 MiB, took 0.43 to 0.47 of the time.
+#: gradients, written to new memory of 50 to 196 MiB, took 0.42 to 0.47 of the time.
 HUGE = 4 << 20
 
 #: No process has memory from here on.
