@@ -140,7 +140,7 @@ def program_of(name: str, device: Device = H200, **planned: Any) -> program.Prog
 
 
 def programs(device: Device, dtype: str) -> Iterator[tuple[str, program.Program]]:
-    """One program for each way that there is, for a dtype.
+    """Programs of every kind that there is, for a dtype.
 
     Of float64, whose kernels take longest to compile, fewer shapes.
     """

@@ -1,4 +1,4 @@
-"""How tensors are read on a GPU: which way a tile goes along memory, and how large it is."""
+"""How tensors are read on a GPU: along which axis a tile lies in memory, and how large it is."""
 
 from __future__ import annotations
 
