@@ -122,14 +122,14 @@ class Framework(ABC):
 
 
 @contextmanager
-def allocating() -> Iterator[None]:
+def allocating(what: str, size: int) -> Iterator[None]:
     """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
     try:
         yield
     except RuntimeError as error:
         if "DefaultCPUAllocator" not in str(error):
             raise
-        raise MemoryError from None
+        raise memory.missing(what, size) from None
 
 
 def _whole_strides(array: Any) -> bool:
@@ -258,11 +258,8 @@ class Torch(Framework):
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
-            try:
-                with allocating():
-                    return value.resolve_neg()
-            except MemoryError:
-                raise memory.missing(name, value.nbytes) from None
+            with allocating(name, value.nbytes):
+                return value.resolve_neg()
         return value
 
     def _bare(self, value: Any) -> Any:
@@ -378,7 +375,7 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        with allocating():
+        with allocating("a result", spec.nbytes):
             new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         self._plainly(new)
         if spec.nbytes >= pages.HUGE:

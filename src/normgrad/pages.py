@@ -78,14 +78,18 @@ def probe_addresses() -> tuple[int, int]:
     return madvise, msync
 
 
+def advise(first: int, end: int, advice: int) -> None:
+    """Give madvise(2) an advice about the pages that lie wholly within a range."""
+    library = _library()
+    if library is not None:
+        start, stop = -(-first // mmap.PAGESIZE), end // mmap.PAGESIZE
+        library.madvise(start * mmap.PAGESIZE, (stop - start) * mmap.PAGESIZE, advice)
+
+
 def prefer_huge(address: int, size: int) -> None:
     """Ask the system to back memory that nobody has written yet with huge pages."""
-    library = _library()
-    if library is None:
-        return
-    # From one page to another: what shares a page with others is theirs.
-    first, end = -(-address // mmap.PAGESIZE), (address + size) // mmap.PAGESIZE
-    library.madvise(first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+    if _library() is not None:  # elsewhere there is no such advice
+        advise(address, address + size, mmap.MADV_HUGEPAGE)
 
 
 def unreadable(first: int, end: int) -> str | None:

@@ -215,4 +215,15 @@ def of(device: str) -> Backend:
     return _triton(None)
 
 
+def check() -> None:
+    """Make sure that tensors on the CPU can be computed with, by whichever backend it is.
+
+    Raises:
+        SettingError: the environment asks for what there is not.
+        KernelError: Numba was told to compile nothing.
+    """
+    if of(devices.CPU) is _CPU:
+        check_numba()
+
+
 _triton = cache(_Triton)

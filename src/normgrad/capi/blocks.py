@@ -11,9 +11,10 @@ from collections import deque
 
 import numpy as np
 
+from .. import pages
 from ..arguments import Allocation, Memory
 from ..memory import LINE
-from . import libc, pointers
+from . import pointers
 from .errors import HOST_MEMORY_VARIABLE, is_on
 
 #: Where blocks start, as aclrtMalloc has it.
@@ -62,9 +63,7 @@ class Block(Allocation):
     def give_back_pages(self) -> None:
         """Let the system have the pages, and keep the addresses."""
         if self.size >= _GIVEN_BACK_FROM:
-            page = mmap.PAGESIZE
-            first = -(-self.address // page) * page
-            libc.madvise(first, self.end // page * page - first, mmap.MADV_DONTNEED)
+            pages.advise(self.address, self.end, mmap.MADV_DONTNEED)
 
 
 class Blocks:

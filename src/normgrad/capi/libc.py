@@ -9,9 +9,6 @@ from typing import Any
 
 _library = ctypes.CDLL(None, use_errno=True)
 
-madvise: Any = _library.madvise
-madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 malloc: Any = _library.malloc
 malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 

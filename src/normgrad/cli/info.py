@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -156,10 +155,8 @@ def check_settings() -> None:
         SettingError: an environment variable says what it may not.
         KernelError: Numba was told to compile nothing.
     """
-    choice.of(devices.CPU)
+    choice.check()
     threads.wanted_threads()
-    if os.environ.get(choice.VARIABLE) != "triton":
-        choice.check_numba()
 
 
 def cpu_unused() -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .. import memory, operators
+from .. import operators
 from ..frameworks import allocating
 
 
@@ -38,14 +38,11 @@ def output_for(input: Tensor) -> Tensor | None:
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     if last is not None and input.is_contiguous(memory_format=last):
         return None
-    try:
-        with allocating():
-            return torch.empty(
-                input.shape, dtype=input.dtype, device=input.device,
-                memory_format=suggest_memory_format(input),
-            )  # fmt: skip
-    except MemoryError:
-        raise memory.missing("output", input.nbytes) from None
+    with allocating("output", input.nbytes):
+        return torch.empty(
+            input.shape, dtype=input.dtype, device=input.device,
+            memory_format=suggest_memory_format(input),
+        )  # fmt: skip
 
 
 def check_sizes(input: Tensor, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
