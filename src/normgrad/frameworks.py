@@ -319,9 +319,7 @@ class Torch(Framework):
                 elif type(value) in plain and value.is_cpu and not value.is_neg():
                     key += value.shape, value.stride(), value.dtype
                     addresses.append(value.data_ptr())
-                    # As _room has it, without a call: a small operator's time.
-                    size = value.untyped_storage().nbytes()
-                    rooms.append(size - value.storage_offset() * value.itemsize)
+                    rooms.append(self._room(value))
                 else:
                     return self._look_on_gpu(values, given)
         except (RuntimeError, NotImplementedError):
