@@ -6,7 +6,10 @@ The driver is a library that only keeps what it is asked; everything on this sid
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,3 +207,14 @@ def test_without_a_driver(monkeypatch):
 
     monkeypatch.setattr(driver.ctypes, "CDLL", none)
     assert driver.launcher.__wrapped__() is None
+
+
+def test_the_benchmark():
+    program = Path(__file__).parents[3] / "benchmarks" / "launch_time.py"
+    done = subprocess.run(
+        [sys.executable, program, "--rounds", "1"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("  ") for line in done.stdout.splitlines()[1:]]
+    ways = [[word.strip() for word in row if word][1] for row in rows]
+    assert ways == ["run", "by Triton", "Triton's C"] * 3
