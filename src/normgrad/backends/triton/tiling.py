@@ -269,25 +269,21 @@ def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
     return _by_threads(Tile(height, width, width, 1, warps), layout)
 
 
-def most_persistent(problem: Problem, layout: Layout, device: Device) -> int:
-    """How many elements of each tensor a program can have in registers."""
-    most = device.persistent // (4 if problem.arithmetic.itemsize == 8 else 1)
-    if layout.pattern == "tiles" or (layout.pattern == "columns" and problem.per_group == 1):
-        # Each thread has several channels, whose coefficients take registers too: with all
-        # elements 56 to 168 bytes of a thread's were put elsewhere.
-        most //= 2
-    return most
-
-
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
     """A tile with all positions of whole groups, where a program can have it in registers."""
-    most = most_persistent(problem, layout, device)
     item, per_group = itemsize(problem), problem.per_group
     positions = power_of_two(problem.positions)
+    wide = problem.arithmetic.itemsize == 8
 
     def fits(groups: int) -> bool:
         """Whether so many groups are no more than there are and a program can have."""
         channels = power_of_two(groups * per_group)
+        most = device.persistent // (4 if wide else 1)
+        several = per_group == 1 or groups > 1
+        if layout.pattern == "tiles" or (layout.pattern == "columns" and several):
+            # Each thread has several channels of several groups, whose coefficients take
+            # registers too: with all elements 56 to 184 bytes of a thread's were put elsewhere.
+            most //= 2
         return (
             groups <= power_of_two(groups_of(problem))
             and positions * channels <= most
