@@ -7,6 +7,8 @@ same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for
 from __future__ import annotations
 
 import dataclasses
+import os
+import random
 import signal
 
 import mapped_pages
@@ -17,6 +19,9 @@ from support import INTERPRETED
 # interrupts; those that are about interrupts want them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Cases of each test that an interpreter runs.
+SAMPLE = 12
 
 if INTERPRETED:
     from triton.runtime import interpreter
@@ -33,10 +38,26 @@ def mapped():
         yield make
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is the CPU's alone, where Triton computes."""
-    if INTERPRETED:
-        reason = pytest.mark.skip(reason="of the CPU's kernels")
-        for item in items:
-            if item.get_closest_marker("cpu") is not None:
-                item.add_marker(reason)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where Triton computes: leave out what is the CPU's alone, and all but a sample of the rest.
+
+    An interpreter takes a thousand times as long. NORMGRAD_ALL_KERNELS=1 has it run all.
+    """
+    if not INTERPRETED:
+        return
+    reason = pytest.mark.skip(reason="of the CPU's kernels")
+    for item in items:
+        if item.get_closest_marker("cpu") is not None:
+            item.add_marker(reason)
+    if os.environ.get("NORMGRAD_ALL_KERNELS") == "1":
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        item
+        for name, of_one in cases.items()
+        for item in random.Random(name).sample(of_one, min(len(of_one), SAMPLE))
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import INTERPRETED
 from triton_programs import H200, PASSES, program_of
 
 from normgrad import TensorSpec
 from normgrad.backends.triton import config as words
 from normgrad.backends.triton.device import Device
 from normgrad.backends.triton.runtime import aligned
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="plans are the same")
 
 #: Kernels that go over tensors in tiles.
 OVER_TENSORS = ("sums", "write", "persistent")

@@ -33,7 +33,7 @@ LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)
 #: Operators with their shapes and layouts, of as many launches as there are.
 PROGRAMS = {
     "one": ("batch_norm_backward", SMALL, "contiguous", None),
-    "two": ("batch_norm_backward", LARGE, "contiguous", None),
+    "three": ("batch_norm_backward", LARGE, "contiguous", None),
     "channels last": ("batch_norm_backward", LARGE, "channels_last", None),
     "views": ("batch_norm_backward", (32, 64, 28, 28), "sliced", "sliced"),
     "missing statistics": ("missing", LARGE, "contiguous", None),
@@ -108,7 +108,7 @@ def test_triton_asks_for_the_same(in_process, kind):
 
 
 def test_kernels_that_do_not_suit_are_left_to_triton(in_process):
-    made, calls = program("two"), [addresses()]
+    made, calls = program("three"), [addresses()]
     found = in_process(fake_cuda.run_without, "suits", made, calls)
     assert planned(found["launches"]) == expected(made, calls)
     assert found["by_triton"] == len(made.launches)
@@ -116,7 +116,7 @@ def test_kernels_that_do_not_suit_are_left_to_triton(in_process):
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
 def test_hooks_are_called_at_every_launch(in_process, hook):
-    made, calls = program("two"), [addresses(0), addresses(1)]
+    made, calls = program("three"), [addresses(0), addresses(1)]
     found = in_process(fake_cuda.run_hooked, hook, made, calls)
     names = [launch.kernel for launch in made.launches]
     assert found["told"] == [(name, fake_cuda.STREAM) for name in names * 2]
@@ -136,7 +136,7 @@ def test_kernels_are_looked_up_once_for_an_alignment(in_process):
 
 
 def test_kernels_run_on_the_tensors_device(in_process):
-    made, calls = program("two"), [addresses(0), addresses(1)]
+    made, calls = program("three"), [addresses(0), addresses(1)]
     for device in (1, 0):
         found = in_process(fake_cuda.run, made, calls, device)
         assert planned(found["launches"]) == expected(made, calls, device)
@@ -144,7 +144,7 @@ def test_kernels_run_on_the_tensors_device(in_process):
 
 
 def test_a_launch_that_is_refused_is_an_error(in_process):
-    made = program("two")
+    made = program("three")
     error, refused, afterwards = in_process(fake_cuda.run_refused, 701, made, addresses())
     assert error == "Triton Error [CUDA]: too many resources requested"
     assert (refused, afterwards) == (0, len(made.launches))
@@ -152,7 +152,7 @@ def test_a_launch_that_is_refused_is_an_error(in_process):
 
 def test_threads_have_arguments_and_streams_of_their_own(in_process):
     """None has a context at first, as new threads have none."""
-    made, threads, rounds = program("two"), 8, 100
+    made, threads, rounds = program("three"), 8, 100
     calls = [addresses(thread) for thread in range(threads)]
     found = planned(in_process(fake_cuda.run_in_threads, made, calls, rounds))
     for thread, call in enumerate(calls):
