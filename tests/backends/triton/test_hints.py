@@ -43,19 +43,13 @@ class Task:
     def __init__(self, launch: Any, config: Any, number: int) -> None:
         self.config, self.axes = config, launch.arguments.axes
         sizes = self.sizes = launch.arguments.sizes
-        blocks = -(-sizes.groups // config.groups) * sizes.blocks
+        blocks = -(-sizes.channels // sizes.step)
         unit, self.part = divmod(number, sizes.parts)
         self.set, block = divmod(unit, blocks)
-        first_group = block // sizes.blocks * config.groups
-        first_member = block % sizes.blocks * config.members
-        i = np.arange(config.groups * config.members)
-        group, member = first_group + i // config.members, first_member + i % config.members
-        self.first = first_group * sizes.per_group + first_member
-        self.channels_there = (group < sizes.groups) & (member < sizes.per_group)
-        true = group * sizes.per_group + member
-        self.channel = self.first + i if config.dense else true
-        # What a dense tile counts up from its first channel are the channels themselves.
-        assert (self.channel == true)[self.channels_there].all()
+        self.first = block * sizes.step
+        i = np.arange(config.channels)
+        self.channel = self.first + i
+        self.channels_there = (i < sizes.step) & (self.channel < sizes.channels)
         self.start = self.part * sizes.part
         self.end = min(self.start + sizes.part, sizes.positions)
 
@@ -107,13 +101,18 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
     for name in names:
         width = config.positions
         if getattr(config, name).along == words.ALONG_CHANNELS:
-            width = config.groups * config.members
-        assert getattr(config, name).vector <= width
-    blocks = -(-sizes.groups // config.groups) * sizes.blocks
-    tasks = sizes.sets * blocks * sizes.parts
+            width = sizes.step
+        assert width % getattr(config, name).vector == 0
+    assert config.positions % (config.leading * config.adjacent) == 0
+    tasks = sizes.sets * -(-sizes.channels // sizes.step) * sizes.parts
     assert sizes.part * sizes.parts >= sizes.positions
     if launch.kernel == "persistent":
         assert config.positions >= sizes.part
+        assert sizes.step % sizes.per_group == 0
+        assert config.groups >= sizes.step // sizes.per_group
+        assert (sizes.tasks, launch.programs) == (tasks, -(-tasks // sizes.each))
+    else:
+        assert launch.programs == tasks
     for number in some(numbers, tasks, TASKS):
         task = Task(launch, config, number)
         there = task.channels_there
@@ -151,11 +150,10 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
                     together = runs(offsets, vector)[runs(inside, vector)[:, 0]]
                     assert (together[:, 0] % vector == 0).all()
                     assert (together - together[:, :1] == np.arange(vector)).all()
+                    assert (channels % vector == 0).all()
                 else:
                     assert tensor.along == words.ALONG_CHANNELS
                     assert (offsets[inside] % vector == 0).all()
-                    if config.dense:
-                        assert (channels == np.arange(len(channels))).all()
     if tasks <= TASKS:
         every = sum(
             (task.end - task.start) * int(task.channels_there.sum())

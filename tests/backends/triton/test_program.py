@@ -46,11 +46,11 @@ def test_a_channel_that_a_program_can_hold_is_read_once():
 
 def test_what_no_program_can_hold_is_read_twice():
     program = train((20, 6, 65536), "float16")
-    assert program.path == "triton two passes rows sums write"
+    assert program.path == "triton two passes rows sums finish write"
     # Few channels: positions are cut so that all processors have something to do.
     assert program.launches[0].programs >= 4 * H200.processors
     # The second pass begins where the first has left the cache filled.
-    assert program.launches[1].config.reverse
+    assert program.launches[-1].config.reverse
 
 
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
@@ -69,10 +69,10 @@ def test_what_needs_one_pass_takes_one():
         and name != "group_norm_backward"
     }
     assert paths == {
-        "evaluation": "triton rows sums+scale outputs",
-        "batch_norm_backward_reduce": "triton rows sums outputs",
+        "evaluation": "triton rows sums+scale finish",
+        "batch_norm_backward_reduce": "triton rows sums finish",
         "batch_norm_backward_elemt": "triton rows write",
-        "batch_norm_stats": "triton rows sums statistics",
+        "batch_norm_stats": "triton rows sums finish",
         "batch_norm_elemt": "triton rows write",
         "batch_norm_gather_stats_with_counts": "triton gather",
     }
@@ -84,7 +84,7 @@ def test_masked_off_work_is_not_done():
     def masked(*mask):
         return program_of("batch_norm_backward", **planned, output_mask=mask)
 
-    assert masked(False, True, True).path == "triton rows sums outputs"
+    assert masked(False, True, True).path == "triton rows sums finish"
     assert masked(False, False, False).launches == ()
     assert masked(False, False, False).workspace_size == 0
     bias = masked(False, False, True)
@@ -95,7 +95,7 @@ def test_masked_off_work_is_not_done():
 def test_missing_statistics_are_found_first():
     planned = arguments("missing", (256, 64, 56, 56), "bfloat16")
     assert program_of("missing", **planned).path == (
-        "triton two passes rows moments statistics sums write"
+        "triton two passes rows moments finish sums finish write"
     )
     # In float64 the mean takes a round of its own.
     planned = arguments("missing", (256, 64, 56, 56), "float64")
@@ -107,8 +107,9 @@ def test_without_elements_sums_are_written_and_nothing_else():
     def path(name, shape):
         return program_of(name, **arguments(name, shape, "float32", groups=1)).path
 
-    assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton outputs"
-    assert path("batch_norm", (0, 4, 3, 3)) == "triton statistics"
+    assert path("batch_norm_backward", (0, 4, 3, 3)) == "triton finish"
+    assert path("batch_norm", (0, 4, 3, 3)) == "triton finish"
+    assert path("group_norm_backward", (0, 4, 3, 3)) == "triton outputs"
     assert path("batch_norm_backward_elemt", (0, 4, 3, 3)) == "triton"
     assert path("batch_norm_backward", (4, 0, 3, 3)) == "triton"
 
@@ -222,9 +223,10 @@ def test_every_task_has_a_program():
                     sizes, words = launch.arguments.sizes, launch.config
                     assert sizes.parts * sizes.part >= sizes.positions
                     assert (sizes.parts - 1) * sizes.part < sizes.positions
-                    tiles = -(-sizes.groups // words.groups) * sizes.blocks
-                    assert sizes.blocks * words.members >= sizes.per_group
-                    assert launch.programs == sizes.sets * tiles * sizes.parts
+                    tiles = -(-sizes.channels // sizes.step)
+                    assert sizes.step <= words.channels
+                    tasks = sizes.sets * tiles * sizes.parts
+                    assert launch.programs == -(-tasks // sizes.each)
                     assert launch.warps in (1, 2, 4, 8, 16)
 
 

@@ -140,43 +140,35 @@ def inside(p, end, cmask, C: tl.constexpr):
 
 @helper
 def channels_of(block, a, C: tl.constexpr):
-    """The channels of a tile: (channel, which there are, group, first channel, first group)."""
-    MEMBERS: tl.constexpr = C.members
-    GROUPS: tl.constexpr = C.groups
-    first_group = block // a.sizes.blocks.to(tl.int32) * GROUPS
-    first_member = block % a.sizes.blocks.to(tl.int32) * MEMBERS
-    i = tl.arange(0, GROUPS * MEMBERS)
-    per_group = a.sizes.per_group.to(tl.int32)
-    first = first_group * per_group + first_member
-    group = first_group + i // MEMBERS
-    member = first_member + i % MEMBERS
-    mask = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
+    """The channels of a tile: (channel, which there are, group, first channel)."""
+    step = a.sizes.step.to(tl.int32)
+    first = block * step
+    i = tl.arange(0, C.channels)
+    channel = first + i
+    mask = (i < step) & (channel < a.sizes.channels.to(tl.int32))
     V: tl.constexpr = C.x.vector
     if (V > 1) & (C.x.along == ALONG_CHANNELS):
         mask = tl.max_constancy(mask, V)
-    if C.dense:
-        channel = first + i
-    else:
-        channel = group * per_group + member
-    return channel, mask, group, first, first_group
+    group = channel
+    if not C.single:
+        group = channel // a.sizes.per_group.to(tl.int32)
+    return channel, mask, group, first
 
 
 @helper
-def channel_offset(channel, first, stride, WHICH: tl.constexpr, C: tl.constexpr):
-    """The offsets of channels from the tile's first, in one of (dy, x, dx)."""
+def channel_offset(stride, WHICH: tl.constexpr, C: tl.constexpr):
+    """The offsets of a tile's channels from its first, in one of (dy, x, dx)."""
     T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
-    if C.dense:
-        # What follows from the first by counting, the compiler sees to be contiguous.
-        local = tl.arange(0, C.groups * C.members)
-    else:
-        local = channel - first
-    if T.along == ALONG_CHANNELS:
-        if C.long_offsets:
-            return local.to(tl.int64)
-        else:
-            return local
-    else:
-        return stepped(local, stride, C)
+    offset = tl.arange(0, C.channels)
+    if C.long_offsets:
+        offset = offset.to(tl.int64)
+    if T.along != ALONG_CHANNELS:
+        offset = offset * stride.to(offset.dtype)
+        V: tl.constexpr = T.vector
+        if V > 1:
+            # As in `offset_of`.
+            offset = tl.multiple_of(offset, V)
+    return offset
 
 
 @helper

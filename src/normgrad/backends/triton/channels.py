@@ -19,6 +19,7 @@ from .access import (
     WEIGHT,
     count_at,
     doubles,
+    pointer,
     read_vector,
     write_vector,
 )
@@ -35,7 +36,7 @@ from .arithmetic import (
     two_sum,
 )
 from .jit import constant, helper
-from .tiles import GROUP, PILOT, pilot
+from .tiles import FORWARD, GROUP, PILOT, pilot
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -130,7 +131,7 @@ def about_sums(a, s, group, mask, C: tl.constexpr):
     """
     if C.about == PILOT:
         at = doubles(a, a.work.pilot) + group_at(a, s, group)
-        return tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+        return tl.load(at, mask=mask, other=0.0)
     else:
         return given_mean(a, s, group, mask, C)
 
@@ -146,6 +147,13 @@ def slot_of(a, part, s, channel):
 
 
 @helper
+def sums_at(a, offset, C: tl.constexpr):
+    """A pointer to sums in the workspace."""
+    CODE: tl.constexpr = 0 if C.short_sums else 1
+    return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
+
+
+@helper
 def put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C: tl.constexpr):
     """Write a part's sums to their own place, and the first part the pilots that they are about."""
     if C.about == PILOT:
@@ -154,20 +162,19 @@ def put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C
             first = mask & (channel == group * a.sizes.per_group.to(tl.int32))
             tl.store(doubles(a, a.work.pilot) + group_at(a, s, group), centre, mask=first)
     at = slot_of(a, part, s, channel)
-    tl.store(doubles(a, a.work.sum_dy) + at, t, mask=mask)
-    tl.store(doubles(a, a.work.sum_dy_xmu) + at, q, mask=mask)
+    tl.store(sums_at(a, a.work.sum_dy, C) + at, t, mask=mask)
+    tl.store(sums_at(a, a.work.sum_dy_xmu, C) + at, q, mask=mask)
     if C.wide:
-        tl.store(doubles(a, a.work.sum_dy_error) + at, t_error, mask=mask)
-        tl.store(doubles(a, a.work.sum_dy_xmu_error) + at, q_error, mask=mask)
+        tl.store(sums_at(a, a.work.sum_dy_error, C) + at, t_error, mask=mask)
+        tl.store(sums_at(a, a.work.sum_dy_xmu_error, C) + at, q_error, mask=mask)
 
 
 @helper
 def load_sums(a, offset, error_offset, at, mask, C: tl.constexpr):
-    """Sums from the workspace, past the nearest cache: other programs wrote them."""
-    value = tl.load(doubles(a, offset) + at, mask=mask, other=0.0, cache_modifier=".cg")
+    """Sums from the workspace, and their errors."""
+    value = tl.load(sums_at(a, offset, C) + at, mask=mask, other=0.0).to(tl.float64)
     if C.wide:
-        error = tl.load(doubles(a, error_offset) + at, mask=mask, other=0.0, cache_modifier=".cg")
-        return value, error
+        return value, tl.load(sums_at(a, error_offset, C) + at, mask=mask, other=0.0)
     else:
         return value, tl.zeros_like(value)
 
@@ -193,22 +200,32 @@ def combined(a, s, channel, mask, C: tl.constexpr):
 
 
 @helper
-def over_groups(value, error, WIDTH: tl.constexpr, C: tl.constexpr):
-    """Sums of so many channels of each group of a tile, added up."""
-    v = tl.reshape(value, [C.groups, WIDTH])
-    e = tl.reshape(error, [C.groups, WIDTH])
+def by_group(value, error, FAN: tl.constexpr, C: tl.constexpr):
+    """Sums of so many channels of each of some groups, added up."""
+    v = tl.reshape(value, [C.groups, FAN])
+    e = tl.reshape(error, [C.groups, FAN])
     return sum_along(v, e, 1, C.wide)
 
 
 @helper
-def to_channels(value, C: tl.constexpr):
-    """A value for each group of a tile, for each of its channels there."""
-    if C.members == 1:
-        return value
-    else:
-        W: tl.constexpr = C.groups * C.members
-        spread = tl.broadcast_to(value[:, None], [C.groups, C.members])
-        return tl.reshape(spread, [W])
+def to_members(value, FAN: tl.constexpr, C: tl.constexpr):
+    """A value for each of some groups, for so many channels of each."""
+    spread = tl.broadcast_to(value[:, None], [C.groups, FAN])
+    return tl.reshape(spread, [C.groups * FAN])
+
+
+@helper
+def shared(value, error, member, C: tl.constexpr):
+    """Sums of a tile's channels, added up over each group, for each of its channels.
+
+    ``member`` says which channel belongs to which of the tile's groups: groups may be of any size.
+    """
+    v = tl.where(member, value[:, None], 0.0)
+    e = tl.where(member, error[:, None], 0.0)
+    v, e = sum_along(v, e, 0, C.wide)
+    return tl.sum(tl.where(member, v[None, :], 0.0), 1), tl.sum(
+        tl.where(member, e[None, :], 0.0), 1
+    )
 
 
 @helper
@@ -226,31 +243,25 @@ def weighted(a, channel, mask, t, t_error, q, q_error, C: tl.constexpr):
 
 
 @helper
-def group_sums(a, s, channel, mask, first_group, C: tl.constexpr):
-    """Both sums, over all that share a statistic, for each channel of a tile."""
-    if C.single:
-        return combined(a, s, channel, mask, C)
-    else:
-        FAN: tl.constexpr = C.fan
-        GROUPS: tl.constexpr = C.groups
-        per_group = a.sizes.per_group.to(tl.int32)
-        i = tl.arange(0, GROUPS * FAN)
-        group = first_group + i // FAN
-        t = tl.zeros([GROUPS], tl.float64)
-        q, t_error, q_error = t, t, t
-        for j in range(0, per_group, FAN):
-            member = j + i % FAN
-            there = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
-            c = group * per_group + member
-            v, v_error, u, u_error = combined(a, s, c, there, C)
-            v, v_error, u, u_error = weighted(a, c, there, v, v_error, u, u_error, C)
-            v, v_error = over_groups(v, v_error, FAN, C)
-            u, u_error = over_groups(u, u_error, FAN, C)
-            t, t_error = added(t, t_error, v, v_error, C.wide)
-            q, q_error = added(q, q_error, u, u_error, C.wide)
-        return (
-            to_channels(t, C), to_channels(t_error, C), to_channels(q, C), to_channels(q_error, C)
-        )  # fmt: skip
+def group_sums(a, s, first_group, C: tl.constexpr):
+    """Both sums over all that share a statistic, for some groups of a set, and their errors."""
+    FAN: tl.constexpr = C.fan
+    per_group = a.sizes.per_group.to(tl.int32)
+    i = tl.arange(0, C.groups * FAN)
+    group = first_group + i // FAN
+    t = tl.zeros([C.groups], tl.float64)
+    q, t_error, q_error = t, t, t
+    for j in range(0, per_group, FAN):
+        member = j + i % FAN
+        there = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
+        channel = group * per_group + member
+        v, v_error, u, u_error = combined(a, s, channel, there, C)
+        v, v_error, u, u_error = weighted(a, channel, there, v, v_error, u, u_error, C)
+        v, v_error = by_group(v, v_error, FAN, C)
+        u, u_error = by_group(u, u_error, FAN, C)
+        t, t_error = added(t, t_error, v, v_error, C.wide)
+        q, q_error = added(q, q_error, u, u_error, C.wide)
+    return t, t_error, q, q_error
 
 
 # Coefficients
@@ -296,6 +307,40 @@ def gradient_coefficients(w, r, r_error, rest, m, inverse, t, t_error, q, q_erro
 
 
 @helper
+def coefficients_at(a, s, channel, WHICH: tl.constexpr, C: tl.constexpr):
+    """A pointer to one of the five coefficients of channels, in the workspace."""
+    CODE: tl.constexpr = 1 if C.wide else 0
+    channels = a.sizes.channels.to(tl.int64)
+    row = WHICH * a.sizes.sets.to(tl.int64) + s.to(tl.int64)
+    base = pointer(a.at.workspace.to(tl.int64) + a.work.coefficients.to(tl.int64), CODE)
+    return base + (row * channels + channel)
+
+
+@helper
+def put_coefficients(a, s, channel, mask, mean, gain, shift, slope, scale, C: tl.constexpr):
+    """Leave coefficients in the workspace, those that the rule has."""
+    tl.store(coefficients_at(a, s, channel, 0, C), mean, mask=mask)
+    tl.store(coefficients_at(a, s, channel, 1, C), shift, mask=mask)
+    tl.store(coefficients_at(a, s, channel, 2, C), scale, mask=mask)
+    if C.rule != FORWARD:
+        tl.store(coefficients_at(a, s, channel, 3, C), gain, mask=mask)
+        tl.store(coefficients_at(a, s, channel, 4, C), slope, mask=mask)
+
+
+@helper
+def load_coefficients(a, s, channel, mask, C: tl.constexpr):
+    """Mean, gain, shift, slope and scale from the workspace."""
+    mean = tl.load(coefficients_at(a, s, channel, 0, C), mask=mask, other=0.0)
+    shift = tl.load(coefficients_at(a, s, channel, 1, C), mask=mask, other=0.0)
+    scale = tl.load(coefficients_at(a, s, channel, 2, C), mask=mask, other=0.0)
+    gain, slope = shift, shift
+    if C.rule != FORWARD:
+        gain = tl.load(coefficients_at(a, s, channel, 3, C), mask=mask, other=0.0)
+        slope = tl.load(coefficients_at(a, s, channel, 4, C), mask=mask, other=0.0)
+    return mean, gain, shift, slope, scale
+
+
+@helper
 def total_count(a, C: tl.constexpr):
     """The sum of all counts."""
     N: tl.constexpr = 64
@@ -320,7 +365,10 @@ def statistics(a, about, t, t_error, q, q_error, C: tl.constexpr):
     variance = kept(q, q_error, C.wide) - change * change
     variance = tl.where(variance < 0.0, 0.0, variance)
     mean = tl.where(is_finite(about), about + change, about)
-    return mean, tl.rsqrt(variance + number(a.numbers.eps)), variance
+    r = tl.rsqrt(variance + number(a.numbers.eps))
+    # Without elements there are no statistics.
+    there = m > 0.0
+    return tl.where(there, mean, 0.0), tl.where(there, r, 0.0), tl.where(there, variance, 0.0)
 
 
 @helper

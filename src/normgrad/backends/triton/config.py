@@ -34,22 +34,25 @@ class Config(NamedTuple):
         dy, x, dx: the data tensors.
         vectors: the codes of the per-channel vectors, see :func:`pack`.
         counts: the code of the counts.
-        positions, groups, members: a tile: so many positions of so many channels of each of so
-            many groups. Where it has several groups, it has all their channels.
+        positions, channels: the size of a tile; its channels follow each other.
+        leading, adjacent: how many of a tile's positions one thread has, which are added up in
+            float32 before float64 takes over: so many times so many that are next to each other.
         single: whether each channel is a group of its own.
-        fan: how many of a group's channels are added up at once.
-        dense: whether the channels of a tile follow each other without a gap.
+        groups: how many groups a program takes at once, where it has all of a group.
+        fan: how many of a group's channels ``finish`` adds up at once.
         rank: the number of axes that positions run over.
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
-        unroll: tiles that are read before any is used, and added up in the data's arithmetic.
         rows: how many parts' sums are added up at once.
         about: what x is centred about, one of PILOT, GIVEN, SAVED.
         saved_spread: whether 1/std was computed before, and is in the workspace.
         saves: which statistics are left in the workspace, of MEAN, BOTH, SPREAD; 0 for none.
-        sums: whether coefficients follow from sums in the workspace.
+        sums: whether coefficients follow from sums over the tensors.
+        coefficients: whether they are left in the workspace.
         writes: whether dx is written where sums are made.
         outputs: whether the per-channel outputs are written here.
-        keeps_sums: whether sums are also left in the workspace.
+        keeps_sums: whether sums are left in the workspace, too.
+        short_sums: whether they are left in float32: those of one pass, which nothing but the
+            gradients of parameters is made from, and of which there is a pair for few elements.
         variance: whether the spread given is a variance.
         reverse: whether to begin at the end, where the sums left the L2 cache filled.
     """
@@ -62,23 +65,25 @@ class Config(NamedTuple):
     vectors: int
     counts: int = 0
     positions: int = 1
-    groups: int = 1
-    members: int = 1
+    channels: int = 1
+    leading: int = 1
+    adjacent: int = 1
     single: bool = True
+    groups: int = 1
     fan: int = 1
-    dense: bool = True
     rank: int = 1
     long_positions: bool = False
     long_offsets: bool = False
-    unroll: int = 1
     rows: int = 1
     about: int = 0
     saved_spread: bool = False
     saves: int = 0
     sums: bool = False
+    coefficients: bool = False
     writes: bool = False
     outputs: bool = False
     keeps_sums: bool = False
+    short_sums: bool = False
     variance: bool = False
     reverse: bool = False
 
@@ -152,8 +157,9 @@ class Sizes(NamedTuple):
     Attributes:
         sets, channels, per_group, positions: sizes.
         groups: how many groups of channels.
-        blocks: blocks of channels within a group, or of groups, that tasks take.
+        step: channels from one tile to the next.
         parts, part: into how many parts positions are cut, and how long each is.
+        tasks, each: how many tasks there are, and how many of them a program takes.
         dy_sets, x_sets, dx_sets, dy_channels, x_channels, dx_channels: strides.
     """
 
@@ -162,9 +168,11 @@ class Sizes(NamedTuple):
     per_group: Any
     groups: Any
     positions: Any
-    blocks: Any
+    step: Any
     parts: Any
     part: Any
+    tasks: Any
+    each: Any
     dy_sets: Any
     x_sets: Any
     dx_sets: Any
@@ -197,6 +205,8 @@ class Work(NamedTuple):
         spread, spread_error: a computed 1/std and, in float64 arithmetic, its error, likewise.
         pilot: what moments are about where it is an element of x, by set and group: y may be
             written over x before all who need the element have begun.
+        coefficients: what a tensor is written from, in the arithmetic's type: five numbers, each
+            by set and channel.
     """
 
     sum_dy: Any
@@ -208,6 +218,7 @@ class Work(NamedTuple):
     spread: Any
     spread_error: Any
     pilot: Any
+    coefficients: Any
 
 
 class Arguments(NamedTuple):

@@ -39,30 +39,32 @@ from .channels import (
     gradient_coefficients,
     group_sums,
     invstd_error,
+    load_coefficients,
     load_sums,
     mean_rest,
-    over_groups,
+    put_coefficients,
     put_sums,
     save_statistics,
+    shared,
     statistics,
-    to_channels,
+    to_members,
     total_count,
     update_running,
     weighted,
     write_statistics,
 )
 from .jit import helper
-from .tiles import EVAL, FORWARD, load, sums_of_part, terms, write_part, written
+from .tiles import EVAL, FORWARD, load, sums_of_part, sums_of_tile, write_part, written
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 @helper
-def task_of(number_, a, C: tl.constexpr):
+def task_of(number_, a):
     """A task's set, block of channels and part, from its number."""
     parts = a.sizes.parts.to(tl.int32)
-    groups: tl.constexpr = C.groups
-    blocks = (a.sizes.groups.to(tl.int32) + groups - 1) // groups * a.sizes.blocks.to(tl.int32)
+    step = a.sizes.step.to(tl.int32)
+    blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
     part = number_ % parts
     unit = number_ // parts
     return unit // blocks, unit % blocks, part
@@ -146,20 +148,23 @@ def outputs_of(
         total = kept(t, t_error, C.wide)
         projection = kept(q, q_error, C.wide)
         scaled = kept(r * projection, invstd_error(a, s, group, mask, C) * projection, C.wide)
+        # Without elements nothing is scaled, not even by infinity.
+        scaled = tl.where(a.sizes.parts.to(tl.int32) > 0, scaled, 0.0)
         write_vector(a, zero_set, channel, mask, total, OUT_SUM_DY, C)
         write_vector(a, zero_set, channel, mask, projection, OUT_SUM_DY_XMU, C)
         write_vector(a, zero_set, channel, mask, scaled, OUT_WEIGHT, C)
         write_vector(a, zero_set, channel, mask, total, OUT_BIAS, C)
 
 
-@helper
-def sum_task(a, s, block, part, C: tl.constexpr):
-    """Sum a part of a tile's channels into its place in the workspace.
+@triton.jit
+def sums(a, C: tl.constexpr):
+    """A program for each part of each tile: its sums, to their own place in the workspace.
 
     Or straight to the outputs, where the part is all there is. In evaluation dx, which does not
     depend on the sums, is written by the way.
     """
-    channel, mask, group, first, _ = channels_of(block, a, C)
+    s, block, part = task_of(tl.program_id(0), a)
+    channel, mask, group, first = channels_of(block, a, C)
     centre = real(about(a, s, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
         centre = centre.to(tl.float64)
@@ -169,7 +174,7 @@ def sum_task(a, s, block, part, C: tl.constexpr):
         w = read_vector(a, channel * 0, channel, mask, WEIGHT, 1.0, C)
         scale = real(w * given_invstd(a, s, group, mask, C), C.wide)
     t, t_error, q, q_error = sums_of_part(a, s, channel, first, mask, centre, scale, start, end, C)
-    if C.sums or not C.outputs:
+    if not C.outputs:
         put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
     elif C.rule == FORWARD:
         mean, r, variance = statistics(a, centre.to(tl.float64), t, t_error, q, q_error, C)
@@ -180,77 +185,97 @@ def sum_task(a, s, block, part, C: tl.constexpr):
         outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, r, r, r, C)
 
 
-@helper
-def write_task(a, s, block, part, C: tl.constexpr):
-    """Write a part of a tile's channels, from given statistics or from all their sums."""
-    channel, mask, group, first, first_group = channels_of(block, a, C)
-    t = channel.to(tl.float64) * 0.0
-    q, t_error, q_error, centre = t, t, t, t
-    if C.sums:
-        t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
-        if C.rule == FORWARD:
-            centre = about_sums(a, s, group, mask, C)
-        else:
-            q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
-    mean, gain, shift, slope, scale, mu, r, variance = coefficients(
-        a, s, channel, mask, group, centre, t, t_error, q, q_error, C
-    )
-    if C.outputs:
-        if part == 0:
-            outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
-    start, end = bounds(part, a, C)
-    write_part(a, s, channel, first, mask, mean, gain, shift, slope, scale, start, end, C)
-
-
 @triton.jit
-def sums(a, C: tl.constexpr):
-    """A program for each part of each tile: its sums."""
-    s, block, part = task_of(tl.program_id(0), a, C)
-    sum_task(a, s, block, part, C)
+def finish(a, C: tl.constexpr):
+    """A program for some groups of a set: what follows from the sums of all their parts.
+
+    Statistics for gradients, the coefficients that dx or y is written from, per-channel outputs.
+    """
+    FAN: tl.constexpr = C.fan
+    blocks = (a.sizes.groups.to(tl.int32) + C.groups - 1) // C.groups
+    s = tl.program_id(0) // blocks
+    first_group = tl.program_id(0) % blocks * C.groups
+    i = tl.arange(0, C.groups * FAN)
+    group = first_group + i // FAN
+    per_group = a.sizes.per_group.to(tl.int32)
+    t, t_error, q, q_error = group_sums(a, s, first_group, C)
+    t, t_error = to_members(t, FAN, C), to_members(t_error, FAN, C)
+    q, q_error = to_members(q, FAN, C), to_members(q_error, FAN, C)
+    there = group < a.sizes.groups.to(tl.int32)
+    centre = t
+    if C.rule == FORWARD:
+        centre = about_sums(a, s, group, there, C)
+    else:
+        q, q_error = centred(a, s, group, there, t, t_error, q, q_error, C)
+    if C.saves:
+        # One of a group's channels stands for all.
+        first = there & (i % FAN == 0)
+        save_statistics(a, s, group, first, centre, t, t_error, q, q_error, C)
+    else:
+        for j in range(0, per_group, FAN):
+            member = j + i % FAN
+            channel = group * per_group + member
+            mask = there & (member < per_group)
+            mean, gain, shift, slope, scale, mu, r, variance = coefficients(
+                a, s, channel, mask, group, centre, t, t_error, q, q_error, C
+            )
+            if C.coefficients:
+                put_coefficients(a, s, channel, mask, mean, gain, shift, slope, scale, C)
+            if C.outputs:
+                outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
 
 
 @triton.jit
 def write(a, C: tl.constexpr):
-    """A program for each part of each tile: dx or y."""
+    """A program for each part of each tile: dx or y, of given statistics or coefficients."""
     task = tl.program_id(0)
     if C.reverse:
         task = tl.num_programs(0) - 1 - task
-    s, block, part = task_of(task, a, C)
-    write_task(a, s, block, part, C)
+    s, block, part = task_of(task, a)
+    channel, mask, group, first = channels_of(block, a, C)
+    if C.sums:
+        mean, gain, shift, slope, scale = load_coefficients(a, s, channel, mask, C)
+    else:
+        zero = channel.to(tl.float64) * 0.0
+        mean, gain, shift, slope, scale, _, _, _ = coefficients(
+            a, s, channel, mask, group, zero, zero, zero, zero, zero, C
+        )
+    start, end = bounds(part, a, C)
+    write_part(a, s, first, mask, mean, gain, shift, slope, scale, start, end, C)
 
 
-@triton.jit
-def persistent(a, C: tl.constexpr):
-    """A program for each tile, of all that shares a statistic: read once, summed, written."""
-    s, block, part = task_of(tl.program_id(0), a, C)
-    channel, mask, group, first, _ = channels_of(block, a, C)
+@helper
+def persistent_tile(task, a, C: tl.constexpr):
+    """A tile of all that shares a statistic, from sums to dx or y."""
+    s, block, part = task_of(task, a)
+    channel, mask, group, first = channels_of(block, a, C)
     start, end = bounds(part, a, C)
     p = positions_from(start, C)
     there = inside(p, end, mask, C)
     x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(a.sizes.x_channels, 1, C)
     x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, there, C)
     if C.rule == FORWARD:
         dy = x
     else:
         dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
-        dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
+        dy_channels = channel_offset(a.sizes.dy_channels, 0, C)
         dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, there, C)
     centre = real(about(a, s, group, mask, C), C.wide)
     if (C.rule == FORWARD) & (not C.wide):
         centre = centre.to(tl.float64)
-    t, q, t_error, q_error = terms(dy, x, centre[None, :], there, C)
-    t, t_error = sum_along(t.to(tl.float64), t_error.to(tl.float64), 0, C.wide)
-    q, q_error = sum_along(q.to(tl.float64), q_error.to(tl.float64), 0, C.wide)
+    t, t_error, q, q_error = sums_of_tile(dy, x, centre, there, C)
+    t, t_error = sum_along(t, t_error, 0, C.wide)
+    q, q_error = sum_along(q, q_error, 0, C.wide)
     if C.keeps_sums:
         # The parameters' gradients are sums over the samples, made by another kernel.
         put_sums(a, part, s, channel, mask, group, centre, t, t_error, q, q_error, C)
     if not C.single:
         t, t_error, q, q_error = weighted(a, channel, mask, t, t_error, q, q_error, C)
-        t, t_error = over_groups(t, t_error, C.members, C)
-        q, q_error = over_groups(q, q_error, C.members, C)
-        t, t_error = to_channels(t, C), to_channels(t_error, C)
-        q, q_error = to_channels(q, C), to_channels(q_error, C)
+        of_tile = (channel - first) // a.sizes.per_group.to(tl.int32)
+        member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
+        t, t_error = shared(t, t_error, member, C)
+        q, q_error = shared(q, q_error, member, C)
     if C.rule != FORWARD:
         q, q_error = centred(a, s, group, mask, t, t_error, q, q_error, C)
     mean, gain, shift, slope, scale, mu, r, variance = coefficients(
@@ -259,16 +284,25 @@ def persistent(a, C: tl.constexpr):
     if C.outputs:
         outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mu, r, variance, C)
     base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
-    channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
+    channels = channel_offset(a.sizes.dx_channels, 2, C)
     value = written(dy, x, mean, gain, shift, slope, scale, C)
     at = base + (offset_of(p, a.axes, 2, C)[:, None] + channels[None, :])
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
 @triton.jit
+def persistent(a, C: tl.constexpr):
+    """A program for some tiles, each of all that shares a statistic: read once, summed, written."""
+    start = tl.program_id(0) * a.sizes.each.to(tl.int32)
+    end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
+    for task in range(start, end):
+        persistent_tile(task, a, C)
+
+
+@triton.jit
 def outputs(a, C: tl.constexpr):
     """A program for some channels: the gradients' outputs, summed over all sets and parts."""
-    WIDTH: tl.constexpr = C.groups
+    WIDTH: tl.constexpr = C.channels
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     mask = channel < a.sizes.channels.to(tl.int32)
     group = channel // a.sizes.per_group.to(tl.int32)
@@ -304,34 +338,13 @@ def outputs(a, C: tl.constexpr):
 
 
 @triton.jit
-def moments(a, C: tl.constexpr):
-    """A program for some groups of a set: their statistics, to the outputs or to the workspace."""
-    GROUPS: tl.constexpr = C.groups
-    blocks = (a.sizes.groups.to(tl.int32) + GROUPS - 1) // GROUPS
-    s = tl.program_id(0) // blocks
-    channel, mask, group, _, first_group = channels_of(tl.program_id(0) % blocks, a, C)
-    if C.sums:
-        centre = about_sums(a, s, group, mask, C)
-        t, t_error, q, q_error = group_sums(a, s, channel, mask, first_group, C)
-        if C.saves:
-            save_statistics(a, s, group, mask, centre, t, t_error, q, q_error, C)
-        else:
-            mean, r, variance = statistics(a, centre, t, t_error, q, q_error, C)
-            outputs_of(a, s, channel, mask, group, t, t_error, q, q_error, mean, r, variance, C)
-    else:
-        # No elements: no statistics either.
-        zero = channel.to(tl.float64) * 0.0
-        outputs_of(a, s, channel, mask, group, zero, zero, zero, zero, zero, zero, zero, C)
-
-
-@triton.jit
 def gather(a, C: tl.constexpr):
     """A program for some channels: all ranks' statistics, combined.
 
     1/r² is a variance and eps, whose mean over all elements, with the ranks' own deviations from
     the common mean, makes the common variance and eps.
     """
-    WIDTH: tl.constexpr = C.groups
+    WIDTH: tl.constexpr = C.channels
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     mask = channel < a.sizes.channels.to(tl.int32)
     ROWS: tl.constexpr = C.rows

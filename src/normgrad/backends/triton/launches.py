@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ... import dtypes
@@ -22,29 +22,30 @@ from .config import (
     Numbers,
     Sizes,
     Strides,
+    Tensor,
     Work,
     pack,
 )
 from .device import Device
 from .tiling import (
+    LEAST,
     MOST_FAN,
     MOST_ROWS,
     Layout,
     Tile,
     ceil_div,
+    element_bytes,
     fitting,
     groups_of,
-    is_dense,
     power_of_two,
-    unroll,
 )
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
 ALIGNMENT = 256
 
-#: Channels, and sums of each, that a program adds up where it does nothing else.
-OUTPUT_CHANNELS, OUTPUT_ROWS = 8, 256
+#: Channels, and sums of each at once, that a program adds up where it does nothing else.
+SUM_CHANNELS, SUM_ROWS = 8, (1, 16, 256)
 
 
 @dataclass(frozen=True)
@@ -105,28 +106,14 @@ class Builder:
         return self.problem.arithmetic is dtypes.float64
 
     @property
-    def own_outputs(self) -> bool:
-        """Whether what writes dx or y has the per-channel outputs, too.
+    def single(self) -> bool:
+        """Whether sums of each channel stand alone."""
+        return self.problem.per_group == 1 and self.problem.rule is not Rule.GROUP
 
-        Not group norm's, which are sums over all samples, and of channels rather than groups.
-        """
-        return self.problem.rule is not Rule.GROUP
-
-    @property
-    def outputs_later(self) -> bool:
-        """Whether a launch of its own has them, of sums that are left for it."""
-        return self.problem.wants_parameters and not self.own_outputs
-
-    def fan(self, tile: Tile) -> int:
-        """How many of a group's channels are added up at once, to a group of a tile."""
-        if tile.groups > 1:
-            return tile.members
-        return min(power_of_two(self.problem.per_group), MOST_FAN)
-
-    def reserve_sums(self, parts: int) -> None:
+    def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Room for sums in so many parts; what other parts left there is done with."""
         problem = self.problem
-        size = parts * problem.sets.size * problem.channel.size * 8
+        size = parts * problem.sets.size * problem.channel.size * itemsize
         error = size if self.wide else 0
         self.work = self.work._replace(
             sum_dy=self.reserve(size),
@@ -138,15 +125,19 @@ class Builder:
             pilots = problem.sets.size * groups_of(problem) * 8
             self.work = self.work._replace(pilot=self.reserve(pilots))
 
-    def config(self, tile: Tile, parts: int = 1, **rest: Any) -> Config:
-        """What a kernel over tiles is compiled for."""
+    def reserve_coefficients(self) -> None:
+        """Room for the coefficients of every channel."""
+        problem = self.problem
+        size = 5 * problem.sets.size * problem.channel.size * problem.arithmetic.itemsize
+        self.work = self.work._replace(coefficients=self.reserve(size))
+
+    def config(self, tile: Tile, **rest: Any) -> Config:
+        """What a kernel is compiled for."""
         problem, layout = self.problem, self.layout
         codes = {
             int(role) - int(Role.MEAN): vector.dtype.code
             for role, vector in problem.vectors.items()
         }
-        single = problem.per_group == 1 and problem.rule is not Rule.GROUP
-        fan = self.fan(tile)
         base = Config(
             rule=int(problem.rule),
             wide=self.wide,
@@ -156,24 +147,23 @@ class Builder:
             vectors=pack(codes),
             counts=ABSENT if problem.count is None else problem.count.dtype.code,
             positions=tile.positions,
+            channels=tile.channels,
+            leading=tile.leading,
+            adjacent=tile.adjacent,
+            single=self.single,
             groups=tile.groups,
-            members=tile.members,
-            single=single,
-            fan=fan,
-            dense=is_dense(problem, tile),
             rank=len(layout.axes),
             long_positions=layout.long_positions,
             long_offsets=layout.long_offsets,
-            rows=min(
-                power_of_two(parts), max(1, MOST_ROWS // max(tile.channels, fan * tile.groups))
-            ),
             about=self.about,
             saved_spread=self.saved_spread,
             variance=problem.spread_is_variance,
         )
         return base._replace(**rest)
 
-    def arguments(self, tile: Tile, parts: int = 1, part: int = 1) -> Arguments:
+    def arguments(
+        self, tile: Tile, parts: int = 1, part: int = 1, tasks: int = 0, each: int = 1
+    ) -> Arguments:
         """What a kernel is given beside addresses."""
         problem = self.problem
         nothing = Strides(0, 0)
@@ -193,9 +183,11 @@ class Builder:
             per_group=problem.per_group,
             groups=groups_of(problem),
             positions=problem.positions,
-            blocks=ceil_div(problem.per_group, tile.members),
+            step=tile.step,
             parts=parts,
             part=part,
+            tasks=tasks,
+            each=each,
             dy_sets=problem.sets.strides[0],
             x_sets=problem.sets.strides[1],
             dx_sets=problem.sets.strides[2],
@@ -216,10 +208,9 @@ class Builder:
         words = self.layout.words()
         return Arguments(zeros, sizes, words, vectors, numbers, counts, self.work)
 
-    def blocks(self, tile: Tile) -> int:
-        """How many tiles the channels of a set make."""
-        in_group = ceil_div(self.problem.per_group, tile.members)
-        return ceil_div(groups_of(self.problem), tile.groups) * in_group
+    def tiles(self, tile: Tile) -> int:
+        """How many tiles there are beside each other: of all sets' channels."""
+        return self.problem.sets.size * ceil_div(self.problem.channel.size, tile.step)
 
     def launch(
         self,
@@ -239,40 +230,64 @@ class Builder:
         self, kernel: str, word: str, tile: Tile, parts: int, part: int, **rest: Any
     ) -> None:
         """A program for each part of each tile."""
-        programs = self.problem.sets.size * self.blocks(tile) * parts
-        config = self.config(
-            tile, parts, unroll=unroll(self.problem, self.layout, tile, part), **rest
-        )
-        self.launch(kernel, word, programs, config, self.arguments(tile, parts, part), tile.warps)
+        programs = self.tiles(tile) * parts
+        arguments = self.arguments(tile, parts, part)
+        self.launch(kernel, word, programs, self.config(tile, **rest), arguments, tile.warps)
 
-    def outputs(self, parts: int) -> None:
-        """The gradients' per-channel outputs, of sums in the workspace."""
-        width = min(OUTPUT_CHANNELS, power_of_two(self.problem.channel.size))
-        rows = power_of_two(max(1, min(OUTPUT_ROWS, parts * self.problem.sets.size)))
-        tile = Tile(1, width, 1, _warps(rows * width))
-        config = self.config(tile, rows=rows)
-        programs = ceil_div(self.problem.channel.size, width)
-        arguments = self.arguments(tile, parts)
-        self.launch("outputs", "outputs", programs, config, arguments, tile.warps)
+    def persistent(self, tile: Tile, **rest: Any) -> None:
+        """A program for each tile, or for some where there are more than a device runs at once."""
+        problem, device = self.problem, self.device
+        tasks = self.tiles(tile)
+        read = element_bytes(problem) * problem.positions * tile.step
+        at_once = device.processors * device.programs_each
+        each = max(1, min(tasks // at_once, LEAST // read))
+        arguments = self.arguments(tile, 1, problem.positions, tasks, each)
+        self.launch(
+            "persistent", "persistent", ceil_div(tasks, each),
+            self.config(tile, sums=True, **rest), arguments, tile.warps,
+        )  # fmt: skip
 
-    def moments(self, parts: int, *, sums: bool, saves: int = 0) -> None:
-        """Statistics of moments in the workspace."""
+    def finish(self, parts: int, **rest: Any) -> None:
+        """What follows from the sums of all parts, for each group."""
         problem = self.problem
-        groups = 1
+        groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
         if problem.per_group == 1:
-            groups = power_of_two(min(OUTPUT_CHANNELS, groups_of(problem)))
-        tile = Tile(1, groups, 1, 1)
-        sums_at_once = power_of_two(max(1, parts)) * groups * self.fan(tile)
-        tile = replace(tile, warps=_warps(sums_at_once))
-        # One channel of each group stands for all.
-        config = self.config(tile, parts, sums=sums, saves=saves)
-        arguments = self.arguments(tile, parts)
-        arguments = arguments._replace(sizes=arguments.sizes._replace(blocks=1))
+            groups = power_of_two(min(SUM_CHANNELS, groups_of(problem)))
+        tile = Tile(1, 1, 1, groups)
         programs = problem.sets.size * ceil_div(groups_of(problem), groups)
-        word = "statistics"
-        self.launch("moments", word, programs, config, arguments, tile.warps)
+        self._of_sums(
+            "finish", programs, tile, parts, parts, groups * fan, fan=fan, sums=True, **rest
+        )
 
+    def outputs(self, parts: int, *, short: bool = False) -> None:
+        """The gradients of group norm's parameters, of sums in the workspace."""
+        width = min(SUM_CHANNELS, power_of_two(self.problem.channel.size))
+        tile = Tile(1, width, width)
+        programs = ceil_div(self.problem.channel.size, width)
+        sums = parts * self.problem.sets.size
+        self._of_sums("outputs", programs, tile, parts, sums, width, short_sums=short)
 
-def _warps(sums: int) -> int:
-    """Warps of a program that adds up so many sums."""
-    return max(1, min(8, min(sums, MOST_ROWS) // 128))
+    def _of_sums(
+        self,
+        kernel: str,
+        programs: int,
+        tile: Tile,
+        parts: int,
+        count: int,
+        width: int,
+        **rest: Any,
+    ) -> None:
+        """A kernel that adds up so many sums for each of so many channels at once.
+
+        It knows nothing of tensors, so that few are compiled for many shapes.
+        """
+        rows = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
+        rows = min(rows, MOST_ROWS // width)
+        none = Tensor(dtypes.float32.code)
+        config = self.config(tile, rows=rows, dy=none, x=none, dx=none, **rest)
+        config = config._replace(rank=1, long_positions=False, long_offsets=False)
+        arguments = self.arguments(tile, parts)
+        arguments = arguments._replace(axes=arguments.axes[:1])
+        self.launch(
+            kernel, kernel, programs, config, arguments, max(1, min(8, rows * width // 128))
+        )

@@ -19,10 +19,11 @@ from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .tiling import (
+    LEAST,
     SHORT,
-    UNROLL,
     Tile,
     ceil_div,
+    element_bytes,
     groups_of,
     layout_of,
     persistent_tile,
@@ -56,10 +57,12 @@ class Program:
         return " ".join(("triton", *filter(None, words)))
 
 
-def _parts(problem: Problem, tile: Tile, blocks: int, device: Device) -> tuple[int, int]:
+def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
     """Into how many parts positions are cut so that a device is busy, and how long each is."""
-    step = tile.positions * UNROLL
-    wanted = ceil_div(device.processors * device.programs_each, max(1, problem.sets.size * blocks))
+    problem, device = builder.problem, builder.device
+    wanted = ceil_div(device.processors * device.programs_each, max(1, builder.tiles(tile)))
+    read = element_bytes(problem) * tile.positions * tile.step
+    step = tile.positions * ceil_div(LEAST, read)
     parts = max(1, min(wanted, problem.positions // step))
     part = ceil_div(ceil_div(problem.positions, parts), tile.positions) * tile.positions
     return ceil_div(problem.positions, part), part
@@ -89,11 +92,10 @@ def build(problem: Problem, device: Device) -> Program:
     else:
         passes = _fill(builder)
     launches = tuple(builder.launches)
+    over_tensors = launches and problem.rule is not Rule.GATHER and not problem.is_empty
     return Program(
         passes,
-        layout.pattern
-        if launches and problem.positions and problem.rule is not Rule.GATHER
-        else "",
+        layout.pattern if over_tensors else "",
         launches,
         builder.end + ALIGNMENT - 1 if builder.end else 0,
         input_is_grad_out,
@@ -105,7 +107,7 @@ def _gather(builder: Builder) -> None:
     width = min(32, power_of_two(problem.channel.size))
     ranks = problem.count.elements if problem.count is not None else 0
     rows = max(1, min(power_of_two(ranks), 64))
-    tile = Tile(1, width, 1, 1)
+    tile = Tile(1, width, width)
     programs = ceil_div(problem.channel.size, width)
     if programs:
         builder.launch(
@@ -119,11 +121,10 @@ def _nothing(builder: Builder) -> None:
     problem = builder.problem
     if not problem.wants_parameters or problem.channel.size == 0:
         return
-    if problem.rule is Rule.FORWARD:
-        if problem.sets.size:
-            builder.moments(0, sums=False)
-    else:
+    if problem.rule is Rule.GROUP:
         builder.outputs(0)
+    elif problem.sets.size:
+        builder.finish(0, outputs=True)
 
 
 def _fill(builder: Builder) -> str:
@@ -165,7 +166,7 @@ def _save(builder: Builder, which: int) -> None:
     if problem.rule is not Rule.FORWARD:
         builder.problem = _forward(problem)
     tile = tile_of(builder.problem, builder.layout, builder.device)
-    parts, part = _parts(builder.problem, tile, builder.blocks(tile), builder.device)
+    parts, part = _parts(builder, tile)
     values = problem.sets.size * groups_of(problem) * 8
     if not builder.work.mean_rest:  # the first of them may well stand at 0
         builder.work = builder.work._replace(
@@ -176,7 +177,7 @@ def _save(builder: Builder, which: int) -> None:
         )
     builder.reserve_sums(parts)
     builder.over_parts("sums", "moments", tile, parts, part)
-    builder.moments(parts, sums=True, saves=which)
+    builder.finish(parts, saves=which)
     builder.problem = problem
 
 
@@ -199,58 +200,51 @@ def _missing(builder: Builder) -> None:
 
 def _sums_alone(builder: Builder) -> None:
     """Per-channel outputs; in evaluation dx by the way."""
-    problem = builder.problem
-    tile = tile_of(problem, builder.layout, builder.device)
-    parts, part = _parts(problem, tile, builder.blocks(tile), builder.device)
+    problem, device, layout = builder.problem, builder.device, builder.layout
+    # On the same tiles as with dx or y, so that sums are the same to the bit.
+    tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
+    parts, part = _parts(builder, tile)
     writes = problem.grad_input is not None and problem.rule is Rule.EVAL
-    single = problem.per_group == 1 and problem.rule is not Rule.GROUP
     word = "sums+scale" if writes else "sums"
-    if parts == 1 and single:
+    if parts == 1 and builder.single:
         builder.over_parts("sums", f"{word}+outputs", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)
     builder.over_parts("sums", word, tile, parts, part, writes=writes)
-    if problem.rule is Rule.FORWARD:
-        builder.moments(parts, sums=True)
-    else:
+    if problem.rule is Rule.GROUP:
         builder.outputs(parts)
+    else:
+        builder.finish(parts, outputs=True)
 
 
 def _write_alone(builder: Builder) -> None:
     """dx or y from what is given."""
     tile = tile_of(builder.problem, builder.layout, builder.device)
-    parts, part = _parts(builder.problem, tile, builder.blocks(tile), builder.device)
-    builder.over_parts("write", "write", tile, parts, part)
+    builder.over_parts("write", "write", tile, *_parts(builder, tile))
 
 
 def _sums_and_write(builder: Builder) -> str:
     """dx or y from sums over the tensors themselves; the passes over memory."""
     problem, device, layout = builder.problem, builder.device, builder.layout
+    # Group norm's parameters have gradients that are sums over all samples.
+    later = problem.rule is Rule.GROUP and problem.wants_parameters
+    outputs = problem.wants_parameters and not later
     tile = persistent_tile(problem, layout, device)
-    if tile is not None and not (builder.wide and builder.about == PILOT):
-        _persistent(builder, tile)
-        return "one pass"
-    tile = tile_of(problem, layout, device)
-    parts, part = _parts(problem, tile, builder.blocks(tile), device)
-    builder.reserve_sums(parts)
-    builder.over_parts("sums", "sums", tile, parts, part)
-    builder.over_parts(
-        "write", "write", tile, parts, part, sums=True, outputs=builder.own_outputs, reverse=True
-    )
-    if builder.outputs_later:
-        builder.outputs(parts)
-    return "two passes"
-
-
-def _persistent(builder: Builder, tile: Tile) -> None:
-    """A program has all that shares a statistic in registers."""
-    problem = builder.problem
-    later = builder.outputs_later
+    one_pass = tile is not None and not (builder.wide and builder.about == PILOT)
+    short = one_pass and not builder.wide
+    if tile is not None and one_pass:
+        parts = 1
+        if later:
+            builder.reserve_sums(1, 4 if short else 8)
+        builder.persistent(tile, outputs=outputs, keeps_sums=later, short_sums=short)
+    else:
+        tile = tile_of(problem, layout, device)
+        parts, part = _parts(builder, tile)
+        builder.reserve_sums(parts)
+        builder.reserve_coefficients()
+        builder.over_parts("sums", "sums", tile, parts, part)
+        builder.finish(parts, coefficients=True, outputs=outputs)
+        builder.over_parts("write", "write", tile, parts, part, sums=True, reverse=True)
     if later:
-        builder.reserve_sums(1)
-    config = builder.config(tile, sums=True, outputs=builder.own_outputs, keeps_sums=later)
-    arguments = builder.arguments(tile, 1, problem.positions)
-    programs = problem.sets.size * builder.blocks(tile)
-    builder.launch("persistent", "persistent", programs, config, arguments, tile.warps)
-    if later:
-        builder.outputs(1)
+        builder.outputs(parts, short=short)
+    return "one pass" if one_pass else "two passes"

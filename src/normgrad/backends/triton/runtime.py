@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from . import driver
 from .config import Arguments, Config, Tensor
 from .launches import Launch
 from .program import Program
@@ -73,6 +74,55 @@ def _fitting(tensor: Tensor, address: int) -> Tensor:
     return tensor if vector == tensor.vector else tensor._replace(vector=max(1, vector))
 
 
+class Ready:
+    """A program's launches, for tensors whose addresses are aligned in one way."""
+
+    def __init__(self, launches: Sequence[tuple[Launch, Config, Any]]) -> None:
+        """``launches`` with what they are compiled for, and their kernels, loaded here."""
+        from triton import knobs
+
+        self._by_triton = [
+            (launch, config, kernel[(launch.programs, 1, 1)]) for launch, config, kernel in launches
+        ]
+        self._kernels = [(launch, kernel) for launch, _, kernel in launches]
+        self._hooks = knobs.runtime
+        self._driver = driver.launcher()
+        if not all(driver.suits(kernel, launch) for launch, kernel in self._kernels):
+            self._driver = None
+        # Blocks that no call is using; each thread that finds none makes one.
+        self._blocks: list[driver.Block] = []
+
+    def start(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch them on a stream of the current device."""
+        ask = self._driver
+        if ask is None or self._hooked():
+            for index in range(len(self._by_triton)):
+                self._start_by_triton(index, addresses, stream)
+            return
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = driver.Block(self._kernels)
+        block.addresses[:] = addresses[: len(block.addresses)]
+        for index, launch in enumerate(block.launches):
+            launch.config.stream = stream
+            if ask(*launch.asked, None):
+                # Triton finds the context that a thread may miss, or says what is wrong.
+                self._start_by_triton(index, addresses, stream)
+        # The driver has copied all that the block holds.
+        self._blocks.append(block)
+
+    def _start_by_triton(self, index: int, addresses: Sequence[int], stream: int) -> None:
+        launch, config, start = self._by_triton[index]
+        start(launch.at(addresses), config, stream=stream)
+
+    def _hooked(self) -> bool:
+        """Whether anyone wants to be called at launches, which is Triton's to do."""
+        hooks = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
+        # A chain of hooks may be empty.
+        return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+
+
 class Runner:
     """A program with its kernels, ready for addresses.
 
@@ -83,7 +133,7 @@ class Runner:
     def __init__(self, program: Program, index: int | None) -> None:
         self._launches = program.launches
         self._index = index
-        self._ready: dict[tuple[int, ...], list[tuple[Launch, Config, Callable[..., None]]]] = {}
+        self._ready: dict[tuple[int, ...], Ready] = {}
         if index is not None:
             import torch
 
@@ -94,36 +144,31 @@ class Runner:
         """Launch the kernels on the device's current stream, without waiting for them."""
         if self._index is None:
             _interpret(self._launches, addresses)
-            return
+        elif self._cuda.current_device() == self._index:
+            self._start(addresses)
+        else:
+            with self._cuda.device(self._index):
+                self._start(addresses)
+
+    def _start(self, addresses: Sequence[int]) -> None:
         # What the kernels were compiled for: the lowest bits of the tensors' addresses.
         key = (addresses[0] & 15, addresses[1] & 15, addresses[2] & 15)
-        if self._cuda.current_device() != self._index:
-            with self._cuda.device(self._index):
-                self._launch(key, addresses)
-        else:
-            self._launch(key, addresses)
-
-    def _launch(self, key: tuple[int, ...], addresses: Sequence[int]) -> None:
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = self._prepare(key)
-        stream = self._stream(self._index)
-        for launch, config, start in ready:
-            start(launch.at(addresses), config, stream=stream)
+        ready.start(addresses, self._stream(self._index))
 
-    def _prepare(self, key: tuple[int, ...]) -> list[tuple[Launch, Config, Callable[..., None]]]:
-        from triton.runtime import driver
+    def _prepare(self, key: tuple[int, ...]) -> Ready:
+        from triton.runtime import driver as triton_driver
 
-        target = driver.active.get_current_target()
-        prepared = []
+        target = triton_driver.active.get_current_target()
+        launches = []
         for launch in self._launches:
             config = aligned(launch.config, key)
-            kernel = compiled(launch, config, target, self._index)
-            # Here Triton loads it, which only one thread may do.
-            with _compiling:
-                start = kernel[(launch.programs, 1, 1)]
-            prepared.append((launch, config, start))
-        return prepared
+            launches.append((launch, config, compiled(launch, config, target, self._index)))
+        # Here Triton loads them, which only one thread may do.
+        with _compiling:
+            return Ready(launches)
 
 
 def aligned(config: Config, addresses: Sequence[int]) -> Config:

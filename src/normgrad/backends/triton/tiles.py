@@ -7,7 +7,7 @@ import triton.language as tl
 from ...problem import Rule
 from . import config
 from .access import base_of, channel_offset, inside, offset_of, pointer, positions_from
-from .arithmetic import added, is_finite, real, rounded, sum_along, two_sum
+from .arithmetic import added, corrected, is_finite, real, rounded, sum_along, times, two_sum
 from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -38,86 +38,145 @@ def load(base, offset, channels, mask, C: tl.constexpr):
     return real(value, C.wide)
 
 
+# What one thread has of a tile
+
+
 @helper
-def terms(dy, x, about, mask, C: tl.constexpr):
-    """What is summed, of a tile: dy and dy·(x − μ), or x − p and its square; and their errors."""
-    if C.rule == FORWARD:
-        if C.wide:
-            d, d_error = two_sum(x, -about)
-            square = d * d
-            error = tl.fma(d, d, -square) + 2.0 * d * d_error
-            return (
-                tl.where(mask, d, 0.0), tl.where(mask, square, 0.0),
-                tl.where(mask, d_error, 0.0), tl.where(mask, error, 0.0),
-            )  # fmt: skip
-        else:
-            # float64 at once: a square in float32 would lose what a distant pilot leaves.
-            d = tl.where(mask, x.to(tl.float64) - about, 0.0)
-            zero = tl.zeros_like(d)
-            return d, d * d, zero, zero
+def halves(value, SIDE_BY_SIDE: tl.constexpr):
+    """Two halves of a tile's positions: every other one each, or the first and the last."""
+    B: tl.constexpr = value.shape[0] // 2
+    W: tl.constexpr = value.shape[1]
+    if SIDE_BY_SIDE:
+        return tl.split(tl.permute(tl.reshape(value, [B, 2, W]), [0, 2, 1]))
     else:
-        if C.wide:
-            xmu, xmu_error = two_sum(x, -about)
-            product = dy * xmu
-            error = tl.fma(dy, xmu, -product) + dy * xmu_error
-            return (
-                dy, tl.where(mask, product, 0.0), tl.zeros_like(dy), tl.where(mask, error, 0.0)
-            )  # fmt: skip
+        return tl.split(tl.permute(tl.reshape(value, [2, B, W]), [1, 2, 0]))
+
+
+@helper
+def halved(value, error, COUNT: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, ERRORS: tl.constexpr):
+    """Sums of so many of a tile's positions, and their errors where these are kept."""
+    if COUNT == 1:
+        return value, error
+    else:
+        a, b = halves(value, SIDE_BY_SIDE)
+        if ERRORS:
+            s, e = two_sum(a, b)
+            c, d = halves(error, SIDE_BY_SIDE)
+            e += c + d
         else:
-            product = tl.where(mask, dy * (x - about), 0.0)
-            zero = tl.zeros_like(dy)
-            return dy, product, zero, zero
+            s = a + b
+            e = s
+        return halved(s, e, COUNT // 2, SIDE_BY_SIDE, ERRORS)
+
+
+@helper
+def folded(value, error, ERRORS: tl.constexpr, C: tl.constexpr):
+    """What each thread has of a tile's positions, added up as a tree: in registers."""
+    value, error = halved(value, error, C.adjacent, True, ERRORS)
+    return halved(value, error, C.leading, False, ERRORS)
+
+
+@helper
+def unfolded(value, C: tl.constexpr):
+    """The same number for all that was added up to it."""
+    F: tl.constexpr = C.leading
+    V: tl.constexpr = C.adjacent
+    R: tl.constexpr = C.positions // (F * V)
+    W: tl.constexpr = C.channels
+    spread = tl.broadcast_to(tl.reshape(value, [1, R, 1, W]), [F, R, V, W])
+    return tl.reshape(spread, [F * R * V, W])
+
+
+@helper
+def moments_about(x, about, mask, C: tl.constexpr):
+    """Σ(x − p) and Σ(x − p)² of what each thread has, in float64, from float32's arithmetic.
+
+    Squares are taken about a mean of the thread's own, so that a distant p costs them nothing. The
+    first sum keeps its errors where x is float32, since an element may be closer to the mean than
+    float32's sums are exact; halves have digits to spare.
+    """
+    N: tl.constexpr = C.leading * C.adjacent
+    centre = about.to(tl.float32)[None, :]
+    # What is not there is p itself, and adds nothing.
+    x = tl.where(mask, x, centre)
+    if C.x.code == 0:
+        d, error = two_sum(x, -centre)
+        d, error = folded(d, error, True, C)
+        total = corrected(d.to(tl.float64), error.to(tl.float64))
+    else:
+        d = x - centre
+        d, _ = folded(d, d, False, C)
+        total = d.to(tl.float64)
+    own = centre + d * (1.0 / N)
+    d = x - unfolded(own, C)
+    d = d * d
+    squares, _ = folded(d, d, False, C)
+    away = own.to(tl.float64) - about[None, :]
+    return total, squares.to(tl.float64) + away * (2.0 * total - N * away)
+
+
+@helper
+def sums_of_tile(dy, x, about, mask, C: tl.constexpr):
+    """What is summed, of what each thread has of a tile, in float64; and the sums' errors.
+
+    Σdy and Σdy·(x − μ), or in the forward pass Σ(x − p) and Σ(x − p)².
+    """
+    if C.wide:
+        xmu, xmu_error = two_sum(x, -about[None, :])
+        if C.rule == FORWARD:
+            t, t_error = tl.where(mask, xmu, 0.0), tl.where(mask, xmu_error, 0.0)
+            factor, factor_error = xmu, xmu_error
+        else:
+            t, t_error = dy, tl.zeros_like(dy)
+            factor, factor_error = dy, tl.zeros_like(dy)
+        product, error = times(factor, factor_error, xmu, xmu_error, True)
+        q, q_error = tl.where(mask, product, 0.0), tl.where(mask, error, 0.0)
+        t, t_error = folded(t, t_error, True, C)
+        q, q_error = folded(q, q_error, True, C)
+        return t, t_error, q, q_error
+    else:
+        if C.rule == FORWARD:
+            t, q = moments_about(x, about, mask, C)
+        else:
+            t, _ = folded(dy, dy, False, C)
+            product = tl.where(mask, dy * (x - about[None, :]), 0.0)
+            q, _ = folded(product, product, False, C)
+        zero = tl.zeros(t.shape, tl.float64)
+        return t.to(tl.float64), zero, q.to(tl.float64), zero
 
 
 @helper
 def sums_of_part(a, s, channel, first, cmask, about, scale, start, end, C: tl.constexpr):
     """Both sums over the positions of a part, for the channels of a tile, and their errors.
 
-    In float32 arithmetic a few tiles are added up in float32, and carried in float64. In
-    evaluation dx is written by the way, with a scale for each channel.
+    In evaluation dx is written by the way, with a scale for each channel.
     """
     B: tl.constexpr = C.positions
-    W: tl.constexpr = C.groups * C.members
-    UNROLL: tl.constexpr = C.unroll
+    W: tl.constexpr = C.channels
+    R: tl.constexpr = B // (C.leading * C.adjacent)
     x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(a.sizes.x_channels, 1, C)
     dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
-    dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
+    dy_channels = channel_offset(a.sizes.dy_channels, 0, C)
     if C.writes:
         dx_base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
-        dx_channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
-    total = tl.zeros([B, W], tl.float64)
-    projection = tl.zeros([B, W], tl.float64)
-    total_error = tl.zeros([B, W], tl.float64)
-    projection_error = tl.zeros([B, W], tl.float64)
-    for here in range(start, end, B * UNROLL):
-        t_sum = tl.zeros([B, W], tl.float32)
-        q_sum = tl.zeros([B, W], tl.float32)
-        for k in tl.static_range(UNROLL):
-            p = positions_from(here + k * B, C)
-            mask = inside(p, end, cmask, C)
-            x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, C)
-            if C.rule == FORWARD:
-                dy = x
-            else:
-                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
-            t, q, t_error, q_error = terms(dy, x, about[None, :], mask, C)
-            if C.writes:
-                at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
-                value = rounded(dy * scale[None, :], C.dx.code)
-                tl.store(dx_base + at, value, mask=mask)
-            if C.rule == FORWARD or C.wide:
-                # These terms are float64 already.
-                total, total_error = added(total, total_error, t, t_error, C.wide)
-                projection, projection_error = added(
-                    projection, projection_error, q, q_error, C.wide
-                )
-            else:
-                t_sum += t
-                q_sum += q
-        if C.rule != FORWARD and not C.wide:
-            total += t_sum.to(tl.float64)
-            projection += q_sum.to(tl.float64)
+        dx_channels = channel_offset(a.sizes.dx_channels, 2, C)
+    total = tl.zeros([R, W], tl.float64)
+    total_error, projection, projection_error = total, total, total
+    for here in range(start, end, B):
+        p = positions_from(here, C)
+        mask = inside(p, end, cmask, C)
+        x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, C)
+        if C.rule == FORWARD:
+            dy = x
+        else:
+            dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
+        t, t_error, q, q_error = sums_of_tile(dy, x, about, mask, C)
+        total, total_error = added(total, total_error, t, t_error, C.wide)
+        projection, projection_error = added(projection, projection_error, q, q_error, C.wide)
+        if C.writes:
+            at = offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :]
+            tl.store(dx_base + at, rounded(dy * scale[None, :], C.dx.code), mask=mask)
     t, t_error = sum_along(total, total_error, 0, C.wide)
     q, q_error = sum_along(projection, projection_error, 0, C.wide)
     return t, t_error, q, q_error
@@ -136,31 +195,27 @@ def written(dy, x, mean, gain, shift, slope, scale, C: tl.constexpr):
 
 
 @helper
-def write_part(
-    a, s, channel, first, cmask, mean, gain, shift, slope, scale, start, end, C: tl.constexpr
-):
+def write_part(a, s, first, cmask, mean, gain, shift, slope, scale, start, end, C: tl.constexpr):
     """Write dx or y at the positions of a part."""
     B: tl.constexpr = C.positions
-    UNROLL: tl.constexpr = C.unroll
     x_base = base_of(a.at.x, s, first, a.sizes.x_sets, a.sizes.x_channels, 1, C)
-    x_channels = channel_offset(channel, first, a.sizes.x_channels, 1, C)
+    x_channels = channel_offset(a.sizes.x_channels, 1, C)
     dy_base = base_of(a.at.dy, s, first, a.sizes.dy_sets, a.sizes.dy_channels, 0, C)
-    dy_channels = channel_offset(channel, first, a.sizes.dy_channels, 0, C)
+    dy_channels = channel_offset(a.sizes.dy_channels, 0, C)
     dx_base = base_of(a.at.dx, s, first, a.sizes.dx_sets, a.sizes.dx_channels, 2, C)
-    dx_channels = channel_offset(channel, first, a.sizes.dx_channels, 2, C)
-    for here in range(start, end, B * UNROLL):
-        for k in tl.static_range(UNROLL):
-            p = positions_from(here + k * B, C)
-            mask = inside(p, end, cmask, C)
-            if C.rule == EVAL:
-                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
-                x = dy
+    dx_channels = channel_offset(a.sizes.dx_channels, 2, C)
+    for here in range(start, end, B):
+        p = positions_from(here, C)
+        mask = inside(p, end, cmask, C)
+        if C.rule == EVAL:
+            dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
+            x = dy
+        else:
+            x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, C)
+            if C.rule == FORWARD:
+                dy = x
             else:
-                x = load(x_base, offset_of(p, a.axes, 1, C), x_channels, mask, C)
-                if C.rule == FORWARD:
-                    dy = x
-                else:
-                    dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
-            value = written(dy, x, mean, gain, shift, slope, scale, C)
-            at = dx_base + (offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :])
-            tl.store(at, rounded(value, C.dx.code), mask=mask)
+                dy = load(dy_base, offset_of(p, a.axes, 0, C), dy_channels, mask, C)
+        value = written(dy, x, mean, gain, shift, slope, scale, C)
+        at = dx_base + (offset_of(p, a.axes, 2, C)[:, None] + dx_channels[None, :])
+        tl.store(at, rounded(value, C.dx.code), mask=mask)

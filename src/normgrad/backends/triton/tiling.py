@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...dtypes import FLOATS, DType
 from ...layout import Axis
@@ -19,10 +19,15 @@ SECTOR = 32
 #: Tensors of so many bytes, dy and x together, are read in one pass even in parts of sectors:
 #: what the caches bring too much of takes less time than another launch. An estimate: not measured.
 SMALL = 1 << 20
-#: Tiles read before any is used, so that enough is under way. 16 bytes of two tensors, four times,
-#: by 256 threads, twice on a processor, are 64 KiB; with some 700 ns from asking to answer 32 KiB
-#: would do for 4.8 TB/s on 132 processors. An estimate: not measured.
-UNROLL = 4
+#: What a program reads at least, where there is as much: 256 threads then read a vector of two
+#: tensors each, and starting a program takes less time than that. An estimate: not measured.
+LEAST = 8 << 10
+#: Vectors of a tensor that a thread reads before it uses any: of two tensors, for 256 threads,
+#: 32 KiB, as much as 4.8 TB/s want on each of 132 processors if an answer takes 700 ns. An
+#: estimate: not measured.
+AHEAD = 4
+#: Groups times channels of a tile that `persistent` compares to add up each group's channels.
+MOST_PAIRS = 1 << 12
 #: Channels to a tile where tensors lie differently in memory: a square, to be turned over.
 SQUARE = 32
 #: Sums of parts that are added up at once, and channels of a group.
@@ -91,8 +96,6 @@ def layout_of(problem: Problem) -> Layout:
     """Where a problem's tensors are contiguous."""
     axes = (*problem.outer, problem.inner)
     channel, sets = problem.channel, problem.sets
-    # Where every channel is a group, or groups are small, all channels follow each other.
-    run = channel.size if problem.per_group == 1 else problem.per_group
     dtypes = (problem.grad_out, problem.input, problem.grad_input or problem.input)
     used = range(3) if problem.grad_input is not None else range(2)
 
@@ -106,7 +109,7 @@ def layout_of(problem: Problem) -> Layout:
             return Tensor(dtype.code, ALONG_POSITIONS, vector)
         if channel.strides[index] == 1 or channel.size == 1:
             steps = [*outer, *others, problem.inner.strides[index] * (problem.inner.size > 1)]
-            return Tensor(dtype.code, ALONG_CHANNELS, _vector(dtype, [run], steps))
+            return Tensor(dtype.code, ALONG_CHANNELS, _vector(dtype, [channel.size], steps))
         return Tensor(dtype.code, SCATTERED, 1)
 
     tensors = (tensor(0), tensor(1), tensor(2))
@@ -125,31 +128,41 @@ def layout_of(problem: Problem) -> Layout:
     reach = 0
     for index in used:
         far = sum((axis.size - 1) * abs(axis.strides[index]) for axis in axes)
-        # A tile has so many channels at most, or one group.
-        channels = max(MOST_ROWS, problem.per_group)
+        # A tile has no more channels than this.
+        channels = max(MOST_ROWS, power_of_two(problem.channel.size))
         reach = max(reach, far + channels * abs(channel.strides[index]))
     return Layout(pattern, *tensors, axes, problem.positions >= SHORT, reach >= SHORT)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program takes at once: positions, by channels of groups; and by how many warps."""
+    """What a program takes at once: positions by channels, of which the last may be padding.
+
+    Attributes:
+        positions, channels: powers of two.
+        step: channels that there are; the next tile begins after them.
+        groups: a power of two, no less than the groups that these channels are, where a tile has
+            all of a group; else 1.
+        warps: of the program.
+        leading, adjacent: how many positions one thread has; see :class:`.config.Config`.
+    """
 
     positions: int
-    groups: int
-    members: int
-    warps: int
-
-    @property
-    def channels(self) -> int:
-        """Of all groups."""
-        return self.groups * self.members
+    channels: int
+    step: int
+    groups: int = 1
+    warps: int = 1
+    leading: int = 1
+    adjacent: int = 1
 
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
     """A tensor as its tiles can be read: they start at multiples of their width."""
-    width = tile.channels if tensor.along == ALONG_CHANNELS else tile.positions
-    return tensor._replace(vector=min(tensor.vector, width))
+    width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
+    vector = tensor.vector
+    while width % vector:
+        vector //= 2
+    return tensor._replace(vector=vector)
 
 
 def itemsize(problem: Problem) -> int:
@@ -177,91 +190,122 @@ def groups_of(problem: Problem) -> int:
     return problem.channel.size // problem.per_group
 
 
-def split(problem: Problem, channels: int) -> tuple[int, int]:
-    """Some channels as groups by members: whole groups if it is more than one."""
-    if problem.per_group == 1:
-        return power_of_two(min(channels, problem.channel.size)), 1
-    whole = power_of_two(problem.per_group)
-    if whole >= channels:
-        return 1, channels
-    return min(channels // whole, power_of_two(groups_of(problem))), whole
+def _piece(size: int, least: int, most: int) -> int:
+    """The largest power of two, within limits, that cuts a size into pieces with little padding."""
+    pieces = [min(most, power_of_two(size))]
+    while pieces[-1] > least:
+        pieces.append(pieces[-1] // 2)
+    padded = [ceil_div(size, piece) * piece for piece in pieces]
+    return next(
+        piece for piece, all_ in zip(pieces, padded, strict=True) if 8 * all_ <= 9 * min(padded)
+    )
 
 
-def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
-    """The tile of a program that goes through a tensor."""
-    each = VECTOR // itemsize(problem)
-    elements = device.threads * each
-    if layout.pattern == "rows":
-        channels = 1
-    elif layout.pattern == "columns":
-        channels = min(LINE // itemsize(problem), elements // 4)
-    else:
-        elements //= 2  # what is turned over takes registers twice
-        channels = min(SQUARE, elements // 2)
-    groups, members = split(problem, channels)
-    positions = min(elements // (groups * members), power_of_two(problem.positions))
-    # Fewer threads where there is little for them.
-    share = each // 2 if layout.pattern == "tiles" else each
-    warps = max(1, min(device.threads, positions * groups * members // share) // 32)
-    return Tile(positions, groups, members, warps)
-
-
-def most_persistent(problem: Problem, layout: Layout, device: Device) -> int:
-    """How many elements of each tensor a program can have in registers.
-
-    Coefficients of each channel that a thread has take some too: with all elements 16 to 56
-    bytes of a thread's were put elsewhere.
-    """
-    wide = problem.arithmetic.itemsize == 8
-    most = device.persistent // (4 if wide else 1)
-    several = layout.pattern != "rows" or (wide and problem.per_group > 1)
-    return most // 2 if several else most
-
-
-def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
-    """A tile with all positions of whole groups, where a program can have it in registers."""
-    most = most_persistent(problem, layout, device)
-    positions = power_of_two(problem.positions)
-    least = power_of_two(problem.per_group)
-    if positions * least > most:
-        return None
-    channels = least
-    if layout.pattern != "rows":
-        # As many channels as make it whole lines, or at least whole sectors.
-        line = power_of_two(min(LINE // itemsize(problem), problem.channel.size))
-        channels = max(least, min(line, most // positions))
-        small = read_bytes(problem) <= SMALL
-        if channels < min(line, 1 if small else SECTOR // itemsize(problem)):
-            return None
-    elif problem.per_group == 1:
-        # Several short rows, for a program to be worth starting.
-        channels = max(1, min(power_of_two(problem.channel.size), device.threads // positions))
-    groups, members = (channels, 1) if problem.per_group == 1 else (channels // least, least)
-    groups = min(groups, power_of_two(groups_of(problem)))
-    each = VECTOR // itemsize(problem)
-    elements = positions * groups * members
-    warps = max(1, min(device.threads * 2, power_of_two(elements // each)) // 32)
-    return Tile(positions, groups, members, warps)
-
-
-def unroll(problem: Problem, layout: Layout, tile: Tile, part: int) -> int:
-    """How many tiles are read before any is used: no more than there are.
-
-    Fewer where less is read at once, and each read has an address in a register of its own: with
-    four, 20 to 520 bytes of a thread's were put elsewhere.
-    """
+def _width(problem: Problem, layout: Layout) -> int:
+    """The bytes of the smallest vector that is read or written."""
     tensors = [layout.x]
     if problem.rule is not Rule.FORWARD:
         tensors.append(layout.dy)
     if problem.grad_input is not None:
         tensors.append(layout.dx)
-    width = min(fitting(tensor, tile).vector * ITEMSIZES[tensor.code] for tensor in tensors)
-    most = max(1, min(UNROLL, 2 * UNROLL * width // VECTOR))
-    if layout.pattern == "tiles":
-        most = max(1, most // 4)
-    return min(most, power_of_two(ceil_div(part, tile.positions)))
+    return min(tensor.vector * ITEMSIZES[tensor.code] for tensor in tensors)
 
 
-def is_dense(problem: Problem, tile: Tile) -> bool:
-    """Whether a tile's channels follow each other."""
-    return problem.per_group == 1 or tile.groups == 1 or tile.members == problem.per_group
+def _by_threads(tile: Tile, layout: Layout) -> Tile:
+    """A tile with what each of its threads has of the positions.
+
+    As Triton hands out elements: vectors along what is contiguous, to threads along it, then
+    across, and what is left over to all of them again. Where tensors lie differently in memory,
+    some are handed out anew, and a thread adds up nothing.
+    """
+    threads = 32 * tile.warps
+    vector = layout.x.vector
+    if layout.pattern == "rows":
+        adjacent = min(vector, tile.positions)
+        leading = max(1, tile.positions // (adjacent * threads))
+        return replace(tile, leading=leading, adjacent=adjacent)
+    if layout.pattern == "columns":
+        across = max(1, tile.channels // min(vector, tile.channels))
+        return replace(tile, leading=max(1, tile.positions // max(1, threads // across)))
+    return tile
+
+
+def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
+    """The tile of a program that goes through a tensor: smaller where few would be busy."""
+    # Where less is read at once, each read has an address in registers of its own.
+    ahead = max(1, min(AHEAD, 2 * AHEAD * _width(problem, layout) // VECTOR))
+    while True:
+        tile = _tile(problem, layout, device, ahead)
+        tiles = problem.sets.size * ceil_div(problem.channel.size, tile.step)
+        programs = tiles * ceil_div(problem.positions, tile.positions)
+        if ahead == 1 or 4 * programs >= 3 * device.processors:
+            return tile
+        ahead //= 2
+
+
+def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
+    """The tile of which each thread reads so many vectors."""
+    each = VECTOR // itemsize(problem)
+    most = device.threads * each * ahead
+    positions, channels = problem.positions, problem.channel.size
+    if layout.pattern == "rows":
+        # Threads of a warp are next to each other.
+        height = _piece(positions, min(most, 32 * layout.x.vector), most)
+        width = min(power_of_two(channels), most // height)
+    elif layout.pattern == "columns":
+        line = min(most, LINE // itemsize(problem))
+        width = min(line, power_of_two(channels))
+        height = min(power_of_two(positions), most // width)
+        width = min(power_of_two(channels), most // height)
+        if width == line:
+            width = _piece(channels, max(1, line // 2), line)
+            height = min(power_of_two(positions), most // width)
+    else:
+        most = device.threads * each // 2  # what is turned over takes registers twice
+        width = min(SQUARE, most // 2, power_of_two(channels))
+        height = min(power_of_two(positions), most // width)
+        each //= 2
+    warps = max(1, min(device.threads, height * width // each) // 32)
+    return _by_threads(Tile(height, width, width, 1, warps), layout)
+
+
+def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
+    """A tile with all positions of whole groups, where a program can have it in registers."""
+    item, per_group = itemsize(problem), problem.per_group
+    positions = power_of_two(problem.positions)
+    wide = problem.arithmetic.itemsize == 8
+
+    def fits(groups: int) -> bool:
+        """Whether so many groups are no more than there are and a program can have."""
+        channels = power_of_two(groups * per_group)
+        most = device.persistent // (4 if wide else 1)
+        several = per_group == 1 or groups > 1
+        if layout.pattern == "tiles" or (layout.pattern == "columns" and several):
+            # Each thread has several channels of several groups, whose coefficients take
+            # registers too: with all elements 56 to 184 bytes of a thread's were put elsewhere.
+            most //= 2
+        return (
+            groups <= power_of_two(groups_of(problem))
+            and positions * channels <= most
+            and (per_group == 1 or groups * channels <= MOST_PAIRS)
+        )
+
+    if not fits(1):
+        return None
+    least = ceil_div(LEAST, element_bytes(problem) * problem.positions)
+    if layout.pattern != "rows":
+        least = max(least, min(LINE // item, problem.channel.size))
+    groups = 1
+    # More of them for a program to be worth starting, and for reads of whole lines.
+    while groups * per_group < least and fits(2 * groups):
+        groups *= 2
+    small = read_bytes(problem) <= SMALL
+    sector = min(SECTOR, problem.channel.size * item)
+    if layout.pattern != "rows" and groups * per_group * item < sector and not small:
+        return None
+    step = groups * per_group
+    channels = power_of_two(step)
+    elements = positions * channels
+    threads = min(device.threads * 2, power_of_two(elements * item // VECTOR))
+    tile = Tile(positions, channels, step, groups, max(1, threads // 32))
+    return _by_threads(tile, layout)

@@ -1,0 +1,220 @@
+"""What the GPU's plans would move, for shapes of real models: worked out without a GPU.
+
+    python benchmarks/gpu_costs.py [--write]
+
+Prints a table; --write puts it into docs/performance.md. Everything follows from the plans for an
+NVIDIA H200, launch by launch; nothing is computed, compiled or timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import normgrad
+from normgrad import TensorSpec
+from normgrad.backends import choice
+from normgrad.backends.triton import program
+from normgrad.backends.triton.config import ABSENT
+from normgrad.backends.triton.device import Device
+from normgrad.backends.triton.launches import Launch
+from normgrad.backends.triton.program import Program
+from normgrad.backends.triton.tiling import ITEMSIZES
+from normgrad.problem import Problem, Role, Rule
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
+#: What the table stands between.
+BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
+
+#: ResNet-50's batch norms at batch 32.
+RESNET = [
+    *((32, c, 112, 112) for c in (64,)), *((32, c, 56, 56) for c in (64, 128, 256)),
+    *((32, c, 28, 28) for c in (128, 512)), *((32, c, 14, 14) for c in (256, 1024)),
+    *((32, c, 7, 7) for c in (512, 2048)),
+]  # fmt: skip
+#: Group norms of 32 groups in a diffusion model's U-Net, at batch 8.
+UNET = [
+    *((8, c, 64, 64) for c in (320, 640, 960)), *((8, c, 32, 32) for c in (320, 640, 1280)),
+    *((8, c, 16, 16) for c in (640, 1280, 2560)), *((8, c, 8, 8) for c in (1280, 1920, 2560)),
+]  # fmt: skip
+#: A process's share of a detection model's batch norms, in two halves around an all-reduce.
+SYNCHRONISED = [(2, 64, 400, 608), (2, 256, 200, 304), (2, 256, 100, 152), (4, 512, 64, 64)]
+GROUPS = 32
+#: The kernels that go over dy and x.
+OVER_TENSORS = ("sums", "write", "persistent")
+CASES = [
+    *(("batch_norm_backward", shape) for shape in RESNET),
+    *(("group_norm_backward", shape) for shape in UNET),
+    *(("batch_norm_backward_reduce", shape) for shape in SYNCHRONISED),
+    *(("batch_norm_backward_elemt", shape) for shape in SYNCHRONISED),
+]
+LAYOUTS = ("contiguous", "channels-last")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a plan moves and launches.
+
+    Attributes:
+        passes: how many times dx's bytes have to pass through memory as dy, x and dx: 5 in two
+            passes, 3 in one.
+        moved: the bytes that are read and written, over those.
+        again: the bytes that are read but for dy and x once a pass, over those: sums of parts,
+            coefficients and per-channel vectors, by every program that wants them.
+        program: the least that a program reads of dy and x, in bytes.
+        launches: how many.
+    """
+
+    passes: int
+    moved: float
+    again: float
+    program: int
+    launches: int
+
+    def __str__(self) -> str:
+        kib = self.program // 1024
+        return (
+            f"{self.passes}T × {self.moved:.3f}, {100 * self.again:.1f} %, {kib} KiB, "
+            f"{self.launches}"
+        )
+
+
+class _Planner:
+    """A backend that plans for a GPU which need not be there, and runs nothing."""
+
+    alignment = program.ALIGNMENT
+
+    def build(self, problem: Problem) -> Program:
+        return program.build(problem, Device())
+
+    def computes(self, made: Program) -> bool:
+        return bool(made.launches)
+
+
+def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Program:
+    """An operator's program, everything given and asked for."""
+    channels = shape[1]
+    strides = [channels * shape[2] * shape[3], 1, channels * shape[3], channels]
+    x = TensorSpec(shape, dtype, strides if layout == "channels-last" else None)
+    vector = TensorSpec((channels,), "float32")
+    group = TensorSpec((shape[0], GROUPS), "float32")
+    given = {"mean": vector, "invstd": vector, "weight": vector}
+    statistics = {"weight": vector, "save_mean": vector, "save_invstd": vector}
+    options: dict[str, Any] = {
+        "batch_norm_backward": {**statistics, "training": True},
+        "group_norm_backward": {
+            "mean": group, "rstd": group, "gamma": vector, "num_groups": GROUPS
+        },
+        "batch_norm_backward_reduce": given,
+        "batch_norm_backward_elemt": {
+            **given, "sum_dy": vector, "sum_dy_xmu": vector, "count": TensorSpec((2,), "int32")
+        },
+    }[name]  # fmt: skip
+    with mock.patch.object(choice, "of", return_value=_Planner()):
+        made: Program = normgrad.plan(name, grad_out=x, input=x, **options)._program
+    return made
+
+
+def _vectors(launch: Launch) -> float:
+    """The bytes that a launch reads of per-channel and per-group inputs, for each channel."""
+    codes = {
+        role: launch.config.vectors >> (3 * (role - Role.MEAN)) & ABSENT
+        for role in Role
+        if Role.MEAN <= role <= Role.SUM_DY_XMU
+    }
+    of_group = (Role.MEAN, Role.SPREAD)
+    per_group = launch.arguments.sizes.per_group
+    return sum(
+        ITEMSIZES[code] / (per_group if role in of_group else 1)
+        for role, code in codes.items()
+        if code != ABSENT
+    )
+
+
+def _data(launch: Launch) -> tuple[int, int]:
+    """The bytes of each element that a launch reads of dy and x, and writes of dx."""
+    config = launch.config
+    if launch.kernel not in OVER_TENSORS:
+        return 0, 0
+    read = ITEMSIZES[config.x.code]
+    if config.rule != Rule.FORWARD:
+        read += ITEMSIZES[config.dy.code]
+    writes = launch.kernel != "sums" or config.writes
+    return read, ITEMSIZES[config.dx.code] if writes else 0
+
+
+def _beside(launch: Launch) -> tuple[float, float]:
+    """The bytes of all else that a launch reads and writes."""
+    config, sizes = launch.config, launch.arguments.sizes
+    channels = sizes.sets * sizes.channels
+    sums = sizes.parts * channels * (2 + 2 * config.wide) * (4 if config.short_sums else 8)
+    numbers = 3 if config.rule == Rule.FORWARD else 5
+    coefficients = channels * numbers * (8 if config.wide else 4)
+    # Each program over a part of a channel reads for itself what belongs to the channel.
+    vectors = channels * _vectors(launch) * (sizes.parts if launch.kernel in OVER_TENSORS else 1)
+    return {
+        "sums": (vectors, 0 if config.outputs else sums),
+        "finish": (vectors + sums, coefficients * config.coefficients),
+        "write": (coefficients * sizes.parts if config.sums else vectors, 0),
+        "persistent": (vectors, sums * config.keeps_sums),
+        "outputs": (vectors + sums, 0),
+    }[launch.kernel]
+
+
+def cost(made: Program) -> Cost:
+    """What a program moves and launches."""
+    sizes = made.launches[0].arguments.sizes
+    elements = sizes.sets * sizes.channels * sizes.positions
+    over_tensors = [launch for launch in made.launches if launch.kernel in OVER_TENSORS]
+    data = sum(sum(_data(launch)) for launch in over_tensors)
+    read, written = map(sum, zip(*map(_beside, made.launches), strict=True))
+    least = []
+    for launch in over_tensors:
+        # All parts but the last are of this length, and all tiles but the last of this width.
+        part = launch.arguments.sizes
+        least.append(part.part * part.step * part.each * _data(launch)[0])
+    return Cost(
+        data // ITEMSIZES[made.launches[0].config.dx.code],
+        1 + (read + written) / (data * elements),
+        read / (data * elements),
+        min(least),
+        len(made.launches),
+    )
+
+
+def table() -> str:
+    """The table as it stands in docs/performance.md."""
+    kinds = [(layout, dtype) for dtype in DTYPES for layout in LAYOUTS]
+    head = ["operator", "shape", *(f"{dtype}, {layout}" for layout, dtype in kinds)]
+    lines = [head, ["---"] * len(head)]
+    for name, shape in CASES:
+        row = [f"`{name}`", "×".join(map(str, shape))]
+        for layout, dtype in kinds:
+            row.append(str(cost(planned(name, shape, dtype, layout))))
+        lines.append(row)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def written(document: str) -> str:
+    """The document with today's table."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}{END}{after}"
+
+
+def main() -> None:
+    """Print the table, or put it where it belongs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
+    if parser.parse_args().write:
+        DOCUMENT.write_text(written(DOCUMENT.read_text()))
+    else:
+        print(table(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a launch costs the processor that asks for it, without a GPU.
+
+    python benchmarks/launch_time.py [--rounds N]
+
+A library in place of CUDA's driver keeps what it is asked to launch, and does nothing more. Three
+ways are timed by turns, in microseconds for a call of a program, the median of all rounds:
+
+- run: as a plan runs it, by words to the driver;
+- by Triton: the same launches made by Triton's launcher, with the Python in front of it;
+- Triton's C: its launcher's compiled part alone, on arguments that are there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import fake_cuda
+from triton_programs import arguments, program_of
+
+from normgrad.backends.triton.runtime import Ready, Runner
+
+#: Operators and shapes whose programs have few launches.
+CASES = (
+    ("batch_norm_backward", (8, 64, 14, 14)),
+    ("batch_norm_backward", (256, 64, 56, 56)),
+    ("group_norm_backward", (256, 64, 56, 56)),
+)
+ADDRESSES = [0x7F00_0000_0000 + 4096 * place for place in range(17)]
+REPEATS = 500
+
+
+def without_python(ready: Ready, launches: int) -> Callable[[], None]:
+    """The same launches by the compiled part of Triton's launcher, and nothing in front of it."""
+    from triton.knobs import HookChain
+
+    calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    for index in range(launches):
+        _, kernel = ready._kernels[index]
+        inner = kernel.run.launch
+
+        def keep(*given: Any, inner: Callable[..., None] = inner) -> None:
+            words = [None if isinstance(word, HookChain) else word for word in given]
+            calls.append((inner, tuple(words)))
+
+        kernel.run.launch = keep
+        ready._start_by_triton(index, ADDRESSES, fake_cuda.STREAM)
+        kernel.run.launch = inner
+
+    def start() -> None:
+        for function, given in calls:
+            function(*given)
+
+    return start
+
+
+def ways_of(program: Any) -> dict[str, Callable[[], None]]:
+    """What is timed, by name."""
+    runner = Runner(program, 0)
+    runner.run(ADDRESSES)
+    (ready,) = runner._ready.values()
+    launches = range(len(program.launches))
+
+    def by_triton() -> None:
+        for index in launches:
+            ready._start_by_triton(index, ADDRESSES, fake_cuda.STREAM)
+
+    return {
+        "run": lambda: runner.run(ADDRESSES),
+        "by Triton": by_triton,
+        "Triton's C": without_python(ready, len(program.launches)),
+    }
+
+
+def measure(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Microseconds of a call."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, call in ways.items():
+            start = time.perf_counter()
+            for _ in range(REPEATS):
+                call()
+            times[name].append((time.perf_counter() - start) / REPEATS)
+    return {name: 1e6 * statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    """Print the times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=41)
+    rounds = parser.parse_args().rounds
+    fake_cuda.install(fake_cuda.build())
+    print("launches  way            us a call  us a launch  program")
+    for name, shape in CASES:
+        program = program_of(name, **arguments(name, shape, "bfloat16"))
+        count = len(program.launches)
+        for way, us in measure(ways_of(program), rounds).items():
+            each = f"{us:9.2f}  {us / count:11.2f}"
+            print(f"{count:8}  {way:<13}  {each}  {name}: {program.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Launches that are asked of CUDA's driver itself, with no Python in between.
+
+Triton's own launcher takes all arguments out of Python's objects at every launch. Here they lie
+where the driver reads them, and before a call only addresses are written, once for all of a
+program's launches, and the stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from .config import Addresses
+from .launches import Launch
+
+#: How many addresses come first among a kernel's parameters.
+_PLACES = len(Addresses._fields)
+#: What Triton has every kernel take after its own parameters: scratch memory of two kinds.
+_NO_SCRATCH = (0, 0)
+
+
+class _Config(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@cache
+def launcher() -> Callable[..., int] | None:
+    """The driver's function that launches, by the library's name that Triton uses; None without."""
+    try:
+        function: Any = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_void_p,) * 4
+    return function  # type: ignore[no-any-return]
+
+
+def flat(arguments: Any) -> Iterator[int]:
+    """Arguments one by one, as a kernel takes them."""
+    for value in arguments:
+        if isinstance(value, tuple):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def suits(kernel: Any, launch: Launch) -> bool:
+    """Whether a kernel takes what a :class:`Block` hands it, and needs nothing else to run.
+
+    What Triton says of its kernels may change with its version: then the answer is no.
+    """
+    try:
+        metadata = kernel.metadata
+        needs = (
+            metadata.global_scratch_size,
+            metadata.profile_scratch_size,
+            metadata.launch_cooperative_grid,
+            metadata.launch_pdl,
+            metadata.num_ctas != 1,
+        )
+        _, _, ptx = kernel.asm["ptx"].partition(".entry")
+        words = kernel.function, metadata.shared, metadata.num_warps
+    except (AttributeError, KeyError):
+        return False
+    parameters = re.findall(r"\.param\s+\.(\w+)", ptx.partition(")")[0])
+    taken = [*flat(launch.arguments), *_NO_SCRATCH]
+    return (
+        all(isinstance(word, int) for word in words)
+        and not any(needs)
+        and len(parameters) == len(taken)
+        and {*parameters} <= {"u64", "b64", "s64"}
+    )
+
+
+class _Launch:
+    """A launch as the driver is asked for it, with addresses that lie elsewhere."""
+
+    def __init__(self, launch: Launch, kernel: Any, addresses: Any) -> None:
+        words = [*flat(launch.arguments[1:]), *_NO_SCRATCH]
+        constants = (ctypes.c_int64 * len(words))(*words)
+        metadata = kernel.metadata
+        self.config = _Config((launch.programs, 1, 1), (32 * metadata.num_warps, 1, 1))
+        self.config.shared = metadata.shared
+        where = [
+            ctypes.addressof(array) + 8 * index
+            for array in (addresses, constants)
+            for index in range(len(array))
+        ]
+        parameters = (ctypes.c_void_p * len(where))(*where)
+        self.asked = ctypes.addressof(self.config), kernel.function, ctypes.addressof(parameters)
+        # The driver is told where these are, which does not keep them.
+        self._kept = constants, parameters, addresses
+
+
+class Block:
+    """Memory for all that a program's launches are handed, in use by one call at a time."""
+
+    def __init__(self, launches: Sequence[tuple[Launch, Any]]) -> None:
+        self.addresses: Any = (ctypes.c_int64 * _PLACES)()
+        self.launches = [_Launch(launch, kernel, self.addresses) for launch, kernel in launches]

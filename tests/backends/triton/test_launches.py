@@ -1,0 +1,220 @@
+"""What CUDA is asked to launch: by the library's own words to the driver, and by Triton's.
+
+The driver is a library that only keeps what it is asked; everything on this side of it is real.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_cuda
+import pytest
+from triton_programs import arguments, program_of
+
+triton = pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("kernels are interpreted", allow_module_level=True)
+if fake_cuda.compiler() is None:
+    pytest.skip("no C compiler", allow_module_level=True)
+
+from normgrad.backends.triton import driver  # noqa: E402
+
+#: What addresses there are: the plan's, and some that programs have no use for.
+PLACES = 17
+LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)
+#: Operators with their shapes and layouts, of as many launches as there are.
+PROGRAMS = {
+    "one": ("batch_norm_backward", SMALL, "contiguous", None),
+    "two": ("batch_norm_backward", LARGE, "contiguous", None),
+    "channels last": ("batch_norm_backward", LARGE, "channels_last", None),
+    "views": ("batch_norm_backward", (32, 64, 28, 28), "sliced", "sliced"),
+    "missing statistics": ("missing", LARGE, "contiguous", None),
+    "counts": ("batch_norm_backward_elemt", SMALL, "contiguous", None),
+    "groups": ("group_norm_backward", SMALL, "contiguous", None),
+    "forward": ("batch_norm", LARGE, "contiguous", None),
+    "gather": ("batch_norm_gather_stats_with_counts", SMALL, "contiguous", None),
+}
+
+
+def program(kind: str) -> Any:
+    name, shape, layout, x_layout = PROGRAMS[kind]
+    return program_of(name, **arguments(name, shape, "bfloat16", layout, x_layout))
+
+
+def addresses(call: int = 0, offset: int = 0) -> list[int]:
+    """Of a call, all unlike each other and unlike any other call's."""
+    return [0x7F00_0000_0000 + (call * PLACES + place) * 4096 + offset for place in range(PLACES)]
+
+
+def flat(value: Any) -> list[int]:
+    return [word for part in value for word in flat(part)] if isinstance(value, tuple) else [value]
+
+
+def expected(made: Any, calls: list[list[int]], device: int = 0) -> list[dict[str, Any]]:
+    """What CUDA should be asked for, but for what only the compiler knows."""
+    return [
+        {
+            "grid": (launch.programs, 1, 1),
+            "block": (32 * launch.warps, 1, 1),
+            "device": device,
+            "attributes": 0,
+            "stream": fake_cuda.STREAM + device,
+            # The last two are Triton's scratch memory.
+            "values": [*flat(launch.at(call)), 0, 0],
+        }
+        for call in calls
+        for launch in made.launches
+    ]
+
+
+def planned(launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Launches without what only the compiler knows."""
+    hidden = ("shared", "kernel")
+    return [{key: launch[key] for key in launch if key not in hidden} for launch in launches]
+
+
+@pytest.fixture(scope="module")
+def in_process():
+    """Calls a function of ``fake_cuda`` in a process that has the library in place of CUDA."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, fake_cuda.install, (fake_cuda.build(),)) as pool:
+        yield lambda function, *values: pool.submit(function, *values).result(timeout=300)
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_every_launch_has_its_size_its_stream_and_all_arguments(in_process, kind):
+    made, calls = program(kind), [addresses(0), addresses(1), addresses(0)]
+    found = in_process(fake_cuda.run, made, calls)
+    assert planned(found["launches"]) == expected(made, calls)
+    assert found["by_triton"] == 0
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_triton_asks_for_the_same(in_process, kind):
+    """Its launcher is what the other way has to agree with."""
+    made, calls = program(kind), [addresses(0), addresses(1)]
+    ours = in_process(fake_cuda.run, made, calls)
+    its = in_process(fake_cuda.run_without, "launcher", made, calls)
+    assert its["launches"] == ours["launches"]
+    assert its["by_triton"] == len(its["launches"]) == 2 * len(made.launches)
+
+
+def test_kernels_that_do_not_suit_are_left_to_triton(in_process):
+    made, calls = program("two"), [addresses()]
+    found = in_process(fake_cuda.run_without, "suits", made, calls)
+    assert planned(found["launches"]) == expected(made, calls)
+    assert found["by_triton"] == len(made.launches)
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_are_called_at_every_launch(in_process, hook):
+    made, calls = program("two"), [addresses(0), addresses(1)]
+    found = in_process(fake_cuda.run_hooked, hook, made, calls)
+    names = [launch.kernel for launch in made.launches]
+    assert found["told"] == [(name, fake_cuda.STREAM) for name in names * 2]
+    assert planned(found["launches"]) == expected(made, calls)
+    assert in_process(fake_cuda.run, made, calls)["by_triton"] == 0
+
+
+def test_kernels_are_looked_up_once_for_an_alignment(in_process):
+    made = program("one")
+    calls = [addresses(0), addresses(1, offset=2), addresses(2), addresses(3, offset=2)]
+    found = in_process(fake_cuda.run, made, calls)
+    assert planned(found["launches"]) == expected(made, calls)
+    kernels = [launch["kernel"] for launch in found["launches"]]
+    assert kernels[:2] == kernels[2:]
+    assert kernels[0] != kernels[1]
+    assert found["compiled"] == 2 * len(made.launches)
+
+
+def test_kernels_run_on_the_tensors_device(in_process):
+    made, calls = program("two"), [addresses(0), addresses(1)]
+    for device in (1, 0):
+        found = in_process(fake_cuda.run, made, calls, device)
+        assert planned(found["launches"]) == expected(made, calls, device)
+        assert (found["by_triton"], found["device"]) == (0, 0)
+
+
+def test_a_launch_that_is_refused_is_an_error(in_process):
+    made = program("two")
+    error, refused, afterwards = in_process(fake_cuda.run_refused, 701, made, addresses())
+    assert error == "Triton Error [CUDA]: too many resources requested"
+    assert (refused, afterwards) == (0, len(made.launches))
+
+
+def test_threads_have_arguments_and_streams_of_their_own(in_process):
+    """None has a context at first, as new threads have none."""
+    made, threads, rounds = program("two"), 8, 100
+    calls = [addresses(thread) for thread in range(threads)]
+    found = planned(in_process(fake_cuda.run_in_threads, made, calls, rounds))
+    for thread, call in enumerate(calls):
+        stream = fake_cuda.STREAM * (thread + 1)
+        own = [launch for launch in found if launch["stream"] == stream]
+        assert own == [{**launch, "stream": stream} for launch in expected(made, [call] * rounds)]
+    assert len(found) == threads * rounds * len(made.launches)
+
+
+def kernel(made: Any, **changes: Any) -> Any:
+    """A loaded kernel, as far as Triton tells of it, for a launch."""
+    count = len(flat(made.arguments)) + 2
+    lines = [f"\t.param .u64 sums_param_{index}" for index in range(count)]
+    lines[-1] = lines[-1].replace(".u64", ".u64 .ptr .global .align 1")
+    values = {
+        "global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": False,
+        "launch_pdl": False, "num_ctas": 1, "num_warps": 4, "shared": 0,
+    }  # fmt: skip
+    ptx = ".visible .entry sums(\n" + ",\n".join(lines) + "\n)\n.reqntid 128\n{ .param .b32 x; }"
+    ptx = changes.pop("replace", lambda text: text)(ptx)
+    metadata = SimpleNamespace(**{**values, **changes})
+    return SimpleNamespace(metadata=metadata, asm={"ptx": ptx}, function=1)
+
+
+def test_what_suits():
+    made = program("one").launches[0]
+    assert driver.suits(kernel(made), made)
+    for changes in (
+        {"global_scratch_size": 16},
+        {"profile_scratch_size": 16},
+        {"launch_cooperative_grid": True},
+        {"launch_pdl": True},
+        {"num_ctas": 2},
+        {"replace": lambda ptx: ptx.replace("(\n", "(\n\t.param .u64 another,\n")},
+        {"replace": lambda ptx: ptx.replace(".param .u64", ".param .u32", 1)},
+        {"replace": lambda ptx: ""},
+    ):
+        assert not driver.suits(kernel(made, **changes), made), changes
+    for missing in ("metadata", "asm", "function"):
+        found = kernel(made)
+        delattr(found, missing)
+        assert not driver.suits(found, made), missing
+    for missing in vars(kernel(made).metadata):
+        found = kernel(made)
+        delattr(found.metadata, missing)
+        assert not driver.suits(found, made), missing
+
+
+def test_without_a_driver(monkeypatch):
+    def none(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", none)
+    assert driver.launcher.__wrapped__() is None
+
+
+def test_the_benchmark():
+    program = Path(__file__).parents[3] / "benchmarks" / "launch_time.py"
+    done = subprocess.run(
+        [sys.executable, program, "--rounds", "1"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("  ") for line in done.stdout.splitlines()[1:]]
+    ways = [[word.strip() for word in row if word][1] for row in rows]
+    assert ways == ["run", "by Triton", "Triton's C"] * 3

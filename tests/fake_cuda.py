@@ -1,0 +1,240 @@
+"""Launches without a GPU: Triton and the library over a libcuda.so.1 that only keeps them.
+
+:func:`install` puts it in place of CUDA in the process that calls it, for good: a process of its
+own is for that. The rest is for that process, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+SOURCE = Path(__file__).with_suffix(".c")
+#: How many launches are kept.
+KEPT = 4096
+#: The current stream of the first device; the next one's is one more.
+STREAM = 0x1000
+
+
+class Launched(ctypes.Structure):
+    """A launch as it was asked of CUDA; the C source has the same."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64),
+        ("kernel", ctypes.c_uint64),
+        ("values", ctypes.c_int64 * 256),
+    ]
+
+    def described(self) -> dict[str, Any]:
+        """The same in Python's terms."""
+        return {
+            "grid": tuple(self.grid),
+            "block": tuple(self.block),
+            "shared": self.shared,
+            "device": self.device,
+            "attributes": self.attributes,
+            "stream": self.stream,
+            "kernel": self.kernel,
+            "values": self.values[: self.count],
+        }
+
+
+def compiler() -> str | None:
+    """The system's C compiler."""
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def build() -> Path:
+    """Build the library; where Triton keeps what it compiles, always in the same place there.
+
+    That place is part of the key under which Triton keeps what it links with the library.
+    """
+    import triton
+
+    found = compiler()
+    assert found is not None
+    folder = Path(triton.knobs.cache.dir) / "normgrad-fake-cuda"
+    folder.mkdir(parents=True, exist_ok=True)
+    target, made = folder / "libcuda.so.1", folder / f"libcuda.{os.getpid()}"
+    headers = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+    flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread")
+    command = [found, *flags, f"-isystem{headers}", f"-Wl,-soname,{target.name}", SOURCE]
+    subprocess.run([*command, "-o", made], check=True)
+    made.replace(target)
+    return target
+
+
+class Cuda:
+    """The library, and PyTorch's view of it."""
+
+    def __init__(self, library: Path) -> None:
+        # Triton's own code finds a library of this name that is loaded already.
+        self.library = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        self.library.fake_launches.restype = ctypes.POINTER(Launched)
+        self.library.fake_launched.restype = ctypes.c_ulong
+        self._thread = threading.local()
+
+    def current_device(self) -> int:
+        """As PyTorch's: the first, in a thread without a context."""
+        return max(0, int(self.library.fake_current()))
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """As PyTorch's."""
+        before = self.library.fake_current()
+        self.library.fake_use(index)
+        try:
+            yield
+        finally:
+            self.library.fake_use(before)
+
+    def use_stream(self, number: int) -> None:
+        """Make a stream the thread's current one, on all devices."""
+        self._thread.stream = number
+
+    def stream(self, index: int) -> int:
+        """The thread's current stream on a device."""
+        return int(getattr(self._thread, "stream", STREAM)) + index
+
+    def launches(self) -> list[dict[str, Any]]:
+        """What was launched since this was asked last."""
+        kept, count = self.library.fake_launches(), self.library.fake_launched()
+        assert count <= KEPT
+        found = [kept[index].described() for index in range(count)]
+        self.library.fake_forget()
+        return found
+
+
+cuda: Cuda
+
+
+def install(library: Path) -> None:
+    """Have Triton and PyTorch find the library and its devices."""
+    global cuda
+    os.environ["TRITON_LIBCUDA_PATH"] = str(library.parent)
+    cuda = Cuda(library)
+    cuda.library.fake_use(0)
+    import torch
+
+    replaced: Any = torch.cuda
+    replaced.is_available = lambda: True
+    replaced.current_device = cuda.current_device
+    replaced.device = cuda.device
+    replaced.get_device_capability = lambda device=None: (9, 0)
+    compiled: Any = torch._C
+    compiled._cuda_getCurrentRawStream = cuda.stream
+
+
+# What tests have done in the process.
+
+
+def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[str, Any]:
+    """Run a program at addresses, one call after the other.
+
+    Returns the launches, how many of them Triton's launcher made, how many kernels were looked up,
+    and the current device afterwards.
+    """
+    from normgrad.backends.triton import runtime
+
+    ready, name = runtime.Ready, "_start_by_triton"
+    with (
+        mock.patch.object(
+            ready, name, autospec=True, side_effect=getattr(ready, name)
+        ) as by_triton,
+        mock.patch.object(runtime, "compiled", wraps=runtime.compiled) as compiled,
+    ):
+        runner = runtime.Runner(program, index)
+        for addresses in calls:
+            runner.run(addresses)
+    return {
+        "launches": cuda.launches(),
+        "by_triton": by_triton.call_count,
+        "compiled": compiled.call_count,
+        "device": cuda.current_device(),
+    }
+
+
+def run_without(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The same, where ``driver.NAME`` finds nothing that it can use."""
+    from normgrad.backends.triton import driver
+
+    with mock.patch.object(driver, name, return_value=None):
+        return run(program, calls)
+
+
+def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The same with one of Triton's hooks, and what it is told: kernels and streams."""
+    from triton import knobs
+
+    told = []
+
+    def hook(metadata: Any) -> None:
+        found = metadata.get()
+        told.append((found["name"], found["stream"]))
+
+    chain = getattr(knobs.runtime, name)
+    chain.add(hook)
+    try:
+        found = run(program, calls)
+    finally:
+        chain.remove(hook)
+    return {**found, "told": told}
+
+
+def run_refused(status: int, program: Any, addresses: Sequence[int]) -> tuple[str, int, int]:
+    """The error where CUDA refuses, and how many launches there were, then and afterwards."""
+    from normgrad.backends.triton.runtime import Runner
+
+    runner = Runner(program, 0)
+    error = ""
+    cuda.library.fake_answer(status)
+    try:
+        runner.run(addresses)
+    except RuntimeError as caught:
+        error = str(caught)
+    finally:
+        cuda.library.fake_answer(0)
+    refused = len(cuda.launches())
+    runner.run(addresses)
+    return error, refused, len(cuda.launches())
+
+
+def run_in_threads(
+    program: Any, calls: Sequence[Sequence[int]], rounds: int
+) -> list[dict[str, Any]]:
+    """Each call in a thread and a stream of its own, all at once; the launches."""
+    from normgrad.backends.triton.runtime import Runner
+
+    runner = Runner(program, 0)
+    everyone = threading.Barrier(len(calls))
+
+    def work(index: int) -> None:
+        cuda.use_stream(STREAM * (index + 1))
+        everyone.wait()
+        for _ in range(rounds):
+            runner.run(calls[index])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            list(pool.map(work, range(len(calls))))
+    finally:
+        sys.setswitchinterval(before)
+    return cuda.launches()
