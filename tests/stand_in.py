@@ -58,12 +58,17 @@ class Program:
 
 @dataclass
 class Seen:
-    """What the library asked of its backend and of the frameworks."""
+    """What the library asked of its backend and of the frameworks.
+
+    ``settles`` is what it is told of the check of the kernels.
+    """
 
     launches: list[tuple[int | None, list[int]]] = field(default_factory=list)
     scratch: list[tuple[str, int]] = field(default_factory=list)
     probed: list[tuple[int, int]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    checked: list[tuple[str, Device]] = field(default_factory=list)
+    settles: bool = True
 
 
 def install(monkeypatch: Any, reason: str | None = None) -> Seen:
@@ -83,7 +88,12 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
             seen.launches.append((self._index, list(addresses)))
             self._cpu.run(addresses, guard.UNGUARDED)
 
-    modules = {name: ModuleType(name) for name in ("", "device", "program", "runtime")}
+    def settled(where: str, device: Device) -> bool:
+        seen.checked.append((where, device))
+        return seen.settles
+
+    names = ("", "device", "program", "runtime", "selfcheck")
+    modules = {name: ModuleType(name) for name in names}
     modules["device"].__dict__.update(
         Device=Device, of=Device, INTERPRETED=Device(None), unusable=lambda index=None: reason
     )
@@ -92,6 +102,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
         build=lambda problem, device: Program(cpu.build(problem, Machine()), device),
     )
     modules["runtime"].__dict__.update(Runner=Runner)
+    modules["selfcheck"].__dict__.update(settled=settled)
     modules[""].__dict__.update({name: module for name, module in modules.items() if name})
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}".rstrip("."), module)

@@ -422,6 +422,30 @@ def test_plans_run_on_their_device(seen, on_gpu):
     assert len(seen.launches) == launches
 
 
+def test_kernels_are_checked_where_a_runner_is_made(seen, on_gpu):
+    """For each GPU until that is settled, and never in a call of a plan that has run."""
+
+    def call(size, index):
+        case = make("train", (size, 4, 5))
+        made = ng.plan(case.name, **tensors_of(case, on_gpu, index), **case.options)
+        for _ in range(2):
+            made.run(**tensors_of(case, on_gpu, index))
+
+    seen.settles = False
+    call(2, 0)
+    call(3, 0)
+    seen.settles = True
+    call(4, 0)
+    call(5, 0)
+    call(6, 1)
+    assert seen.checked == [
+        *[("cuda:0", stand_in.Device(0))] * 3, ("cuda:1", stand_in.Device(1))
+    ]  # fmt: skip
+    assert len(seen.launches) == 10
+    make("train", (2, 4, 5)).call()
+    assert len(seen.checked) == 4
+
+
 def test_workspaces_on_a_gpu(seen, on_gpu):
     case = make("train", (3, 4, 5))
     expected = bits(case.call())

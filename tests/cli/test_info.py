@@ -75,11 +75,16 @@ def test_whether_gpus_are_used(monkeypatch):
     monkeypatch.setattr(info, "_version", lambda package: versions[package])
     monkeypatch.setattr(info.devices, "unusable", lambda: "it is too old")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    rows = [("cpu", "usable"), ("cuda:0", "Big GPU (usable)"), ("cuda:1", "Small GPU (usable)")]
-    assert list(info._backends()) == rows
+    monkeypatch.setattr(info, "gpu_kernels", lambda name: f"what is known of {name}")
+    assert list(info._backends()) == [
+        ("cpu", "usable"),
+        ("cuda:0", "Big GPU (usable)"), ("its kernels", "what is known of Big GPU"),
+        ("cuda:1", "Small GPU (usable)"), ("its kernels", "what is known of Small GPU"),
+    ]  # fmt: skip
 
     def reason():
-        ((_, shown), _) = info._backends()[1:]
+        (_, (device, shown), (other, _)) = info._backends()
+        assert (device, other) == ("cuda:0", "cuda:1")
         return shown
 
     monkeypatch.setitem(sys.modules, "torch", object())

@@ -20,7 +20,7 @@ from triton_programs import PASSES, forward_case
 import normgrad as ng
 from normgrad import plans
 from normgrad.backends import choice
-from normgrad.backends.triton import device
+from normgrad.backends.triton import device, selfcheck
 from normgrad.backends.triton.device import Device
 
 torch = pytest.importorskip("torch")
@@ -37,6 +37,7 @@ def planned_for(made_up: Device) -> Iterator[None]:
     """Plans are for this device, and run on the real one."""
     with (
         mock.patch.object(device, "of", return_value=made_up),
+        mock.patch.object(selfcheck, "settled", return_value=True),
         mock.patch.object(choice, "_triton", cache(choice._Triton)),
         mock.patch.dict(plans._plans, clear=True),
     ):

@@ -38,7 +38,7 @@ NUMBA = 256 << 20
 
 
 class KernelError(RuntimeError):
-    """The CPU's kernels cannot be compiled in this process."""
+    """Kernels cannot be compiled in this process, or give wrong results on a GPU."""
 
 
 def check_numba() -> None:
@@ -169,6 +169,7 @@ class _Triton(Backend):
         self._program = program
         self._index = index
         self._device = device.INTERPRETED if index is None else device.of(index)
+        self._checked = index is None
 
     def build(self, problem: Problem) -> Program:
         made: Program = self._program.build(problem, self._device)
@@ -184,6 +185,10 @@ class _Triton(Backend):
         outputs: Places,
         in_place: Mapping[int, tuple[str, ...]],
     ) -> Runner:
+        if not self._checked:
+            with loading():
+                from .triton import selfcheck
+            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with loading():
             from .triton.runtime import Runner
         return _Launcher(Runner(program, self._index), inputs)

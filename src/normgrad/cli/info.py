@@ -177,11 +177,23 @@ def _backends() -> Rows:
     names = gpus()
     if not names:
         return cpu, ("gpu", "none that CUDA's driver knows of")
-    verdict = _verdict(gpus_unused())
-    return (
-        cpu,
-        *((f"cuda:{index}", f"{name} ({verdict})") for index, name in enumerate(names)),
-    )
+    reason = gpus_unused()
+    rows = [cpu]
+    for index, name in enumerate(names):
+        rows.append((f"cuda:{index}", f"{name} ({_verdict(reason)})"))
+        if reason is None:
+            rows.append(("its kernels", gpu_kernels(name)))
+    return rows
+
+
+def gpu_kernels(name: str) -> str:
+    """What the check of the kernels on a GPU of this name said, and how to have another."""
+    from ..backends.triton import selfcheck
+
+    verdict, path = selfcheck.read(name), selfcheck.path_of(name)
+    if verdict is None:
+        return f"not checked yet: the first use does, and keeps the verdict as {path}"
+    return f"{verdict} (delete {path} to check again)"
 
 
 def gather() -> list[tuple[str, Rows]]:

@@ -1,0 +1,167 @@
+"""The kernels are checked once on each kind of GPU, at their first use there.
+
+Small cases of every operator are computed by the kernels and by PyTorch in float64, on that GPU,
+and compared in units of the error bound. The verdict is kept on disk, for later processes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import cache
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+
+from ...loading import loading
+from ...writing import replacing
+from ..choice import KernelError
+from .device import Device
+
+_PACKAGES = ("normgrad", "torch", "triton")
+
+#: How many results outside the bound a verdict names.
+_SHOWN = 3
+
+#: Held while a GPU is checked; the check's own plans come here too, in the same thread.
+_lock = threading.RLock()
+_checking = False
+_known: dict[Device, Verdict] = {}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a check.
+
+    Attributes:
+        checked: the day, as 2026-11-22.
+        cases: how many there were.
+        failure: those outside the bound, in words; "" if there were none.
+    """
+
+    checked: str
+    cases: int
+    failure: str
+
+    def __str__(self) -> str:
+        outcome = self.failure or f"all {self.cases} cases within the bound"
+        return f"checked on {self.checked}: {outcome}"
+
+
+@cache
+def _sources() -> str:
+    """A digest of this backend's files."""
+    digest = sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # it is there under another name
+        return "unknown"
+
+
+def _subject(name: str, capability: tuple[int, int] | None = None) -> dict[str, str]:
+    """What a verdict is about; without the capability, for who does not know it."""
+    about = {"gpu": name, "sources": _sources(), **{each: _version(each) for each in _PACKAGES}}
+    return about if capability is None else {**about, "capability": "{}.{}".format(*capability)}
+
+
+def path_of(name: str) -> Path:
+    """The file of the verdict on a GPU of that name: it lies with Triton's compiled kernels."""
+    with loading():
+        from triton import knobs
+    shown = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return Path(knobs.cache.dir) / f"normgrad-check-{shown}.json"
+
+
+def read(name: str, capability: tuple[int, int] | None = None) -> Verdict | None:
+    """The verdict on disk; None if there is none, or it is about other versions."""
+    try:
+        found = json.loads(path_of(name).read_bytes())
+        if _subject(name, capability).items() <= found["subject"].items():
+            return Verdict(str(found["checked"]), int(found["cases"]), str(found["failure"]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass  # a file that is not there, or is none of ours
+    return None
+
+
+def _write(device: Device, verdict: Verdict) -> None:
+    content = {"subject": _subject(device.name, device.capability), **asdict(verdict)}
+    path = path_of(device.name)
+    with suppress(OSError):  # then every process checks
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+
+
+def settled(where: str, device: Device) -> bool:
+    """Whether the kernels are known to be right on a GPU; they are checked if that is not known.
+
+    Args:
+        where: the GPU, as "cuda:0".
+        device: the same, as plans know it.
+
+    Returns:
+        False where it has to be asked again: in the check itself, and while a CUDA graph is
+        captured or a program traced, where nothing can be looked at.
+
+    Raises:
+        KernelError: the kernels are wrong there. What keeps the check from its end is raised as it
+            is, and not remembered.
+    """
+    global _checking
+    with _lock:
+        if _checking:
+            return False
+        verdict = _known.get(device) or read(device.name, device.capability)
+        if verdict is None:
+            if _is_recorded(where):
+                return False
+            # A warning is shown where nobody has set up logging: this takes as long as compiling.
+            logging.getLogger("normgrad").warning("checking GPU kernels once for %s", device.name)
+            _checking = True
+            try:
+                verdict = check(where, device)
+            finally:
+                _checking = False
+            _write(device, verdict)
+        _known[device] = verdict
+    if verdict.failure:
+        raise KernelError(
+            f"{where}: kernels that give wrong results on {device.name}, with Triton "
+            f"{_version('triton')} and PyTorch {_version('torch')} ({verdict}); allowed: another "
+            "device. Please report it, with what `normgrad info` shows; delete "
+            f"{path_of(device.name)} to have the next process check again"
+        )
+    return True
+
+
+def _is_recorded(where: str) -> bool:
+    """Whether calls of PyTorch are captured, traced or faked rather than just made."""
+    import torch
+
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    with torch.cuda.device(where):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+def check(where: str, device: Device) -> Verdict:
+    """Compute all cases on a device, "cuda:0", or "cpu" for Triton's interpreter."""
+    with loading():
+        from ...testing import against_torch
+    cases = against_torch.cases(device.persistent)
+    wrong = [words for case in cases for words in against_torch.outside(case, where)]
+    failure = "; ".join(wrong[:_SHOWN])
+    if len(wrong) > _SHOWN:
+        failure += f"; and {len(wrong) - _SHOWN} results more"
+    return Verdict(date.today().isoformat(), len(cases), failure)
