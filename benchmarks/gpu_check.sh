@@ -96,11 +96,14 @@ fi
 
 # The benchmark.
 
-for module in typer rich; do
-    has "$module" || lacks "the package $module: no benchmark was run (pip install '.[cli]')"
+bench=1
+for module in typer rich matplotlib; do
+    has "$module" || {
+        lacks "the package $module: no benchmark was run (pip install '.[cli]')"
+        bench=0
+    }
 done
-if has typer && has rich; then
+if [ $bench -eq 1 ]; then
     step bench "$python" -m normgrad.cli bench --device cuda --out "$folder" "$@"
 fi
-command -v ncu > /dev/null || echo "note       no ncu (Nsight Compute): the benchmark's profile command wants it"
 finish

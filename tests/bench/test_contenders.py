@@ -147,7 +147,7 @@ def test_layouts_and_bounds(torch, case):
         elif len(case.shape) == 4:
             assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
             assert tensor.is_contiguous() != channels_last
-    bound, call = contenders._bound(torch, case, tensors)
+    bound, call = contenders.memory_bound(torch, case, tensors)
     result = call()
     if case.operator in (Operator.REDUCE, Operator.STATS):
         assert bound.startswith("read")
@@ -169,7 +169,7 @@ def test_layouts_and_bounds(torch, case):
 def test_the_read_reads_everything(torch, operator):
     case = case_of(operator)
     tensors = data.make(case)
-    _, call = contenders._bound(torch, case, tensors)
+    _, call = contenders.memory_bound(torch, case, tensors)
     other = tensors.grad_out if operator is Operator.REDUCE else tensors.input
     assert call().item() == pytest.approx((tensors.input * other).sum().item(), rel=1e-4)
 

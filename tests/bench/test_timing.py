@@ -67,3 +67,19 @@ def test_spread():
     assert timing.spread([3.0]) == 0
     assert timing.spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2 / 3)
     assert timing.spread([0.0, 0.0]) == 0
+
+
+def test_another_stopwatch(monkeypatch):
+    """A device's own; every turn of every contender is on it."""
+    contenders, _ = recording(monkeypatch, {"a": 1.0, "b": 1.0})
+    asked = []
+    lengths = {contenders["a"].call: 2**-14, contenders["b"].call: 2.0}
+
+    def stopwatch(call, count):
+        asked.append(count)
+        return lengths[call]
+
+    times = timing.measure(contenders, rounds=2, settle=0, stopwatch=stopwatch)
+    assert times.medians == {"a": 2**-14, "b": 2.0}
+    # 500 µs are 8.2 calls of 61 µs.
+    assert asked == [1, 1, 1, 1, 9, 1, 1, 9]

@@ -105,6 +105,16 @@ def _batch_norm(torch: Any, case: Case, data: Data) -> Candidates:
             data.grad_out, data.input, data.weight, *running, *saved, training, EPS, mask
         )
 
+    reserved: list[Any] = []
+
+    def cudnn() -> Any:
+        if not reserved:  # its backward pass wants what its forward pass has kept
+            kept = _cudnn_forward(torch, data, (data.mean.clone(), data.var.clone()))[3]
+            reserved.append(kept)
+        return torch.ops.aten.cudnn_batch_norm_backward(
+            *(data.input, data.grad_out, data.weight, *running, *saved, EPS, reserved[0])
+        )
+
     def composition() -> Any:
         parameters = data.weight.dtype
         if not training:
@@ -120,8 +130,16 @@ def _batch_norm(torch: Any, case: Case, data: Data) -> Candidates:
         grad_input = _apply(torch, data, _coefficients(data, along, sums, count))
         return grad_input, (sums[1] * data.invstd).to(parameters), sums[0].to(parameters)
 
-    return Candidates(
-        {"aten::native_batch_norm_backward": kernel}, {"composition: sums, addcmul": composition}
+    kernels: dict[str, Call] = {"aten::native_batch_norm_backward": kernel}
+    if training:
+        kernels["aten::cudnn_batch_norm_backward"] = cudnn
+    return Candidates(kernels, {"composition: sums, addcmul": composition})
+
+
+def _cudnn_forward(torch: Any, data: Data, running: tuple[Any, Any]) -> Any:
+    """y, mean, invstd, and what cuDNN keeps; the running statistics are updated."""
+    return torch.ops.aten.cudnn_batch_norm(
+        data.input, data.weight, data.bias, *running, True, MOMENTUM, EPS
     )
 
 
@@ -253,9 +271,13 @@ def _forward(torch: Any, case: Case, data: Data) -> Candidates:
         output = _normalised(torch, data, mean.float(), invstd, along)
         return (output, mean, invstd, *running) if training else (output, *[None] * 4)
 
-    return Candidates(
-        {"aten::native_batch_norm": kernel}, {"composition: var_mean, addcmul": composition}
-    )
+    kernels: dict[str, Call] = {"aten::native_batch_norm": kernel}
+    if training:
+        kernels["aten::cudnn_batch_norm"] = lambda: (
+            *_cudnn_forward(torch, data, running)[:3],
+            *running,
+        )
+    return Candidates(kernels, {"composition: var_mean, addcmul": composition})
 
 
 def _normalised(torch: Any, data: Data, mean: Any, invstd: Any, along: _Along) -> Any:

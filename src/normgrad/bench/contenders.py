@@ -148,14 +148,16 @@ def outputs(
     return made[0] if plan.out_is_tensor else made
 
 
-def _bound(torch: Any, case: Case, data: Data) -> tuple[str, Call]:
+def memory_bound(torch: Any, case: Case, data: Data) -> tuple[str, Call]:
     """The same traffic as the operator's, with as little arithmetic as there can be."""
     dy, x = data.grad_out, data.input
     if case.operator in (Operator.REDUCE, Operator.STATS):
         flat_x = _flat(torch, x)
         flat_dy = flat_x if case.operator is Operator.STATS else _flat(torch, dy)
         return "read: torch.dot over the memory", lambda: torch.dot(flat_dy, flat_x)
-    out = torch.empty(x.shape, dtype=x.dtype).as_strided(x.shape, _dense_strides(x))
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device).as_strided(
+        x.shape, _dense_strides(x)
+    )
     if case.operator.part is Part.FORWARD:
         return "scale: torch.mul(x, 3, out=)", lambda: torch.mul(x, 3, out=out)
     if case.operator is Operator.EVAL_INPUT:
@@ -180,7 +182,7 @@ def _flat(torch: Any, tensor: Any) -> Any:
     """
     dtype = torch.float32 if tensor.dtype == torch.float32 else torch.float64
     storage = tensor.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     usable = whole.numel() // dtype.itemsize * dtype.itemsize
     return whole[:usable].view(dtype)
 
@@ -233,7 +235,7 @@ def gather(case: Case, data: Data) -> Contenders:
         plan = planned(torch, case, data)
         calls = ours(torch, case, data, plan)
         theirs, kernel = fastest(compositions.candidates(torch, case, data))
-        bound, memory = _bound(torch, case, data)
+        bound, memory = memory_bound(torch, case, data)
         contenders = {
             **{name: Contender(call, _pool()) for name, call in calls.items()},
             "torch": Contender(kernel, "torch"),

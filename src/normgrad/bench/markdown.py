@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
 
+from .results import Row
 from .suite import Operator
 from .targets import Target, geometric_mean
 
@@ -34,7 +34,7 @@ def verdict(target: Target) -> str:
     return "**missed**"
 
 
-def missed(target: Target, most: int, where: str = "") -> str:
+def missed(target: Target, most: int, where: str) -> str:
     """A line of a list: the cases that are off a target, the worst first.
 
     Args:
@@ -45,34 +45,23 @@ def missed(target: Target, most: int, where: str = "") -> str:
     worst = [f"`{case}` {shown(value)}" for case, value in target.misses[:most]]
     more = len(target.misses) - len(worst)
     return (
-        f"- {target.name} ({target.limit}){where}: {len(target.misses)} of "
+        f"- {target.name} ({target.limit}), {where}: {len(target.misses)} of "
         f"{target.cases}: {', '.join(worst)}{f', and {more} more' if more else ''}"
     )
 
 
-class _Computed(Protocol):
-    """What an operator computed."""
-
-    @property
-    def operator(self) -> str:
-        """Its name."""
-
-
-_Row = TypeVar("_Row", bound=_Computed)
-
-
 def means(
-    rows: Sequence[_Row],
+    rows: Sequence[Row],
     title: str,
-    group: Callable[[_Row], str],
-    figure: Callable[[_Row], float],
+    group: Callable[[Row], str],
+    figure: Callable[[Row], float],
     order: Sequence[str],
 ) -> str:
     """Geometric means of a figure, a line for each operator and a column for each group."""
     present = {group(row) for row in rows}
     groups = [name for name in order if name in present]
 
-    def mean(mine: Sequence[_Row]) -> str:
+    def mean(mine: Sequence[Row]) -> str:
         return shown(geometric_mean(figure(row) for row in mine))
 
     lines = []

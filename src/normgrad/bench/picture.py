@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import targets
-from .results import Results, Row, spelled_bytes
+from .results import ON_GPU, Results, Row, spelled_bytes, spelled_threads
 from .suite import Layout, Operator, Part
 
 #: Told apart with any kind of colour vision (Okabe and Ito's palette). The forward pass has panels
@@ -44,7 +44,7 @@ _MARKERS = {
 #: The memory's own time, and the targets.
 _LINES: tuple[tuple[float, Any, str], ...] = (
     (1.0, "solid", "the memory's own time"),
-    # These are the gradients'.
+    # These are the gradients' on CPUs.
     (targets.XTRIAD, (0, (5, 3)), f"target beyond the cache, {targets.XTRIAD:g}"),
     (
         targets.XTRIAD_CACHED,
@@ -65,6 +65,11 @@ def _beside(operator: Operator) -> float:
     return float(2 ** (0.15 * (kinds.index(operator) - (len(kinds) - 1) / 2)))
 
 
+def _lines(rows: Sequence[Row]) -> tuple[tuple[float, Any, str], ...]:
+    held = any(row.part is Part.GRADIENTS and row.threads != ON_GPU for row in rows)
+    return _LINES if held else _LINES[:1]
+
+
 def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
     for row in rows:
         operator = Operator(row.operator)
@@ -81,7 +86,7 @@ def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
             **{"markeredgecolor": "white", "markeredgewidth": 0.5},
             zorder=3,
         )
-    for value, dashes, _ in _LINES if part is Part.GRADIENTS else _LINES[:1]:
+    for value, dashes, _ in _lines(rows):
         axes.axhline(value, color="0.2", linewidth=0.9, linestyle=dashes, zorder=1)
     low, high = axes.get_xlim()
     tensors = _PARTS[part][1]
@@ -130,9 +135,6 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
     looks = dict.fromkeys(look for kind, look in _COLOURS.items() if kind in operators)
     layouts = {Layout(row.layout) for row in rows}
 
-    gradients = any(kind.part is Part.GRADIENTS for kind in operators)
-    lines = _LINES if gradients else _LINES[:1]
-
     def dot(marker: str, colour: str, label: str, **more: Any) -> Any:
         style = {"linestyle": "none", "markersize": 5.5, **more}
         return Line2D([], [], marker=marker, color=colour, label=label, **style)
@@ -147,7 +149,7 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
         ),
         *(
             Line2D([], [], color="0.2", linewidth=0.9, linestyle=dashes, label=label)
-            for _, dashes, label in lines
+            for _, dashes, label in _lines(rows)
         ),
     ]
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
@@ -175,14 +177,14 @@ def draw(results: Results) -> dict[str, bytes]:
             _scales(axes, rows)
             mine = [row for row in rows if (row.part, row.threads) == (part, count)]
             _panel(axes, part, mine, results.cache)
-            threads = f"{count} thread{'s' if count > 1 else ''}"
-            axes.set_title(f"{_PARTS[part][0]}, {threads}", fontsize=10)
+            axes.set_title(f"{_PARTS[part][0]}, {spelled_threads(count)}", fontsize=10)
         line[0].set_ylabel("time / memory's own time")
     for axes in panels[-1]:
         axes.set_xlabel("bytes of one tensor (cases of one size stand side by side)")
     facts = results.facts
     figure.suptitle(
-        f"normgrad {facts['normgrad']} and PyTorch {facts['torch']} on {facts['cpu']}", fontsize=11
+        f"normgrad {facts['normgrad']} and PyTorch {facts['torch']} on {results.device}",
+        fontsize=11,
     )
     _legend(figure, rows)
     files = {}

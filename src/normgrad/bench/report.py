@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import results, targets
-from .gpu import report as gpu_report
-from .gpu.results import Results as GpuResults
 from .markdown import means, missed, shown, table, verdict
-from .results import Results, Row, spelled_bytes
+from .results import Results, Row, spelled_bytes, spelled_threads
 from .startup import Start
-from .suite import RESNET_50, Layout, Operator, Part, spelled
+from .suite import GPU_BATCH, RESNET_50, Layout, Operator, Part, spelled
 from .targets import geometric_mean
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -20,42 +18,59 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 GPU_BEGIN, GPU_END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 
 #: Files of runs begin so, and those of starts so; a run of a part has a suffix and is left out.
-RUNS, STARTS = "cpu-", "startup-"
+RUNS, GPU_RUNS, STARTS = "cpu-", "cuda-", "startup-"
 PARTIAL = ("-quick", "-filtered")
 
 #: Misses listed of each target; the file has them all.
 MOST_MISSES = 12
 
 
+NO_GPU = """No figures have been measured on a GPU yet. On a machine with one,
+
+<!-- not run: needs a GPU -->
+```sh
+normgrad bench --device cuda
+```
+
+writes them to `benchmarks/results/cuda-NAME.csv`, and `normgrad bench --report` puts their tables
+here."""
+
+
 class ReportError(Exception):
     """There is nothing to report, or nowhere to put it."""
 
 
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
-
-
 def _where(found: Results) -> str:
-    facts = found.facts
-    l2, l3 = (spelled_bytes(int(facts[name])) for name in ("l2_bytes", "l3_bytes"))
-    versions = ", ".join(
-        f"{title} {facts[name]}"
-        for title, name in (
-            *(("normgrad", "normgrad"), ("Python", "python"), ("NumPy", "numpy")),
-            *(("Numba", "numba"), ("PyTorch", "torch")),
+    facts, cache = found.facts, spelled_bytes(found.cache)
+    if found.on_gpu:
+        memory = spelled_bytes(int(facts["memory_bytes"]))
+        place = (
+            f"{found.device}, compute capability {facts['compute_capability']}, {memory}, "
+            f"L2 {cache}; host {facts['cpu']}"
         )
+        packages = ["driver", "CUDA", "cuDNN", "normgrad", "PyTorch", "Triton"]
+    else:
+        l2, l3 = (spelled_bytes(int(facts[name])) for name in ("l2_bytes", "l3_bytes"))
+        place = (
+            f"{found.device}, {facts['cores']} cores, L2 {l2}, L3 {l3}, of which {cache} are "
+            "counted on"
+        )
+        packages = ["normgrad", "Python", "NumPy", "Numba", "PyTorch"]
+    versions = ", ".join(
+        f"{title} {facts['torch' if title == 'PyTorch' else title.lower()]}" for title in packages
     )
-    return (
-        f"{facts['cpu']}, {facts['cores']} cores, L2 {l2}, L3 {l3}, of which "
-        f"{spelled_bytes(found.cache)} are counted on. {versions}. {facts['date'][:10]}, "
-        f"`{facts['command']}`."
-    )
+    # Where a file was measured in parts, it has the command of each.
+    commands = facts["command"].replace("; ", "`, `")
+    return f"{place}. {versions}. {facts['date'][:10]}, `{commands}`."
 
 
 def _targets(found: Results) -> str:
     by_threads = targets.by_threads(found)
     counts = list(by_threads)
-    header = ["", *(cell for n in counts for cell in (f"target, {_threads(n)}", "reached", ""))]
+    header = [
+        "",
+        *(cell for n in counts for cell in (f"target, {spelled_threads(n)}", "reached", "")),
+    ]
     rows = []
     for line in zip(*by_threads.values(), strict=True):
         cells = [[t.limit if t.cases else "–", shown(t.reached), verdict(t)] for t in line]
@@ -74,10 +89,15 @@ _DTYPES = (
 _LAYOUTS = tuple(layout.value for layout in Layout)
 
 
+def _batch(found: Results) -> int:
+    """What ResNet-50's layers have in the run's suite."""
+    return GPU_BATCH if found.on_gpu else RESNET_50[0][0]
+
+
 def _resnet(found: Results) -> str:
     """The layers of ResNet-50 in training."""
     counts = sorted({row.threads for row in found.rows})
-    shapes = tuple(map(spelled, RESNET_50))
+    shapes = tuple(spelled((_batch(found), *shape[1:])) for shape in RESNET_50)
     mine: dict[str, dict[int, Row]] = {}
     for row in found.rows:
         common = row.parameters == "float32" and row.layout in _LAYOUTS[:2]
@@ -94,7 +114,7 @@ def _resnet(found: Results) -> str:
             cells += [shown(row.speedup), shown(row.xtriad)]
         lines.append(cells)
     columns = ("ours", "`out=`", "torch", "triad", "torch / ours", "×triad")
-    header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
+    header = [f"{column}, {spelled_threads(n)}" for n in counts for column in columns]
     return table(["times in ms", *header], lines)
 
 
@@ -110,13 +130,13 @@ def _layers(rows: Sequence[Row]) -> str:
             cells.append(shown(row.speedup))
         lines.append(cells)
     columns = ("ours", "torch", "torch / ours")
-    header = [f"{column}, {_threads(n)}" for n in counts for column in columns]
+    header = [f"{column}, {spelled_threads(n)}" for n in counts for column in columns]
     return table(["times in ms", *header], lines)
 
 
 def _misses(found: Results) -> str:
     lines = [
-        missed(target, MOST_MISSES, f", {_threads(count)}")
+        missed(target, MOST_MISSES, spelled_threads(count))
         for count, reached in targets.by_threads(found).items()
         for target in reached
         if target.met is False and target.misses
@@ -146,9 +166,11 @@ def details(found: Results, starts: Sequence[Start], picture: str | None) -> str
     """A run in full: for docs/performance.md."""
     parts = {part: [row for row in found.rows if row.part is part] for part in Part}
     gradients, forward, layers = parts.values()
+    missing = found.facts.get("not_measured")
     sections = [
-        f"### {found.facts['cpu']}",
+        f"### {found.device}",
         _where(found),
+        *([f"Not measured: {missing}."] if missing else []),
         *([f"![Times over the memory's own time]({picture})"] if picture else []),
         "#### Targets",
         _targets(found),
@@ -181,7 +203,8 @@ def details(found: Results, starts: Sequence[Start], picture: str | None) -> str
             _layers(layers),
         ]
     if gradients:
-        sections += ["#### ResNet-50 at batch 32, training: gradients", _resnet(found)]
+        title = f"#### ResNet-50 at batch {_batch(found)}, training: gradients"
+        sections += [title, _resnet(found)]
     return "\n\n".join([*sections, *(["#### Starting", _starts(starts)] if starts else [])])
 
 
@@ -190,8 +213,8 @@ def _both_means(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[str
     tables = []
     for count in sorted({row.threads for row in rows}):
         mine = [row for row in rows if row.threads == count]
-        tables.append(means(mine, _threads(count), _dtype, figure, _DTYPES))
-        tables.append(means(mine, _threads(count), lambda row: row.layout, figure, _LAYOUTS))
+        tables.append(means(mine, spelled_threads(count), _dtype, figure, _DTYPES))
+        tables.append(means(mine, spelled_threads(count), lambda row: row.layout, figure, _LAYOUTS))
     return tables
 
 
@@ -219,7 +242,9 @@ def summary(found: Results) -> str:
         ]
         if together:
             lines.append([f"**all {part.value}**", *cells(together)])
-    columns = (f"{what}, {_threads(n)}" for n in counts for what in ("torch / ours", "×triad"))
+    columns = (
+        f"{what}, {spelled_threads(n)}" for n in counts for what in ("torch / ours", "×triad")
+    )
     cases = len({row.case for row in found.rows})
     return f"{_where(found)} Geometric means over {cases} cases:\n\n" + table(["", *columns], lines)
 
@@ -239,12 +264,13 @@ def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END)
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
-def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
+def _load(folder: Path, prefix: str) -> list[tuple[Results, list[Start], Path]]:
+    """The full runs whose files begin so."""
     found = []
-    for path in sorted(folder.glob(f"{RUNS}*.csv")):
+    for path in sorted(folder.glob(f"{prefix}*.csv")):
         if path.stem.endswith(PARTIAL):
             continue
-        begin = folder / f"{STARTS}{path.stem.removeprefix(RUNS)}.csv"
+        begin = folder / f"{STARTS}{path.stem.removeprefix(prefix)}.csv"
         try:
             starts = results.read_table(begin, Start)[1] if begin.exists() else []
             found.append((results.read(path), starts, path))
@@ -253,11 +279,10 @@ def _load(folder: Path) -> list[tuple[Results, list[Start], Path]]:
     return found
 
 
-def _load_gpus(folder: Path) -> list[GpuResults]:
-    try:
-        return gpu_report.load(folder, PARTIAL)
-    except (OSError, ValueError) as error:
-        raise ReportError(str(error)) from None
+def _in_full(runs: Sequence[tuple[Results, list[Start], Path]], documents: Path) -> str:
+    return "\n\n".join(
+        details(found, starts, _picture(path, documents)) for found, starts, path in runs
+    )
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
@@ -270,17 +295,15 @@ def write(folder: Path, checkout: Path) -> list[Path]:
         ReportError: there are no runs, or no markers.
         OSError: what the system says.
     """
-    runs, gpus = _load(folder), _load_gpus(folder)
+    runs, gpus = _load(folder, RUNS), _load(folder, GPU_RUNS)
     if not runs and not gpus:
         raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
     readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
     contents = {
         readme: "\n\n".join(summary(found) for found, _, _ in runs),
-        performance: "\n\n".join(
-            details(found, starts, _picture(path, performance.parent))
-            for found, starts, path in runs
-        ),
+        performance: _in_full(runs, performance.parent),
     }
+    on_gpus = _in_full(gpus, performance.parent) or NO_GPU
     changed = {}
     for document, content in contents.items():
         if not document.exists():
@@ -288,7 +311,7 @@ def write(folder: Path, checkout: Path) -> list[Path]:
         old = document.read_text(encoding="utf-8")
         # Where there is no run on a CPU, what is said of one stays.
         new = replace_between(old, content) if runs else None
-        both = replace_between(new or old, gpu_report.section(gpus), GPU_BEGIN, GPU_END)
+        both = replace_between(new or old, on_gpus, GPU_BEGIN, GPU_END)
         if (found := both or new) is not None:
             changed[document] = found
     if not changed:

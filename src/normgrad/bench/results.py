@@ -23,6 +23,15 @@ from .contenders import Contenders
 from .suite import Case, Operator, Part, spelled
 from .timing import Times
 
+#: The number of threads of a row that was measured on a GPU.
+ON_GPU = 0
+
+#: What a run on a GPU says of it beside the facts of every run; its L2 is the run's cache.
+GPU_FACTS = (
+    *("gpu", "compute_capability", "multiprocessors", "memory_bytes"),
+    *("driver", "cuda", "cudnn", "triton"),
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -35,7 +44,7 @@ class Row:
         case: its id.
         operator, shape, dtype, parameters, layout: the case's.
         groups: of group norm, else 0.
-        threads: that torch and Numba used.
+        threads: that torch and Numba used; :data:`ON_GPU` on a GPU.
         elements: of one tensor.
         bytes: what has to go through memory: dy, x and dx once each, without dx for reduce and
             without x for eval-input; x and y for the forward pass, without y for stats; all five
@@ -98,19 +107,15 @@ class Results:
         """The bytes of cache that the run counted on."""
         return int(self.facts["cache_bytes"])
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the run was on a GPU."""
+        return "gpu" in self.facts
 
-def columns_of(case: Case) -> dict[str, Any]:
-    """What every row says of its case."""
-    return {
-        "case": case.id,
-        "operator": case.operator.value,
-        "shape": spelled(case.shape),
-        "dtype": case.dtype,
-        "parameters": case.parameters,
-        "layout": case.layout.value,
-        "groups": case.groups,
-        "elements": case.elements,
-    }
+    @property
+    def device(self) -> str:
+        """What it ran on: the GPU's name, or the CPU's."""
+        return self.facts["gpu" if self.on_gpu else "cpu"]
 
 
 def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
@@ -118,8 +123,15 @@ def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
     names = ("ours", "out", "plan", "torch", "bound")
     us = {name: times.medians.get(name, math.nan) * 1e6 for name in names}
     return Row(
-        **columns_of(case),
+        case=case.id,
+        operator=case.operator.value,
+        shape=spelled(case.shape),
+        dtype=case.dtype,
+        parameters=case.parameters,
+        layout=case.layout.value,
+        groups=case.groups,
         threads=threads,
+        elements=case.elements,
         bytes=case.bytes,
         contender=contenders.torch,
         bound=contenders.bound,
@@ -173,10 +185,17 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
     }
 
 
-def slug(cpu: str) -> str:
-    """A CPU's name as part of a file's."""
-    plain = re.sub(r"\((R|TM|C)\)", " ", cpu, flags=re.IGNORECASE)
+def slug(device: str) -> str:
+    """A CPU's or GPU's name as part of a file's."""
+    plain = re.sub(r"\((R|TM|C)\)", " ", device, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "unknown"
+
+
+def spelled_threads(count: int) -> str:
+    """A number of threads in words: 2 threads."""
+    if count == ON_GPU:
+        return "GPU"
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -251,7 +270,8 @@ def read(path: Path) -> Results:
         ValueError: it is no such file.
     """
     found, rows = read_table(path, Row)
-    missing = [name for name in facts("", "") if name not in found]
+    wanted = (*facts("", ""), *(GPU_FACTS if "gpu" in found else ()))
+    missing = [name for name in wanted if name not in found]
     if missing or not rows:
         raise ValueError(f"no {', '.join(missing) or 'rows'}")
     for entry in rows:

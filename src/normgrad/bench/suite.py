@@ -147,6 +147,8 @@ RESNET_50: tuple[Shape, ...] = (
     (32, 1024, 14, 14),
     (32, 2048, 7, 7),
 )
+#: ResNet-50's batch on a GPU: of 32 samples its last layers fit an L2 of 50 MB.
+GPU_BATCH = 256
 #: Few channels, short rows, large planes, three axes, two axes wide and tall.
 OTHERS: tuple[Shape, ...] = (
     (8, 3, 224, 224),
@@ -270,7 +272,7 @@ def _plain(shapes: Iterable[Shape]) -> list[tuple[Shape, int]]:
     return [(shape, 0) for shape in shapes]
 
 
-def by_look(groups: Iterable[Iterable[Case]]) -> tuple[Case, ...]:
+def _by_look(groups: Iterable[Iterable[Case]]) -> tuple[Case, ...]:
     """Every case once, in the order in which they run: those of one look in a row."""
     looks: dict[Case, dict[Case, None]] = {}
     for group in groups:
@@ -302,7 +304,7 @@ def suite() -> tuple[Case, ...]:
         _cases(Part.FORWARD, sample, half, contiguous),
         _cases(Part.LAYERS, [*forward, *forward_rest, *SMALL_GROUP_NORM], two, DENSE),
     ]
-    return by_look(groups)
+    return _by_look(groups)
 
 
 #: The quick run: every operator, layout and pair of dtypes, tensors in and out of the caches.
@@ -349,3 +351,9 @@ _QUICK = frozenset(
 def quick() -> tuple[Case, ...]:
     """A fixed part of :func:`suite` that takes less than a minute."""
     return tuple(case for case in suite() if case.id in _QUICK)
+
+
+def on_gpu(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """The same cases, but ResNet-50's layers at batch :data:`GPU_BATCH`."""
+    shapes = {shape: (GPU_BATCH, *shape[1:]) for shape in RESNET_50}
+    return tuple(replace(case, shape=shapes.get(case.shape, case.shape)) for case in cases)

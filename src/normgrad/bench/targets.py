@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
-from .results import Results, Row
+from .results import ON_GPU, Results, Row
 from .suite import SMALL, Layout, Operator, Part, spelled
 
 #: Times as fast as torch in the geometric mean: over all gradients, and over all layers. Forward
@@ -60,27 +59,16 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(statistics.fmean(logarithms)) if logarithms else None
 
 
-class Measured(Protocol):
-    """What has a case's id, and figures."""
-
-    @property
-    def case(self) -> str:
-        """The id."""
-
-
-_Row = TypeVar("_Row", bound=Measured)
-
-
 def each(
     name: str,
-    rows: Sequence[_Row],
-    figure: Callable[[_Row], float],
-    limit: Callable[[_Row], float],
+    rows: Sequence[Row],
+    figure: Callable[[Row], float],
+    limit: Callable[[Row], float],
     at_least: bool = False,
 ) -> Target:
     """Every case is to keep its limit."""
 
-    def excess(row: _Row) -> float:
+    def excess(row: Row) -> float:
         return limit(row) / figure(row) if at_least else figure(row) / limit(row)
 
     worst_first = sorted(rows, key=excess, reverse=True)
@@ -135,6 +123,17 @@ def evaluate(rows: Sequence[Row], cache: int) -> list[Target]:
         *_gradients([row for row in rows if row.part is Part.GRADIENTS], cache),
         _no_slower("forward pass", [row for row in rows if row.part is Part.FORWARD]),
         *_layers([row for row in rows if row.part is Part.LAYERS]),
+    ]
+
+
+def evaluate_on_gpu(rows: Sequence[Row]) -> list[Target]:
+    """The targets on a GPU: nothing else has been measured there that a limit could be set by."""
+    return [
+        _no_slower(what, [row for row in rows if row.part is part])
+        for what, part in (
+            *(("gradient", Part.GRADIENTS), ("forward pass", Part.FORWARD)),
+            ("layer", Part.LAYERS),
+        )
     ]
 
 
@@ -211,6 +210,8 @@ def _reduce(row: Row) -> float:
 
 def by_threads(results: Results) -> dict[int, list[Target]]:
     """The targets, for each number of threads that was run."""
+    if results.on_gpu:
+        return {ON_GPU: evaluate_on_gpu(results.rows)}
     counts = sorted({row.threads for row in results.rows})
     return {
         count: evaluate([row for row in results.rows if row.threads == count], results.cache)

@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class Times:
     spread: float
 
 
-def _one_by_one(call: Call, count: int) -> float:
+def one_by_one(call: Call, count: int) -> float:
     """Seconds for one call, over so many in a row."""
     start = time.perf_counter()
     for _ in range(count):
@@ -64,6 +64,7 @@ def measure(
     enough: float = ENOUGH_SECONDS,
     rounds: int | None = None,
     settle: float = SETTLE_SECONDS,
+    stopwatch: Callable[[Call, int], float] = one_by_one,
 ) -> Times:
     """Time contenders that have run before.
 
@@ -72,18 +73,19 @@ def measure(
         enough: seconds for all rounds, if there are more than the least number.
         rounds: how many, instead.
         settle: seconds to wait before a turn on another pool's threads.
+        stopwatch: seconds for one call, over so many in a row.
     """
     with uncollected():
         # The first of two calls wakes the threads and makes plans.
         expected = {
-            name: min(_one_by_one(contender.call, 1) for _ in range(2))
+            name: min(stopwatch(contender.call, 1) for _ in range(2))
             for name, contender in contenders.items()
         }
         batches = {name: _batch(seconds) for name, seconds in expected.items()}
         if rounds is None:
             length = sum(expected[name] * batches[name] for name in contenders) + settle
             rounds = min(max(math.ceil(enough / length), MIN_ROUNDS), MAX_ROUNDS)
-        samples = _rounds(contenders, expected, batches, rounds, settle)
+        samples = _rounds(contenders, expected, batches, rounds, settle, stopwatch)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     return Times(medians, rounds, max(map(spread, samples.values())))
 
@@ -106,6 +108,7 @@ def _rounds(
     batches: Mapping[str, int],
     rounds: int,
     settle: float,
+    stopwatch: Callable[[Call, int], float],
 ) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     pool = None
@@ -118,7 +121,7 @@ def _rounds(
                 time.sleep(settle)
             if changed or expected[name] < WARM_BELOW_SECONDS:
                 contender.call()
-            samples[name].append(_one_by_one(contender.call, batches[name]))
+            samples[name].append(stopwatch(contender.call, batches[name]))
     return samples
 
 

@@ -6,23 +6,20 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..machine import this_machine
 from . import bench_cuda, show
-from .bench_tables import keep, known, noise, prepare, table, targets_tables, us
+from .bench_tables import keep, keep_run, prepare, show_run, table
 from .files import InputError
 from .outputs import reported
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..bench.results import Results, Row
+    from ..bench.results import Row
     from ..bench.startup import Start
     from ..bench.suite import Case
-    from ..bench.targets import Target
 
 RESULTS = Path("benchmarks", "results")
 
@@ -79,14 +76,6 @@ def bench(
             "can be measured in parts.",
         ),
     ] = False,
-    profile: Annotated[
-        bool,
-        typer.Option(
-            "--profile",
-            help="With --device cuda: make our call once on each case, between a profiler's marks, "
-            "and measure nothing.",
-        ),
-    ] = False,
     report: Annotated[
         bool,
         typer.Option(
@@ -102,9 +91,9 @@ def bench(
     of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
     is measured. The whole suite takes some twenty minutes for each number of threads.
 
-    With --device cuda it measures a suite of its own on the current GPU against PyTorch with and
-    without cuDNN, torch.compile and, where they are installed, Apex and Liger, and writes
-    DIR/cuda-NAME.csv. What was not measured is said at the end, with the reason.
+    With --device cuda it measures them on the current GPU against the fastest of PyTorch's own,
+    cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. What was not measured
+    is said at the end, with the reason.
     """
     if folder is not None and not report:
         raise InputError(
@@ -113,27 +102,22 @@ def bench(
     _check_device(
         device,
         {"--threads": threads is not None, "--cache": cache is not None, "--startup": startup},
-        {"--no-compile": not compile_, "--add": add, "--profile": profile},
+        {"--no-compile": not compile_, "--add": add},
     )
+    from ..bench import suite
+
     suffix = "-filtered" if pattern is not None else "-quick" if quick else ""
     if report:
         _report(folder or out)
     elif startup:
         _startup(out, repeat)
     elif device == "cuda":
-        from ..bench.gpu import suite as gpu
-
-        cases = _cases(gpu.quick() if quick else gpu.suite(), pattern)
+        cases = _cases(suite.on_gpu(suite.quick() if quick else suite.suite()), pattern)
         flags = [flag for flag, on in (("--no-compile", not compile_), ("--add", add)) if on]
         command = _command(["--device", "cuda", *flags], quick, pattern, repeat)
-        if profile:
-            bench_cuda.profile(cases)
-        else:
-            wanted = bench_cuda.Wanted(out, "" if add else suffix, command, repeat, compile_, add)
-            bench_cuda.measure(cases, wanted)
+        ending = "" if add else suffix
+        bench_cuda.measure(cases, out, repeat, command, ending, compile_, add)
     else:
-        from ..bench import suite
-
         cases = _cases(suite.quick() if quick else suite.suite(), pattern)
         command = _command([], quick, pattern, repeat, threads, cache)
         bytes_ = None if cache is None else cache << 20
@@ -218,7 +202,7 @@ def _measure(
     from . import info
 
     prepare(out, "torch", "matplotlib")
-    from ..bench import picture, results, run, timing
+    from ..bench import results, run, timing
 
     cpu = info.cpu_name()
     facts = results.facts(cpu, command, cache)
@@ -230,18 +214,8 @@ def _measure(
             rows.append(row)
             advance(row.case)
     found = results.Results(facts, tuple(rows))
-    path = out / f"cpu-{results.slug(cpu)}{suffix}.csv"
-    pictures = picture.draw(found)
-    # Before anything is printed: what reads it may go away.
-    keep(path, results.table_of(facts, rows))
-    for ending in picture.ENDINGS:
-        shown = path.with_suffix(ending)
-        if ending in pictures:
-            keep(shown, pictures[ending])
-        else:  # what is there shows another run
-            with reported(shown, "cannot be removed"):
-                shown.unlink(missing_ok=True)
-    _show(found, ", ".join((str(path), *pictures)))
+    written = keep_run(out / f"cpu-{results.slug(cpu)}{suffix}.csv", found)
+    show_run(found, written)
 
 
 def _startup(out: Path, repeat: int | None) -> None:
@@ -278,45 +252,6 @@ def _report(folder: Path) -> None:
     from rich.text import Text
 
     show.print_lines(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
-
-
-# What is printed
-
-
-def _show(found: Results, written: str) -> None:
-    from rich.text import Text
-
-    lines: list[Any] = [_cases_table(found), *targets_tables(_by_threads(found), "threads")]
-    lines.append(Text(f"written    {written}"))
-    noisy = noise([row.spread for row in found.rows])
-    if noisy:
-        lines.append(Text(noisy))
-    show.print_lines(*lines)
-
-
-def _by_threads(found: Results) -> dict[str, list[Target]]:
-    from ..bench import targets
-
-    return {str(count): held for count, held in targets.by_threads(found).items()}
-
-
-def _cases_table(found: Results) -> Table:
-    titles = [
-        *(("case", False), ("threads", True), ("ours, µs", True), ("out=, µs", True)),
-        *(("plan, µs", True), ("torch, µs", True), ("triad, µs", True)),
-        *(("torch/ours", True), ("×triad", True), ("GB/s", True), ("path", False)),
-    ]
-    cells = [
-        [
-            *(row.case, str(row.threads)),
-            *map(us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
-            *map(us, (row.t_torch_us, row.t_triad_us)),
-            *(known(row.speedup, ".2f"), known(row.xtriad, ".2f"), known(row.gbs, ".1f")),
-            row.path,
-        ]
-        for row in found.rows
-    ]
-    return table(titles, cells)
 
 
 def _show_starts(starts: Sequence[Start], path: Path) -> None:

@@ -1,12 +1,12 @@
-"""What ``normgrad bench`` does on any device: what must be there, and what is printed."""
+"""What ``normgrad bench`` does on any device: what must be there, is written and is printed."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import show
 from .files import InputError
@@ -15,7 +15,7 @@ from .outputs import UNCHANGED, reported
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.targets import Target
+    from ..bench.results import Results
 
 #: Misses printed of each target; the file has every case.
 MOST_MISSES = 10
@@ -39,6 +39,61 @@ def keep(path: Path, content: bytes) -> None:
 
     with reported(path, UNCHANGED):
         results.write(path, content)
+
+
+def keep_run(path: Path, found: Results) -> str:
+    """Write a run's file and its pictures; the names of what was written, to be printed."""
+    from ..bench import picture, results
+
+    pictures = picture.draw(found)
+    keep(path, results.table_of(found.facts, found.rows))
+    for ending in picture.ENDINGS:
+        shown = path.with_suffix(ending)
+        if ending in pictures:
+            keep(shown, pictures[ending])
+        else:  # what is there shows another run
+            with reported(shown, "cannot be removed"):
+                shown.unlink(missing_ok=True)
+    return ", ".join((str(path), *pictures))
+
+
+def show_run(found: Results, written: str, *more: Table) -> None:
+    """Print a run's cases, how the targets were met, and what was written.
+
+    Everything is written before: what reads the output may go away.
+    """
+    from rich.text import Text
+
+    lines: list[Any] = [_cases_table(found), *_targets_tables(found), *more]
+    lines.append(Text(f"written    {written}"))
+    noisy = noise([row.spread for row in found.rows])
+    if noisy:
+        lines.append(Text(noisy))
+    show.print_lines(*lines)
+
+
+def _cases_table(found: Results) -> Table:
+    titles = [
+        *(("case", False), ("threads", True), ("ours, µs", True), ("out=, µs", True)),
+        *(("plan, µs", True), ("torch, µs", True), ("triad, µs", True)),
+        *(("torch/ours", True), ("×triad", True), ("GB/s", True), ("path", False)),
+    ]
+    cells = [
+        [
+            *(row.case, _threads(row.threads)),
+            *map(us, (row.t_ours_us, row.t_out_us, row.t_plan_us)),
+            *map(us, (row.t_torch_us, row.t_triad_us)),
+            *(known(row.speedup, ".2f"), known(row.xtriad, ".2f"), known(row.gbs, ".1f")),
+            row.path,
+        ]
+        for row in found.rows
+    ]
+    return table(titles, cells)
+
+
+def _threads(count: int) -> str:
+    """A number of threads; a dash on a GPU."""
+    return str(count or "–")
 
 
 def needs(*names: str) -> None:
@@ -83,34 +138,30 @@ def noise(spreads: Sequence[float]) -> str | None:
     )
 
 
-def targets_tables(by_group: Mapping[str, Sequence[Target]], title: str) -> list[Table]:
-    """How the targets were met, and the worst of those cases that missed one.
+def _targets_tables(found: Results) -> list[Table]:
+    """How the targets were met, and the worst of those cases that missed one."""
+    from ..bench import targets
 
-    Args:
-        by_group: the targets of each group of cases that are held to them.
-        title: what tells the groups apart; empty where there is one alone.
-    """
     reached, misses = [], []
-    for group, held in by_group.items():
-        where = [group] if title else []
+    for count, held in targets.by_threads(found).items():
+        threads = _threads(count)
         for target in held:
             verdict = {None: "no such case", True: "met", False: "missed"}[target.met]
             if target.misses:
                 verdict += f" by {len(target.misses)}"
             value = "–" if target.reached is None else f"{target.reached:.3g}"
             limit = target.limit if target.cases else "–"
-            reached.append([target.name, *where, limit, value, str(target.cases), verdict])
+            reached.append([target.name, threads, limit, value, str(target.cases), verdict])
             misses += [
-                [target.name if index == 0 else "", *where, case, f"{figure:.3g}"]
+                [target.name if index == 0 else "", threads, case, f"{figure:.3g}"]
                 for index, (case, figure) in enumerate(target.misses[:MOST_MISSES])
             ]
-    groups = [(title, True)] if title else []
     titles = [
-        *(("target", False), *groups, ("limit", True)),
+        *(("target", False), ("threads", True), ("limit", True)),
         *(("mean or worst", True), ("cases", True), ("", False)),
     ]
     tables = [table(titles, reached)]
     if misses:
-        titles = [("worst misses", False), *groups, ("case", False), ("figure", True)]
+        titles = [("worst misses", False), ("threads", True), ("case", False), ("figure", True)]
         tables.append(table(titles, misses))
     return tables

@@ -82,6 +82,7 @@ def test_a_failure_does_not_stop_the_rest(check):
         ({"LACKS": "triton"}, "the package triton: nothing was run", 0),
         ({"LACKS": "pytest"}, "the package pytest: no tests were run", 1),
         ({"LACKS": "rich"}, "the package rich: no benchmark was run", 3),
+        ({"LACKS": "matplotlib"}, "the package matplotlib: no benchmark was run", 3),
         ({"PYTHON": "no-such-python"}, "no-such-python: nothing was run", 0),
     ],
 )

@@ -1,20 +1,11 @@
 """What is compared computes the same, and what does not is not compared. On the CPU."""
 
-import sys
-from types import ModuleType
-
 import pytest
 
 from normgrad.bench import data
-from normgrad.bench.gpu import compiled, contenders, installed
-from normgrad.bench.gpu.suite import GRADIENTS
+from normgrad.bench.gpu import contenders
 from normgrad.bench.suite import DENSE, Case, Layout, Operator, Part
 
-OPERATORS = (
-    *GRADIENTS,
-    *(Operator.GROUP_NORM, Operator.FORWARD, Operator.FORWARD_GROUP_NORM),
-    *(Operator.LAYER_BATCH_NORM, Operator.LAYER_GROUP_NORM),
-)
 SHAPE = (4, 8, 6, 5)
 
 
@@ -25,7 +16,7 @@ def case_of(operator, dtype="float32", layout=Layout.CONTIGUOUS):
 
 CASES = [
     case_of(operator, dtype, layout)
-    for operator in OPERATORS
+    for operator in Operator
     for dtype in ("float32", "bfloat16", "float16")
     for layout in DENSE
 ]
@@ -47,72 +38,98 @@ def eager(torch, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_torch_computes_the_same(torch, eager, case):
-    tensors = contenders.copies(data.make(case), 3)
-    ready = contenders.gather(torch, case, tensors, lambda: None)
-    layer = case.operator.part is Part.LAYERS
-    assert set(ready.calls) >= ({"ours", "copy"} if layer else {"ours", "out", "plan", "copy"})
-    if layer:
-        assert "torch.nn." + case.operator.function in ready.calls
-        assert ready.failed == {}
-        assert ready.path == ""
+    ready = contenders.gather(torch, case, [data.make(case, seed) for seed in range(3)], True)
+    if case.operator.part is Part.LAYERS:
+        assert list(ready.calls) == ["ours", "torch.nn." + case.operator.function]
+        assert (ready.failed, ready.bound, ready.path) == ({}, "", "")
     else:
-        assert compiled.NAME in ready.calls
+        names = list(ready.calls)
+        assert tuple(names[:4]) == contenders.MINE
+        assert names[-1] == contenders.COMPILED
         # Compiled anew for each case, and for its shapes alone.
-        assert eager == ["reset", {"dynamic": False, "fullgraph": True}]
+        assert eager == ["reset", *[{"dynamic": False, "fullgraph": True}] * 3]
+        assert ready.bound
         assert ready.path
-        # cuDNN's is CUDA's alone, and so are the two halves of a synchronised backward pass.
-        only = ("aten::cudnn", "aten::batch_norm_backward_")
+        # cuDNN's is CUDA's alone, and so are the parts of a synchronised batch norm.
+        only = ("aten::cudnn", "aten::batch_norm_")
         assert all(name.startswith(only) for name in ready.failed), ready.failed
-    for name, calls in ready.calls.items():
-        assert len(calls) == (1 if name == "copy" else 3)
 
 
-def test_copies_are_the_same_and_lie_elsewhere(torch):
-    first = data.make(case_of(Operator.TRAIN, layout=Layout.CHANNELS_LAST))
-    copies = contenders.copies(first, 3)
-    assert copies[0] is first
+@pytest.mark.parametrize("operator", [Operator.TRAIN, Operator.REDUCE, Operator.FORWARD])
+def test_one_graph_serves_all_copies(torch, monkeypatch, operator):
+    """Or each copy would be compiled anew, until the compiler gives up."""
+    graphs = []
+    compile_ = torch.compile
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch, "compile", lambda plain, **how: compile_(plain, backend=count, **how)
+    )
+    case = case_of(operator)
+    ready = contenders.gather(torch, case, [data.make(case, seed) for seed in range(12)], True)
+    assert contenders.COMPILED in ready.calls, ready.failed
+    assert len(graphs) == 1
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("tensor", "copies"), [(800 * MIB, 2), (100 * MIB, 2), (99 * MIB, 3), (10 * MIB, 11), (1, 256)]
+)
+def test_between_two_uses_of_a_copy_goes_twice_l2(tensor, copies):
+    assert contenders.copies(tensor, 50 * MIB, 100 << 30) == copies
+    if copies < contenders.MOST_COPIES:
+        assert (copies - 1) * tensor >= 2 * 50 * MIB
+
+
+def test_no_more_copies_than_fit():
+    # Of half of the memory, four tensors each; and at least one, which may be too much.
+    assert contenders.copies(10 * MIB, 50 * MIB, 250 * MIB) == 3
+    assert contenders.copies(10 * MIB, 50 * MIB, 10 * MIB) == 1
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.value)
+def test_copies_look_the_same_and_lie_elsewhere(torch, fake, layout):
+    case = case_of(Operator.TRAIN, layout=layout)
+    device = fake()
+    device.l2 = case.tensor_bytes
+    found = contenders.tensors(case, device)
+    assert len(found) == 3
     for name in ("grad_out", "input"):
-        same = [getattr(copy, name) for copy in copies]
-        assert len({tensor.data_ptr() for tensor in same}) == 3
-        assert all(tensor.equal(same[0]) and tensor.stride() == same[0].stride() for tensor in same)
-    assert len({copy.weight.data_ptr() for copy in copies}) == 1
+        tensors = [getattr(copy, name) for copy in found]
+        assert len({tensor.data_ptr() for tensor in tensors}) == 3
+        assert len({tensor.stride() for tensor in tensors}) == 1
 
 
-def test_who_is_asked(torch):
-    def names(case, *without):
-        return list(contenders.offers(torch, case, data.make(case), without))
+def test_each_call_takes_the_next_copy():
+    seen = []
+    each = [{"ours": lambda copy=copy: seen.append(copy)} for copy in range(3)]
+    contender = contenders._in_turn(each, "ours")
+    assert seen == [0, 1, 2]
+    for _ in range(4):
+        contender.call()
+    assert seen == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_who_is_asked(torch, eager):
+    def names(case, compile_=True):
+        return list(contenders._theirs(torch, case, data.make(case), compile_))
 
     assert names(case_of(Operator.TRAIN)) == [
         *("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "torch.compile")
     ]
-    assert names(case_of(Operator.EVAL), "torch.compile") == ["aten::native_batch_norm_backward"]
+    assert names(case_of(Operator.EVAL), False) == ["aten::native_batch_norm_backward"]
     assert names(case_of(Operator.REDUCE))[0] == "aten::batch_norm_backward_reduce"
     assert names(case_of(Operator.ELEMT))[0] == "aten::batch_norm_backward_elemt"
     assert names(case_of(Operator.FORWARD))[:2] == [
         *("aten::native_batch_norm", "aten::cudnn_batch_norm")
     ]
-    assert names(case_of(Operator.LAYER_BATCH_NORM)) == [
-        *("torch.nn.BatchNorm2d", "torch.nn.BatchNorm2d, cuDNN off")
-    ]
+    assert names(case_of(Operator.LAYER_BATCH_NORM)) == ["torch.nn.BatchNorm2d"]
     assert names(case_of(Operator.LAYER_GROUP_NORM)) == ["torch.nn.GroupNorm"]
-
-
-def test_without_cudnn_is_without_cudnn(torch):
-    case = case_of(Operator.LAYER_BATCH_NORM)
-    offer = contenders.offers(torch, case, data.make(case))["torch.nn.BatchNorm2d, cuDNN off"]
-    seen = []
-    step = torch.nn.BatchNorm2d.forward
-
-    class Layer(torch.nn.BatchNorm2d):
-        def forward(self, x):
-            seen.append(torch.backends.cudnn.enabled)
-            return step(self, x)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn, "BatchNorm2d", Layer)
-        offer()(data.make(case))()
-    assert seen == [False]
-    assert torch.backends.cudnn.enabled
 
 
 def test_group_norm_on_a_gpu_gets_contiguous_tensors(torch):
@@ -131,22 +148,21 @@ def test_group_norm_on_a_gpu_gets_contiguous_tensors(torch):
 def test_one_that_fails_or_disagrees_is_left_out(torch, monkeypatch):
     case = case_of(Operator.ELEMT)
     first = data.make(case)
-    right = contenders.ours(torch, case, [first])[0]["ours"][0]
+    right = contenders.gather(torch, case, [first], False).calls["ours"].call
 
     def missing():
         raise ImportError("no such\nextension")
 
     offered = {
-        "right": lambda: lambda tensors: right,
+        "right": right,
         "missing": missing,
-        "wrong": lambda: lambda tensors: lambda: right() + 1,
-        "nan": lambda: lambda tensors: lambda: right() * float("nan"),
-        "none": lambda: None,
-        "shape": lambda: lambda tensors: lambda: right()[:2],
+        "wrong": lambda: right() + 1,
+        "nan": lambda: right() * float("nan"),
+        "shape": lambda: right()[:2],
     }
-    monkeypatch.setattr(contenders, "offers", lambda *arguments: offered)
-    ready = contenders.gather(torch, case, [first], lambda: None)
-    assert set(ready.calls) == {"ours", "out", "plan", "right", "copy"}
+    monkeypatch.setattr(contenders, "_theirs", lambda *arguments: offered)
+    ready = contenders.gather(torch, case, [first], True)
+    assert list(ready.calls) == [*contenders.MINE, "right"]
     assert set(ready.failed) == {"missing", "wrong", "nan", "shape"}
     assert ready.failed["missing"] == "ImportError: no such"
     assert ready.failed["wrong"].startswith("disagrees: output 0 is off by ")
@@ -160,8 +176,8 @@ def test_ours_fails(torch):
     case = case_of(Operator.ELEMT)
     first = data.make(case)
     first.grad_out.resize_(1)
-    with pytest.raises(contenders.OursFailedError, match="ValueError: "):
-        contenders.gather(torch, case, [first], lambda: None)
+    with pytest.raises(ValueError, match="grad_out"):
+        contenders.gather(torch, case, [first], False)
 
 
 @pytest.mark.parametrize(("dtype", "units"), [("float32", 2**12), ("bfloat16", 4), ("float16", 4)])
@@ -175,104 +191,3 @@ def test_disagreement_is_more_than_roundings(torch, dtype, units):
     zeros = torch.zeros(8, dtype=kind)
     assert contenders.disagreement([zeros], [zeros]) is None
     assert "inf" in contenders.disagreement([mine], [zeros])
-
-
-# Libraries that are not here: what is called is what their layers call.
-
-
-@pytest.fixture
-def library(monkeypatch):
-    def install(name, **contents):
-        module = ModuleType(name)
-        module.__spec__ = object()
-        for key, value in contents.items():
-            setattr(module, key, value)
-        monkeypatch.setitem(sys.modules, name, module)
-        return module
-
-    return install
-
-
-def test_what_is_installed(library):
-    assert installed.found() == frozenset()
-    library("liger_kernel")
-    assert installed.found() == {"liger_kernel"}
-    library("apex")
-    assert installed.found() == {"liger_kernel"}
-    library("syncbn")
-    assert installed.found() == {"liger_kernel", "apex.parallel (syncbn)"}
-
-
-@pytest.mark.parametrize("layout", DENSE, ids=lambda layout: layout.value)
-@pytest.mark.parametrize("operator", [Operator.TRAIN, Operator.REDUCE, Operator.ELEMT])
-def test_syncbn(torch, eager, library, operator, layout):
-    """Kernels with its signatures, made of torch's arithmetic: of NCHW, or of NHWC at the end."""
-    case = case_of(operator, layout=layout)
-    first = data.make(case)
-
-    def at(kind, tensors):
-        return compiled.function(torch, case_of(kind))(*tensors)
-
-    def back(tensor):
-        assert tensor.is_contiguous()
-        return tensor.permute(0, 3, 1, 2)
-
-    def reduce(dy, x, mean, invstd, weight):
-        return at(Operator.REDUCE, (dy, x, mean, invstd))
-
-    def elemt(dy, x, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
-        given = (dy, x, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
-        return at(Operator.ELEMT, given)
-
-    library("apex")
-    library(
-        "syncbn",
-        reduce_bn=reduce,
-        batchnorm_backward=elemt,
-        reduce_bn_c_last=lambda dy, x, *rest: reduce(back(dy), back(x), *rest),
-        batchnorm_backward_c_last=lambda dy, x, *rest: (
-            elemt(back(dy), back(x), *rest).permute(0, 2, 3, 1).contiguous()
-        ),
-    )
-    ready = contenders.gather(torch, case, [first], lambda: None)
-    assert "apex.parallel (syncbn)" in ready.calls, ready.failed
-
-
-@pytest.mark.parametrize("operator", [Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM])
-@pytest.mark.parametrize("layout", DENSE, ids=lambda layout: layout.value)
-def test_liger(torch, eager, library, operator, layout):
-    case = case_of(operator, layout=layout)
-
-    def whole(tensor):
-        assert tensor.is_contiguous()
-        assert tensor.shape == (4, 8, 30)
-        return tensor.view(SHAPE)
-
-    def forward(x, channels, groups, weight, bias, eps):
-        assert (channels, groups, eps) == (8, 4, 1e-5)
-        function = compiled.function(torch, case_of(Operator.FORWARD_GROUP_NORM))
-        y, mean, rstd = function(whole(x), weight, bias)
-        return y.view(x.shape), x, mean, rstd, 1024
-
-    def backward(dy, x, weight, bias, mean, rstd, channels, groups):
-        assert (channels, groups) == (8, 4)
-        function = compiled.function(torch, case_of(Operator.GROUP_NORM))
-        dx, *rest = function(whole(dy), whole(x), weight, mean, rstd)
-        return dx.view(x.shape), *rest
-
-    library("liger_kernel")
-    ops = {"group_norm_forward": forward, "group_norm_backward": backward}
-    library("liger_kernel.ops.group_norm", **ops)
-    ready = contenders.gather(torch, case, [data.make(case)], lambda: None)
-    assert "liger_kernel" in ready.calls, ready.failed
-
-
-def test_one_that_cannot_be_imported_is_reported(torch, library, eager):
-    for name in ("apex", "syncbn", "group_norm_cuda", "bnp", "liger_kernel"):
-        library(name)
-    failed = set()
-    for operator in OPERATORS:
-        case = case_of(operator, "float16", Layout.CHANNELS_LAST)
-        ready = contenders.gather(torch, case, [data.make(case)], lambda: None)
-        failed |= {name for name in ready.failed if name in installed.MODULES}
-    assert failed == set(installed.MODULES)

@@ -1,9 +1,6 @@
-"""The benchmark behind ``normgrad bench --device cuda``.
+"""The part of ``normgrad bench --device cuda`` that differs from a run on a CPU.
 
-What can be decided without a GPU is decided by pure functions: ``suite`` says which cases there
-are, ``rotation`` how many copies of their tensors are gone through, ``results`` what a file holds,
-``figures`` what follows from it, ``targets`` what is to be reached; ``report`` shows it.
-``contenders`` makes the calls, with ``compiled`` and ``installed`` those of torch.compile and of
-other libraries; ``timing`` times them by turns, with a stopwatch that it is given, and ``run`` goes
-through the cases. Only ``device`` calls CUDA.
+``device`` alone calls CUDA. ``contenders`` makes the calls, on copies of the tensors; ``run`` goes
+through the cases and says which were not measured, and why; ``added`` puts runs of parts together.
+The suite, the timing, the file of the results, targets and reports are the CPU's.
 """

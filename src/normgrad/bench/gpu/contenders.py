@@ -1,39 +1,43 @@
-"""Who runs on a case's tensors: ours in three ways, torch's and others', and a copy.
+"""Who runs on a case's tensors: ours, and torch's operators, layers and compiler.
 
-A contender is a list of calls, one for each copy of the tensors. Of what cannot be made ready, or
-computes something else than ours, the reason is kept and nothing is timed.
+Each is a call that takes the next of several copies of the tensors every time: what a call finds in
+L2 because the one before it left it there, a training does not find there. Of what cannot be run,
+or computes something else than ours, the reason is kept and nothing is timed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .. import compositions, contenders, layers
-from ..compositions import EPS, MOMENTUM, Call
+from .. import compositions, contenders, data, layers
+from ..compositions import Call
+from ..contenders import Contender
 from ..data import Data
-from ..suite import BFLOAT16, FLOAT16, FLOAT32, Case, Operator, Part
-from . import compiled, installed
+from ..suite import BFLOAT16, FLOAT16, FLOAT32, Case, Part
+from .device import Device
 
-#: The names of ours, and of the memory's.
-OURS, OUT, PLAN, COPY = "ours", "out", "plan", "copy"
-MINE = (OURS, OUT, PLAN)
+#: The calls that are not other people's, as they are called on the CPU.
+MINE = ("ours", "out", "plan", "bound")
+#: What torch.compile's is called in tables and files.
+COMPILED = "torch.compile"
+
+#: What goes through L2 before a copy is used again, in terms of L2's size.
+TIMES_L2 = 2
+#: Tensors so small that this many copies do not exceed L2 take the time of launching kernels.
+MOST_COPIES = 256
+#: How much of the free memory the copies may take: the rest is for results and temporaries.
+MEMORY_SHARE = 0.5
+#: The tensors of a copy: dy, x, and an output for ours and for what stands for the memory.
+TENSORS = 4
 
 #: How far a contender's results may be from ours, in terms of the largest of them: 8 units of
 #: roundoff of halves, which some round three times on the way, and 2¹³ of float32, in which others
 #: sum up to millions of terms. A kernel that computes something else is further off.
 AGREE = {FLOAT32: 2**-11, BFLOAT16: 2**-5, FLOAT16: 2**-8}
-
-Maker = Callable[[Data], Call]
-#: Gives what makes the calls, or None where a contender has nothing for the case.
-Offer = Callable[[], "Maker | None"]
-
-
-class OursFailedError(Exception):
-    """Ours cannot compute the case."""
 
 
 @dataclass(frozen=True)
@@ -41,157 +45,96 @@ class Ready:
     """What is timed on a case, and what is not.
 
     Attributes:
-        calls: of each contender, one for each copy of the tensors (the copy has one in all); each
-            contender has run once.
+        calls: by name: :data:`MINE`, of a layer "ours" alone, then the others'.
         failed: why others were left out, by name.
+        bound: what stands for the memory; empty for a layer.
         path: our plan's way through the kernels; empty for a layer.
     """
 
-    calls: Mapping[str, Sequence[Call]]
+    calls: Mapping[str, Contender]
     failed: Mapping[str, str]
+    bound: str
     path: str
 
 
-def copies(data: Data, count: int) -> list[Data]:
-    """As many copies of a case's x and dy, the first their own; the vectors are the same."""
-    return [
-        data,
-        *(
-            replace(data, grad_out=data.grad_out.clone(), input=data.input.clone())
-            for _ in range(count - 1)
-        ),
-    ]
-
-
-def offers(torch: Any, case: Case, first: Data, without: Sequence[str] = ()) -> dict[str, Offer]:
-    """Everybody who may compute the same, by name; nothing runs yet.
+def copies(tensor_bytes: int, l2: int, free: int) -> int:
+    """How many copies of a case's tensors are gone through.
 
     Args:
-        torch: the module.
-        case: what is to be computed.
-        first: its tensors, to see what there is for such.
-        without: names that are left out.
+        tensor_bytes: of one of its tensors.
+        l2: the device's L2, in bytes.
+        free: the device's free memory, in bytes.
     """
-    found: dict[str, Offer] = {}
-    if case.operator.part is Part.LAYERS:
-        found |= _layers(torch, case)
-    else:
-        for name in compositions.candidates(torch, case, first).kernels:
-            found[name] = partial(_kernel, torch, case, name)
-        if case.operator in (Operator.TRAIN, Operator.FORWARD):
-            backward = "_backward" if case.operator is Operator.TRAIN else ""
-            found[f"aten::cudnn_batch_norm{backward}"] = lambda: _cudnn(torch, case)
-        found[compiled.NAME] = lambda: compiled.maker(torch, case)
-    for name in sorted(installed.found()):
-        found[name] = partial(installed.maker, torch, case, name)
-    return {name: offer for name, offer in found.items() if name not in without}
+    # Between two uses of a copy there are the others, of which a call reads a tensor at least.
+    wanted = 1 + math.ceil(TIMES_L2 * l2 / tensor_bytes)
+    fitting = int(free * MEMORY_SHARE) // (TENSORS * tensor_bytes)
+    return max(1, min(wanted, MOST_COPIES, fitting))
 
 
-def _kernel(torch: Any, case: Case, name: str) -> Maker:
-    """torch's own kernel, without cuDNN."""
-    return lambda data: compositions.candidates(torch, case, data).kernels[name]
+def tensors(case: Case, device: Device) -> list[Data]:
+    """A case's tensors, as many times as :func:`copies` says."""
+    count = copies(case.tensor_bytes, device.l2, device.free())
+    return [data.make(case, seed, device.name) for seed in range(count)]
 
 
-def _cudnn(torch: Any, case: Case) -> Maker:
-    """cuDNN's kernel; its backward pass wants what its forward pass has kept."""
-    aten = torch.ops.aten
-
-    def forward(data: Data) -> Call:
-        running = (data.mean.clone(), data.var.clone())
-        given = (data.input, data.weight, data.bias, *running, True, MOMENTUM, EPS)
-        return lambda: aten.cudnn_batch_norm(*given)
-
-    if case.operator is Operator.FORWARD:
-        return forward
-    kept: list[Any] = []
-
-    def backward(data: Data) -> Call:
-        if not kept:
-            kept.append(forward(data)()[3])
-        given = (data.input, data.grad_out, data.weight, None, None, data.mean, data.invstd)
-        return lambda: aten.cudnn_batch_norm_backward(*given, EPS, kept[0])
-
-    return backward
-
-
-def _layers(torch: Any, case: Case) -> dict[str, Offer]:
-    name = f"{layers.THEIRS}.{case.operator.function}"
-
-    def make(data: Data) -> Call:
-        return layers.step(torch, layers.THEIRS, case, data)
-
-    def without_cudnn(data: Data) -> Call:
-        step = make(data)
-
-        def call() -> Any:
-            # What the forward pass has chosen the backward pass uses.
-            with torch.backends.cudnn.flags(enabled=False):
-                return step()
-
-        return call
-
-    found: dict[str, Offer] = {name: lambda: make}
-    if case.operator is Operator.LAYER_BATCH_NORM:
-        found[f"{name}, cuDNN off"] = lambda: without_cudnn
-    return found
-
-
-def ours(torch: Any, case: Case, tensors: Sequence[Data]) -> tuple[dict[str, list[Call]], str]:
-    """Our calls, and the plan's path.
-
-    Raises:
-        OursFailedError: they cannot be made, or the first of each cannot be run.
-    """
-    try:
-        if case.operator.part is Part.LAYERS:
-            steps = [layers.step(torch, layers.OURS, case, data) for data in tensors]
-            calls, path = {OURS: steps}, ""
-        else:
-            plan = contenders.planned(torch, case, tensors[0])
-            each = [contenders.ours(torch, case, data, plan) for data in tensors]
-            calls, path = {name: [one[name] for one in each] for name in MINE}, plan.path
-        for mine in calls.values():
-            mine[0]()
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise OursFailedError(reason(error)) from error
-    return calls, path
-
-
-def gather(
-    torch: Any, case: Case, tensors: Sequence[Data], copy: Call, without: Sequence[str] = ()
-) -> Ready:
-    """Make ready everything that is timed on a case.
+def gather(torch: Any, case: Case, tensors: Sequence[Data], compile_: bool) -> Ready:
+    """Make ready everything that is timed on a case; each has run once on each copy.
 
     Args:
         torch: the module.
         case: what is computed.
         tensors: the copies of its tensors.
-        copy: copies a tensor.
-        without: names of contenders to leave out.
+        compile_: whether torch.compile competes.
 
     Raises:
-        OursFailedError: ours cannot compute it, so that there is nothing to compare.
+        Exception: ours cannot compute it, whatever the reason.
     """
-    calls, path = ours(torch, case, tensors)
-    failed: dict[str, str] = {}
-    wanted = list(_outputs(case, calls[OURS][0]()))
-    for name, offer in offers(torch, case, tensors[0], without).items():
+    bound = path = ""
+    if case.operator.part is Part.LAYERS:
+        mine = [{"ours": layers.step(torch, layers.OURS, case, one)} for one in tensors]
+    else:
+        plan = contenders.planned(torch, case, tensors[0])
+        path = plan.path
+        mine = []
+        for one in tensors:
+            bound, memory = contenders.memory_bound(torch, case, one)
+            mine.append({**contenders.ours(torch, case, one, plan), "bound": memory})
+    wanted = _outputs(case, mine[0]["ours"]())
+    torch.compiler.reset()  # what is compiled for other cases counts towards a limit
+    theirs = [_theirs(torch, case, one, compile_) for one in tensors]
+    calls, failed = {name: _in_turn(mine, name) for name in mine[0]}, {}
+    for name, first in theirs[0].items():
         try:
-            make = offer()
-            if make is None:
-                continue
-            first = make(tensors[0])
-            wrong = disagreement(list(_outputs(case, first())), wanted)
+            wrong = disagreement(_outputs(case, first()), wanted)
             if wrong is None:
-                calls[name] = [first, *map(make, tensors[1:])]
-        except Exception as error:  # of any kind: they are others'
+                calls[name] = _in_turn(theirs, name)
+        except Exception as error:  # of any kind: it is not ours
             wrong = reason(error)
         if wrong is not None:
             failed[name] = wrong
-    copy()
-    return Ready({**calls, COPY: [copy]}, failed, path)
+    return Ready(calls, failed, bound, path)
+
+
+def _theirs(torch: Any, case: Case, one: Data, compile_: bool) -> dict[str, Call]:
+    """torch's layer; or its operators, and the first composition without any of them, compiled."""
+    if case.operator.part is Part.LAYERS:
+        name = f"{layers.THEIRS}.{case.operator.function}"
+        return {name: layers.step(torch, layers.THEIRS, case, one)}
+    found = compositions.candidates(torch, case, one)
+    calls = dict(found.kernels)
+    if compile_:
+        plain = next(call for name, call in found.compositions.items() if "aten::" not in name)
+        calls[COMPILED] = torch.compile(plain, dynamic=False, fullgraph=True)
+    return calls
+
+
+def _in_turn(each: Sequence[Mapping[str, Call]], name: str) -> Contender:
+    """The calls of that name, the next one every time; each runs once."""
+    calls = [one[name] for one in each]
+    for call in calls:
+        call()
+    turns = itertools.cycle(calls)
+    return Contender(lambda: next(turns)(), "cuda")
 
 
 def reason(error: BaseException) -> str:
@@ -200,11 +143,11 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
 
 
-def _outputs(case: Case, results: Any) -> Iterator[Any]:
+def _outputs(case: Case, results: Any) -> list[Any]:
     """What all give alike: not the running statistics, which each updates as often as it runs."""
     given = [results] if hasattr(results, "shape") else list(results)
     # Of batch norm's forward pass there are y, mean and invstd.
-    return iter(given[:3] if case.operator.part is Part.FORWARD else given)
+    return given[:3] if case.operator.part is Part.FORWARD else given
 
 
 def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:

@@ -1,151 +1,120 @@
-"""Going through cases on a GPU: copies of their data, timing, their rows."""
+"""Going through cases on a GPU: copies of their data, timing, a row, and what was not measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from .. import data
-from ..compositions import Call
+from .. import data, results, timing
+from ..contenders import Contenders
 from ..data import Data
+from ..results import ON_GPU, Row
 from ..run import Effort
-from ..suite import Case
-from . import compiled, contenders, installed, results, rotation, timing
-from .results import Row
+from ..suite import Case, Part
+from . import contenders
+from .device import Device
+
+#: Cases named of each thing that was not measured.
+NAMED = 2
 
 
-class Device(timing.Stopwatch, Protocol):
-    """What a case is measured on."""
-
-    name: str
-    l2: int
-    facts: Mapping[str, str]
-
-    def free(self) -> int:
-        """Bytes of memory that can still be had."""
-
-    def copy(self) -> tuple[Call, int]:
-        """What copies a tensor larger than L2, and the bytes that it reads and writes."""
-
-    def profiled(self, call: Call) -> None:
-        """Make a call between the marks that profilers look for."""
-
-
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """What came of a case.
 
     Attributes:
         case: its id.
-        rows: none, if it was not measured.
-        reason: why it was not; else empty.
-        left_out: why contenders were not measured on it, by name.
-        uncaptured: why contenders have no graph of it, by name.
+        row: None, if it was not measured.
+        missing: what was not, a contender or the case, and why.
     """
 
     case: str
-    rows: Sequence[Row] = ()
-    reason: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    uncaptured: Mapping[str, str] = field(default_factory=dict)
-
-
-def absent(without: Sequence[str]) -> dict[str, str]:
-    """Contenders that no case meets, and why."""
-    there = installed.found()
-    found = {name: "not installed" for name in installed.MODULES if name not in there}
-    return {**found, **dict.fromkeys(without, "left out")}
-
-
-def without(compile_: bool) -> tuple[str, ...]:
-    """The contenders that are left out."""
-    return () if compile_ else (compiled.NAME,)
-
-
-class _Kept:
-    """The tensors of a look and their copies: cases that share them come in a row."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._look: Case | None = None
-        self._tensors: list[Data] = []
-
-    def of(self, case: Case) -> tuple[list[Data], rotation.Rotation]:
-        """The copies for a case.
-
-        Raises:
-            rotation.TooLargeError: there is not enough memory.
-        """
-        if self._look != case.look:
-            # The old ones go first: two sets of the largest need not fit.
-            self._look, self._tensors = None, []
-            _rotation(case, self._device, 0)
-            self._tensors = [data.make(case, device=self._device.name)]
-            self._look = case.look
-        turns = _rotation(case, self._device, len(self._tensors))
-        if len(self._tensors) < turns.copies:
-            more = turns.copies - len(self._tensors) + 1
-            self._tensors += contenders.copies(self._tensors[0], more)[1:]
-        return self._tensors[: turns.copies], turns
-
-
-def _rotation(case: Case, device: Device, made: int) -> rotation.Rotation:
-    """With what copies there are already counted as free memory: they are used again."""
-    free = device.free() + 2 * made * case.tensor_bytes
-    return rotation.rotation(case.bytes, case.tensor_bytes, device.l2, free)
+    row: Row | None
+    missing: Mapping[str, str]
 
 
 def run(
-    cases: Sequence[Case], device: Device, effort: Effort, leave_out: Sequence[str] = ()
+    cases: Sequence[Case], device: Device, effort: Effort, compile_: bool
 ) -> Iterator[Measured]:
     """Measure the cases; one that cannot be is said to be so, and the next one comes.
+
+    Args:
+        cases: those of one look in a row, which share their tensors.
+        device: on which they are measured.
+        effort: how much time goes into a case.
+        compile_: whether torch.compile competes.
 
     Raises:
         TorchMissingError: there is no torch.
     """
-    kept, copy = _Kept(device), device.copy()
+    data.load_torch()
+    look: Case | None = None
+    tensors: list[Data] = []
     for case in cases:
-        yield _measured(case, kept, copy, device, effort, leave_out)
+        try:
+            if case.look != look:
+                # The old ones go first: two sets of the largest need not fit.
+                look, tensors = None, []
+                tensors, look = contenders.tensors(case, device), case.look
+            measured = _measured(case, tensors, device, effort, compile_)
+        except Exception as error:  # ours fails, memory is short, or the device is lost
+            measured = Measured(case.id, None, {"the case": contenders.reason(error)})
+        yield measured
 
 
 def _measured(
-    case: Case,
-    kept: _Kept,
-    copy: tuple[Call, int],
-    device: Device,
-    effort: Effort,
-    leave_out: Sequence[str],
+    case: Case, tensors: Sequence[Data], device: Device, effort: Effort, compile_: bool
 ) -> Measured:
-    torch = data.load_torch()
-    try:
-        tensors, turns = kept.of(case)
-        ready = contenders.gather(torch, case, tensors, copy[0], leave_out)
-        times = timing.measure(ready.calls, device, effort.seconds, effort.rounds)
-    except (contenders.OursFailedError, rotation.TooLargeError) as error:
-        return Measured(case.id, reason=str(error))
-    except RuntimeError as error:  # the device's: no memory; or it is lost, and nothing more runs
-        return Measured(case.id, reason=contenders.reason(error))
-    rows = results.rows(case, turns, ready, times, copy[1])
-    return Measured(case.id, rows, "", ready.failed, times.uncaptured)
+    ready = contenders.gather(data.load_torch(), case, tensors, compile_)
+    if not set(ready.calls) - set(contenders.MINE):
+        return Measured(case.id, None, {**ready.failed, "the case": "nobody to compare with"})
+    times = timing.measure(ready.calls, effort.seconds, effort.rounds, 0.0, device.seconds)
+    theirs = {name: median for name, median in times.medians.items() if name not in contenders.MINE}
+    best = min(theirs, key=theirs.__getitem__)
+    times = replace(times, medians={**times.medians, "torch": theirs[best]})
+    found = Contenders(ready.calls, best, ready.bound, ready.path)
+    return Measured(case.id, results.row(case, ON_GPU, found, times), ready.failed)
 
 
-def profile(cases: Sequence[Case], device: Device) -> Iterator[tuple[str, str]]:
-    """Make our call once on each case, with nothing else between a profiler's marks.
+@dataclass(frozen=True)
+class Unmeasured:
+    """Something that was not measured, so that nobody takes what is not there for what is good.
 
-    Yields:
-        Each case's id, and why it could not be called; empty if it was.
+    Attributes:
+        what: a contender, the case, or how many of which part.
+        why: the reason.
+        cases: their ids.
     """
-    for case in cases:
-        yield case.id, _profiled(case, device)
+
+    what: str
+    why: str
+    cases: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """The cases in words."""
+        more = len(self.cases) - NAMED
+        named = ", ".join(self.cases[:NAMED])
+        return f"{named}, and {more} more" if more > 0 else named
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why} ({self.where})"
 
 
-def _profiled(case: Case, device: Device) -> str:
-    try:
-        tensors = [data.make(case, device=device.name)]
-        calls, _ = contenders.ours(data.load_torch(), case, tensors)
-    except contenders.OursFailedError as error:
-        return str(error)
-    # Each has run once, so that nothing is compiled any more.
-    device.profiled(calls.get(contenders.PLAN, calls[contenders.OURS])[0])
-    return ""
+def unmeasured(found: Iterable[Measured]) -> list[Unmeasured]:
+    """What is missing of a run, with all of the cases that miss it for the same reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        for missing in one.missing.items():
+            groups.setdefault(missing, []).append(one.case)
+    return [Unmeasured(what, why, tuple(cases)) for (what, why), cases in groups.items()]
+
+
+def nothing(cases: Sequence[Case], why: str) -> list[Unmeasured]:
+    """What is missing where there is no device: everything."""
+    found = []
+    for part in Part:
+        mine = tuple(case.id for case in cases if case.operator.part is part)
+        if mine:
+            found.append(Unmeasured(f"{len(mine)} {part.value}", why, mine))
+    return found
