@@ -41,10 +41,11 @@ def some(numbers: random.Random, count: int, most: int) -> list[int]:
 
 
 class Task:
-    """A task of a launch: what ``channels_of``, ``bounds`` and ``base_of`` make of its number."""
+    """A task of a launch: what ``task_of`` and ``pointers`` make of its number."""
 
     def __init__(self, launch: Any, config: Any, number: int) -> None:
-        self.config, self.axes = config, launch.arguments.axes
+        self.config, self.arguments = config, launch.arguments
+        self.axes = self.arguments.axes
         sizes = self.sizes = launch.arguments.sizes
         blocks = -(-sizes.channels // sizes.step)
         unit, self.part = divmod(number, sizes.parts)
@@ -58,39 +59,40 @@ class Task:
 
     def base(self, name: str) -> int:
         tensor = getattr(self.config, name)
-        stride = getattr(self.sizes, f"{name}_channels")
-        along = 1 if tensor.along == words.ALONG_CHANNELS else stride
-        return int(self.set * getattr(self.sizes, f"{name}_sets") + self.first * along)
+        steps = getattr(self.arguments, name)
+        along = 1 if tensor.along == words.ALONG_CHANNELS else steps.channels
+        return int(self.set * steps.sets + self.first * along)
 
     def offsets(self, name: str, p: Any) -> Any:
-        """``offset_of``."""
+        """Of positions, as ``pointers`` counts them."""
         tensor = getattr(self.config, name)
+        strides = getattr(self.arguments, name).axes
         total, rest = np.zeros_like(p), p
-        for k, axis in enumerate(reversed(self.axes)):
+        for k in reversed(range(len(self.axes))):
             index = rest
-            if k < len(self.axes) - 1:
-                rest, index = np.divmod(rest, axis.size)
-            contiguous = k == 0 and tensor.along == words.ALONG_POSITIONS
-            total = total + index * (1 if contiguous else getattr(axis, name))
+            if k > 0:
+                rest, index = np.divmod(rest, self.axes[k].size)
+            contiguous = k == len(self.axes) - 1 and tensor.along == words.ALONG_POSITIONS
+            total = total + index * (1 if contiguous else strides[k])
         return total
 
     def channel_offsets(self, name: str) -> Any:
-        """``channel_offset``."""
+        """Of channels, likewise."""
         tensor = getattr(self.config, name)
         local = self.channel - self.first
         if tensor.along == words.ALONG_CHANNELS:
             return local
-        return local * getattr(self.sizes, f"{name}_channels")
+        return local * getattr(self.arguments, name).channels
 
     def true_offsets(self, name: str, p: Any) -> Any:
         """Of positions by channels, from strides alone."""
         total = np.zeros_like(p)
         rest = p
-        for axis in reversed(self.axes):
+        steps = getattr(self.arguments, name)
+        for axis, stride in zip(reversed(self.axes), reversed(steps.axes), strict=True):
             rest, index = np.divmod(rest, axis.size)
-            total = total + index * getattr(axis, name)
-        channels = self.channel * getattr(self.sizes, f"{name}_channels")
-        return self.set * getattr(self.sizes, f"{name}_sets") + total[:, None] + channels
+            total = total + index * stride
+        return self.set * steps.sets + total[:, None] + self.channel * steps.channels
 
 
 def runs(values: Any, width: int) -> Any:

@@ -1,6 +1,8 @@
-"""Where elements are: addresses, offsets of a tile, per-channel vectors of any dtype."""
+"""Where elements are: a tile of a tensor, per-channel vectors of any dtype."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton.language as tl
 
@@ -49,6 +51,49 @@ def doubles(a, offset):
     return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
 
 
+# Tiles
+
+
+class Channels(NamedTuple):
+    """Some channels, or all of some groups' channels, and which of them there are."""
+
+    set: Any
+    channel: Any
+    group: Any
+    there: Any
+
+
+@helper
+def channels_of(s, block, a, C: tl.constexpr):
+    """The channels of a tile, and the first of them."""
+    step = a.sizes.step.to(tl.int32)
+    first = block * step
+    i = tl.arange(0, C.channels)
+    channel = first + i
+    there = (i < step) & (channel < a.sizes.channels.to(tl.int32))
+    V: tl.constexpr = C.x.vector
+    if (V > 1) & (C.x.along == ALONG_CHANNELS):
+        there = tl.max_constancy(there, V)
+    group = channel
+    if not C.single:
+        group = channel // a.sizes.per_group.to(tl.int32)
+    return Channels(s, channel, group, there), first
+
+
+@helper
+def positions_from(start, end, at, C: tl.constexpr):
+    """The positions of a tile, and which of its elements there are."""
+    B: tl.constexpr = C.positions
+    # Parts start at multiples of tiles.
+    p = tl.multiple_of(start + tl.arange(0, B), B)
+    there = p < end
+    V: tl.constexpr = C.x.vector
+    if (V > 1) & (C.x.along == ALONG_POSITIONS):
+        # Parts end at multiples of what is read at once.
+        there = tl.max_constancy(there, V)
+    return p, there[:, None] & at.there[None, :]
+
+
 @helper
 def quotient(value, axis, C: tl.constexpr):
     """Positions divided by an axis' size: a multiplication and a shift, where 32 bits will do."""
@@ -60,167 +105,104 @@ def quotient(value, axis, C: tl.constexpr):
 
 
 @helper
-def stepped(index, stride, C: tl.constexpr):
-    """So many steps of a stride."""
-    if C.long_offsets:
-        return index.to(tl.int64) * stride.to(tl.int64)
-    else:
-        return index.to(tl.int32) * stride.to(tl.int32)
+def pointers(address, steps, s, first, p, axes, T: tl.constexpr, C: tl.constexpr):
+    """Pointers to a tile of a tensor: positions by channels.
 
-
-@helper
-def stride_of(axis, WHICH: tl.constexpr):
-    """An axis' stride in one of (dy, x, dx)."""
-    if WHICH == 0:
-        return axis.dy
-    elif WHICH == 1:
-        return axis.x
-    else:
-        return axis.dx
-
-
-@helper
-def offset_of(p, axes, WHICH: tl.constexpr, C: tl.constexpr):
-    """The offsets of positions in one of (dy, x, dx)."""
-    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
+    What a plan found of the strides, and the compiler cannot see, it is told. Its hints belong to
+    an operation: one that adds nothing is dropped, and so is a call, and the hint with it.
+    """
     RANK: tl.constexpr = C.rank
+    V: tl.constexpr = T.vector
+    if C.long_offsets:
+        i = tl.arange(0, C.channels).to(tl.int64)
+    else:
+        i = tl.arange(0, C.channels)
+    far = s.to(tl.int64) * steps.sets.to(tl.int64)
+    if T.along == ALONG_CHANNELS:
+        far += first.to(tl.int64)
+    else:
+        far += first.to(tl.int64) * steps.channels.to(tl.int64)
+        i = i * steps.channels.to(i.dtype)
+        if V > 1:
+            i = tl.multiple_of(i, V)
+    base = pointer(address, T.code) + far
+    if V > 1:
+        SIZE: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
+        base = tl.multiple_of(base, V * SIZE)
     rest = p
     index = p
     if RANK > 1:
         rest = quotient(p, axes[RANK - 1], C)
         index = p - rest * axes[RANK - 1].size.to(p.dtype)
-    if T.along == ALONG_POSITIONS:
-        # Contiguous: a stride that is known when this is compiled.
-        offset = index
-        if C.long_offsets:
-            offset = offset.to(tl.int64)
-    else:
-        # Not by a function: Triton 3.6 would have the hints below belong to its call.
-        stride = stride_of(axes[RANK - 1], WHICH)
-        if C.long_offsets:
-            offset = index.to(tl.int64) * stride.to(tl.int64)
-        else:
-            offset = index.to(tl.int32) * stride.to(tl.int32)
+    offset = index.to(i.dtype)
+    if T.along != ALONG_POSITIONS:
+        offset = offset * steps.axes[RANK - 1].to(i.dtype)
     for k in tl.static_range(1, RANK):
         index = rest
         if k < RANK - 1:
             rest = quotient(rest, axes[RANK - 1 - k], C)
             index = index - rest * axes[RANK - 1 - k].size.to(p.dtype)
-        offset += stepped(index, stride_of(axes[RANK - 1 - k], WHICH), C)
-    # What a plan found of the strides, and the compiler cannot see through a division. The hints
-    # belong to the last operation: one that adds nothing would be dropped, and they with it.
-    V: tl.constexpr = T.vector
+        offset += index.to(i.dtype) * steps.axes[RANK - 1 - k].to(i.dtype)
     if V > 1:
         offset = tl.multiple_of(offset, V)
         if T.along == ALONG_POSITIONS:
             offset = tl.max_contiguous(offset, V)
-    return offset
-
-
-@helper
-def positions_from(start, C: tl.constexpr):
-    """The positions of a tile; parts start at multiples of tiles."""
-    B: tl.constexpr = C.positions
-    return tl.multiple_of(start + tl.arange(0, B), B)
-
-
-@helper
-def inside(p, end, cmask, C: tl.constexpr):
-    """Which of a tile's elements there are."""
-    mask = p < end
-    V: tl.constexpr = C.x.vector
-    if (V > 1) & (C.x.along == ALONG_POSITIONS):
-        # Parts end at multiples of what is read at once.
-        mask = tl.max_constancy(mask, V)
-    return mask[:, None] & cmask[None, :]
-
-
-# Channels
-
-
-@helper
-def channels_of(block, a, C: tl.constexpr):
-    """The channels of a tile: (channel, which there are, group, first channel)."""
-    step = a.sizes.step.to(tl.int32)
-    first = block * step
-    i = tl.arange(0, C.channels)
-    channel = first + i
-    mask = (i < step) & (channel < a.sizes.channels.to(tl.int32))
-    V: tl.constexpr = C.x.vector
-    if (V > 1) & (C.x.along == ALONG_CHANNELS):
-        mask = tl.max_constancy(mask, V)
-    group = channel
-    if not C.single:
-        group = channel // a.sizes.per_group.to(tl.int32)
-    return channel, mask, group, first
-
-
-@helper
-def channel_offset(stride, WHICH: tl.constexpr, C: tl.constexpr):
-    """The offsets of a tile's channels from its first, in one of (dy, x, dx)."""
-    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
-    offset = tl.arange(0, C.channels)
-    if C.long_offsets:
-        offset = offset.to(tl.int64)
-    if T.along != ALONG_CHANNELS:
-        offset = offset * stride.to(offset.dtype)
-        V: tl.constexpr = T.vector
-        if V > 1:
-            # As in `offset_of`.
-            offset = tl.multiple_of(offset, V)
-    return offset
-
-
-@helper
-def base_of(address, s, first, set_stride, channel_stride, WHICH: tl.constexpr, C: tl.constexpr):
-    """A pointer to a tile's first channel in a set, in one of (dy, x, dx)."""
-    T: tl.constexpr = C.dy if WHICH == 0 else (C.x if WHICH == 1 else C.dx)
-    far = s.to(tl.int64) * set_stride.to(tl.int64)
-    if T.along == ALONG_CHANNELS:
-        far += first.to(tl.int64)
-    else:
-        far += first.to(tl.int64) * channel_stride.to(tl.int64)
-    base = pointer(address, T.code) + far
-    V: tl.constexpr = T.vector
-    if V > 1:
-        SIZE: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
-        base = tl.multiple_of(base, V * SIZE)
-    return base
+    return base + (offset[:, None] + i[None, :])
 
 
 # Per-channel vectors
 
 
 @helper
-def read_vector(a, s, index, mask, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
+def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
+    """Pointers to elements of a per-channel vector."""
+    steps = a.vectors[SLOT]
+    offset = s.to(tl.int64) * steps.sets.to(tl.int64)
+    offset += index.to(tl.int64) * steps.channels.to(tl.int64)
+    return pointer(a.at[SLOT + FIRST], CODE) + offset
+
+
+@helper
+def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
     """Elements of a per-channel input as the arithmetic reads them, in float64."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
     if CODE == ABSENT:
         return tl.full(index.shape, DEFAULT, tl.float64)
     else:
-        strides = a.vectors[SLOT]
-        offset = s.to(tl.int64) * strides.sets.to(tl.int64)
-        offset += index.to(tl.int64) * strides.channels.to(tl.int64)
-        value = tl.load(pointer(a.at[SLOT + FIRST], CODE) + offset, mask=mask, other=DEFAULT)
+        value = tl.load(vector_at(a, s, index, SLOT, CODE), mask=there, other=DEFAULT)
         return real(value, C.wide).to(tl.float64)
 
 
 @helper
-def write_vector(a, s, index, mask, value, SLOT: tl.constexpr, C: tl.constexpr):
-    """Round numbers to a per-channel output, where there is one."""
-    CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
-    if CODE != ABSENT:
-        strides = a.vectors[SLOT]
-        offset = s.to(tl.int64) * strides.sets.to(tl.int64)
-        offset += index.to(tl.int64) * strides.channels.to(tl.int64)
-        tl.store(pointer(a.at[SLOT + FIRST], CODE) + offset, rounded(value, CODE), mask=mask)
+def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
+    """What channels have, in all sets alike."""
+    return read(a, at.channel * 0, at.channel, at.there, SLOT, DEFAULT, C)
 
 
 @helper
-def count_at(a, element, mask, C: tl.constexpr):
+def read_statistic(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
+    """What groups have."""
+    return read(a, at.set, at.group, at.there, SLOT, DEFAULT, C)
+
+
+@helper
+def write(a, s, index, there, value, SLOT: tl.constexpr, C: tl.constexpr):
+    """Round numbers to a per-channel output, where there is one."""
+    CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
+    if CODE != ABSENT:
+        tl.store(vector_at(a, s, index, SLOT, CODE), rounded(value, CODE), mask=there)
+
+
+@helper
+def write_parameter(a, at, value, SLOT: tl.constexpr, C: tl.constexpr):
+    """Round numbers to an output that channels have, in all sets alike."""
+    write(a, at.channel * 0, at.channel, at.there, value, SLOT, C)
+
+
+@helper
+def count_at(a, element, there, C: tl.constexpr):
     """Elements of the counts, by their number in order, as float64; 0 where there are none."""
     RANK: tl.constexpr = len(a.counts)
-    CODE: tl.constexpr = C.counts
     rest = element.to(tl.int64)
     offset = rest * 0
     for k in tl.static_range(RANK):
@@ -228,4 +210,4 @@ def count_at(a, element, mask, C: tl.constexpr):
         size = axis.size.to(tl.int64)
         offset += rest % size * axis.stride.to(tl.int64)
         rest = rest // size
-    return tl.load(pointer(a.at.count, CODE) + offset, mask=mask, other=0).to(tl.float64)
+    return tl.load(pointer(a.at.count, C.counts) + offset, mask=there, other=0).to(tl.float64)

@@ -7,6 +7,8 @@ the compiler drops.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -16,6 +18,19 @@ from .jit import helper
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+class Pair(NamedTuple):
+    """A number, and what rounding has left of it."""
+
+    value: Any
+    error: Any
+
+
+@helper
+def exact(value):
+    """A number without an error."""
+    return Pair(value, tl.zeros_like(value))
 
 
 @helper
@@ -35,75 +50,78 @@ def two_sum(a, b):
     """a + b, rounded, and what the rounding left."""
     s = a + b
     z = s - a
-    return s, (a - (s - z)) + (b - z)
+    return Pair(s, (a - (s - z)) + (b - z))
 
 
 @helper
-def corrected(total, error):
-    """A sum with its error. That of an infinite sum is NaN and must not spoil it."""
-    return tl.where(is_finite(total), total + error, total)
+def kept(a, WIDE: tl.constexpr):
+    """A number with its error where the arithmetic keeps one.
 
-
-@helper
-def kept(total, error, WIDE: tl.constexpr):
-    """A sum, with its error where the arithmetic keeps one."""
+    The error of an infinite sum is NaN and must not spoil it.
+    """
     if WIDE:
-        return corrected(total, error)
+        return tl.where(is_finite(a.value), a.value + a.error, a.value)
     else:
-        return total
+        return a.value
 
 
 @helper
-def added(total, error, value, value_error, WIDE: tl.constexpr):
-    """A running sum and its error, and another one's."""
+def added(a, b, WIDE: tl.constexpr):
+    """A sum."""
     if WIDE:
-        s, e = two_sum(total, value)
-        return s, error + (e + value_error)
+        s = two_sum(a.value, b.value)
+        return Pair(s.value, a.error + (s.error + b.error))
     else:
-        return total + value, error
+        return Pair(a.value + b.value, a.error)
+
+
+@helper
+def negative(a):
+    """A number with the other sign."""
+    return Pair(-a.value, -a.error)
 
 
 @triton.jit
-def _pairs(a, a_error, b, b_error):
-    s, e = two_sum(a, b)
-    return s, (a_error + b_error) + e
+def _add_pairs(a, a_error, b, b_error):
+    s = a + b
+    z = s - a
+    return s, (a_error + b_error) + ((a - (s - z)) + (b - z))
 
 
 @helper
-def sum_along(total, error, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """The sum of sums along an axis, in an order that the shape alone decides."""
+def sum_along(a, AXIS: tl.constexpr, WIDE: tl.constexpr):
+    """The sum along an axis, in an order that the shape alone decides."""
     if WIDE:
-        s, e = tl.reduce((total, error), AXIS, _pairs)
-        return s, e
+        value, error = tl.reduce((a.value, a.error), AXIS, _add_pairs)
+        return Pair(value, error)
     else:
-        s = tl.sum(total, AXIS)
-        return s, tl.zeros_like(s)
+        return exact(tl.sum(a.value, AXIS))
 
 
 @helper
-def times(value, error, factor, factor_error, WIDE: tl.constexpr):
-    """A product of two numbers and their errors, and its error."""
-    product = value * factor
+def times(a, b, WIDE: tl.constexpr):
+    """A product."""
+    product = a.value * b.value
     if WIDE:
-        rounding = tl.fma(value, factor, -product)
-        return product, rounding + value * factor_error + error * factor
+        rounding = tl.fma(a.value, b.value, -product)
+        return Pair(product, rounding + a.value * b.error + a.error * b.value)
     else:
-        return product, error
+        return Pair(product, a.error)
 
 
 @helper
-def divided(value, error, divisor, inverse, WIDE: tl.constexpr):
-    """A quotient and its error, by the divisor's inverse.
+def divided(a, divisor, inverse, WIDE: tl.constexpr):
+    """A quotient, by the divisor's inverse.
 
     A division of float64 is a function that is called, for which registers have to be freed.
     """
-    quotient = value * inverse
+    quotient = a.value * inverse
     if WIDE:
-        rounding = (tl.fma(-quotient, divisor, value) + error) * inverse
+        rounding = (tl.fma(-quotient, divisor, a.value) + a.error) * inverse
         # By an infinite number of elements nothing is left over.
-        return quotient, tl.where(inverse == 0.0, 0.0, rounding)
+        return Pair(quotient, tl.where(inverse == 0.0, 0.0, rounding))
     else:
-        return quotient, error
+        return Pair(quotient, a.error)
 
 
 @helper
@@ -139,8 +157,8 @@ def rounded_to_odd(value):
     away = tl.abs(back) < tl.abs(value)
     # Zero has the sign of the value, which counts bits up from there.
     moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
-    exact = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
-    return tl.where(exact | ((bits & 1) == 1), near, moved)
+    unmoved = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
+    return tl.where(unmoved | ((bits & 1) == 1), near, moved)
 
 
 @helper

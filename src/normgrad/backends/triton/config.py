@@ -127,14 +127,19 @@ class Addresses(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis that positions run over: its size, the numbers that divide by it, its strides."""
+    """An axis that positions run over: its size, and the numbers that divide by it."""
 
     size: Any
     magic: Any
     shift: Any
-    dy: Any
-    x: Any
-    dx: Any
+
+
+class Steps(NamedTuple):
+    """A tensor's strides: over sets, over channels, and over the axes of positions."""
+
+    sets: Any
+    channels: Any
+    axes: Any
 
 
 class Strides(NamedTuple):
@@ -160,7 +165,6 @@ class Sizes(NamedTuple):
         step: channels from one tile to the next.
         parts, part: into how many parts positions are cut, and how long each is.
         tasks, each: how many tasks there are, and how many of them a program takes.
-        dy_sets, x_sets, dx_sets, dy_channels, x_channels, dx_channels: strides.
     """
 
     sets: Any
@@ -173,12 +177,6 @@ class Sizes(NamedTuple):
     part: Any
     tasks: Any
     each: Any
-    dy_sets: Any
-    x_sets: Any
-    dx_sets: Any
-    dy_channels: Any
-    x_channels: Any
-    dx_channels: Any
 
 
 class Numbers(NamedTuple):
@@ -227,6 +225,9 @@ class Arguments(NamedTuple):
     at: Any
     sizes: Any
     axes: Any
+    dy: Any
+    x: Any
+    dx: Any
     vectors: Any
     numbers: Any
     counts: Any

@@ -21,6 +21,7 @@ from .config import (
     CountAxis,
     Numbers,
     Sizes,
+    Steps,
     Strides,
     Tensor,
     Work,
@@ -33,6 +34,7 @@ from .tiling import (
     MOST_ROWS,
     Layout,
     Tile,
+    axis_words,
     ceil_div,
     element_bytes,
     fitting,
@@ -162,7 +164,14 @@ class Builder:
         return base._replace(**rest)
 
     def arguments(
-        self, tile: Tile, parts: int = 1, part: int = 1, tasks: int = 0, each: int = 1
+        self,
+        tile: Tile,
+        parts: int = 1,
+        part: int = 1,
+        tasks: int = 0,
+        each: int = 1,
+        *,
+        over_tensors: bool = True,
     ) -> Arguments:
         """What a kernel is given beside addresses."""
         problem = self.problem
@@ -188,12 +197,6 @@ class Builder:
             part=part,
             tasks=tasks,
             each=each,
-            dy_sets=problem.sets.strides[0],
-            x_sets=problem.sets.strides[1],
-            dx_sets=problem.sets.strides[2],
-            dy_channels=problem.channel.strides[0],
-            x_channels=problem.channel.strides[1],
-            dx_channels=problem.channel.strides[2],
         )
         m = problem.divisor
         numbers = Numbers(
@@ -205,8 +208,17 @@ class Builder:
             problem.count.elements if problem.count is not None else 0,
         )
         zeros = Addresses(*(0,) * len(Addresses._fields))
-        words = self.layout.words()
-        return Arguments(zeros, sizes, words, vectors, numbers, counts, self.work)
+        axes = self.layout.axes if over_tensors else self.layout.axes[:1]
+        dy, x, dx = (
+            Steps(
+                problem.sets.strides[index],
+                problem.channel.strides[index],
+                tuple(axis.strides[index] for axis in axes),
+            )
+            for index in range(3)
+        )
+        words = tuple(axis_words(axis.size) for axis in axes)
+        return Arguments(zeros, sizes, words, dy, x, dx, vectors, numbers, counts, self.work)
 
     def tiles(self, tile: Tile) -> int:
         """How many tiles there are beside each other: of all sets' channels."""
@@ -286,8 +298,7 @@ class Builder:
         none = Tensor(dtypes.float32.code)
         config = self.config(tile, rows=rows, dy=none, x=none, dx=none, **rest)
         config = config._replace(rank=1, long_positions=False, long_offsets=False)
-        arguments = self.arguments(tile, parts)
-        arguments = arguments._replace(axes=arguments.axes[:1])
+        arguments = self.arguments(tile, parts, over_tensors=False)
         self.launch(
             kernel, kernel, programs, config, arguments, max(1, min(8, rows * width // 128))
         )

@@ -68,20 +68,16 @@ class Layout:
     long_positions: bool
     long_offsets: bool
 
-    def words(self) -> tuple[AxisWords, ...]:
-        """The axes as kernels read them."""
-        return tuple(_axis_words(axis) for axis in self.axes)
 
-
-def _axis_words(axis: Axis) -> AxisWords:
+def axis_words(size: int) -> AxisWords:
     """An axis with what divides by its size: n // size is the high half of n·magic, shifted.
 
     For 0 <= n < 2³¹ (Granlund and Montgomery, "Division by Invariant Integers using
     Multiplication", 1994). Nothing is divided by 1.
     """
-    bits = (axis.size - 1).bit_length()
-    magic = ceil_div(1 << (31 + bits), max(1, axis.size))
-    return AxisWords(axis.size, magic if bits else 0, max(0, bits - 1), *axis.strides)
+    bits = (size - 1).bit_length()
+    magic = ceil_div(1 << (31 + bits), max(1, size))
+    return AxisWords(size, magic if bits else 0, max(0, bits - 1))
 
 
 def _vector(dtype: DType, sizes: Sequence[int], strides: Sequence[int]) -> int:
@@ -273,39 +269,36 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
     """A tile with all positions of whole groups, where a program can have it in registers."""
     item, per_group = itemsize(problem), problem.per_group
     positions = power_of_two(problem.positions)
-    wide = problem.arithmetic.itemsize == 8
+    most = device.persistent // (4 if problem.arithmetic.itemsize == 8 else 1)
 
-    def fits(groups: int) -> bool:
-        """Whether so many groups are no more than there are and a program can have."""
-        channels = power_of_two(groups * per_group)
-        most = device.persistent // (4 if wide else 1)
-        several = per_group == 1 or groups > 1
-        if layout.pattern == "tiles" or (layout.pattern == "columns" and several):
-            # Each thread has several channels of several groups, whose coefficients take
-            # registers too: with all elements 56 to 184 bytes of a thread's were put elsewhere.
-            most //= 2
-        return (
-            groups <= power_of_two(groups_of(problem))
-            and positions * channels <= most
-            and (per_group == 1 or groups * channels <= MOST_PAIRS)
-        )
+    def fitting_tile(groups: int) -> Tile | None:
+        """The tile of so many groups, if there are as many and a program can have it."""
+        step = groups * per_group
+        channels = power_of_two(step)
+        elements = positions * channels
+        pairs = groups * channels if per_group > 1 else 0
+        if groups > power_of_two(groups_of(problem)) or elements > most or pairs > MOST_PAIRS:
+            return None
+        warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
+        tile = _by_threads(Tile(positions, channels, step, groups, warps), layout)
+        # Coefficients of each channel that a thread has take registers too: with more of them
+        # 56 to 352 bytes of a thread's were put elsewhere. Those of one group are mostly the same.
+        each = elements // (32 * warps * tile.leading * tile.adjacent)
+        return tile if each <= (8 if groups == 1 or layout.pattern == "tiles" else 4) else None
 
-    if not fits(1):
+    tile = fitting_tile(1)
+    if tile is None:
         return None
     least = ceil_div(LEAST, element_bytes(problem) * problem.positions)
     if layout.pattern != "rows":
         least = max(least, min(LINE // item, problem.channel.size))
-    groups = 1
-    # More of them for a program to be worth starting, and for reads of whole lines.
-    while groups * per_group < least and fits(2 * groups):
-        groups *= 2
-    small = read_bytes(problem) <= SMALL
+    # More groups for a program to be worth starting, and for reads of whole lines.
+    while tile.step < least:
+        more = fitting_tile(2 * tile.groups)
+        if more is None:
+            break
+        tile = more
     sector = min(SECTOR, problem.channel.size * item)
-    if layout.pattern != "rows" and groups * per_group * item < sector and not small:
+    if layout.pattern != "rows" and tile.step * item < sector and read_bytes(problem) > SMALL:
         return None
-    step = groups * per_group
-    channels = power_of_two(step)
-    elements = positions * channels
-    threads = min(device.threads * 2, power_of_two(elements * item // VECTOR))
-    tile = Tile(positions, channels, step, groups, max(1, threads // 32))
-    return _by_threads(tile, layout)
+    return tile
