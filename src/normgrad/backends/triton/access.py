@@ -23,8 +23,8 @@ OUT_RUNNING_MEAN, OUT_RUNNING_VAR = OUT_WEIGHT, OUT_BIAS
 #: Along what a tensor is contiguous.
 ALONG_POSITIONS = constant(config.ALONG_POSITIONS)
 ALONG_CHANNELS = constant(config.ALONG_CHANNELS)
-#: What there is at a slot where there is nothing, and where addresses of vectors begin.
-ABSENT, FIRST = constant(config.ABSENT), constant(int(Role.MEAN))
+#: What there is at a slot where there is nothing.
+ABSENT = constant(config.ABSENT)
 
 
 @helper
@@ -43,12 +43,6 @@ def pointer(address, CODE: tl.constexpr):
         return place.to(tl.pointer_type(tl.int32))
     else:
         return place.to(tl.pointer_type(tl.int64))
-
-
-@helper
-def doubles(a, offset):
-    """A pointer to float64 in the workspace."""
-    return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
 
 
 # Tiles
@@ -159,7 +153,7 @@ def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
     steps = a.vectors[SLOT]
     offset = s.to(tl.int64) * steps.sets.to(tl.int64)
     offset += index.to(tl.int64) * steps.channels.to(tl.int64)
-    return pointer(a.at[SLOT + FIRST], CODE) + offset
+    return pointer(a.at.vectors[SLOT], CODE) + offset
 
 
 @helper

@@ -24,7 +24,6 @@ from .access import (
     SUM_DY_XMU,
     WEIGHT,
     count_at,
-    doubles,
     pointer,
     read_parameter,
     read_statistic,
@@ -56,20 +55,38 @@ PILOT, SAVED = constant(config.PILOT), constant(config.SAVED)
 SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
 
 
+#: The order of the statistics in the workspace.
+SAVED_MEAN, SAVED_REST, SAVED_SPREAD, SAVED_ERROR = (constant(index) for index in range(4))
+
+
 # Statistics
 
 
 @helper
-def of_group(a, at, offset):
-    """Pointers to numbers of groups in the workspace."""
-    return doubles(a, offset) + (at.set.to(tl.int64) * a.sizes.groups.to(tl.int64) + at.group)
+def of_group(a, at, offset, WHICH: tl.constexpr):
+    """Pointers to numbers of groups in the workspace, in the array so many after an offset."""
+    row = WHICH * a.sizes.sets.to(tl.int64) + at.set
+    base = pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
+    return base + (row * a.sizes.groups.to(tl.int64) + at.group)
+
+
+@helper
+def load_saved(a, at, WHICH: tl.constexpr, DEFAULT: tl.constexpr):
+    """One of the statistics that were left in the workspace."""
+    return tl.load(of_group(a, at, a.work.statistics, WHICH), mask=at.there, other=DEFAULT)
+
+
+@helper
+def save(a, at, value, WHICH: tl.constexpr):
+    """Leave one of the statistics in the workspace."""
+    tl.store(of_group(a, at, a.work.statistics, WHICH), value, mask=at.there)
 
 
 @helper
 def given_mean(a, at, C: tl.constexpr):
     """The mean that x is centred about: given, or computed before."""
     if C.about == SAVED:
-        return tl.load(of_group(a, at, a.work.mean), mask=at.there, other=0.0)
+        return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
         return read_statistic(a, at, MEAN, 0.0, C)
 
@@ -78,10 +95,9 @@ def given_mean(a, at, C: tl.constexpr):
 def given_invstd(a, at, C: tl.constexpr):
     """1/std: given, or computed before, or of a variance."""
     if C.saved_spread:
-        value = tl.load(of_group(a, at, a.work.spread), mask=at.there, other=1.0)
+        value = load_saved(a, at, SAVED_SPREAD, 1.0)
         if C.wide:
-            error = tl.load(of_group(a, at, a.work.spread_error), mask=at.there, other=0.0)
-            return Pair(value, error)
+            return Pair(value, load_saved(a, at, SAVED_ERROR, 0.0))
         else:
             return exact(value)
     else:
@@ -95,7 +111,7 @@ def given_invstd(a, at, C: tl.constexpr):
 def mean_rest(a, at, C: tl.constexpr):
     """What rounding has left of a mean that was computed."""
     if C.about == SAVED:
-        return tl.load(of_group(a, at, a.work.mean_rest), mask=at.there, other=0.0)
+        return load_saved(a, at, SAVED_REST, 0.0)
     else:
         return tl.zeros_like(at.group.to(tl.float64))
 
@@ -131,7 +147,7 @@ def about_sums(a, at, C: tl.constexpr):
     A pilot was left there as well: y may be x's own memory, where the element is by now.
     """
     if C.about == PILOT:
-        return tl.load(of_group(a, at, a.work.pilot), mask=at.there, other=0.0)
+        return tl.load(of_group(a, at, a.work.pilots, 0), mask=at.there, other=0.0)
     else:
         return given_mean(a, at, C)
 
@@ -176,20 +192,18 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
         tl.debug_barrier()
         # An infinite or NaN mean has left nothing to be improved.
         mean = tl.where(is_finite(about), mean, about)
-        tl.store(of_group(a, at, a.work.mean), mean, mask=at.there)
-        rest = tl.where(is_finite(rest), rest, 0.0)
-        tl.store(of_group(a, at, a.work.mean_rest), rest, mask=at.there)
+        save(a, at, mean, SAVED_MEAN)
+        save(a, at, tl.where(is_finite(rest), rest, 0.0), SAVED_REST)
     if C.saves != SAVES_MEAN:
         value = two_sum(variance.value, number(a.numbers.eps))
         r = tl.rsqrt(value.value)
-        tl.store(of_group(a, at, a.work.spread), r, mask=at.there)
+        save(a, at, r, SAVED_SPREAD)
         if C.wide:
             # By a step of Newton's: of 1 − r²·value half is what r lacks, relative to it.
             square = times(exact(r), exact(r), True)
             lack = tl.fma(-square.value, value.value, 1.0) - square.error * value.value
             error = 0.5 * r * (lack - square.value * (value.error + variance.error))
-            error = tl.where(is_finite(error), error, 0.0)
-            tl.store(of_group(a, at, a.work.spread_error), error, mask=at.there)
+            save(a, at, tl.where(is_finite(error), error, 0.0), SAVED_ERROR)
 
 
 @helper
@@ -226,11 +240,12 @@ def update_running(
 
 
 @helper
-def sums_at(a, offset, part, at, C: tl.constexpr):
-    """Pointers to sums of channels in the workspace."""
+def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
+    """Pointers to sums of channels in the workspace: two, and then their errors."""
     CODE: tl.constexpr = 0 if C.short_sums else 1
-    row = part.to(tl.int64) * a.sizes.sets.to(tl.int64) + at.set
-    base = pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
+    row = WHICH * a.sizes.parts.to(tl.int64) + part
+    row = row * a.sizes.sets.to(tl.int64) + at.set
+    base = pointer(a.at.workspace.to(tl.int64) + a.work.sums.to(tl.int64), CODE)
     return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
 
 
@@ -241,32 +256,28 @@ def put_sums(a, part, at, centre, sums, C: tl.constexpr):
         if part == 0:
             # One of a group's channels writes for all.
             first = at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
-            tl.store(of_group(a, at, a.work.pilot), centre, mask=first)
-    total, projection = sums.total, sums.projection
-    tl.store(sums_at(a, a.work.sum_dy, part, at, C), total.value, mask=at.there)
-    tl.store(sums_at(a, a.work.sum_dy_xmu, part, at, C), projection.value, mask=at.there)
+            tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=first)
+    tl.store(sums_at(a, part, at, 0, C), sums.total.value, mask=at.there)
+    tl.store(sums_at(a, part, at, 1, C), sums.projection.value, mask=at.there)
     if C.wide:
-        tl.store(sums_at(a, a.work.sum_dy_error, part, at, C), total.error, mask=at.there)
-        tl.store(sums_at(a, a.work.sum_dy_xmu_error, part, at, C), projection.error, mask=at.there)
+        tl.store(sums_at(a, part, at, 2, C), sums.total.error, mask=at.there)
+        tl.store(sums_at(a, part, at, 3, C), sums.projection.error, mask=at.there)
 
 
 @helper
-def load_sum(a, offset, error_offset, part, at, C: tl.constexpr):
-    """A sum of channels from the workspace."""
-    value = tl.load(sums_at(a, offset, part, at, C), mask=at.there, other=0.0).to(tl.float64)
+def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
+    """One of both sums of channels from the workspace."""
+    value = tl.load(sums_at(a, part, at, WHICH, C), mask=at.there, other=0.0).to(tl.float64)
     error = tl.zeros_like(value)
     if C.wide:
-        error = tl.load(sums_at(a, error_offset, part, at, C), mask=at.there, other=0.0)
+        error = tl.load(sums_at(a, part, at, WHICH + 2, C), mask=at.there, other=0.0)
     return Pair(value, error)
 
 
 @helper
 def load_sums(a, part, at, C: tl.constexpr):
     """Both sums of channels from the workspace."""
-    return Sums(
-        load_sum(a, a.work.sum_dy, a.work.sum_dy_error, part, at, C),
-        load_sum(a, a.work.sum_dy_xmu, a.work.sum_dy_xmu_error, part, at, C),
-    )
+    return Sums(load_sum(a, part, at, 0, C), load_sum(a, part, at, 1, C))
 
 
 @helper

@@ -108,20 +108,15 @@ def pack(codes: dict[int, int]) -> int:
 
 
 class Addresses(NamedTuple):
-    """Where everything is, in the order of :class:`normgrad.problem.Role`, and the workspace."""
+    """Where everything is, in the order of :class:`normgrad.problem.Role`, and the workspace.
+
+    The per-channel vectors are in the order of their slots, :data:`VECTORS`.
+    """
 
     dy: Any
     x: Any
     dx: Any
-    mean: Any
-    spread: Any
-    weight: Any
-    sum_dy: Any
-    sum_dy_xmu: Any
-    out_sum_dy: Any
-    out_sum_dy_xmu: Any
-    out_weight: Any
-    out_bias: Any
+    vectors: Any
     count: Any
     workspace: Any
 
@@ -197,25 +192,19 @@ class Work(NamedTuple):
     """Where things stand in the workspace, in bytes.
 
     Attributes:
-        sum_dy, sum_dy_error, sum_dy_xmu, sum_dy_xmu_error: sums, by part, set and channel.
-        mean, mean_rest: a computed mean, rounded to the arithmetic's type, and what rounding left,
-            by set and group.
-        spread, spread_error: a computed 1/std and, in float64 arithmetic, its error, likewise.
-        pilot: what moments are about where it is an element of x, by set and group: y may be
+        sums: of dy and of dy·(x − μ), then in float64 arithmetic their errors; each by part, set
+            and channel.
+        statistics: a computed mean, rounded to the arithmetic's type, what rounding left of it, a
+            computed 1/std and its error; each by set and group.
+        pilots: what moments are about where it is an element of x, by set and group: y may be
             written over x before all who need the element have begun.
         coefficients: what a tensor is written from, in the arithmetic's type: five numbers, each
             by set and channel.
     """
 
-    sum_dy: Any
-    sum_dy_error: Any
-    sum_dy_xmu: Any
-    sum_dy_xmu_error: Any
-    mean: Any
-    mean_rest: Any
-    spread: Any
-    spread_error: Any
-    pilot: Any
+    sums: Any
+    statistics: Any
+    pilots: Any
     coefficients: Any
 
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from .config import Addresses
+from ...problem import Role
 from .launches import Launch
 
-#: How many addresses come first among a kernel's parameters.
-_PLACES = len(Addresses._fields)
+#: How many addresses come first among a kernel's parameters: those of all roles, and of the
+#: workspace.
+_PLACES = len(Role) + 1
 #: What Triton has every kernel take after its own parameters: scratch memory of two kinds.
 _NO_SCRATCH = (0, 0)
 

@@ -60,7 +60,6 @@ class Launch:
         config: what it is compiled for.
         arguments: with zeros for addresses.
         warps: of each program.
-        word: what it does, for people.
     """
 
     kernel: str
@@ -68,11 +67,25 @@ class Launch:
     config: Config
     arguments: Arguments
     warps: int
-    word: str
+
+    @property
+    def word(self) -> str:
+        """What it does, for people."""
+        words = [self.kernel]
+        if self.kernel == "sums":
+            words += ["scale"] * self.config.writes + ["outputs"] * self.config.outputs
+        return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
         """The arguments, at addresses in the order of roles."""
-        return self.arguments._replace(at=Addresses(*addresses[: len(Addresses._fields)]))
+        return self.arguments._replace(at=_addresses(addresses))
+
+
+def _addresses(flat: Sequence[int]) -> Addresses:
+    """Addresses in the order of roles, by their names."""
+    dy, x, dx, *rest = flat
+    count = len(VECTORS)
+    return Addresses(dy, x, dx, tuple(rest[:count]), *rest[count : count + 2])
 
 
 def _bits(value: float) -> int:
@@ -94,6 +107,7 @@ class Builder:
     launches: list[Launch] = field(default_factory=list)
     work: Work = _NO_WORK
     about: int = GIVEN
+    saves_statistics: bool = False
     saved_spread: bool = False
 
     def reserve(self, size: int) -> int:
@@ -115,17 +129,11 @@ class Builder:
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Room for sums in so many parts; what other parts left there is done with."""
         problem = self.problem
-        size = parts * problem.sets.size * problem.channel.size * itemsize
-        error = size if self.wide else 0
-        self.work = self.work._replace(
-            sum_dy=self.reserve(size),
-            sum_dy_xmu=self.reserve(size),
-            sum_dy_error=self.reserve(error),
-            sum_dy_xmu_error=self.reserve(error),
-        )
+        sums = (4 if self.wide else 2) * parts * problem.sets.size * problem.channel.size
+        self.work = self.work._replace(sums=self.reserve(sums * itemsize))
         if self.about == PILOT:
-            pilots = problem.sets.size * groups_of(problem) * 8
-            self.work = self.work._replace(pilot=self.reserve(pilots))
+            pilots = self.reserve(problem.sets.size * groups_of(problem) * 8)
+            self.work = self.work._replace(pilots=pilots)
 
     def reserve_coefficients(self) -> None:
         """Room for the coefficients of every channel."""
@@ -207,7 +215,7 @@ class Builder:
             _bits(problem.momentum),
             problem.count.elements if problem.count is not None else 0,
         )
-        zeros = Addresses(*(0,) * len(Addresses._fields))
+        zeros = _addresses([0] * (len(Role) + 1))
         axes = self.layout.axes if over_tensors else self.layout.axes[:1]
         dy, x, dx = (
             Steps(
@@ -225,26 +233,18 @@ class Builder:
         return self.problem.sets.size * ceil_div(self.problem.channel.size, tile.step)
 
     def launch(
-        self,
-        kernel: str,
-        word: str,
-        programs: int,
-        config: Config,
-        arguments: Arguments,
-        warps: int,
+        self, kernel: str, programs: int, config: Config, arguments: Arguments, warps: int
     ) -> None:
         """Add a launch."""
-        self.launches.append(Launch(kernel, programs, config, arguments, warps, word))
+        self.launches.append(Launch(kernel, programs, config, arguments, warps))
 
     # What launches do
 
-    def over_parts(
-        self, kernel: str, word: str, tile: Tile, parts: int, part: int, **rest: Any
-    ) -> None:
+    def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, **rest: Any) -> None:
         """A program for each part of each tile."""
         programs = self.tiles(tile) * parts
         arguments = self.arguments(tile, parts, part)
-        self.launch(kernel, word, programs, self.config(tile, **rest), arguments, tile.warps)
+        self.launch(kernel, programs, self.config(tile, **rest), arguments, tile.warps)
 
     def persistent(self, tile: Tile, **rest: Any) -> None:
         """A program for each tile, or for some where there are more than a device runs at once."""
@@ -254,10 +254,8 @@ class Builder:
         at_once = device.processors * device.programs_each
         each = max(1, min(tasks // at_once, LEAST // read))
         arguments = self.arguments(tile, 1, problem.positions, tasks, each)
-        self.launch(
-            "persistent", "persistent", ceil_div(tasks, each),
-            self.config(tile, sums=True, **rest), arguments, tile.warps,
-        )  # fmt: skip
+        config = self.config(tile, sums=True, **rest)
+        self.launch("persistent", ceil_div(tasks, each), config, arguments, tile.warps)
 
     def finish(self, parts: int, **rest: Any) -> None:
         """What follows from the sums of all parts, for each group."""
@@ -299,6 +297,4 @@ class Builder:
         config = self.config(tile, rows=rows, dy=none, x=none, dx=none, **rest)
         config = config._replace(rank=1, long_positions=False, long_offsets=False)
         arguments = self.arguments(tile, parts, over_tensors=False)
-        self.launch(
-            kernel, kernel, programs, config, arguments, max(1, min(8, rows * width // 128))
-        )
+        self.launch(kernel, programs, config, arguments, max(1, min(8, rows * width // 128)))

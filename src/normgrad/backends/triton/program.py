@@ -110,10 +110,8 @@ def _gather(builder: Builder) -> None:
     tile = Tile(1, width, width)
     programs = ceil_div(problem.channel.size, width)
     if programs:
-        builder.launch(
-            "gather", "gather", programs, builder.config(tile, rows=rows),
-            builder.arguments(tile), tile.warps,
-        )  # fmt: skip
+        config, arguments = builder.config(tile, rows=rows), builder.arguments(tile)
+        builder.launch("gather", programs, config, arguments, tile.warps)
 
 
 def _nothing(builder: Builder) -> None:
@@ -167,16 +165,12 @@ def _save(builder: Builder, which: int) -> None:
         builder.problem = _forward(problem)
     tile = tile_of(builder.problem, builder.layout, builder.device)
     parts, part = _parts(builder, tile)
-    values = problem.sets.size * groups_of(problem) * 8
-    if not builder.work.mean_rest:  # the first of them may well stand at 0
-        builder.work = builder.work._replace(
-            mean=builder.reserve(values),
-            mean_rest=builder.reserve(values),
-            spread=builder.reserve(values),
-            spread_error=builder.reserve(values if builder.wide else 0),
-        )
+    if not builder.saves_statistics:
+        builder.saves_statistics = True
+        values = 4 * problem.sets.size * groups_of(problem)
+        builder.work = builder.work._replace(statistics=builder.reserve(8 * values))
     builder.reserve_sums(parts)
-    builder.over_parts("sums", "moments", tile, parts, part)
+    builder.over_parts("sums", tile, parts, part)
     builder.finish(parts, saves=which)
     builder.problem = problem
 
@@ -205,12 +199,11 @@ def _sums_alone(builder: Builder) -> None:
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.grad_input is not None and problem.rule is Rule.EVAL
-    word = "sums+scale" if writes else "sums"
     if parts == 1 and builder.single:
-        builder.over_parts("sums", f"{word}+outputs", tile, 1, part, outputs=True, writes=writes)
+        builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)
-    builder.over_parts("sums", word, tile, parts, part, writes=writes)
+    builder.over_parts("sums", tile, parts, part, writes=writes)
     if problem.rule is Rule.GROUP:
         builder.outputs(parts)
     else:
@@ -220,7 +213,7 @@ def _sums_alone(builder: Builder) -> None:
 def _write_alone(builder: Builder) -> None:
     """dx or y from what is given."""
     tile = tile_of(builder.problem, builder.layout, builder.device)
-    builder.over_parts("write", "write", tile, *_parts(builder, tile))
+    builder.over_parts("write", tile, *_parts(builder, tile))
 
 
 def _sums_and_write(builder: Builder) -> str:
@@ -242,9 +235,9 @@ def _sums_and_write(builder: Builder) -> str:
         parts, part = _parts(builder, tile)
         builder.reserve_sums(parts)
         builder.reserve_coefficients()
-        builder.over_parts("sums", "sums", tile, parts, part)
+        builder.over_parts("sums", tile, parts, part)
         builder.finish(parts, coefficients=True, outputs=outputs)
-        builder.over_parts("write", "write", tile, parts, part, sums=True, reverse=True)
+        builder.over_parts("write", tile, parts, part, sums=True, reverse=True)
     if later:
         builder.outputs(parts, short=short)
     return "one pass" if one_pass else "two passes"
