@@ -22,12 +22,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
-def triton(session: nox.Session) -> None:
-    """The GPU's kernels, without one: by Triton's interpreter, and compiled."""
+def interpreter(session: nox.Session) -> None:
+    """The GPU's kernels, without one: all tests by Triton's interpreter, all kernels compiled."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
     session.install("-r", "requirements/triton.txt")
-    session.run("pytest", "-n", "auto", "tests/backends/triton")
-    interpreted = {"NORMGRAD_BACKEND": "triton", "TRITON_INTERPRET": "1"}
+    whole = {"NORMGRAD_ALL_KERNELS": "1"}
+    session.run("pytest", "-n", "auto", "tests/backends/triton", env=whole)
+    interpreted = {"NORMGRAD_BACKEND": "triton", "TRITON_INTERPRET": "1", **whole}
     kernels = ("tests/operators", "tests/backends/triton")
     session.run("pytest", "-n", "auto", *kernels, env=interpreted)
 
