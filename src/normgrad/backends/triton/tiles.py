@@ -122,21 +122,22 @@ def moments_of_tile(x, about, there, C: tl.constexpr):
     first sum keeps its errors where x is float32, since an element may be closer to the mean than
     float32's sums are exact; halves have digits to spare.
     """
-    N: tl.constexpr = C.leading * C.adjacent
     SINGLE: tl.constexpr = C.x.code == 0
     centre = about.to(tl.float32)[None, :]
-    # What is not there is p itself, and adds nothing.
+    # What is not there is p itself, and adds nothing to the first sum.
     x = tl.where(there, x, centre)
     if SINGLE:
         d = folded(two_sum(x, -centre), True, C)
     else:
         d = folded(exact(x - centre), False, C)
-    own = centre + d.value * (1.0 / N)
+    count = folded(exact(there.to(tl.float32)), False, C).value
+    own = centre + d.value / tl.maximum(count, 1.0)
     total = kept(Pair(d.value.to(tl.float64), d.error.to(tl.float64)), SINGLE)
-    d = x - unfolded(own, C)
+    d = tl.where(there, x - unfolded(own, C), 0.0)
     squares = folded(exact(d * d), False, C).value.to(tl.float64)
     away = own.to(tl.float64) - about[None, :]
-    return Sums(exact(total), exact(squares + away * (2.0 * total - N * away)))
+    squares += away * (2.0 * total - count.to(tl.float64) * away)
+    return Sums(exact(total), exact(squares))
 
 
 @helper
