@@ -39,35 +39,38 @@ class Rule(IntEnum):
 
 
 class Role(IntEnum):
-    """What an address given to a program stands for."""
+    """What an address given to a program stands for; the order is that of a call's addresses."""
 
+    # The data tensors. A forward pass reads its input in both places.
     GRAD_OUT = 0
     INPUT = 1
-    GRAD_INPUT = 2
+    RESULT = 2
+    # Per-channel inputs. INVSTD may hold variances: see Problem.invstd_is_variance.
     MEAN = 3
-    SPREAD = 4
+    INVSTD = 4
     WEIGHT = 5
-    SUM_DY = 6
-    SUM_DY_XMU = 7
-    OUT_SUM_DY = 8
-    OUT_SUM_DY_XMU = 9
-    OUT_WEIGHT = 10
-    OUT_BIAS = 11
-    COUNT = 12
-    # The forward pass reads a bias where a gradient reads sums. The statistics that are asked for
-    # stand where sums do elsewhere, and running statistics where gradients of parameters do.
-    BIAS = SUM_DY
-    OUTPUT = GRAD_INPUT
-    OUT_MEAN = OUT_SUM_DY
-    OUT_INVSTD = OUT_SUM_DY_XMU
-    OUT_RUNNING_MEAN = OUT_WEIGHT
-    OUT_RUNNING_VAR = OUT_BIAS
-    # Running statistics, to be updated: where the statistics that are computed would be given, or
-    # where those of ranks are.
-    RUNNING_MEAN = MEAN
-    RUNNING_VAR = SPREAD
-    GATHERED_RUNNING_MEAN = SUM_DY
-    GATHERED_RUNNING_VAR = SUM_DY_XMU
+    BIAS = 6
+    SUM_DY = 7
+    SUM_DY_XMU = 8
+    RUNNING_MEAN = 9
+    RUNNING_VAR = 10
+    # Per-channel outputs.
+    OUT_SUM_DY = 11
+    OUT_SUM_DY_XMU = 12
+    GRAD_WEIGHT = 13
+    GRAD_BIAS = 14
+    OUT_MEAN = 15
+    OUT_INVSTD = 16
+    OUT_RUNNING_MEAN = 17
+    OUT_RUNNING_VAR = 18
+    # How many elements each rank has.
+    COUNT = 19
+
+
+#: The roles of per-channel vectors.
+VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
+#: Those that are outputs.
+_OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,8 @@ class Problem:
         momentum: the weight of new statistics in running ones.
         divisor: how many elements each statistic is over.
         per_group: channels that share a statistic (1 for batch norm).
-        spread_is_variance: whether ``Role.SPREAD`` holds variances rather than 1/std.
-        missing_mean, missing_spread: computed from the input (training without save_*; both
+        invstd_is_variance: whether ``Role.INVSTD`` holds variances rather than 1/std.
+        missing_mean, missing_invstd: computed from the input (training without save_*; both
             in training's forward pass).
     """
 
@@ -114,9 +117,9 @@ class Problem:
     momentum: float = 0.0
     divisor: float = 1.0
     per_group: int = 1
-    spread_is_variance: bool = False
+    invstd_is_variance: bool = False
     missing_mean: bool = False
-    missing_spread: bool = False
+    missing_invstd: bool = False
 
     @property
     def arithmetic(self) -> DType:
@@ -134,7 +137,7 @@ class Problem:
     @property
     def wants_parameters(self) -> bool:
         """Whether any per-channel output is asked for."""
-        return any(role in self.vectors for role in _PARAMETER_OUTPUTS)
+        return any(role in self.vectors for role in _OUTPUTS)
 
     @property
     def is_empty(self) -> bool:
@@ -157,7 +160,7 @@ class Problem:
             return True
         if self.grad_input is not None and self.rule in (Rule.TRAIN, Rule.GROUP, Rule.ELEMT):
             return True
-        return Role.OUT_SUM_DY_XMU in self.vectors or Role.OUT_WEIGHT in self.vectors
+        return Role.OUT_SUM_DY_XMU in self.vectors or Role.GRAD_WEIGHT in self.vectors
 
     @property
     def input_is_grad_out(self) -> bool:
@@ -184,8 +187,5 @@ class Problem:
             channel=twice(self.channel),
             inner=twice(self.inner),
             missing_mean=False,
-            missing_spread=False,
+            missing_invstd=False,
         )
-
-
-_PARAMETER_OUTPUTS = (Role.OUT_SUM_DY, Role.OUT_SUM_DY_XMU, Role.OUT_WEIGHT, Role.OUT_BIAS)

@@ -43,16 +43,16 @@ def _outputs(options: Options) -> tuple[Output, ...]:
 
 def _roles(options: Options) -> dict[str, Role]:
     statistics = (
-        {"save_mean": Role.MEAN, "save_invstd": Role.SPREAD}
+        {"save_mean": Role.MEAN, "save_invstd": Role.INVSTD}
         if options.training
-        else {"running_mean": Role.MEAN, "running_var": Role.SPREAD}
+        else {"running_mean": Role.MEAN, "running_var": Role.INVSTD}
     )
     return {
         **views.DATA_ROLES,
         **statistics,
         "weight": Role.WEIGHT,
-        "grad_weight": Role.OUT_WEIGHT,
-        "grad_bias": Role.OUT_BIAS,
+        "grad_weight": Role.GRAD_WEIGHT,
+        "grad_bias": Role.GRAD_BIAS,
     }
 
 
@@ -67,9 +67,9 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
         channel_axis=axis,
         eps=options.eps,
         divisor=float(data.elements // max(1, data.shape[axis])),
-        spread_is_variance=options.saved_variance or not options.training,
+        invstd_is_variance=options.saved_variance or not options.training,
         missing_mean=options.training and "save_mean" not in specs,
-        missing_spread=options.training and "save_invstd" not in specs,
+        missing_invstd=options.training and "save_invstd" not in specs,
     )
 
 

@@ -45,8 +45,9 @@ def _roles(options: Options) -> dict[str, Role]:
         **views.FORWARD_ROLES,
         "weight": Role.WEIGHT,
         "bias": Role.BIAS,
-        "running_mean": Role.RUNNING_MEAN,
-        "running_var": Role.RUNNING_VAR,
+        # To be updated, or what is normalised with.
+        "running_mean": Role.RUNNING_MEAN if options.training else Role.MEAN,
+        "running_var": Role.RUNNING_VAR if options.training else Role.INVSTD,
         "mean": Role.OUT_MEAN,
         "invstd": Role.OUT_INVSTD,
         **views.RUNNING_ROLES,
@@ -65,9 +66,9 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
         eps=options.eps,
         momentum=options.momentum,
         divisor=float(data.elements // max(1, data.shape[axis])),
-        spread_is_variance=True,
+        invstd_is_variance=True,
         missing_mean=options.training,
-        missing_spread=options.training,
+        missing_invstd=options.training,
     )
 
 
@@ -166,7 +167,7 @@ def _elemt_roles(options: Options) -> dict[str, Role]:
         "weight": Role.WEIGHT,
         "bias": Role.BIAS,
         "mean": Role.MEAN,
-        "invstd": Role.SPREAD,
+        "invstd": Role.INVSTD,
     }
 
 
@@ -266,7 +267,7 @@ def _group_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
         outputs,
         options,
         missing_mean=True,
-        missing_spread=True,
+        missing_invstd=True,
     )
     if problem.channel.size:
         return problem

@@ -43,10 +43,10 @@ def _roles(options: Options) -> dict[str, Role]:
     return {
         **views.DATA_ROLES,
         "mean": Role.MEAN,
-        "rstd": Role.SPREAD,
+        "rstd": Role.INVSTD,
         "gamma": Role.WEIGHT,
-        "grad_gamma": Role.OUT_WEIGHT,
-        "grad_beta": Role.OUT_BIAS,
+        "grad_gamma": Role.GRAD_WEIGHT,
+        "grad_beta": Role.GRAD_BIAS,
     }
 
 

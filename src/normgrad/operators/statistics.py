@@ -46,7 +46,7 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
         eps=options.eps,
         divisor=float(data.elements // max(1, data.shape[axis])),
         missing_mean=True,
-        missing_spread=True,
+        missing_invstd=True,
     )
 
 
@@ -121,9 +121,9 @@ def _gather_outputs(options: Options) -> tuple[Output, ...]:
 def _gather_roles(options: Options) -> dict[str, Role]:
     return {
         "mean": Role.MEAN,
-        "invstd": Role.SPREAD,
-        "running_mean": Role.GATHERED_RUNNING_MEAN,
-        "running_var": Role.GATHERED_RUNNING_VAR,
+        "invstd": Role.INVSTD,
+        "running_mean": Role.RUNNING_MEAN,
+        "running_var": Role.RUNNING_VAR,
         "counts": Role.COUNT,
         "global_mean": Role.OUT_MEAN,
         "global_invstd": Role.OUT_INVSTD,

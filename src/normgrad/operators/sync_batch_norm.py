@@ -45,11 +45,11 @@ def _reduce_roles(options: Options) -> dict[str, Role]:
     return {
         **views.DATA_ROLES,
         "mean": Role.MEAN,
-        "invstd": Role.SPREAD,
+        "invstd": Role.INVSTD,
         "sum_dy": Role.OUT_SUM_DY,
         "sum_dy_xmu": Role.OUT_SUM_DY_XMU,
-        "grad_weight": Role.OUT_WEIGHT,
-        "grad_bias": Role.OUT_BIAS,
+        "grad_weight": Role.GRAD_WEIGHT,
+        "grad_bias": Role.GRAD_BIAS,
     }
 
 
@@ -138,7 +138,7 @@ def _elemt_roles(options: Options) -> dict[str, Role]:
     return {
         **views.DATA_ROLES,
         "mean": Role.MEAN,
-        "invstd": Role.SPREAD,
+        "invstd": Role.INVSTD,
         "weight": Role.WEIGHT,
         "sum_dy": Role.SUM_DY,
         "sum_dy_xmu": Role.SUM_DY_XMU,

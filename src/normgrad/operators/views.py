@@ -14,12 +14,12 @@ from ..problem import Problem, Role, Rule, Vector
 DATA_ROLES = {
     "grad_out": Role.GRAD_OUT,
     "input": Role.INPUT,
-    "grad_input": Role.GRAD_INPUT,
+    "grad_input": Role.RESULT,
 }
 NOT_VECTORS = {*DATA_ROLES.values(), Role.COUNT}
 
 #: The roles of the data tensors in the forward pass.
-FORWARD_ROLES = {"input": Role.INPUT, "output": Role.OUTPUT}
+FORWARD_ROLES = {"input": Role.INPUT, "output": Role.RESULT}
 
 
 def grad_input(wanted: bool) -> Output:
@@ -77,7 +77,7 @@ def problem(
         rest: the problem's other attributes.
     """
     by_role = {roles.get(name): spec for name, spec in (*specs.items(), *outputs.items())}
-    data, written = specs["input"], by_role.get(Role.GRAD_INPUT)
+    data, written = specs["input"], by_role.get(Role.RESULT)
     grad_out = by_role.get(Role.GRAD_OUT, data)
     tensors = (grad_out, data, written or data)
     axes = [

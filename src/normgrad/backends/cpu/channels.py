@@ -24,12 +24,12 @@ from .block import (
     DO_PREPARE,
     DO_STATISTICS,
     EPS,
-    MISSING,
-    MISSING_SPREAD,
-    OUT_BIAS,
+    GRAD_BIAS,
+    GRAD_WEIGHT,
+    MISSING_INVSTD,
+    MISSING_MEAN,
     OUT_SUM_DY,
     OUT_SUM_DY_XMU,
-    OUT_WEIGHT,
     PER_GROUP,
     RULE,
     SETS,
@@ -136,7 +136,7 @@ def statistics(block, real, base, count):
     for i in range(base, base + count):
         square, square_error = sum_and_error(squares, square_errors, i)
         variance, error = divided(real, square, square_error, m)
-        if get(block, MISSING) != 0:
+        if get(block, MISSING_MEAN) != 0:
             about = double(get(mean, i))
             total, total_error = sum_and_error(totals, errors, i)
             change, change_error = divided(real, total, total_error, m)
@@ -150,7 +150,7 @@ def statistics(block, real, base, count):
             error += left - square_error
             if variance < 0.0:
                 variance, error = 0.0, 0.0
-        if get(block, MISSING_SPREAD) != 0:
+        if get(block, MISSING_INVSTD) != 0:
             value, left = two_sum(variance, eps)
             r, r_error = inverse_root(real, value, left + error)
             put(invstd, i, r)
@@ -244,7 +244,7 @@ def coefficients_of_channels(
             real, load(weight, c), load(invstd, c), error_of(invstd_errors, c), m, total,
             total_error, projection, projection_error, False,
         )  # fmt: skip
-        if get(block, MISSING) != 0 and isfinite(slope):
+        if get(block, MISSING_MEAN) != 0 and isfinite(slope):
             offset = fma(-slope, get(rest, c), offset)
         put_coefficients(rows, c, (gain, offset, slope, scale))
 
@@ -371,8 +371,8 @@ def outputs(block, real, c0, c1):
         write_row(
             block, plain(OUT_SUM_DY_XMU), plain(0), first, count, projections, projection_errors
         )
-        write_row(block, plain(OUT_WEIGHT), plain(0), first, count, scaled, scaled_errors)
-        write_row(block, plain(OUT_BIAS), plain(0), first, count, totals, total_errors)
+        write_row(block, plain(GRAD_WEIGHT), plain(0), first, count, scaled, scaled_errors)
+        write_row(block, plain(GRAD_BIAS), plain(0), first, count, totals, total_errors)
 
 
 def channel_kernel(real, block, flags, s, c0, c1):
@@ -382,7 +382,7 @@ def channel_kernel(real, block, flags, s, c0, c1):
         total_count(block)
     if flags & DO_PREPARE:
         prepare_statistics(block, real, s, c0, c1)
-        if get(block, MISSING) != 0:
+        if get(block, MISSING_MEAN) != 0:
             pilots(block, real, s, c0, c1)
         prepare_weight(block, real, s, c0, c1)
     if flags & DO_COMBINE:

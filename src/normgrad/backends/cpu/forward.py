@@ -20,10 +20,9 @@ from .block import (
     DO_PREPARE,
     DO_STATISTICS,
     EPS,
-    GATHERED_RUNNING_MEAN,
-    GATHERED_RUNNING_VAR,
+    INVSTD,
     MEAN,
-    MISSING,
+    MISSING_MEAN,
     MOMENTUM,
     OUT_INVSTD,
     OUT_MEAN,
@@ -32,7 +31,6 @@ from .block import (
     PER_GROUP,
     RUNNING_MEAN,
     RUNNING_VAR,
-    SPREAD,
     W_INVSTD,
     W_MEAN,
     W_SCALE,
@@ -220,13 +218,13 @@ def gather(block, real, c0, c1):
             mine = count_of(block, rank)
             if mine != 0.0:
                 read_row(block, plain(MEAN), rank, first, count, row)
-                read_row(block, plain(SPREAD), rank, first, count, other)
+                read_row(block, plain(INVSTD), rank, first, count, other)
                 for c in range(count):
                     r, d = double(get(other, c)), double(get(row, c)) - get(means, c)
                     fold(spreads, spread_errors, c, mine * (1.0 / (r * r) + d * d))
         write_row(block, plain(OUT_MEAN), plain(0), first, count, means, mean_errors)
         updated(
-            block, real, plain(GATHERED_RUNNING_MEAN), plain(OUT_RUNNING_MEAN), first, count,
+            block, real, plain(RUNNING_MEAN), plain(OUT_RUNNING_MEAN), first, count,
             means, mean_errors, n,
         )  # fmt: skip
         for c in range(count):
@@ -240,7 +238,7 @@ def gather(block, real, c0, c1):
             put(spreads, c, max(value, 0.0) if value == value else nan)
         unbiased(spreads, count, n)
         updated(
-            block, real, plain(GATHERED_RUNNING_VAR), plain(OUT_RUNNING_VAR), first, count,
+            block, real, plain(RUNNING_VAR), plain(OUT_RUNNING_VAR), first, count,
             spreads, spread_errors, n,
         )  # fmt: skip
 
@@ -249,7 +247,7 @@ def forward_kernel(real, block, flags, s, c0, c1):
     """What the flags name, for channels c0 to c1 of set s; compiled once for each arithmetic."""
     base = s * get(block, CHANNELS) + c0
     if flags & DO_PREPARE:
-        if get(block, MISSING) != 0:
+        if get(block, MISSING_MEAN) != 0:
             pilots(block, real, s, c0, c1)
         else:
             prepare_statistics(block, real, s, c0, c1)

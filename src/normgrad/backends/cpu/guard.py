@@ -16,13 +16,13 @@ import numpy.typing as npt
 from ... import pages
 from ...arguments import Place
 from .block import (
+    GUARD_FIELDS,
     GUARD_FLAGS,
     GUARD_HIGH,
     GUARD_LOW,
     GUARD_MADVISE,
     GUARD_MSYNC,
     GUARD_PAGE,
-    GUARD_WORDS,
     HAS_BYTES,
     MAY_BE,
 )
@@ -51,7 +51,7 @@ def table(
 
     ``in_place``: the inputs whose very memory the output at a slot may be.
     """
-    words = np.zeros(GUARD_WORDS, np.int64)
+    words = np.zeros(GUARD_FIELDS, np.int64)
     for slot, place in (*inputs.items(), *outputs.items()):
         row = words[SLOT * slot :]
         row[GUARD_LOW], row[GUARD_HIGH] = place.low, place.high

@@ -18,7 +18,7 @@ from .block import (
     AFTER,
     AHEAD,
     BEFORE,
-    BLOCK_WORDS,
+    BLOCK_FIELDS,
     CHANNEL_BLOCK,
     CHANNEL_KERNEL,
     CHANNEL_STRIDES,
@@ -49,13 +49,13 @@ from .block import (
     POSITIONS,
     SET_STRIDES,
     SETS,
-    STEP_WORDS,
+    STEP_FIELDS,
     SUMS_KERNEL,
     TASKS,
     TEAM,
     TEAM_BLOCK,
+    TEAM_FIELDS,
     TEAM_STEP,
-    TEAM_WORDS,
     THREAD_COUNT,
     THREAD_NUMBER,
     THREADS,
@@ -185,6 +185,10 @@ def kernel_of(operation: str) -> Any:
     return add_sums if operation in SUMMING else write_dx
 
 
+#: The type of a call's addresses.
+ADDRESSES_TYPE = types.UniTuple(types.int64, PLACES)
+
+
 def signature(pattern: str, operation: str, code: int) -> Any:
     """A kernel's type for an access pattern, an operation and the data's dtype code.
 
@@ -298,38 +302,29 @@ def passes(guards, given, addresses):
     return True
 
 
-# fmt: off
-def drive(
-    template, steps, step_count, openmp, threads, guards, given, dy, x, dx, mean, spread, weight,
-    sum_dy, sum_dy_xmu, out_sum_dy, out_sum_dy_xmu, out_weight, out_bias, count, workspace, other,
-    another, third,
-):
+def drive(template, steps, step_count, openmp, threads, guards, given, places):
     """Run a program: copy its block, fill in the addresses, and call its steps one by one.
 
     ``openmp`` is the address of a team's functions, whose threads then share the tasks, or 0.
-    0 if that was done; 1 if the guard found something wrong first.
+    0 if that was done; 1 if the alias check found something wrong first.
     """
-    places = (
-        dy, x, dx, mean, spread, weight, sum_dy, sum_dy_xmu, out_sum_dy, out_sum_dy_xmu,
-        out_weight, out_bias, count, workspace, other, another, third,
-    )
     addresses = int_buffer(PLACES)
     for slot in range(PLACES):
         put(addresses, slot, places[slot])
     if given >= 0 and not passes(integers_at(guards), given, addresses):
         return 1
-    block = int_buffer(BLOCK_WORDS)
+    block = int_buffer(BLOCK_FIELDS)
     source = integers_at(template)
     for slot in range(ADDRESSES):
         put(block, slot, get(addresses, slot))
-    for word in range(ADDRESSES, BLOCK_WORDS):
+    for word in range(ADDRESSES, BLOCK_FIELDS):
         put(block, word, get(source, word))
     here = address_of(block)
     for index in range(step_count):
-        step = steps + 8 * STEP_WORDS * index
+        step = steps + 8 * STEP_FIELDS * index
         tasks = get(integers_at(step), TASKS)
         if get(integers_at(step), THREADS) != 0 and openmp != 0:
-            told = int_buffer(TEAM_WORDS)
+            told = int_buffer(TEAM_FIELDS)
             for word in range(TEAM_BLOCK):
                 put(told, word, get(integers_at(openmp), word))
             put(told, TEAM_BLOCK, here)
@@ -342,4 +337,3 @@ def drive(
             for task in prange(tasks):
                 run_task(integers_at(here), integers_at(step), task)
     return 0
-# fmt: on

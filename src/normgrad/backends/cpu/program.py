@@ -87,7 +87,7 @@ def _fill_axes(block: npt.NDArray[np.int64], problem: Problem) -> None:
 
 def _fill_vectors(block: npt.NDArray[np.int64], problem: Problem) -> None:
     for role, vector in problem.vectors.items():
-        word = B.VECTORS + B.VECTOR_WORDS * (int(role) - B.MEAN)
+        word = B.VECTORS + B.VECTOR_FIELDS * (int(role) - B.MEAN)
         block[word + B.SET_STRIDE] = vector.set_stride
         block[word + B.STRIDE] = vector.stride
         block[word + B.CODE] = vector.dtype.code
@@ -137,18 +137,18 @@ def build(problem: Problem, machine: Machine) -> Program:
     large = bytes_of(problem) > machine.cache // 2
     access, problem = access_of(problem)
     steps, parts = steps_of(problem, access)
-    template = np.zeros(B.BLOCK_WORDS, np.int64)
+    template = np.zeros(B.BLOCK_FIELDS, np.int64)
     _fill_axes(template, problem)
     _fill_vectors(template, problem)
     template[B.RULE] = problem.rule
     template[B.EPS] = _bits(problem.eps)
     template[B.MOMENTUM] = _bits(problem.momentum)
-    template[B.MISSING] = problem.missing_mean
-    template[B.MISSING_SPREAD] = problem.missing_spread
+    template[B.MISSING_MEAN] = problem.missing_mean
+    template[B.MISSING_INVSTD] = problem.missing_invstd
     template[B.X_CODE] = problem.input.code
     template[B.DIVISOR] = _bits(problem.divisor)
     template[B.PER_GROUP] = problem.per_group
-    template[B.SPREAD_IS_VARIANCE] = problem.spread_is_variance
+    template[B.INVSTD_IS_VARIANCE] = problem.invstd_is_variance
     template[B.SLOTS] = parts
     if problem.is_empty:
         template[B.SETS] = 0  # no sums; what is to be summed over them is 0

@@ -85,7 +85,8 @@ def _driver(name: str, parallel: bool) -> Any:
     function.__module__ = drive.__module__
     dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
     dispatcher._cache = cache_for(function)
-    signature = types.int64(*[types.int64] * drive.__code__.co_argcount)
+    numbers = [types.int64] * (drive.__code__.co_argcount - 1)
+    signature = types.int64(*numbers, kernel_module.ADDRESSES_TYPE)
     with compiling():
         dispatcher.compile(signature)
     # Past the dispatcher, which would find out every argument's type again.
@@ -218,7 +219,7 @@ class Runner:
         if program.pattern == "tiles":
             self._movers = [compiled_mover(code, program.arithmetic) for code in program.data]
             self._template[B.MOVERS : B.MOVERS + 3] = [mover.address for mover in self._movers]
-        steps = np.zeros((len(program.steps), B.STEP_WORDS), np.int64)
+        steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for words, step in zip(steps, program.steps, strict=True):
             for operation in step.operations:
                 word = B.SUMS_KERNEL if operation in SUMMING else B.DX_KERNEL
@@ -276,15 +277,15 @@ class Runner:
         so many."""
         if functions is not None:
             return self._run_serially(addresses, given, _team(functions).ctypes.data, count)
-        driver = _parallel_driver()
+        driver, places = _parallel_driver(), tuple(addresses)
         with _threads.one_at_a_time:
             if count == usual:
-                status: int = driver(*self._program, 0, 0, self._guard, given, *addresses)
+                status: int = driver(*self._program, 0, 0, self._guard, given, places)
             else:
                 # Numba's number is the calling thread's own, and its user's.
                 numba.set_num_threads(count)
                 try:
-                    status = driver(*self._program, 0, 0, self._guard, given, *addresses)
+                    status = driver(*self._program, 0, 0, self._guard, given, places)
                 finally:
                     numba.set_num_threads(usual)
         if not _threads.started:
@@ -299,7 +300,9 @@ class Runner:
         """In this thread, or in a team of so many."""
         if self._serial is None:  # not compiled before it is needed: it takes most of a second
             self._serial = _serial_driver()
-        status: int = self._serial(*self._program, team, count, self._guard, given, *addresses)
+        status: int = self._serial(
+            *self._program, team, count, self._guard, given, tuple(addresses)
+        )
         return status
 
 

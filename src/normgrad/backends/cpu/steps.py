@@ -208,7 +208,7 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     if problem.count is not None:
         steps.append(Step(B.DO_COUNT, problem.channel.size, 1, problem.positions, 1, False))
     prepare = B.DO_PREPARE
-    if problem.missing_mean or problem.missing_spread:
+    if problem.missing_mean or problem.missing_invstd:
         # A mean in float64 arithmetic takes a round of its own, as in the forward pass.
         twice = problem.missing_mean and problem.arithmetic is dtypes.float64
         steps.append(cut.over_channels(prepare))

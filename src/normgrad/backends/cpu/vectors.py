@@ -15,16 +15,16 @@ from .block import (
     COUNT_STRIDES,
     DIVISOR,
     EPS,
+    INVSTD,
+    INVSTD_IS_VARIANCE,
     MEAN,
     PER_GROUP,
     SET_STRIDE,
     SET_STRIDES,
     SETS,
     SLOTS,
-    SPREAD,
-    SPREAD_IS_VARIANCE,
     STRIDE,
-    VECTOR_WORDS,
+    VECTOR_FIELDS,
     VECTORS,
     W_INVSTD,
     W_INVSTD_ERROR,
@@ -120,7 +120,7 @@ def clear_errors(row, count):
 def read_row(block, slot, s, first, count, row):
     """A per-channel input from ``first`` on, rounded to the row's type."""
     not_inlined()
-    words = shift(block, VECTORS + VECTOR_WORDS * (slot - MEAN))
+    words = shift(block, VECTORS + VECTOR_FIELDS * (slot - MEAN))
     stride, code = get(words, STRIDE), get(words, CODE)
     at = s * get(words, SET_STRIDE) + first * stride
     address = get(block, slot)
@@ -188,7 +188,7 @@ def write_row(block, slot, s, first, count, totals, errors):
     address = get(block, slot)
     if address == 0:
         return
-    words = shift(block, VECTORS + VECTOR_WORDS * (slot - MEAN))
+    words = shift(block, VECTORS + VECTOR_FIELDS * (slot - MEAN))
     stride, code = get(words, STRIDE), get(words, CODE)
     at = s * get(words, SET_STRIDE) + first * stride
     if code == 0:
@@ -220,11 +220,11 @@ def prepare_statistics(block, real, s, c0, c1):
         read_groups(block, plain(MEAN), s, c0, c1, mean)
     else:
         fill(mean, count, 0.0)
-    if get(block, SPREAD) != 0:
-        read_groups(block, plain(SPREAD), s, c0, c1, rounded)
+    if get(block, INVSTD) != 0:
+        read_groups(block, plain(INVSTD), s, c0, c1, rounded)
     else:
         fill(rounded, count, 1.0)
-    if get(block, SPREAD_IS_VARIANCE) != 0:
+    if get(block, INVSTD_IS_VARIANCE) != 0:
         for c in range(count):
             store(invstd, c, 1.0 / sqrt(double(load(rounded, c)) + eps))
     else:
