@@ -11,6 +11,7 @@ from __future__ import annotations
 from ...memory import LINE
 from . import access
 from .block import AHEAD, CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
+from .elements import reads_dy, reads_x, written
 from .intrinsics import (
     address_of,
     double_buffer,
@@ -138,81 +139,35 @@ def column_moments(x, x_step, rows, mean, width, sums):
 
 
 @helper
-def part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, part):
-    """dx of a part of some rows, from c on."""
+def write_part(pattern, dy, x, dx, steps, rows, terms, c, ahead, part):
+    """Write a part of some rows, from c on."""
     mean, gain, offset, slope, scale = terms
-    mu, g, b = get_lanes(mean, c), get_lanes(gain, c), get_lanes(offset, c)
-    k, a = get_lanes(slope, c), get_lanes(scale, c)
+    lanes = (
+        get_lanes(mean, c), get_lanes(gain, c), get_lanes(offset, c), get_lanes(slope, c),
+        get_lanes(scale, c),
+    )  # fmt: skip
     for r in range(rows):
-        if ahead:
-            prefetch_lanes(dy, (r - 2 * rows) * dy_step + c)
-            prefetch_lanes(x, (r - 2 * rows) * x_step + c)
-        inner = b + k * (load_part(x, r * x_step + c, part) - mu)
-        value = a * (g * load_part(dy, r * dy_step + c, part) - inner)
-        store_part(dx, r * dx_step + c, value, part)
+        i, j = r * steps[0] + c, r * steps[1] + c
+        if ahead and reads_dy(pattern) and reads_x(pattern):
+            prefetch_lanes(dy, i - 2 * rows * steps[0])
+            prefetch_lanes(x, j - 2 * rows * steps[1])
+        value = written(pattern, dy, x, i, j, lanes, part)
+        store_part(dx, r * steps[2] + c, value, part)
 
 
 @helper
-def column_apply(dy, x, dx, dy_step, x_step, dx_step, rows, terms, width, streaming, ahead):
-    """dx of some rows; past the caches if all of dx's rows are whole cache lines."""
+def write_rows(pattern, dy, x, dx, steps, rows, terms, width, streaming, ahead):
+    """Write some rows; past the caches if all of dx's rows are whole cache lines."""
     not_inlined()
     whole = width // LANES * LANES
     if streaming:
         for c in range(0, whole, LANES):
-            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, PAST_CACHES)
+            write_part(pattern, dy, x, dx, steps, rows, terms, c, ahead, PAST_CACHES)
     else:
         for c in range(0, whole, LANES):
-            part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, c, ahead, None)
+            write_part(pattern, dy, x, dx, steps, rows, terms, c, ahead, None)
     if whole < width:
-        left = width - whole
-        part_of_rows(dy, x, dx, dy_step, x_step, dx_step, rows, terms, whole, ahead, left)
-
-
-@helper
-def part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, part):
-    """scale · dy of a part of some rows, from c on."""
-    a = get_lanes(scale, c)
-    for r in range(rows):
-        store_part(dx, r * dx_step + c, a * load_part(dy, r * dy_step + c, part), part)
-
-
-@helper
-def column_scale(dy, dx, dy_step, dx_step, rows, scale, width, streaming):
-    """dx = scale · dy of some rows; past the caches if all of dx's rows are whole cache lines."""
-    not_inlined()
-    whole = width // LANES * LANES
-    if streaming:
-        for c in range(0, whole, LANES):
-            part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, PAST_CACHES)
-    else:
-        for c in range(0, whole, LANES):
-            part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, c, None)
-    if whole < width:
-        part_of_scaled(dy, dx, dy_step, dx_step, rows, scale, whole, width - whole)
-
-
-@helper
-def part_of_normal(x, y, x_step, y_step, rows, terms, c, part):
-    """y of a part of some rows, from c on."""
-    mean, scale, offset = terms
-    mu, a, b = get_lanes(mean, c), get_lanes(scale, c), get_lanes(offset, c)
-    for r in range(rows):
-        store_part(y, r * y_step + c, a * (load_part(x, r * x_step + c, part) - mu) + b, part)
-
-
-@helper
-def column_normalise(x, y, x_step, y_step, rows, terms, width, streaming):
-    """y of some rows; past the caches if all of y's rows are whole cache lines."""
-    not_inlined()
-    whole = width // LANES * LANES
-    if streaming:
-        for c in range(0, whole, LANES):
-            part_of_normal(x, y, x_step, y_step, rows, terms, c, PAST_CACHES)
-    else:
-        for c in range(0, whole, LANES):
-            part_of_normal(x, y, x_step, y_step, rows, terms, c, None)
-    if whole < width:
-        part_of_normal(x, y, x_step, y_step, rows, terms, whole, width - whole)
+        write_part(pattern, dy, x, dx, steps, rows, terms, whole, ahead, width - whole)
 
 
 @helper
@@ -344,15 +299,16 @@ def rows_before(end, repeat):
 
 
 # fmt: off
-def segment_apply(
+def segment_write(
     pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
-    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
+    """Write a segment of dx or y."""
     gain, offset, slope, scale = coefficients
     run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
     dy_step = get(block, INNER_STRIDES)
     x_step = get(block, INNER_STRIDES + 1)
     dx_step = get(block, INNER_STRIDES + 2)
+    steps = (repeat * dy_step, repeat * x_step, repeat * dx_step)
     means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
     offsets, slopes = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
     scales = real_buffer(SPAN, dy, x)
@@ -361,10 +317,12 @@ def segment_apply(
     streaming = get(block, STREAM) != 0
     for c0 in range(0, channels, chunk):
         n = min(chunk, channels - c0)
-        spread(mean, c0, n, run, repeat, dy, means)
-        spread(gain, c0, n, run, repeat, dy, gains)
-        spread(offset, c0, n, run, repeat, dy, offsets)
-        spread(slope, c0, n, run, repeat, dy, slopes)
+        if reads_x(pattern):
+            spread(mean, c0, n, run, repeat, dy, means)
+            spread(offset, c0, n, run, repeat, dy, offsets)
+        if reads_x(pattern) and reads_dy(pattern):
+            spread(gain, c0, n, run, repeat, dy, gains)
+            spread(slope, c0, n, run, repeat, dy, slopes)
         spread(scale, c0, n, run, repeat, dy, scales)
         at = c0 * run
         # Whole cache lines only: a line written in two halves past the caches is slower
@@ -376,77 +334,10 @@ def segment_apply(
         while end > 0:
             rows, m = rows_before(end, repeat)
             i = end - m
-            column_apply(
-                shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
-                shift(dx, dx_at + at + i * dx_step), repeat * dy_step, repeat * x_step,
-                repeat * dx_step, rows, terms, n * run * (m // rows), streaming and aligned, ahead,
-            )  # fmt: skip
-            end = i
-# fmt: on
-
-
-# fmt: off
-def segment_scale(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of dx = scale · dy."""
-    scale = coefficients[3]
-    run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
-    dy_step = get(block, INNER_STRIDES)
-    dx_step = get(block, INNER_STRIDES + 2)
-    scales = real_buffer(SPAN, dy, x)
-    streaming = get(block, STREAM) != 0
-    for c0 in range(0, channels, chunk):
-        n = min(chunk, channels - c0)
-        spread(scale, c0, n, run, repeat, dy, scales)
-        at = c0 * run
-        aligned = whole_lines(shift(dx, dx_at + at), n * run * repeat) and whole_lines(
-            dx, repeat * dx_step
-        )
-        end = count
-        while end > 0:
-            rows, m = rows_before(end, repeat)
-            i = end - m
-            column_scale(
-                shift(dy, dy_at + at + i * dy_step), shift(dx, dx_at + at + i * dx_step),
-                repeat * dy_step, repeat * dx_step, rows, scales, n * run * (m // rows),
-                streaming and aligned,
-            )  # fmt: skip
-            end = i
-# fmt: on
-
-
-# fmt: off
-def segment_normalise(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of y = scale · (x − mean) + shift."""
-    offset, scale = coefficients[1], coefficients[3]
-    run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
-    x_step = get(block, INNER_STRIDES + 1)
-    y_step = get(block, INNER_STRIDES + 2)
-    means, scales, offsets = (
-        real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
-    )  # fmt: skip
-    terms = (means, scales, offsets)
-    streaming = get(block, STREAM) != 0
-    for c0 in range(0, channels, chunk):
-        n = min(chunk, channels - c0)
-        spread(mean, c0, n, run, repeat, x, means)
-        spread(scale, c0, n, run, repeat, x, scales)
-        spread(offset, c0, n, run, repeat, x, offsets)
-        at = c0 * run
-        aligned = whole_lines(shift(dx, dx_at + at), n * run * repeat) and whole_lines(
-            dx, repeat * y_step
-        )
-        end = count
-        while end > 0:
-            rows, m = rows_before(end, repeat)
-            i = end - m
-            column_normalise(
-                shift(x, x_at + at + i * x_step), shift(dx, dx_at + at + i * y_step),
-                repeat * x_step, repeat * y_step, rows, terms, n * run * (m // rows),
-                streaming and aligned,
+            write_rows(
+                pattern, shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
+                shift(dx, dx_at + at + i * dx_step), steps, rows, terms,
+                n * run * (m // rows), streaming and aligned, ahead,
             )  # fmt: skip
             end = i
 # fmt: on

@@ -28,7 +28,9 @@ class Pattern(types.Type):  # type: ignore[misc]
 
     def __init__(self, name: str, operation: str) -> None:
         super().__init__(f"{operation} of {name}")
-        self.segment = getattr(_MODULES[name], f"segment_{operation}")
+        self.operation = operation
+        loop = operation if operation in SUMMING else "write"
+        self.segment = getattr(_MODULES[name], f"segment_{loop}")
 
 
 @register_model(Pattern)
@@ -79,8 +81,7 @@ def write_segment(
     mean: Any,
     coefficients: Any,
 ) -> None:
-    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean))); or of scale · dy, or
-    of y = scale · (x − mean) + shift."""
+    """Write a segment of dx or y, as elements.py says."""
     raise NotImplementedError
 
 

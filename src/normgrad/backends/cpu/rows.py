@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...memory import LINE
 from .block import CHANNEL_STRIDES, INNER_STRIDES, RUN, STREAM
+from .elements import written
 from .intrinsics import address_of, double, get, helper, item_size, not_inlined, shift
 from .lanes import (
     LANES,
@@ -138,112 +139,49 @@ def lines_to_stream(pointer, count):
 
 
 @helper
-def part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, part):
-    """dx of a part of a row."""
-    inner = offset + slope * (load_part(x, i, part) - mean)
-    store_part(dx, i, scale * (gain * load_part(dy, i, part) - inner), part)
+def write_part(pattern, dy, x, dx, i, terms, part):
+    """Write a part of a row."""
+    store_part(dx, i, written(pattern, dy, x, i, i, terms, part), part)
 
 
 @helper
-def row_apply(dy, x, dx, mean, gain, offset, slope, scale, count, streaming):
-    """dx = scale · (gain·dy − (offset + slope·(x − mean))), past the caches where that is asked.
-
-    The coefficients are lanes.
-    """
+def write_row(pattern, dy, x, dx, terms, count, streaming):
+    """Write a row, past the caches where that is asked; the terms are lanes."""
     i = 0
     if streaming:
         i, end = lines_to_stream(dx, count)
         if i > 0:
-            part_of_dx(dy, x, dx, 0, mean, gain, offset, slope, scale, i)
+            write_part(pattern, dy, x, dx, 0, terms, i)
         while i < end:
-            part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, PAST_CACHES)
+            write_part(pattern, dy, x, dx, i, terms, PAST_CACHES)
             i += LANES
     while i + LANES <= count:
-        part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, None)
+        write_part(pattern, dy, x, dx, i, terms, None)
         i += LANES
     if i < count:
-        part_of_dx(dy, x, dx, i, mean, gain, offset, slope, scale, count - i)
+        write_part(pattern, dy, x, dx, i, terms, count - i)
 
 
 @helper
-def rows_apply(dy, x, dx, steps, rows, mean, gain, offset, slope, scale, count, streaming):
-    """dx of some rows of one channel."""
+def terms_of(mean, coefficients, c):
+    """A channel's mean and coefficients, as lanes."""
+    gain, offset, slope, scale = coefficients
+    return (
+        splat(get(mean, c)), splat(get(gain, c)), splat(get(offset, c)), splat(get(slope, c)),
+        splat(get(scale, c)),
+    )  # fmt: skip
+
+
+@helper
+def write_rows(pattern, dy, x, dx, steps, rows, mean, coefficients, c, count, streaming):
+    """Write some rows of one channel."""
     not_inlined()
-    mu, g, b, k, a = splat(mean), splat(gain), splat(offset), splat(slope), splat(scale)
+    terms = terms_of(mean, coefficients, c)
     for r in range(rows):
-        row_apply(
-            shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
-            mu, g, b, k, a, count, streaming,
+        write_row(
+            pattern, shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
+            terms, count, streaming,
         )  # fmt: skip
-
-
-@helper
-def part_of_scaled(dy, dx, i, scale, part):
-    """scale · dy of a part of a row."""
-    store_part(dx, i, scale * load_part(dy, i, part), part)
-
-
-@helper
-def row_scale(dy, dx, scale, count, streaming):
-    """dx = scale · dy, past the caches where that is asked; scale is lanes."""
-    i = 0
-    if streaming:
-        i, end = lines_to_stream(dx, count)
-        if i > 0:
-            part_of_scaled(dy, dx, 0, scale, i)
-        while i < end:
-            part_of_scaled(dy, dx, i, scale, PAST_CACHES)
-            i += LANES
-    while i + LANES <= count:
-        part_of_scaled(dy, dx, i, scale, None)
-        i += LANES
-    if i < count:
-        part_of_scaled(dy, dx, i, scale, count - i)
-
-
-@helper
-def rows_scale(dy, dx, steps, rows, scale, count, streaming):
-    """scale · dy of some rows of one channel."""
-    not_inlined()
-    a = splat(scale)
-    for r in range(rows):
-        row_scale(shift(dy, r * steps[0]), shift(dx, r * steps[2]), a, count, streaming)
-
-
-@helper
-def part_of_normal(x, y, i, mean, scale, offset, part):
-    """y = scale · (x − mean) + offset of a part of a row."""
-    store_part(y, i, scale * (load_part(x, i, part) - mean) + offset, part)
-
-
-@helper
-def row_normalise(x, y, mean, scale, offset, count, streaming):
-    """y = scale · (x − mean) + offset, past the caches where that is asked.
-
-    The coefficients are lanes.
-    """
-    i = 0
-    if streaming:
-        i, end = lines_to_stream(y, count)
-        if i > 0:
-            part_of_normal(x, y, 0, mean, scale, offset, i)
-        while i < end:
-            part_of_normal(x, y, i, mean, scale, offset, PAST_CACHES)
-            i += LANES
-    while i + LANES <= count:
-        part_of_normal(x, y, i, mean, scale, offset, None)
-        i += LANES
-    if i < count:
-        part_of_normal(x, y, i, mean, scale, offset, count - i)
-
-
-@helper
-def rows_normalise(x, y, steps, rows, mean, scale, offset, count, streaming):
-    """y of some rows of one channel."""
-    not_inlined()
-    mu, a, b = splat(mean), splat(scale), splat(offset)
-    for r in range(rows):
-        row_normalise(shift(x, r * steps[1]), shift(y, r * steps[2]), mu, a, b, count, streaming)
 
 
 @helper
@@ -289,56 +227,19 @@ def segment_moments(
 
 
 # fmt: off
-def segment_apply(
+def segment_write(
     pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
-    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
-    gain, offset, slope, scale = coefficients
+    """Write a segment of dx or y."""
     dy_channel = get(block, CHANNEL_STRIDES)
     x_channel = get(block, CHANNEL_STRIDES + 1)
     dx_channel = get(block, CHANNEL_STRIDES + 2)
     streaming = get(block, STREAM) != 0
     rows, length, steps = rows_of(block, count)
     for c in range(channels):
-        rows_apply(
-            shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
-            shift(dx, dx_at + c * dx_channel), steps, rows, get(mean, c), get(gain, c),
-            get(offset, c), get(slope, c), get(scale, c), length, streaming,
-        )  # fmt: skip
-# fmt: on
-
-
-# fmt: off
-def segment_scale(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of dx = scale · dy."""
-    scale = coefficients[3]
-    dy_channel = get(block, CHANNEL_STRIDES)
-    dx_channel = get(block, CHANNEL_STRIDES + 2)
-    streaming = get(block, STREAM) != 0
-    rows, length, steps = rows_of(block, count)
-    for c in range(channels):
-        rows_scale(
-            shift(dy, dy_at + c * dy_channel), shift(dx, dx_at + c * dx_channel), steps, rows,
-            get(scale, c), length, streaming,
-        )  # fmt: skip
-# fmt: on
-
-
-# fmt: off
-def segment_normalise(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of y = scale · (x − mean) + shift."""
-    offset, scale = coefficients[1], coefficients[3]
-    x_channel = get(block, CHANNEL_STRIDES + 1)
-    y_channel = get(block, CHANNEL_STRIDES + 2)
-    streaming = get(block, STREAM) != 0
-    rows, length, steps = rows_of(block, count)
-    for c in range(channels):
-        rows_normalise(
-            shift(x, x_at + c * x_channel), shift(dx, dx_at + c * y_channel), steps, rows,
-            get(mean, c), get(scale, c), get(offset, c), length, streaming,
+        write_rows(
+            pattern, shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
+            shift(dx, dx_at + c * dx_channel), steps, rows, mean, coefficients, c, length,
+            streaming,
         )  # fmt: skip
 # fmt: on

@@ -14,25 +14,23 @@ from numba import types
 from . import access
 from .block import CHANNEL_STRIDES, DATA_SIZES, INNER_STRIDES, MOVERS
 from .calls import call_mover
+from .elements import reads_dy, reads_x
 from .intrinsics import (
     POINTERS,
     SQUARE,
     address_of,
     double,
-    doubles_at,
     gather_square,
     get,
     helper,
     load,
-    not_inlined,
     put,
     real_buffer,
     scatter_square,
     shift,
     store,
 )
-from .lanes import splat
-from .rows import row_apply, row_moments, row_normalise, row_scale, row_sums
+from .rows import row_moments, row_sums, terms_of, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -129,54 +127,10 @@ def tile_offset(block, tensor, c, i):
     return c * get(block, CHANNEL_STRIDES + tensor) + i * get(block, INNER_STRIDES + tensor)
 
 
-TILE_SUMS, TILE_MOMENTS, TILE_APPLY, TILE_SCALE, TILE_NORMALISE = 0, 1, 2, 3, 4
-
-
-# fmt: off
 @helper
-def go_through_tiles(
-    mode, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, sums, coefficients
-):
-    """All that is done with tiles."""
-    not_inlined()
-    gain, offset, slope, scale = coefficients
-    dy_tile = real_buffer(TILE, dy, x)
-    x_tile = real_buffer(TILE, dy, x)
-    for c0 in range(0, channels, TILE_CHANNELS):
-        n = min(TILE_CHANNELS, channels - c0)
-        for i in range(0, count, BLOCK):
-            m = min(BLOCK, count - i)
-            # dy is 0, x is 1.
-            only_x = mode in (TILE_MOMENTS, TILE_NORMALISE)
-            for tensor in range(1 if only_x else 0, 1 if mode == TILE_SCALE else 2):
-                base, at, tile = address_of(dy), dy_at, dy_tile
-                if tensor == 1:
-                    base, at, tile = address_of(x), x_at, x_tile
-                move(block, tensor, base, at + tile_offset(block, tensor, c0, i), tile, n, m)
-            for c in range(n):
-                j = c0 + c
-                dys, xs = shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK)
-                if mode == TILE_SUMS:
-                    row_sums(dys, xs, 0, 0, 1, get(mean, j), m, sums, j)
-                elif mode == TILE_MOMENTS:
-                    row_moments(xs, 0, 1, double(get(mean, j)), m, sums, j)
-                elif mode == TILE_APPLY:
-                    row_apply(
-                        dys, xs, dys, splat(get(mean, j)), splat(get(gain, j)),
-                        splat(get(offset, j)), splat(get(slope, j)), splat(get(scale, j)), m,
-                        False,
-                    )  # fmt: skip
-                elif mode == TILE_SCALE:
-                    row_scale(dys, dys, splat(get(scale, j)), m, False)
-                else:
-                    row_normalise(
-                        xs, dys, splat(get(mean, j)), splat(get(scale, j)),
-                        splat(get(offset, j)), m, False,
-                    )  # fmt: skip
-            if mode in (TILE_APPLY, TILE_SCALE, TILE_NORMALISE):
-                at = dx_at + tile_offset(block, 2, c0, i)
-                move(block, 2, address_of(dx), at, dy_tile, n, m)
-# fmt: on
+def gather(block, tensor, base, at, c, i, tile, channels, count):
+    """Gather a tile of a segment, from channel c and position i on."""
+    move(block, tensor, base, at + tile_offset(block, tensor, c, i), tile, channels, count)
 
 
 # fmt: off
@@ -184,10 +138,18 @@ def segment_sums(
     pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
 ):
     """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
-    none = (mean, mean, mean, mean)
-    go_through_tiles(
-        TILE_SUMS, dy, x, dy, dy_at, x_at, 0, block, channels, count, mean, sums, none
-    )
+    dy_tile, x_tile = real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)
+    for c0 in range(0, channels, TILE_CHANNELS):
+        n = min(TILE_CHANNELS, channels - c0)
+        for i in range(0, count, BLOCK):
+            m = min(BLOCK, count - i)
+            gather(block, 0, address_of(dy), dy_at, c0, i, dy_tile, n, m)
+            gather(block, 1, address_of(x), x_at, c0, i, x_tile, n, m)
+            for c in range(n):
+                row_sums(
+                    shift(dy_tile, c * BLOCK), shift(x_tile, c * BLOCK), 0, 0, 1,
+                    get(mean, c0 + c), m, sums, c0 + c,
+                )
 # fmt: on
 
 
@@ -196,47 +158,37 @@ def segment_moments(
     pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
 ):
     """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
-    none = (mean, mean, mean, mean)
-    go_through_tiles(
-        TILE_MOMENTS, dy, x, dy, 0, x_at, 0, block, channels, count, mean, sums, none
-    )
+    x_tile = real_buffer(TILE, dy, x)
+    for c0 in range(0, channels, TILE_CHANNELS):
+        n = min(TILE_CHANNELS, channels - c0)
+        for i in range(0, count, BLOCK):
+            m = min(BLOCK, count - i)
+            gather(block, 1, address_of(x), x_at, c0, i, x_tile, n, m)
+            for c in range(n):
+                row_moments(
+                    shift(x_tile, c * BLOCK), 0, 1, double(get(mean, c0 + c)), m, sums, c0 + c
+                )
 # fmt: on
 
 
 # fmt: off
-def segment_apply(
+def segment_write(
     pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
 ):
-    """Write a segment of dx = scale · (gain·dy − (shift + slope·(x − mean)))."""
-    none = (doubles_at(0), mean, doubles_at(0), mean)
-    go_through_tiles(
-        TILE_APPLY, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, none,
-        coefficients,
-    )  # fmt: skip
-# fmt: on
-
-
-# fmt: off
-def segment_scale(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of dx = scale · dy."""
-    none = (doubles_at(0), mean, doubles_at(0), mean)
-    go_through_tiles(
-        TILE_SCALE, dy, x, dx, dy_at, 0, dx_at, block, channels, count, mean, none,
-        coefficients,
-    )  # fmt: skip
-# fmt: on
-
-
-# fmt: off
-def segment_normalise(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of y = scale · (x − mean) + shift."""
-    none = (doubles_at(0), mean, doubles_at(0), mean)
-    go_through_tiles(
-        TILE_NORMALISE, dy, x, dx, 0, x_at, dx_at, block, channels, count, mean, none,
-        coefficients,
-    )  # fmt: skip
+    """Write a segment of dx or y."""
+    dy_tile, x_tile = real_buffer(TILE, dy, x), real_buffer(TILE, dy, x)
+    for c0 in range(0, channels, TILE_CHANNELS):
+        n = min(TILE_CHANNELS, channels - c0)
+        for i in range(0, count, BLOCK):
+            m = min(BLOCK, count - i)
+            if reads_dy(pattern):
+                gather(block, 0, address_of(dy), dy_at, c0, i, dy_tile, n, m)
+            if reads_x(pattern):
+                gather(block, 1, address_of(x), x_at, c0, i, x_tile, n, m)
+            for c in range(n):
+                row = shift(dy_tile, c * BLOCK)
+                terms = terms_of(mean, coefficients, c0 + c)
+                write_row(pattern, row, shift(x_tile, c * BLOCK), row, terms, m, False)
+            at = dx_at + tile_offset(block, 2, c0, i)
+            move(block, 2, address_of(dx), at, dy_tile, n, m)
 # fmt: on
