@@ -159,7 +159,7 @@ def _beside(launch: Launch) -> tuple[float, float]:
     return {
         "sums": (vectors, 0 if config.outputs else sums),
         "finish": (vectors + sums, coefficients * config.coefficients),
-        "write": (coefficients * sizes.parts if config.sums else vectors, 0),
+        "write": (coefficients * sizes.parts if config.coefficients else vectors, 0),
         "persistent": (vectors, sums * config.keeps_sums),
         "outputs": (vectors + sums, 0),
     }[launch.kernel]

@@ -49,8 +49,9 @@ from .tiles import EVAL, FORWARD, GROUP, Coefficients, Sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: What moments are taken about; see config.py.
+#: What moments are taken about, and where 1/std comes from; see config.py.
 PILOT, SAVED = constant(config.PILOT), constant(config.SAVED)
+VARIANCE = constant(config.VARIANCE)
 #: Which statistics are left in the workspace.
 SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
 
@@ -94,7 +95,7 @@ def given_mean(a, at, C: tl.constexpr):
 @helper
 def given_invstd(a, at, C: tl.constexpr):
     """1/std: given, or computed before, or of a variance."""
-    if C.saved_spread:
+    if C.spread == SAVED:
         value = load_saved(a, at, SAVED_SPREAD, 1.0)
         if C.wide:
             return Pair(value, load_saved(a, at, SAVED_ERROR, 0.0))
@@ -102,7 +103,7 @@ def given_invstd(a, at, C: tl.constexpr):
             return exact(value)
     else:
         spread = read_statistic(a, at, SPREAD, 1.0, C)
-        if C.variance:
+        if C.spread == VARIANCE:
             spread = tl.rsqrt(spread + number(a.numbers.eps))
         return exact(spread)
 

@@ -103,7 +103,7 @@ def write(a, C: tl.constexpr):
     if C.reverse:
         task = tl.num_programs(0) - 1 - task
     at, first, _, start, end = task_of(task, a, C)
-    if C.sums:
+    if C.coefficients:
         c = load_coefficients(a, at, C)
     else:
         c = given(a, at, C)
