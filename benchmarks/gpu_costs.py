@@ -9,21 +9,19 @@ NVIDIA H200, launch by launch; nothing is computed, compiled or timed.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
-import normgrad
-from normgrad import TensorSpec
-from normgrad.backends import choice
-from normgrad.backends.triton import program
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from triton_programs import arguments, program_of
+
 from normgrad.backends.triton.config import ABSENT
-from normgrad.backends.triton.device import Device
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
-from normgrad.problem import Problem, Role, Rule
+from normgrad.problem import Role, Rule
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
 #: What the table stands between.
@@ -83,40 +81,10 @@ class Cost:
         )
 
 
-class _Planner:
-    """A backend that plans for a GPU which need not be there, and runs nothing."""
-
-    alignment = program.ALIGNMENT
-
-    def build(self, problem: Problem) -> Program:
-        return program.build(problem, Device())
-
-    def computes(self, made: Program) -> bool:
-        return bool(made.launches)
-
-
 def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Program:
     """An operator's program, everything given and asked for."""
-    channels = shape[1]
-    strides = [channels * shape[2] * shape[3], 1, channels * shape[3], channels]
-    x = TensorSpec(shape, dtype, strides if layout == "channels-last" else None)
-    vector = TensorSpec((channels,), "float32")
-    group = TensorSpec((shape[0], GROUPS), "float32")
-    given = {"mean": vector, "invstd": vector, "weight": vector}
-    statistics = {"weight": vector, "save_mean": vector, "save_invstd": vector}
-    options: dict[str, Any] = {
-        "batch_norm_backward": {**statistics, "training": True},
-        "group_norm_backward": {
-            "mean": group, "rstd": group, "gamma": vector, "num_groups": GROUPS
-        },
-        "batch_norm_backward_reduce": given,
-        "batch_norm_backward_elemt": {
-            **given, "sum_dy": vector, "sum_dy_xmu": vector, "count": TensorSpec((2,), "int32")
-        },
-    }[name]  # fmt: skip
-    with mock.patch.object(choice, "of", return_value=_Planner()):
-        made: Program = normgrad.plan(name, grad_out=x, input=x, **options)._program
-    return made
+    look = layout.replace("-", "_")
+    return program_of(name, **arguments(name, shape, dtype, look, groups=GROUPS))
 
 
 def _vectors(launch: Launch) -> float:
