@@ -38,6 +38,7 @@ from .arithmetic import (
     is_finite,
     is_normal,
     kept,
+    masked,
     negative,
     number,
     real,
@@ -61,6 +62,12 @@ SAVED_MEAN, SAVED_REST, SAVED_SPREAD, SAVED_ERROR = (constant(index) for index i
 
 
 # Statistics
+
+
+@helper
+def firsts(a, at):
+    """Which channels are the first of their groups: one of a group's channels writes for all."""
+    return at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
 
 
 @helper
@@ -210,8 +217,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 @helper
 def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
     """Statistics that are asked for, and running ones brought up to date."""
-    # One of a group's channels writes for all.
-    first = at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
+    first = firsts(a, at)
     write(a, at.set, at.group, first, mean, OUT_MEAN, C)
     write(a, at.set, at.group, first, invstd, OUT_INVSTD, C)
     m = number(a.numbers.divisor)
@@ -255,9 +261,7 @@ def put_sums(a, part, at, centre, sums, C: tl.constexpr):
     """Write a part's sums to their own place, and the first part the pilots that they are about."""
     if C.about == PILOT:
         if part == 0:
-            # One of a group's channels writes for all.
-            first = at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
-            tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=first)
+            tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=firsts(a, at))
     tl.store(sums_at(a, part, at, 0, C), sums.total.value, mask=at.there)
     tl.store(sums_at(a, part, at, 1, C), sums.projection.value, mask=at.there)
     if C.wide:
@@ -300,8 +304,7 @@ def centred(a, at, sums, C: tl.constexpr):
     """The sums with Σdy·(x − μ) about a computed mean, not about the mean as it was rounded."""
     if C.about == SAVED:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
-        there = is_finite(term.value)
-        term = Pair(tl.where(there, term.value, 0.0), tl.where(there, term.error, 0.0))
+        term = masked(term, is_finite(term.value))
         return Sums(sums.total, added(sums.projection, negative(term), C.wide))
     else:
         return sums

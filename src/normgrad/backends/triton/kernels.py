@@ -19,12 +19,13 @@ from .access import (
     read,
     write_parameter,
 )
-from .arithmetic import Pair, added, exact, kept, number, sum_along
+from .arithmetic import Pair, added, exact, kept, masked, number, sum_along
 from .channels import (
     about,
     about_sums,
     centred,
     finished,
+    firsts,
     given,
     given_invstd,
     load_coefficients,
@@ -119,12 +120,9 @@ def shared(p, member, WIDE: tl.constexpr):
 
     ``member`` says which channel belongs to which of the tile's groups: groups may be of any size.
     """
-    value = tl.where(member, p.value[:, None], 0.0)
-    error = tl.where(member, p.error[:, None], 0.0)
-    of_group = sum_along(Pair(value, error), 0, WIDE)
-    value = tl.where(member, of_group.value[None, :], 0.0)
-    error = tl.where(member, of_group.error[None, :], 0.0)
-    return Pair(tl.sum(value, 1), tl.sum(error, 1))
+    of_group = sum_along(masked(Pair(p.value[:, None], p.error[:, None]), member), 0, WIDE)
+    of_each = masked(Pair(of_group.value[None, :], of_group.error[None, :]), member)
+    return Pair(tl.sum(of_each.value, 1), tl.sum(of_each.error, 1))
 
 
 @helper
@@ -198,10 +196,11 @@ def over_members(p, C: tl.constexpr):
 
 
 @helper
-def to_members(value, C: tl.constexpr):
+def to_members(p, C: tl.constexpr):
     """A number of each group, for some of its channels."""
-    spread = tl.broadcast_to(value[:, None], [C.groups, C.fan])
-    return tl.reshape(spread, [C.groups * C.fan])
+    value = tl.broadcast_to(p.value[:, None], [C.groups, C.fan])
+    error = tl.broadcast_to(p.error[:, None], [C.groups, C.fan])
+    return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
 
 
 @triton.jit
@@ -221,16 +220,10 @@ def finish(a, C: tl.constexpr):
         some = weighted(a, at, sums_of_parts(a, at, C), C)
         some = Sums(over_members(some.total, C), over_members(some.projection, C))
         of_groups = both(of_groups, some, C.wide)
-    t, q = of_groups.total, of_groups.projection
-    found = Sums(
-        Pair(to_members(t.value, C), to_members(t.error, C)),
-        Pair(to_members(q.value, C), to_members(q.error, C)),
-    )
+    found = Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
     if C.saves:
         at = members_of(s, first_group, 0, a, C)
-        # One of a group's channels stands for all.
-        first = at.there & (at.channel == at.group * per_group)
-        at = Channels(s, at.channel, at.group, first)
+        at = Channels(s, at.channel, at.group, firsts(a, at))
         save_statistics(a, at, about_sums(a, at, C), found, C)
     else:
         for j in range(0, per_group, C.fan):
@@ -258,9 +251,8 @@ def outputs(a, C: tl.constexpr):
         some = centred(a, here, load_sums(a, k // sets, here, C), C)
         projection = kept(some.projection, C.wide)
         r = given_invstd(a, here, C)
-        value = tl.where(there, r.value * projection, 0.0)
-        error = tl.where(there, r.error * projection, 0.0)
-        scaled = added(scaled, sum_along(Pair(value, error), 0, C.wide), C.wide)
+        term = masked(Pair(r.value * projection, r.error * projection), there)
+        scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
         found = both(found, along(some, 0, C.wide), C.wide)
     write_gradients(a, at, found, scaled, C)
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ...problem import Rule
 from .access import pointers, positions_from
-from .arithmetic import Pair, added, exact, kept, real, rounded, sum_along, times, two_sum
+from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
 from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -145,13 +145,12 @@ def sums_of_tile(dy, x, about, there, C: tl.constexpr):
     if C.wide:
         xmu = two_sum(x, -about[None, :])
         if C.rule == FORWARD:
-            term = Pair(tl.where(there, xmu.value, 0.0), tl.where(there, xmu.error, 0.0))
+            term = masked(xmu, there)
             product = times(xmu, xmu, True)
         else:
             term = exact(dy)
             product = times(term, xmu, True)
-        product = Pair(tl.where(there, product.value, 0.0), tl.where(there, product.error, 0.0))
-        return Sums(folded(term, True, C), folded(product, True, C))
+        return Sums(folded(term, True, C), folded(masked(product, there), True, C))
     elif C.rule == FORWARD:
         return moments_of_tile(x, about, there, C)
     else:
