@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from triton_programs import arguments, program_of
+from triton_programs import OVER_TENSORS, arguments, program_of
 
 from normgrad.backends.triton.config import ABSENT
 from normgrad.backends.triton.launches import Launch
@@ -41,8 +41,6 @@ UNET = [
 #: A process's share of a detection model's batch norms, in two halves around an all-reduce.
 SYNCHRONISED = [(2, 64, 400, 608), (2, 256, 200, 304), (2, 256, 100, 152), (4, 512, 64, 64)]
 GROUPS = 32
-#: The kernels that go over dy and x.
-OVER_TENSORS = ("sums", "write", "persistent")
 CASES = [
     *(("batch_norm_backward", shape) for shape in RESNET),
     *(("group_norm_backward", shape) for shape in UNET),
