@@ -128,18 +128,11 @@ class Axis(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A tensor's strides: over sets, over channels, and over the axes of positions."""
+    """Strides: over sets, over channels (or groups), and of a tensor over the axes of positions."""
 
     sets: Any
     channels: Any
-    axes: Any
-
-
-class Strides(NamedTuple):
-    """The strides of a per-channel vector."""
-
-    sets: Any
-    channels: Any
+    axes: Any = ()
 
 
 class CountAxis(NamedTuple):

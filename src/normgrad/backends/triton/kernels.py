@@ -125,37 +125,31 @@ def shared(p, member, WIDE: tl.constexpr):
     return Pair(tl.sum(of_each.value, 1), tl.sum(of_each.error, 1))
 
 
-@helper
-def persistent_tile(task, a, C: tl.constexpr):
-    """A tile of all that shares a statistic, from sums to dx or y."""
-    at, first, part, start, end = task_of(task, a, C)
-    p, there = positions_from(start, end, at, C)
-    x = load_x(a, at.set, first, p, there, C)
-    dy = x
-    if C.rule != FORWARD:
-        dy = load_dy(a, at.set, first, p, there, C)
-    centre = about(a, at, C)
-    found = along(sums_of_tile(dy, x, centre, there, C), 0, C.wide)
-    if C.keeps_sums:
-        # The parameters' gradients are sums over the samples, made by another kernel.
-        put_sums(a, part, at, centre, found, C)
-    if not C.single:
-        found = weighted(a, at, found, C)
-        of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
-        member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
-        total = shared(found.total, member, C.wide)
-        found = Sums(total, shared(found.projection, member, C.wide))
-    c = finished(a, at, centre, found, C)
-    store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
-
-
 @triton.jit
 def persistent(a, C: tl.constexpr):
     """A program for some tiles, each of all that shares a statistic: read once, summed, written."""
     start = tl.program_id(0) * a.sizes.each.to(tl.int32)
     end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
     for task in range(start, end):
-        persistent_tile(task, a, C)
+        at, first, part, begin, stop = task_of(task, a, C)
+        p, there = positions_from(begin, stop, at, C)
+        x = load_x(a, at.set, first, p, there, C)
+        dy = x
+        if C.rule != FORWARD:
+            dy = load_dy(a, at.set, first, p, there, C)
+        centre = about(a, at, C)
+        found = along(sums_of_tile(dy, x, centre, there, C), 0, C.wide)
+        if C.keeps_sums:
+            # The parameters' gradients are sums over the samples, made by another kernel.
+            put_sums(a, part, at, centre, found, C)
+        if not C.single:
+            found = weighted(a, at, found, C)
+            of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
+            member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
+            total = shared(found.total, member, C.wide)
+            found = Sums(total, shared(found.projection, member, C.wide))
+        c = finished(a, at, centre, found, C)
+        store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
 
 
 # Sums in the workspace

@@ -23,7 +23,6 @@ from .config import (
     Numbers,
     Sizes,
     Steps,
-    Strides,
     Tensor,
     Work,
     pack,
@@ -283,7 +282,7 @@ class Builder:
             dy=dy,
             x=x,
             dx=dx,
-            vectors=tuple(_strides(problem.vectors.get(role)) for role in VECTORS),
+            vectors=tuple(_steps(problem.vectors.get(role)) for role in VECTORS),
             numbers=_numbers(problem),
             counts=_count_axes(problem.count),
             work=self.work,
@@ -291,8 +290,8 @@ class Builder:
         self.launches.append(Launch(kernel, programs, compiled, arguments, tile.warps))
 
 
-def _strides(vector: Vector | None) -> Strides:
-    return Strides(0, 0) if vector is None else Strides(vector.set_stride, vector.stride)
+def _steps(vector: Vector | None) -> Steps:
+    return Steps(0, 0) if vector is None else Steps(vector.set_stride, vector.stride)
 
 
 def _count_axes(count: TensorSpec | None) -> tuple[CountAxis, ...]:
