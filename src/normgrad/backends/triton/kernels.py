@@ -207,7 +207,7 @@ def finish(a, C: tl.constexpr):
     s = tl.program_id(0) // blocks
     first_group = tl.program_id(0) % blocks * C.groups
     per_group = a.sizes.per_group.to(tl.int32)
-    zero = tl.zeros([C.groups], tl.float64)
+    zero = tl.full([C.groups], 0.0, tl.float64)
     of_groups = Sums(exact(zero), exact(zero))
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
