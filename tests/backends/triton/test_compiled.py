@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from gpu_costs import CASES as COSTS
 from gpu_costs import DTYPES, LAYOUTS, planned
-from triton_programs import CASES, H200, arguments, program_of, programs
+from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of, programs
 
 from normgrad.backends.triton.tiling import ITEMSIZES
 from normgrad.problem import Rule
@@ -82,7 +82,7 @@ def width_of(tensor: Any) -> str:
 def tensors_of(launch: Any) -> tuple[list[Any], list[Any]]:
     """The tensors that a launch reads, and those that it writes."""
     config = launch.config
-    if launch.kernel not in ("sums", "write", "persistent"):
+    if launch.kernel not in OVER_TENSORS:
         return [], []
     read = [config.dy, config.x]
     if config.rule == Rule.FORWARD:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -82,10 +83,7 @@ def axis_words(size: int) -> AxisWords:
 
 def _vector(dtype: DType, sizes: Sequence[int], strides: Sequence[int]) -> int:
     """How many elements can be read at once, where all of these are multiples of it."""
-    vector = VECTOR // dtype.itemsize
-    while any(number % vector for number in (*sizes, *strides)):
-        vector //= 2
-    return vector
+    return math.gcd(VECTOR // dtype.itemsize, *sizes, *strides)
 
 
 def layout_of(problem: Problem) -> Layout:
@@ -155,30 +153,23 @@ class Tile:
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
     """A tensor as its tiles can be read: they start at multiples of their width."""
     width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
-    vector = tensor.vector
-    while width % vector:
-        vector //= 2
-    return tensor._replace(vector=vector)
+    return tensor._replace(vector=math.gcd(tensor.vector, width))
+
+
+def _itemsizes(problem: Problem) -> list[int]:
+    """Of what is read: the forward pass has no dy."""
+    read = [problem.input] if problem.rule is Rule.FORWARD else [problem.grad_out, problem.input]
+    return [dtype.itemsize for dtype in read]
 
 
 def itemsize(problem: Problem) -> int:
     """The smaller one of what is read: it decides how much a thread reads at once."""
-    if problem.rule is Rule.FORWARD:
-        return problem.input.itemsize
-    return min(problem.grad_out.itemsize, problem.input.itemsize)
+    return min(_itemsizes(problem))
 
 
 def element_bytes(problem: Problem) -> int:
     """What is read of dy and x for each element."""
-    if problem.rule is Rule.FORWARD:
-        return problem.input.itemsize
-    return problem.grad_out.itemsize + problem.input.itemsize
-
-
-def read_bytes(problem: Problem) -> int:
-    """What is read of dy and x."""
-    elements = problem.sets.size * problem.channel.size * problem.positions
-    return elements * element_bytes(problem)
+    return sum(_itemsizes(problem))
 
 
 def groups_of(problem: Problem) -> int:
@@ -299,6 +290,6 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
             break
         tile = more
     sector = min(SECTOR, problem.channel.size * item)
-    if layout.pattern != "rows" and tile.step * item < sector and read_bytes(problem) > SMALL:
-        return None
-    return tile
+    elements = problem.sets.size * problem.channel.size * problem.positions
+    small = elements * element_bytes(problem) <= SMALL
+    return tile if layout.pattern == "rows" or tile.step * item >= sector or small else None
