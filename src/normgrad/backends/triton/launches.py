@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ... import dtypes
-from ...problem import Problem, Role, Rule
+from ...problem import Problem, Role
 from .config import (
     ABSENT,
     GIVEN,
@@ -123,8 +123,8 @@ class Builder:
 
     @property
     def single(self) -> bool:
-        """Whether sums of each channel stand alone."""
-        return self.problem.per_group == 1 and self.problem.rule is not Rule.GROUP
+        """Whether each channel is a group of its own."""
+        return self.problem.per_group == 1
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Room for sums in so many parts; what other parts left there is done with."""

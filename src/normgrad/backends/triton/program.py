@@ -111,7 +111,8 @@ def _gather(builder: Builder) -> None:
     programs = ceil_div(problem.channel.size, width)
     if programs:
         config, arguments = builder.config(tile, rows=rows), builder.arguments(tile)
-        builder.launch("gather", programs, config, arguments, tile.warps)
+        # With 16 numbers for a thread, 24 to 112 bytes were put elsewhere; with 64, 2008.
+        builder.launch("gather", programs, config, arguments, max(1, rows * width // 256))
 
 
 def _nothing(builder: Builder) -> None:
@@ -199,7 +200,7 @@ def _sums_alone(builder: Builder) -> None:
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.grad_input is not None and problem.rule is Rule.EVAL
-    if parts == 1 and builder.single:
+    if parts == 1 and builder.single and problem.rule is not Rule.GROUP:
         builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)
