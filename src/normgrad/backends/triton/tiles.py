@@ -48,24 +48,30 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
     return Sums(sum_along(sums.total, AXIS, WIDE), sum_along(sums.projection, AXIS, WIDE))
 
 
+# Triton 3.6 takes a tuple of constants apart that is handed on without a name of its own.
+
+
 @helper
 def load_x(a, s, first, p, there, C: tl.constexpr):
     """A tile of x, in the arithmetic's type; 0 where there is nothing."""
-    at = pointers(a.at.x, a.x, s, first, p, a.axes, C.x, C)
+    T: tl.constexpr = C.x
+    at = pointers(a.at.x, a.x, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
 
 
 @helper
 def load_dy(a, s, first, p, there, C: tl.constexpr):
     """A tile of dy, likewise."""
-    at = pointers(a.at.dy, a.dy, s, first, p, a.axes, C.dy, C)
+    T: tl.constexpr = C.dy
+    at = pointers(a.at.dy, a.dy, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
 
 
 @helper
 def store_dx(a, s, first, p, there, value, C: tl.constexpr):
     """A tile of dx or y, rounded."""
-    at = pointers(a.at.dx, a.dx, s, first, p, a.axes, C.dx, C)
+    T: tl.constexpr = C.dx
+    at = pointers(a.at.dx, a.dx, s, first, p, a.axes, T, C)
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
