@@ -111,8 +111,9 @@ def _gather(builder: Builder) -> None:
     programs = ceil_div(problem.channel.size, width)
     if programs:
         config, arguments = builder.config(tile, rows=rows), builder.arguments(tile)
-        # With 16 numbers for a thread, 24 to 112 bytes were put elsewhere; with 64, 2008.
-        builder.launch("gather", programs, config, arguments, max(1, rows * width // 256))
+        # With 8 numbers for a thread Triton 3.6 put 16 to 152 bytes elsewhere; with 64, 3.9
+        # put 2008.
+        builder.launch("gather", programs, config, arguments, max(1, rows * width // 128))
 
 
 def _nothing(builder: Builder) -> None:
