@@ -244,8 +244,9 @@ def test_gpus_of_other_names_have_other_files(checks):
     "content",
     [
         b"", b"{", b"null", b"[]", b"7", b'"text"', b"\xff\xfe", b"{}", b'{"subject": 1}',
-        b'{"subject": {"gpu": []}}', "no cases", "no number",
+        b'{"subject": {"gpu": []}}', b"[" * 100_000, "no cases", "no number", "infinitely many",
     ],
+    ids=lambda content: str(content)[:30],
 )  # fmt: skip
 def test_what_is_no_verdict(checks, content):
     path = selfcheck.path_of(GPU.name)
@@ -253,7 +254,8 @@ def test_what_is_no_verdict(checks, content):
     if isinstance(content, str):
         found = json.loads(path.read_text())
         del found["cases"]
-        content = json.dumps(found | ({"cases": "many"} if content == "no number" else {})).encode()
+        cases = {"no number": {"cases": "many"}, "infinitely many": {"cases": float("inf")}}
+        content = json.dumps(found | cases.get(content, {})).encode()
     path.write_bytes(content)
     checks.new_process()
     assert selfcheck.read(GPU.name) is None

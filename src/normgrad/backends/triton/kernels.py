@@ -142,8 +142,8 @@ def persistent(a, C: tl.constexpr):
         if C.keeps_sums:
             # The parameters' gradients are sums over the samples, made by another kernel.
             put_sums(a, part, at, centre, found, C)
+        found = weighted(a, at, found, C)
         if not C.single:
-            found = weighted(a, at, found, C)
             of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
             member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
             total = shared(found.total, member, C.wide)

@@ -163,7 +163,7 @@ def _sums_alone(builder: Builder) -> None:
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.grad_input is not None and problem.rule is Rule.EVAL
-    if parts == 1 and builder.single:
+    if parts == 1 and builder.single and problem.rule is not Rule.GROUP:
         builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)

@@ -25,6 +25,12 @@ from .device import Device
 
 _PACKAGES = ("normgrad", "torch", "triton")
 
+#: What a file that is none of ours may raise: there are too many digits in it, or brackets.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+
 #: How many results outside the bound a verdict names.
 _SHOWN = 3
 
@@ -88,7 +94,7 @@ def read(name: str) -> Verdict | None:
         found = json.loads(path_of(name).read_bytes())
         if _subject(name) == found["subject"]:
             return Verdict(str(found["checked"]), int(found["cases"]), str(found["failure"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except _UNREADABLE:
         pass  # a file that is not there, or is none of ours
     return None
 

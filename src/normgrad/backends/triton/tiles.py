@@ -48,6 +48,9 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
     return Sums(sum_along(sums.total, AXIS, WIDE), sum_along(sums.projection, AXIS, WIDE))
 
 
+# Triton 3.6 takes a tuple of constants apart that is handed on without a name of its own.
+
+
 @helper
 def load_x(a, s, first, p, there, C: tl.constexpr):
     """A tile of x, in the arithmetic's type; 0 where there is nothing."""

@@ -27,8 +27,10 @@ LEAST = 8 << 10
 #: 32 KiB, as much as 4.8 TB/s want on each of 132 processors if an answer takes 700 ns. An
 #: estimate: not measured.
 AHEAD = 4
-#: Groups times channels of a tile that `persistent` compares to add up each group's channels.
-MOST_PAIRS = 1 << 12
+#: Groups times channels of a tile, for each thread, that `persistent` compares to add up each
+#: group's channels. With 16, one kernel of 30 put 16 bytes of a thread's elsewhere, with 32 most of
+#: them 40 to 112, with 128 up to 2688.
+MOST_PAIRS = 8
 #: Channels to a tile where tensors lie differently in memory: a square, to be turned over.
 SQUARE = 32
 #: Sums of parts that are added up at once, and channels of a group.
@@ -267,15 +269,23 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
         step = groups * per_group
         channels = power_of_two(step)
         elements = positions * channels
-        pairs = groups * channels if per_group > 1 else 0
-        if groups > power_of_two(groups_of(problem)) or elements > most or pairs > MOST_PAIRS:
+        if groups > power_of_two(groups_of(problem)) or elements > most:
             return None
-        warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
-        tile = _by_threads(Tile(positions, channels, step, groups, warps), layout)
+        pairs = groups * channels if per_group > 1 else 0
         # Coefficients of each channel that a thread has take registers too: with more of them
         # 56 to 352 bytes of a thread's were put elsewhere. Those of one group are mostly the same.
-        each = elements // (32 * warps * tile.leading * tile.adjacent)
-        return tile if each <= (8 if groups == 1 or layout.pattern == "tiles" else 4) else None
+        most_each = 8 if groups == 1 or layout.pattern == "tiles" else 4
+        warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
+        while True:
+            threads = 32 * warps
+            tile = _by_threads(Tile(positions, channels, step, groups, warps), layout)
+            each = elements // (threads * tile.leading * tile.adjacent)
+            if each <= most_each and pairs <= MOST_PAIRS * threads:
+                return tile
+            if threads >= 2 * device.threads:
+                return None
+            # More threads, that read less at once each.
+            warps *= 2
 
     tile = fitting_tile(1)
     if tile is None:
