@@ -194,7 +194,8 @@ class Builder:
         channels, count = self.problem.channel.size, self.problem.count
         width = min(32, power_of_two(channels))
         rows = min(power_of_two(count.elements), 64) if count is not None else 1
-        # With 8 numbers for a thread Triton 3.6 put 16 to 152 bytes elsewhere; with 64, 3.9 put 2008.
+        # With 8 numbers for a thread Triton 3.6 put 16 to 152 bytes elsewhere; with 64 Triton 3.9
+        # put 2008.
         tile = Tile(1, width, width, warps=max(1, rows * width // 128))
         sizes = self._sizes(tile)
         self._launch("gather", ceil_div(channels, width), tile, sizes, self.layout, rows=rows)

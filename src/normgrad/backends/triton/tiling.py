@@ -141,6 +141,7 @@ class Tile:
             all of a group; else 1.
         warps: of the program.
         leading, adjacent: how many positions one thread has; see :class:`.config.Config`.
+        vector: elements that a thread reads at once at most, a power of two.
     """
 
     positions: int
@@ -150,12 +151,13 @@ class Tile:
     warps: int = 1
     leading: int = 1
     adjacent: int = 1
+    vector: int = VECTOR
 
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
     """A tensor as its tiles can be read: they start at multiples of their width."""
     width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
-    return tensor._replace(vector=math.gcd(tensor.vector, width))
+    return tensor._replace(vector=math.gcd(tensor.vector, width, tile.vector))
 
 
 def _itemsizes(problem: Problem) -> list[int]:
@@ -214,7 +216,7 @@ def _by_threads(tile: Tile, layout: Layout) -> Tile:
         leading = max(1, tile.positions // (adjacent * threads))
         return replace(tile, leading=leading, adjacent=adjacent)
     if layout.pattern == "columns":
-        across = max(1, tile.channels // min(vector, tile.channels))
+        across = max(1, tile.channels // min(vector, tile.vector, tile.channels))
         return replace(tile, leading=max(1, tile.positions // max(1, threads // across)))
     return tile
 
@@ -273,19 +275,24 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
             return None
         pairs = groups * channels if per_group > 1 else 0
         # Coefficients of each channel that a thread has take registers too: with more of them
-        # 56 to 352 bytes of a thread's were put elsewhere. Those of one group are mostly the same.
-        most_each = 8 if groups == 1 or layout.pattern == "tiles" else 4
+        # 16 to 352 bytes of a thread's were put elsewhere.
+        most_each = 8 if layout.pattern == "tiles" else 4
         warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
+        vector = VECTOR
         while True:
             threads = 32 * warps
-            tile = _by_threads(Tile(positions, channels, step, groups, warps), layout)
+            tile = Tile(positions, channels, step, groups, warps, vector=vector)
+            tile = _by_threads(tile, layout)
             each = elements // (threads * tile.leading * tile.adjacent)
             if each <= most_each and pairs <= MOST_PAIRS * threads:
                 return tile
-            if threads >= 2 * device.threads:
+            # More threads, or else fewer channels read at once.
+            if threads < 2 * device.threads:
+                warps *= 2
+            elif layout.pattern == "columns" and vector > 4 and each > most_each:
+                vector = 4
+            else:
                 return None
-            # More threads, that read less at once each.
-            warps *= 2
 
     tile = fitting_tile(1)
     if tile is None:
