@@ -9,21 +9,19 @@ NVIDIA H200, launch by launch; nothing is computed, compiled or timed.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
-import normgrad
-from normgrad import TensorSpec
-from normgrad.backends import choice
-from normgrad.backends.triton import program
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from triton_programs import OVER_TENSORS, arguments, program_of
+
 from normgrad.backends.triton.config import ABSENT
-from normgrad.backends.triton.device import Device
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
-from normgrad.problem import Problem, Role, Rule
+from normgrad.problem import Role, Rule
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
 #: What the table stands between.
@@ -43,8 +41,6 @@ UNET = [
 #: A process's share of a detection model's batch norms, in two halves around an all-reduce.
 SYNCHRONISED = [(2, 64, 400, 608), (2, 256, 200, 304), (2, 256, 100, 152), (4, 512, 64, 64)]
 GROUPS = 32
-#: The kernels that go over dy and x.
-OVER_TENSORS = ("sums", "write", "persistent")
 CASES = [
     *(("batch_norm_backward", shape) for shape in RESNET),
     *(("group_norm_backward", shape) for shape in UNET),
@@ -83,40 +79,10 @@ class Cost:
         )
 
 
-class _Planner:
-    """A backend that plans for a GPU which need not be there, and runs nothing."""
-
-    alignment = program.ALIGNMENT
-
-    def build(self, problem: Problem) -> Program:
-        return program.build(problem, Device())
-
-    def computes(self, made: Program) -> bool:
-        return bool(made.launches)
-
-
 def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Program:
     """An operator's program, everything given and asked for."""
-    channels = shape[1]
-    strides = [channels * shape[2] * shape[3], 1, channels * shape[3], channels]
-    x = TensorSpec(shape, dtype, strides if layout == "channels-last" else None)
-    vector = TensorSpec((channels,), "float32")
-    group = TensorSpec((shape[0], GROUPS), "float32")
-    given = {"mean": vector, "invstd": vector, "weight": vector}
-    statistics = {"weight": vector, "save_mean": vector, "save_invstd": vector}
-    options: dict[str, Any] = {
-        "batch_norm_backward": {**statistics, "training": True},
-        "group_norm_backward": {
-            "mean": group, "rstd": group, "gamma": vector, "num_groups": GROUPS
-        },
-        "batch_norm_backward_reduce": given,
-        "batch_norm_backward_elemt": {
-            **given, "sum_dy": vector, "sum_dy_xmu": vector, "count": TensorSpec((2,), "int32")
-        },
-    }[name]  # fmt: skip
-    with mock.patch.object(choice, "of", return_value=_Planner()):
-        made: Program = normgrad.plan(name, grad_out=x, input=x, **options)._program
-    return made
+    look = layout.replace("-", "_")
+    return program_of(name, **arguments(name, shape, dtype, look, groups=GROUPS))
 
 
 def _vectors(launch: Launch) -> float:
@@ -159,7 +125,7 @@ def _beside(launch: Launch) -> tuple[float, float]:
     return {
         "sums": (vectors, 0 if config.outputs else sums),
         "finish": (vectors + sums, coefficients * config.coefficients),
-        "write": (coefficients * sizes.parts if config.sums else vectors, 0),
+        "write": (coefficients * sizes.parts if config.coefficients else vectors, 0),
         "persistent": (vectors, sums * config.keeps_sums),
         "outputs": (vectors + sums, 0),
     }[launch.kernel]

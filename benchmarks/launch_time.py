@@ -96,6 +96,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=41)
     rounds = parser.parse_args().rounds
+    if rounds < 1:
+        parser.error(f"--rounds: {rounds}; allowed: 1 or more")
+    if fake_cuda.compiler() is None:
+        parser.error("a C compiler: neither cc nor gcc is on PATH; allowed: one")
     fake_cuda.install(fake_cuda.build())
     print("launches  way            us a call  us a launch  program")
     for name, shape in CASES:

@@ -23,6 +23,9 @@ PASSES = {
     "two passes": Device("bare", threads=32, processors=4, programs_each=1, persistent=1),
 }
 
+#: The kernels that go over dy and x, in tiles.
+OVER_TENSORS = ("sums", "write", "persistent")
+
 A100 = Device("NVIDIA A100", (8, 0), 108)
 
 

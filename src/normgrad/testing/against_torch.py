@@ -25,7 +25,7 @@ def cases(held: int) -> list[Case]:
 
     Args:
         held: as many elements as a program of the GPU can hold. A second case of each operator has
-            more of a channel, and of a group.
+            more than that of each channel, and of each group.
     """
     shapes = ((3, 8, 5, 7), (2, 4, held))
     looks = (("float32", "contiguous"), ("bfloat16", "channels_last"))
@@ -78,20 +78,17 @@ def in_float64(call: Call, tensors: Mapping[str, Tensor | None]) -> Sequence[Ten
         parameter.name: tensors.get(parameter.name) for parameter in call.operator.parameters
     }
     t = {name: None if each is None else each.double().contiguous() for name, each in t.items()}
-    return _Formulas(call.options, t).results(call.name)
+    found: Sequence[Tensor] = getattr(_Formulas(call.options, t), call.name)()
+    return found
 
 
 class _Formulas:
-    """What a call is made of: its options, its tensors by name."""
+    """A method for each operator's results, from a call's options and its tensors by name."""
 
     def __init__(self, options: Mapping[str, Any], t: dict[str, Any]) -> None:
         self.options, self.t = options, t
         self.x = t["input"]
         self.over = (0, *range(2, self.x.dim()))
-
-    def results(self, name: str) -> Sequence[Tensor]:
-        found: Sequence[Tensor] = getattr(self, name)()
-        return found
 
     def along(self, values: Tensor) -> Tensor:
         """One value for each channel, or for each sample's groups, as it broadcasts."""

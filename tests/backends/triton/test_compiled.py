@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from gpu_costs import CASES as COSTS
 from gpu_costs import DTYPES, LAYOUTS, planned
-from triton_programs import CASES, H200, arguments, program_of, programs
+from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of, programs
 
+from normgrad import TensorSpec
 from normgrad.backends.triton.tiling import ITEMSIZES
 from normgrad.problem import Rule
 
@@ -82,7 +83,7 @@ def width_of(tensor: Any) -> str:
 def tensors_of(launch: Any) -> tuple[list[Any], list[Any]]:
     """The tensors that a launch reads, and those that it writes."""
     config = launch.config
-    if launch.kernel not in ("sums", "write", "persistent"):
+    if launch.kernel not in OVER_TENSORS:
         return [], []
     read = [config.dy, config.x]
     if config.rule == Rule.FORWARD:
@@ -172,6 +173,37 @@ def test_kernels_of_every_kind(architecture, dtype, tmp_path):
     if not ALL:
         launches = random.Random(f"{architecture} {dtype}").sample(launches, SAMPLE)
     check(launches, architecture, tmp_path)
+
+
+#: Group norms whose programs have many groups: of one channel each, of few, of not quite a power.
+MANY_GROUPS = (
+    ((256, 512, 1), 512), ((8, 256, 1), 32), ((65536, 64), 32), ((65536, 48), 16), ((512, 128), 32),
+    ((64, 96, 4), 32), ((64, 320, 2), 32), ((512, 192, 3), 64), ((8, 512, 7, 7), 512),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "groups"), MANY_GROUPS, ids=str)
+def test_programs_that_have_many_groups(shape, groups, tmp_path):
+    """Which channel belongs to which group takes registers too."""
+    made = [
+        program_of(name, **arguments(name, shape, dtype, groups=groups))
+        for name in ("group_norm_backward", "group_norm")
+        for dtype in ("bfloat16", "float32")
+    ]
+    launches = [launch for launch in distinct(made) if launch.kernel == "persistent"]
+    assert {launch.config.groups > 4 for launch in launches} == {True}
+    check(launches, ARCHITECTURES[0], tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("ranks", "channels"), [(16, 256), (64, 256), (1000, 256), (64, 8)])
+def test_many_ranks(ranks, channels, dtype, tmp_path):
+    """Statistics of as many processes as there may be."""
+    planned = arguments("batch_norm_gather_stats_with_counts", (8, channels, 4, 4), dtype)
+    of_ranks = TensorSpec((ranks, channels), dtype)
+    planned |= {"mean": of_ranks, "invstd": of_ranks, "counts": TensorSpec((ranks,), "int32")}
+    program = program_of("batch_norm_gather_stats_with_counts", **planned)
+    check(list(program.launches), ARCHITECTURES[0], tmp_path)
 
 
 def test_tensors_that_are_not_aligned_are_read_as_they_can_be():

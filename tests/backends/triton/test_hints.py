@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import INTERPRETED
-from triton_programs import H200, PASSES, program_of
+from triton_programs import H200, OVER_TENSORS, PASSES, program_of
 
 from normgrad import TensorSpec
 from normgrad.backends.triton import config as words
@@ -24,8 +24,6 @@ from normgrad.backends.triton.runtime import aligned
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="plans are the same")
 
-#: Kernels that go over tensors in tiles.
-OVER_TENSORS = ("sums", "write", "persistent")
 TENSORS = ("dy", "x", "dx")
 SIZES = {0: 4, 1: 8, 2: 2, 3: 2}
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -6,6 +6,7 @@ The driver is a library that only keeps what it is asked; everything on this sid
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -209,11 +210,26 @@ def test_without_a_driver(monkeypatch):
     assert driver.launcher.__wrapped__() is None
 
 
-def test_the_benchmark():
+def benchmark(rounds: str, **environment: str) -> Any:
     program = Path(__file__).parents[3] / "benchmarks" / "launch_time.py"
-    done = subprocess.run(
-        [sys.executable, program, "--rounds", "1"], capture_output=True, text=True, timeout=300
+    command = [sys.executable, program, "--rounds", rounds]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_the_benchmark_says_what_it_wants():
+    done = benchmark("0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("error: --rounds: 0; allowed: 1 or more\n")
+    done = benchmark("1", PATH="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        "error: a C compiler: neither cc nor gcc is on PATH; allowed: one\n"
     )
+
+
+def test_the_benchmark():
+    done = benchmark("1")
     assert done.returncode == 0, done.stderr
     rows = [line.split("  ") for line in done.stdout.splitlines()[1:]]
     ways = [[word.strip() for word in row if word][1] for row in rows]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
 
 import pytest
 from support import INTERPRETED
-from triton_programs import CASES, H200, arguments, program_of
+from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of
 
 from normgrad import TensorSpec
 from normgrad.backends.triton import config, tiling
@@ -44,6 +45,29 @@ def test_a_channel_that_a_program_can_hold_is_read_once():
     assert train((170, 512, 7, 7)).passes == "two passes"  # 8330
     assert train((40, 512, 7, 7), "float64").passes == "one pass"  # 1960
     assert train((42, 512, 7, 7), "float64").passes == "two passes"  # 2058
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_programs_of_short_rows_are_worth_starting(dtype, layout):
+    """Halves are no reason for tiny programs: there are more threads instead."""
+    for shape in ((64, 2048, 1, 1), (1, 512, 7, 7), (16, 4096, 3), (128, 10000, 1)):
+        program = train(shape, dtype, layout)
+        (launch,) = program.launches
+        item = 4 if dtype == "float32" else 2
+        read = 2 * item * math.prod(shape) // launch.programs
+        assert read >= tiling.LEAST // 2, (shape, program.path)
+        if program.pattern == "columns":
+            assert item * launch.arguments.sizes.step >= tiling.SECTOR, shape
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((256, 512, 1), 512), ((8, 32, 3), 32)])
+def test_groups_of_one_channel_are_not_compared(shape, groups):
+    """Their sums are the channel's own."""
+    for name in ("group_norm", "group_norm_backward"):
+        (launch, *_) = group(shape, groups, name=name).launches
+        assert (launch.kernel, launch.config.single) == ("persistent", True)
+    assert not group((8, 64, 3), 32).launches[0].config.single
 
 
 def test_what_no_program_can_hold_is_read_twice():
@@ -219,7 +243,7 @@ def test_every_task_has_a_program():
             for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_stats"):
                 program = program_of(name, **arguments(name, shape, "float32", layout, groups=1))
                 for launch in program.launches:
-                    if launch.kernel not in ("sums", "write", "persistent"):
+                    if launch.kernel not in OVER_TENSORS:
                         continue
                     sizes, words = launch.arguments.sizes, launch.config
                     assert sizes.parts * sizes.part >= sizes.positions

@@ -173,7 +173,7 @@ def test_it_is_made_once(checks, tmp_path, caplog):
         assert checks == [("cuda:1", GPU)]
         checks.new_process()
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert selfcheck.read(GPU.name, GPU.capability) == selfcheck.read(GPU.name) == GOOD
+    assert selfcheck.read(GPU.name) == GOOD
     logged = [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
     assert logged == [
         ("normgrad", "WARNING", "checking GPU kernels once for NVIDIA Made-Up (80 GB)")
@@ -202,24 +202,21 @@ def test_a_failure_is_remembered(checks):
     assert selfcheck.settled("cuda:0", GPU)
 
 
-@pytest.mark.parametrize("changed", ["torch", "triton", "normgrad", "sources", "capability"])
+@pytest.mark.parametrize("changed", ["torch", "triton", "normgrad", "sources"])
 def test_a_verdict_on_something_else_is_none(checks, monkeypatch, changed):
-    device = GPU
     assert selfcheck.settled("cuda:0", GPU)
     checks.new_process()
     if changed == "sources":
         monkeypatch.setattr(selfcheck, "_sources", lambda: "others")
-    elif changed == "capability":
-        device = Device(GPU.name, (8, 0))
     else:
         version = selfcheck._version
         monkeypatch.setattr(
             selfcheck, "_version", lambda each: "0.0" if each == changed else version(each)
         )
-    assert selfcheck.read(GPU.name, device.capability) is None
-    assert selfcheck.settled("cuda:0", device)
+    assert selfcheck.read(GPU.name) is None
+    assert selfcheck.settled("cuda:0", GPU)
     assert len(checks) == 2
-    assert selfcheck.read(GPU.name, device.capability) == GOOD
+    assert selfcheck.read(GPU.name) == GOOD
 
 
 def test_the_sources_are_this_backend_s(monkeypatch, tmp_path):
@@ -247,8 +244,9 @@ def test_gpus_of_other_names_have_other_files(checks):
     "content",
     [
         b"", b"{", b"null", b"[]", b"7", b'"text"', b"\xff\xfe", b"{}", b'{"subject": 1}',
-        b'{"subject": {"gpu": []}}', "no cases", "no number",
+        b'{"subject": {"gpu": []}}', b"[" * 100_000, "no cases", "no number", "infinitely many",
     ],
+    ids=lambda content: str(content)[:30],
 )  # fmt: skip
 def test_what_is_no_verdict(checks, content):
     path = selfcheck.path_of(GPU.name)
@@ -256,7 +254,8 @@ def test_what_is_no_verdict(checks, content):
     if isinstance(content, str):
         found = json.loads(path.read_text())
         del found["cases"]
-        content = json.dumps(found | ({"cases": "many"} if content == "no number" else {})).encode()
+        cases = {"no number": {"cases": "many"}, "infinitely many": {"cases": float("inf")}}
+        content = json.dumps(found | cases.get(content, {})).encode()
     path.write_bytes(content)
     checks.new_process()
     assert selfcheck.read(GPU.name) is None

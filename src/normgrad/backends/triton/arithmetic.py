@@ -76,6 +76,12 @@ def added(a, b, WIDE: tl.constexpr):
 
 
 @helper
+def masked(a, there):
+    """A number where there is one, and 0 elsewhere."""
+    return Pair(tl.where(there, a.value, 0.0), tl.where(there, a.error, 0.0))
+
+
+@helper
 def negative(a):
     """A number with the other sign."""
     return Pair(-a.value, -a.error)

@@ -38,6 +38,7 @@ from .arithmetic import (
     is_finite,
     is_normal,
     kept,
+    masked,
     negative,
     number,
     real,
@@ -49,8 +50,9 @@ from .tiles import EVAL, FORWARD, GROUP, Coefficients, Sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: What moments are taken about; see config.py.
+#: What moments are taken about, and where 1/std comes from; see config.py.
 PILOT, SAVED = constant(config.PILOT), constant(config.SAVED)
+VARIANCE = constant(config.VARIANCE)
 #: Which statistics are left in the workspace.
 SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
 
@@ -60,6 +62,12 @@ SAVED_MEAN, SAVED_REST, SAVED_SPREAD, SAVED_ERROR = (constant(index) for index i
 
 
 # Statistics
+
+
+@helper
+def firsts(a, at):
+    """Which channels are the first of their groups: one of a group's channels writes for all."""
+    return at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
 
 
 @helper
@@ -94,7 +102,7 @@ def given_mean(a, at, C: tl.constexpr):
 @helper
 def given_invstd(a, at, C: tl.constexpr):
     """1/std: given, or computed before, or of a variance."""
-    if C.saved_spread:
+    if C.spread == SAVED:
         value = load_saved(a, at, SAVED_SPREAD, 1.0)
         if C.wide:
             return Pair(value, load_saved(a, at, SAVED_ERROR, 0.0))
@@ -102,7 +110,7 @@ def given_invstd(a, at, C: tl.constexpr):
             return exact(value)
     else:
         spread = read_statistic(a, at, SPREAD, 1.0, C)
-        if C.variance:
+        if C.spread == VARIANCE:
             spread = tl.rsqrt(spread + number(a.numbers.eps))
         return exact(spread)
 
@@ -209,8 +217,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 @helper
 def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
     """Statistics that are asked for, and running ones brought up to date."""
-    # One of a group's channels writes for all.
-    first = at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
+    first = firsts(a, at)
     write(a, at.set, at.group, first, mean, OUT_MEAN, C)
     write(a, at.set, at.group, first, invstd, OUT_INVSTD, C)
     m = number(a.numbers.divisor)
@@ -254,9 +261,7 @@ def put_sums(a, part, at, centre, sums, C: tl.constexpr):
     """Write a part's sums to their own place, and the first part the pilots that they are about."""
     if C.about == PILOT:
         if part == 0:
-            # One of a group's channels writes for all.
-            first = at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
-            tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=first)
+            tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=firsts(a, at))
     tl.store(sums_at(a, part, at, 0, C), sums.total.value, mask=at.there)
     tl.store(sums_at(a, part, at, 1, C), sums.projection.value, mask=at.there)
     if C.wide:
@@ -299,8 +304,7 @@ def centred(a, at, sums, C: tl.constexpr):
     """The sums with Σdy·(x − μ) about a computed mean, not about the mean as it was rounded."""
     if C.about == SAVED:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
-        there = is_finite(term.value)
-        term = Pair(tl.where(there, term.value, 0.0), tl.where(there, term.error, 0.0))
+        term = masked(term, is_finite(term.value))
         return Sums(sums.total, added(sums.projection, negative(term), C.wide))
     else:
         return sums

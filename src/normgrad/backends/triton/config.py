@@ -44,16 +44,15 @@ class Config(NamedTuple):
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
         rows: how many parts' sums are added up at once.
         about: what x is centred about, one of PILOT, GIVEN, SAVED.
-        saved_spread: whether 1/std was computed before, and is in the workspace.
+        spread: where 1/std comes from, one of GIVEN, SAVED, VARIANCE.
         saves: which statistics are left in the workspace, of MEAN, BOTH, SPREAD; 0 for none.
-        sums: whether coefficients follow from sums over the tensors.
-        coefficients: whether they are left in the workspace.
+        coefficients: whether they stand in the workspace, where ``finish`` leaves them for
+            ``write``; else they are made from what is given.
         writes: whether dx is written where sums are made.
         outputs: whether the per-channel outputs are written here.
         keeps_sums: whether sums are left in the workspace, too.
         short_sums: whether they are left in float32: those of one pass, which nothing but the
             gradients of parameters is made from, and of which there is a pair for few elements.
-        variance: whether the spread given is a variance.
         reverse: whether to begin at the end, where the sums left the L2 cache filled.
     """
 
@@ -76,20 +75,19 @@ class Config(NamedTuple):
     long_offsets: bool = False
     rows: int = 1
     about: int = 0
-    saved_spread: bool = False
+    spread: int = 1
     saves: int = 0
-    sums: bool = False
     coefficients: bool = False
     writes: bool = False
     outputs: bool = False
     keeps_sums: bool = False
     short_sums: bool = False
-    variance: bool = False
     reverse: bool = False
 
 
-#: What moments are taken about: an element of the tensor, a given mean, or one in the workspace.
-PILOT, GIVEN, SAVED = 0, 1, 2
+#: What moments are taken about: an element of the tensor, a given mean, or one in the workspace;
+#: 1/std is given, or in the workspace, or made from a given variance.
+PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
 
 #: Which statistics are left in the workspace: the mean; it and 1/std; 1/std about the mean in use.
 MEAN, BOTH, SPREAD = 1, 2, 3
@@ -130,18 +128,11 @@ class Axis(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A tensor's strides: over sets, over channels, and over the axes of positions."""
+    """Strides: over sets, over channels (or groups), and of a tensor over the axes of positions."""
 
     sets: Any
     channels: Any
-    axes: Any
-
-
-class Strides(NamedTuple):
-    """The strides of a per-channel vector."""
-
-    sets: Any
-    channels: Any
+    axes: Any = ()
 
 
 class CountAxis(NamedTuple):
@@ -202,10 +193,10 @@ class Work(NamedTuple):
             by set and channel.
     """
 
-    sums: Any
-    statistics: Any
-    pilots: Any
-    coefficients: Any
+    sums: Any = 0
+    statistics: Any = 0
+    pilots: Any = 0
+    coefficients: Any = 0
 
 
 class Arguments(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-#: What Triton's kernels here need: bfloat16 in hardware, and atomics with an order.
+#: What the kernels need: bfloat16 in hardware.
 LEAST_CAPABILITY = (8, 0)
 #: The Triton that kernels are tested with: the least.
 LEAST_TRITON = "3.6"

@@ -19,12 +19,13 @@ from .access import (
     read,
     write_parameter,
 )
-from .arithmetic import Pair, added, exact, kept, number, sum_along
+from .arithmetic import Pair, added, exact, kept, masked, number, sum_along
 from .channels import (
     about,
     about_sums,
     centred,
     finished,
+    firsts,
     given,
     given_invstd,
     load_coefficients,
@@ -103,7 +104,7 @@ def write(a, C: tl.constexpr):
     if C.reverse:
         task = tl.num_programs(0) - 1 - task
     at, first, _, start, end = task_of(task, a, C)
-    if C.sums:
+    if C.coefficients:
         c = load_coefficients(a, at, C)
     else:
         c = given(a, at, C)
@@ -119,36 +120,9 @@ def shared(p, member, WIDE: tl.constexpr):
 
     ``member`` says which channel belongs to which of the tile's groups: groups may be of any size.
     """
-    value = tl.where(member, p.value[:, None], 0.0)
-    error = tl.where(member, p.error[:, None], 0.0)
-    of_group = sum_along(Pair(value, error), 0, WIDE)
-    value = tl.where(member, of_group.value[None, :], 0.0)
-    error = tl.where(member, of_group.error[None, :], 0.0)
-    return Pair(tl.sum(value, 1), tl.sum(error, 1))
-
-
-@helper
-def persistent_tile(task, a, C: tl.constexpr):
-    """A tile of all that shares a statistic, from sums to dx or y."""
-    at, first, part, start, end = task_of(task, a, C)
-    p, there = positions_from(start, end, at, C)
-    x = load_x(a, at.set, first, p, there, C)
-    dy = x
-    if C.rule != FORWARD:
-        dy = load_dy(a, at.set, first, p, there, C)
-    centre = about(a, at, C)
-    found = along(sums_of_tile(dy, x, centre, there, C), 0, C.wide)
-    if C.keeps_sums:
-        # The parameters' gradients are sums over the samples, made by another kernel.
-        put_sums(a, part, at, centre, found, C)
-    if not C.single:
-        found = weighted(a, at, found, C)
-        of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
-        member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
-        total = shared(found.total, member, C.wide)
-        found = Sums(total, shared(found.projection, member, C.wide))
-    c = finished(a, at, centre, found, C)
-    store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
+    of_group = sum_along(masked(Pair(p.value[:, None], p.error[:, None]), member), 0, WIDE)
+    of_each = masked(Pair(of_group.value[None, :], of_group.error[None, :]), member)
+    return Pair(tl.sum(of_each.value, 1), tl.sum(of_each.error, 1))
 
 
 @triton.jit
@@ -157,7 +131,25 @@ def persistent(a, C: tl.constexpr):
     start = tl.program_id(0) * a.sizes.each.to(tl.int32)
     end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
     for task in range(start, end):
-        persistent_tile(task, a, C)
+        at, first, part, begin, stop = task_of(task, a, C)
+        p, there = positions_from(begin, stop, at, C)
+        x = load_x(a, at.set, first, p, there, C)
+        dy = x
+        if C.rule != FORWARD:
+            dy = load_dy(a, at.set, first, p, there, C)
+        centre = about(a, at, C)
+        found = along(sums_of_tile(dy, x, centre, there, C), 0, C.wide)
+        if C.keeps_sums:
+            # The parameters' gradients are sums over the samples, made by another kernel.
+            put_sums(a, part, at, centre, found, C)
+        found = weighted(a, at, found, C)
+        if not C.single:
+            of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
+            member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
+            total = shared(found.total, member, C.wide)
+            found = Sums(total, shared(found.projection, member, C.wide))
+        c = finished(a, at, centre, found, C)
+        store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
 
 
 # Sums in the workspace
@@ -198,10 +190,11 @@ def over_members(p, C: tl.constexpr):
 
 
 @helper
-def to_members(value, C: tl.constexpr):
+def to_members(p, C: tl.constexpr):
     """A number of each group, for some of its channels."""
-    spread = tl.broadcast_to(value[:, None], [C.groups, C.fan])
-    return tl.reshape(spread, [C.groups * C.fan])
+    value = tl.broadcast_to(p.value[:, None], [C.groups, C.fan])
+    error = tl.broadcast_to(p.error[:, None], [C.groups, C.fan])
+    return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
 
 
 @triton.jit
@@ -214,23 +207,17 @@ def finish(a, C: tl.constexpr):
     s = tl.program_id(0) // blocks
     first_group = tl.program_id(0) % blocks * C.groups
     per_group = a.sizes.per_group.to(tl.int32)
-    zero = tl.zeros([C.groups], tl.float64)
+    zero = tl.full([C.groups], 0.0, tl.float64)
     of_groups = Sums(exact(zero), exact(zero))
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
         some = weighted(a, at, sums_of_parts(a, at, C), C)
         some = Sums(over_members(some.total, C), over_members(some.projection, C))
         of_groups = both(of_groups, some, C.wide)
-    t, q = of_groups.total, of_groups.projection
-    found = Sums(
-        Pair(to_members(t.value, C), to_members(t.error, C)),
-        Pair(to_members(q.value, C), to_members(q.error, C)),
-    )
+    found = Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
     if C.saves:
         at = members_of(s, first_group, 0, a, C)
-        # One of a group's channels stands for all.
-        first = at.there & (at.channel == at.group * per_group)
-        at = Channels(s, at.channel, at.group, first)
+        at = Channels(s, at.channel, at.group, firsts(a, at))
         save_statistics(a, at, about_sums(a, at, C), found, C)
     else:
         for j in range(0, per_group, C.fan):
@@ -258,9 +245,8 @@ def outputs(a, C: tl.constexpr):
         some = centred(a, here, load_sums(a, k // sets, here, C), C)
         projection = kept(some.projection, C.wide)
         r = given_invstd(a, here, C)
-        value = tl.where(there, r.value * projection, 0.0)
-        error = tl.where(there, r.error * projection, 0.0)
-        scaled = added(scaled, sum_along(Pair(value, error), 0, C.wide), C.wide)
+        term = masked(Pair(r.value * projection, r.error * projection), there)
+        scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
         found = both(found, along(some, 0, C.wide), C.wide)
     write_gradients(a, at, found, scaled, C)
 

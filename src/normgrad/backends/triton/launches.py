@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import dtypes
-from ...problem import Problem, Role, Rule
+from ...problem import Problem, Role, Vector
+from ...tensor import TensorSpec
 from .config import (
     ABSENT,
     GIVEN,
@@ -22,7 +23,6 @@ from .config import (
     Numbers,
     Sizes,
     Steps,
-    Strides,
     Tensor,
     Work,
     pack,
@@ -93,28 +93,26 @@ def _bits(value: float) -> int:
     return int(bits)
 
 
-_NO_WORK = Work(*(0,) * len(Work._fields))
-
-
 @dataclass
 class Builder:
-    """A program in the making."""
+    """A program in the making.
+
+    Attributes:
+        problem, device, layout: what it is made for.
+        end: of the workspace so far, in bytes.
+        launches: so far.
+        work: where things stand in the workspace.
+        about, spread: where launches find the mean and 1/std, as in :class:`.config.Config`.
+    """
 
     problem: Problem
     device: Device
     layout: Layout
     end: int = 0
     launches: list[Launch] = field(default_factory=list)
-    work: Work = _NO_WORK
+    work: Work = field(default_factory=Work)
     about: int = GIVEN
-    saves_statistics: bool = False
-    saved_spread: bool = False
-
-    def reserve(self, size: int) -> int:
-        """So many bytes of the workspace."""
-        start = self.end
-        self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
-        return start
+    spread: int = GIVEN
 
     @property
     def wide(self) -> bool:
@@ -123,32 +121,134 @@ class Builder:
 
     @property
     def single(self) -> bool:
-        """Whether sums of each channel stand alone."""
-        return self.problem.per_group == 1 and self.problem.rule is not Rule.GROUP
+        """Whether each channel is a group of its own."""
+        return self.problem.per_group == 1
+
+    # The workspace
+
+    def _reserve(self, name: str, size: int) -> None:
+        """Room for one of the things in :class:`.config.Work`, of so many bytes."""
+        self.work = self.work._replace(**{name: self.end})
+        self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
+
+    def reserve_statistics(self) -> None:
+        """Room for the statistics of every group."""
+        self._reserve("statistics", 4 * 8 * self.problem.sets.size * groups_of(self.problem))
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Room for sums in so many parts; what other parts left there is done with."""
         problem = self.problem
         sums = (4 if self.wide else 2) * parts * problem.sets.size * problem.channel.size
-        self.work = self.work._replace(sums=self.reserve(sums * itemsize))
+        self._reserve("sums", sums * itemsize)
         if self.about == PILOT:
-            pilots = self.reserve(problem.sets.size * groups_of(problem) * 8)
-            self.work = self.work._replace(pilots=pilots)
+            self._reserve("pilots", problem.sets.size * groups_of(problem) * 8)
 
     def reserve_coefficients(self) -> None:
         """Room for the coefficients of every channel."""
         problem = self.problem
-        size = 5 * problem.sets.size * problem.channel.size * problem.arithmetic.itemsize
-        self.work = self.work._replace(coefficients=self.reserve(size))
+        numbers = 5 * problem.sets.size * problem.channel.size
+        self._reserve("coefficients", numbers * problem.arithmetic.itemsize)
 
-    def config(self, tile: Tile, **rest: Any) -> Config:
-        """What a kernel is compiled for."""
-        problem, layout = self.problem, self.layout
+    # Launches
+
+    def tiles(self, tile: Tile) -> int:
+        """How many tiles there are beside each other: of all sets' channels."""
+        return self.problem.sets.size * ceil_div(self.problem.channel.size, tile.step)
+
+    def over_parts(
+        self, kernel: str, tile: Tile, parts: int, part: int, each: int = 1, **config: Any
+    ) -> None:
+        """A program for so many parts of tiles, each of so many positions."""
+        tasks = self.tiles(tile) * parts
+        sizes = self._sizes(tile, parts, part, tasks, each)
+        self._launch(kernel, ceil_div(tasks, each), tile, sizes, self.layout, **config)
+
+    def persistent(self, tile: Tile, **config: Any) -> None:
+        """A program for each tile, or for some where there are more than a device runs at once."""
+        positions, device = self.problem.positions, self.device
+        read = element_bytes(self.problem) * positions * tile.step
+        at_once = device.processors * device.programs_each
+        each = max(1, min(self.tiles(tile) // at_once, LEAST // read))
+        self.over_parts("persistent", tile, 1, positions, each, **config)
+
+    def finish(self, parts: int, **config: Any) -> None:
+        """What follows from the sums of all parts, for each group."""
+        problem = self.problem
+        groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
+        if problem.per_group == 1:
+            groups = power_of_two(min(SUM_CHANNELS, groups_of(problem)))
+        programs = problem.sets.size * ceil_div(groups_of(problem), groups)
+        tile = Tile(1, 1, 1, groups)
+        self._of_sums("finish", programs, tile, parts, parts, groups * fan, fan=fan, **config)
+
+    def outputs(self, parts: int, *, short: bool = False) -> None:
+        """The gradients of group norm's parameters, of sums in the workspace."""
+        width = min(SUM_CHANNELS, power_of_two(self.problem.channel.size))
+        programs = ceil_div(self.problem.channel.size, width)
+        sums = parts * self.problem.sets.size
+        tile = Tile(1, width, width)
+        self._of_sums("outputs", programs, tile, parts, sums, width, short_sums=short)
+
+    def gather(self) -> None:
+        """The statistics of all ranks, combined."""
+        channels, count = self.problem.channel.size, self.problem.count
+        width = min(32, power_of_two(channels))
+        rows = min(power_of_two(count.elements), 64) if count is not None else 1
+        # With 8 numbers for a thread Triton 3.6 put 16 to 152 bytes elsewhere; with 64 Triton 3.9
+        # put 2008.
+        tile = Tile(1, width, width, warps=max(1, rows * width // 128))
+        sizes = self._sizes(tile)
+        self._launch("gather", ceil_div(channels, width), tile, sizes, self.layout, rows=rows)
+
+    def _of_sums(
+        self,
+        kernel: str,
+        programs: int,
+        tile: Tile,
+        parts: int,
+        count: int,
+        width: int,
+        **config: Any,
+    ) -> None:
+        """A kernel that adds up so many sums for each of so many channels at once.
+
+        It knows nothing of tensors, so that few are compiled for many shapes.
+        """
+        rows = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
+        rows = min(rows, MOST_ROWS // width)
+        tile = replace(tile, warps=max(1, min(8, rows * width // 128)))
+        none = Tensor(dtypes.float32.code)
+        layout = Layout("", none, none, none, self.layout.axes[:1], False, False)
+        self._launch(kernel, programs, tile, self._sizes(tile, parts), layout, rows=rows, **config)
+
+    def _sizes(
+        self, tile: Tile, parts: int = 1, part: int = 1, tasks: int = 0, each: int = 1
+    ) -> Sizes:
+        """The sizes that kernels are handed."""
+        problem = self.problem
+        return Sizes(
+            sets=problem.sets.size,
+            channels=problem.channel.size,
+            per_group=problem.per_group,
+            groups=groups_of(problem),
+            positions=problem.positions,
+            step=tile.step,
+            parts=parts,
+            part=part,
+            tasks=tasks,
+            each=each,
+        )
+
+    def _launch(
+        self, kernel: str, programs: int, tile: Tile, sizes: Sizes, layout: Layout, **config: Any
+    ) -> None:
+        """Add a launch; ``config`` is what a kernel is compiled for beside what follows here."""
+        problem = self.problem
         codes = {
             int(role) - int(Role.MEAN): vector.dtype.code
             for role, vector in problem.vectors.items()
         }
-        base = Config(
+        compiled = Config(
             rule=int(problem.rule),
             wide=self.wide,
             dy=fitting(layout.dy, tile),
@@ -166,135 +266,49 @@ class Builder:
             long_positions=layout.long_positions,
             long_offsets=layout.long_offsets,
             about=self.about,
-            saved_spread=self.saved_spread,
-            variance=problem.spread_is_variance,
+            spread=self.spread,
+            **config,
         )
-        return base._replace(**rest)
-
-    def arguments(
-        self,
-        tile: Tile,
-        parts: int = 1,
-        part: int = 1,
-        tasks: int = 0,
-        each: int = 1,
-        *,
-        over_tensors: bool = True,
-    ) -> Arguments:
-        """What a kernel is given beside addresses."""
-        problem = self.problem
-        nothing = Strides(0, 0)
-        vectors = tuple(
-            Strides(problem.vectors[role].set_stride, problem.vectors[role].stride)
-            if role in problem.vectors
-            else nothing
-            for role in VECTORS
-        )
-        counts: tuple[CountAxis, ...] = (CountAxis(1, 0),)
-        if problem.count is not None and problem.count.rank:
-            spec = problem.count
-            counts = tuple(map(CountAxis, spec.shape, spec.strides))
-        sizes = Sizes(
-            sets=problem.sets.size,
-            channels=problem.channel.size,
-            per_group=problem.per_group,
-            groups=groups_of(problem),
-            positions=problem.positions,
-            step=tile.step,
-            parts=parts,
-            part=part,
-            tasks=tasks,
-            each=each,
-        )
-        m = problem.divisor
-        numbers = Numbers(
-            _bits(problem.eps),
-            _bits(m),
-            _bits(1 / m if m else math.inf),
-            _bits(m / (m - 1) if m > 1 else 1.0),
-            _bits(problem.momentum),
-            problem.count.elements if problem.count is not None else 0,
-        )
-        zeros = _addresses([0] * (len(Role) + 1))
-        axes = self.layout.axes if over_tensors else self.layout.axes[:1]
         dy, x, dx = (
             Steps(
                 problem.sets.strides[index],
                 problem.channel.strides[index],
-                tuple(axis.strides[index] for axis in axes),
+                tuple(axis.strides[index] for axis in layout.axes),
             )
             for index in range(3)
         )
-        words = tuple(axis_words(axis.size) for axis in axes)
-        return Arguments(zeros, sizes, words, dy, x, dx, vectors, numbers, counts, self.work)
-
-    def tiles(self, tile: Tile) -> int:
-        """How many tiles there are beside each other: of all sets' channels."""
-        return self.problem.sets.size * ceil_div(self.problem.channel.size, tile.step)
-
-    def launch(
-        self, kernel: str, programs: int, config: Config, arguments: Arguments, warps: int
-    ) -> None:
-        """Add a launch."""
-        self.launches.append(Launch(kernel, programs, config, arguments, warps))
-
-    # What launches do
-
-    def over_parts(self, kernel: str, tile: Tile, parts: int, part: int, **rest: Any) -> None:
-        """A program for each part of each tile."""
-        programs = self.tiles(tile) * parts
-        arguments = self.arguments(tile, parts, part)
-        self.launch(kernel, programs, self.config(tile, **rest), arguments, tile.warps)
-
-    def persistent(self, tile: Tile, **rest: Any) -> None:
-        """A program for each tile, or for some where there are more than a device runs at once."""
-        problem, device = self.problem, self.device
-        tasks = self.tiles(tile)
-        read = element_bytes(problem) * problem.positions * tile.step
-        at_once = device.processors * device.programs_each
-        each = max(1, min(tasks // at_once, LEAST // read))
-        arguments = self.arguments(tile, 1, problem.positions, tasks, each)
-        config = self.config(tile, sums=True, **rest)
-        self.launch("persistent", ceil_div(tasks, each), config, arguments, tile.warps)
-
-    def finish(self, parts: int, **rest: Any) -> None:
-        """What follows from the sums of all parts, for each group."""
-        problem = self.problem
-        groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
-        if problem.per_group == 1:
-            groups = power_of_two(min(SUM_CHANNELS, groups_of(problem)))
-        tile = Tile(1, 1, 1, groups)
-        programs = problem.sets.size * ceil_div(groups_of(problem), groups)
-        self._of_sums(
-            "finish", programs, tile, parts, parts, groups * fan, fan=fan, sums=True, **rest
+        arguments = Arguments(
+            at=_addresses([0] * (len(Role) + 1)),
+            sizes=sizes,
+            axes=tuple(axis_words(axis.size) for axis in layout.axes),
+            dy=dy,
+            x=x,
+            dx=dx,
+            vectors=tuple(_steps(problem.vectors.get(role)) for role in VECTORS),
+            numbers=_numbers(problem),
+            counts=_count_axes(problem.count),
+            work=self.work,
         )
+        self.launches.append(Launch(kernel, programs, compiled, arguments, tile.warps))
 
-    def outputs(self, parts: int, *, short: bool = False) -> None:
-        """The gradients of group norm's parameters, of sums in the workspace."""
-        width = min(SUM_CHANNELS, power_of_two(self.problem.channel.size))
-        tile = Tile(1, width, width)
-        programs = ceil_div(self.problem.channel.size, width)
-        sums = parts * self.problem.sets.size
-        self._of_sums("outputs", programs, tile, parts, sums, width, short_sums=short)
 
-    def _of_sums(
-        self,
-        kernel: str,
-        programs: int,
-        tile: Tile,
-        parts: int,
-        count: int,
-        width: int,
-        **rest: Any,
-    ) -> None:
-        """A kernel that adds up so many sums for each of so many channels at once.
+def _steps(vector: Vector | None) -> Steps:
+    return Steps(0, 0) if vector is None else Steps(vector.set_stride, vector.stride)
 
-        It knows nothing of tensors, so that few are compiled for many shapes.
-        """
-        rows = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
-        rows = min(rows, MOST_ROWS // width)
-        none = Tensor(dtypes.float32.code)
-        config = self.config(tile, rows=rows, dy=none, x=none, dx=none, **rest)
-        config = config._replace(rank=1, long_positions=False, long_offsets=False)
-        arguments = self.arguments(tile, parts, over_tensors=False)
-        self.launch(kernel, programs, config, arguments, max(1, min(8, rows * width // 128)))
+
+def _count_axes(count: TensorSpec | None) -> tuple[CountAxis, ...]:
+    if count is None or not count.rank:
+        return (CountAxis(1, 0),)
+    return tuple(map(CountAxis, count.shape, count.strides))
+
+
+def _numbers(problem: Problem) -> Numbers:
+    m, count = problem.divisor, problem.count
+    return Numbers(
+        eps=_bits(problem.eps),
+        divisor=_bits(m),
+        inverse=_bits(1 / m if m else math.inf),
+        unbiased=_bits(m / (m - 1) if m > 1 else 1.0),
+        momentum=_bits(problem.momentum),
+        counts=count.elements if count is not None else 0,
+    )

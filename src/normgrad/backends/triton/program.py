@@ -14,22 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...problem import Problem, Role, Rule
-from .config import BOTH, MEAN, PILOT, SAVED, SPREAD
+from .config import BOTH, GIVEN, MEAN, PILOT, SAVED, SPREAD, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .tiling import (
-    LEAST,
-    SHORT,
-    Tile,
-    ceil_div,
-    element_bytes,
-    groups_of,
-    layout_of,
-    persistent_tile,
-    power_of_two,
-    tile_of,
-)
+from .tiling import LEAST, SHORT, Tile, ceil_div, element_bytes, layout_of, persistent_tile, tile_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +72,12 @@ def build(problem: Problem, device: Device) -> Program:
     input_is_grad_out = problem.input_is_grad_out
     problem = problem.reading_one()
     layout = layout_of(problem)
-    builder = Builder(problem, device, layout)
+    spread = VARIANCE if problem.spread_is_variance else GIVEN
+    builder = Builder(problem, device, layout, spread=spread)
     passes = ""
     if problem.rule is Rule.GATHER:
-        _gather(builder)
+        if problem.channel.size:
+            builder.gather()
     elif problem.is_empty:
         _nothing(builder)
     else:
@@ -100,18 +91,6 @@ def build(problem: Problem, device: Device) -> Program:
         builder.end + ALIGNMENT - 1 if builder.end else 0,
         input_is_grad_out,
     )
-
-
-def _gather(builder: Builder) -> None:
-    problem = builder.problem
-    width = min(32, power_of_two(problem.channel.size))
-    ranks = problem.count.elements if problem.count is not None else 0
-    rows = max(1, min(power_of_two(ranks), 64))
-    tile = Tile(1, width, width)
-    programs = ceil_div(problem.channel.size, width)
-    if programs:
-        config, arguments = builder.config(tile, rows=rows), builder.arguments(tile)
-        builder.launch("gather", programs, config, arguments, tile.warps)
 
 
 def _nothing(builder: Builder) -> None:
@@ -128,68 +107,53 @@ def _nothing(builder: Builder) -> None:
 def _fill(builder: Builder) -> str:
     """The launches of a problem with elements; their passes over memory."""
     problem = builder.problem
+    if problem.missing_mean or problem.missing_spread:
+        _find_statistics(builder)
     writes = problem.grad_input is not None
     if problem.rule is Rule.FORWARD:
-        if problem.missing_mean:
-            builder.about = PILOT
-            if builder.wide:
-                # About a pilot the squares would lose what float64 data have to spare.
-                _save(builder, MEAN)
-                builder.about = SAVED
-        needs = problem.missing_mean
+        needs_sums = problem.missing_mean
     else:
-        if problem.missing_mean or problem.missing_spread:
-            _missing(builder)
-        needs = writes and problem.rule in (Rule.TRAIN, Rule.GROUP)
-    if needs and writes:
+        needs_sums = problem.rule in (Rule.TRAIN, Rule.GROUP)
+    if needs_sums and writes:
         return _sums_and_write(builder)
     if problem.needs_sums:
         _sums_alone(builder)
-        return ""
-    if writes:
-        _write_alone(builder)
+    elif writes:
+        tile = tile_of(problem, builder.layout, builder.device)
+        builder.over_parts("write", tile, *_parts(builder, tile))
     return ""
 
 
-def _forward(problem: Problem) -> Problem:
-    """What finds the statistics that gradients miss."""
-    return replace(problem, rule=Rule.FORWARD, grad_input=None, vectors={
-        role: vector for role, vector in problem.vectors.items() if role is Role.MEAN
-    })  # fmt: skip
+def _find_statistics(builder: Builder) -> None:
+    """Leave in the workspace what gradients miss, and in float64 a mean to take moments about.
 
-
-def _save(builder: Builder, which: int) -> None:
-    """Find statistics, and leave them in the workspace."""
+    About a pilot the squares would lose what float64 data have to spare.
+    """
     problem = builder.problem
-    if problem.rule is not Rule.FORWARD:
-        builder.problem = _forward(problem)
-    tile = tile_of(builder.problem, builder.layout, builder.device)
-    parts, part = _parts(builder, tile)
-    if not builder.saves_statistics:
-        builder.saves_statistics = True
-        values = 4 * problem.sets.size * groups_of(problem)
-        builder.work = builder.work._replace(statistics=builder.reserve(8 * values))
-    builder.reserve_sums(parts)
-    builder.over_parts("sums", tile, parts, part)
-    builder.finish(parts, saves=which)
-    builder.problem = problem
-
-
-def _missing(builder: Builder) -> None:
-    """Statistics that are not given to a gradient."""
-    problem = builder.problem
+    rounds = []
     if problem.missing_mean:
         builder.about = PILOT
-        if builder.wide:  # a second round about the first one's result
-            _save(builder, MEAN)
+        if builder.wide:
+            rounds.append(MEAN)
+    if problem.rule is not Rule.FORWARD:
+        found = BOTH if problem.missing_spread else MEAN
+        rounds.append(found if problem.missing_mean else SPREAD)
+        mean = problem.vectors.get(Role.MEAN)
+        vectors = {} if mean is None else {Role.MEAN: mean}
+        builder.problem = replace(problem, rule=Rule.FORWARD, grad_input=None, vectors=vectors)
+    if rounds:
+        builder.reserve_statistics()
+    for which in rounds:
+        tile = tile_of(builder.problem, builder.layout, builder.device)
+        parts, part = _parts(builder, tile)
+        builder.reserve_sums(parts)
+        builder.over_parts("sums", tile, parts, part)
+        builder.finish(parts, saves=which)
+        if which != SPREAD:
             builder.about = SAVED
-        _save(builder, BOTH if problem.missing_spread else MEAN)
-        builder.about = SAVED
-    else:
-        _save(builder, SPREAD)
-    if problem.missing_spread:
-        builder.saved_spread = True
-        builder.problem = replace(problem, spread_is_variance=False)
+        if which != MEAN:
+            builder.spread = SAVED
+    builder.problem = problem
 
 
 def _sums_alone(builder: Builder) -> None:
@@ -199,7 +163,7 @@ def _sums_alone(builder: Builder) -> None:
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.grad_input is not None and problem.rule is Rule.EVAL
-    if parts == 1 and builder.single:
+    if parts == 1 and builder.single and problem.rule is not Rule.GROUP:
         builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)
@@ -210,12 +174,6 @@ def _sums_alone(builder: Builder) -> None:
         builder.finish(parts, outputs=True)
 
 
-def _write_alone(builder: Builder) -> None:
-    """dx or y from what is given."""
-    tile = tile_of(builder.problem, builder.layout, builder.device)
-    builder.over_parts("write", tile, *_parts(builder, tile))
-
-
 def _sums_and_write(builder: Builder) -> str:
     """dx or y from sums over the tensors themselves; the passes over memory."""
     problem, device, layout = builder.problem, builder.device, builder.layout
@@ -223,21 +181,20 @@ def _sums_and_write(builder: Builder) -> str:
     later = problem.rule is Rule.GROUP and problem.wants_parameters
     outputs = problem.wants_parameters and not later
     tile = persistent_tile(problem, layout, device)
-    one_pass = tile is not None and not (builder.wide and builder.about == PILOT)
-    short = one_pass and not builder.wide
-    if tile is not None and one_pass:
-        parts = 1
+    if tile is not None:
+        passes, parts, short = "one pass", 1, not builder.wide
         if later:
             builder.reserve_sums(1, 4 if short else 8)
         builder.persistent(tile, outputs=outputs, keeps_sums=later, short_sums=short)
     else:
+        passes, short = "two passes", False
         tile = tile_of(problem, layout, device)
         parts, part = _parts(builder, tile)
         builder.reserve_sums(parts)
         builder.reserve_coefficients()
         builder.over_parts("sums", tile, parts, part)
         builder.finish(parts, coefficients=True, outputs=outputs)
-        builder.over_parts("write", tile, parts, part, sums=True, reverse=True)
+        builder.over_parts("write", tile, parts, part, coefficients=True, reverse=True)
     if later:
         builder.outputs(parts, short=short)
-    return "one pass" if one_pass else "two passes"
+    return passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -66,12 +67,8 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
 
 def _fitting(tensor: Tensor, address: int) -> Tensor:
     """A tensor as its address allows it to be read."""
-    vector = tensor.vector
-    while address % (vector * ITEMSIZES[tensor.code]):
-        vector //= 2
-        if vector <= 1:
-            break
-    return tensor if vector == tensor.vector else tensor._replace(vector=max(1, vector))
+    size = ITEMSIZES[tensor.code]
+    return tensor._replace(vector=max(1, math.gcd(tensor.vector * size, address) // size))
 
 
 class Ready:

@@ -25,6 +25,12 @@ from .device import Device
 
 _PACKAGES = ("normgrad", "torch", "triton")
 
+#: What a file that is none of ours may raise: there are too many digits in it, or brackets.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+
 #: How many results outside the bound a verdict names.
 _SHOWN = 3
 
@@ -69,10 +75,9 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _subject(name: str, capability: tuple[int, int] | None = None) -> dict[str, str]:
-    """What a verdict is about; without the capability, for who does not know it."""
-    about = {"gpu": name, "sources": _sources(), **{each: _version(each) for each in _PACKAGES}}
-    return about if capability is None else {**about, "capability": "{}.{}".format(*capability)}
+def _subject(name: str) -> dict[str, str]:
+    """What a verdict is about."""
+    return {"gpu": name, "sources": _sources(), **{each: _version(each) for each in _PACKAGES}}
 
 
 def path_of(name: str) -> Path:
@@ -83,19 +88,19 @@ def path_of(name: str) -> Path:
     return Path(knobs.cache.dir) / f"normgrad-check-{shown}.json"
 
 
-def read(name: str, capability: tuple[int, int] | None = None) -> Verdict | None:
+def read(name: str) -> Verdict | None:
     """The verdict on disk; None if there is none, or it is about other versions."""
     try:
         found = json.loads(path_of(name).read_bytes())
-        if _subject(name, capability).items() <= found["subject"].items():
+        if _subject(name) == found["subject"]:
             return Verdict(str(found["checked"]), int(found["cases"]), str(found["failure"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except _UNREADABLE:
         pass  # a file that is not there, or is none of ours
     return None
 
 
 def _write(device: Device, verdict: Verdict) -> None:
-    content = {"subject": _subject(device.name, device.capability), **asdict(verdict)}
+    content = {"subject": _subject(device.name), **asdict(verdict)}
     path = path_of(device.name)
     with suppress(OSError):  # then every process checks
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +127,7 @@ def settled(where: str, device: Device) -> bool:
     with _lock:
         if _checking:
             return False
-        verdict = _known.get(device) or read(device.name, device.capability)
+        verdict = _known.get(device) or read(device.name)
         if verdict is None:
             if _is_recorded(where):
                 return False

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ...problem import Rule
 from .access import pointers, positions_from
-from .arithmetic import Pair, added, exact, kept, real, rounded, sum_along, times, two_sum
+from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
 from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -48,24 +48,30 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
     return Sums(sum_along(sums.total, AXIS, WIDE), sum_along(sums.projection, AXIS, WIDE))
 
 
+# Triton 3.6 takes a tuple of constants apart that is handed on without a name of its own.
+
+
 @helper
 def load_x(a, s, first, p, there, C: tl.constexpr):
     """A tile of x, in the arithmetic's type; 0 where there is nothing."""
-    at = pointers(a.at.x, a.x, s, first, p, a.axes, C.x, C)
+    T: tl.constexpr = C.x
+    at = pointers(a.at.x, a.x, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
 
 
 @helper
 def load_dy(a, s, first, p, there, C: tl.constexpr):
     """A tile of dy, likewise."""
-    at = pointers(a.at.dy, a.dy, s, first, p, a.axes, C.dy, C)
+    T: tl.constexpr = C.dy
+    at = pointers(a.at.dy, a.dy, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
 
 
 @helper
 def store_dx(a, s, first, p, there, value, C: tl.constexpr):
     """A tile of dx or y, rounded."""
-    at = pointers(a.at.dx, a.dx, s, first, p, a.axes, C.dx, C)
+    T: tl.constexpr = C.dx
+    at = pointers(a.at.dx, a.dx, s, first, p, a.axes, T, C)
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
@@ -146,13 +152,12 @@ def sums_of_tile(dy, x, about, there, C: tl.constexpr):
     if C.wide:
         xmu = two_sum(x, -about[None, :])
         if C.rule == FORWARD:
-            term = Pair(tl.where(there, xmu.value, 0.0), tl.where(there, xmu.error, 0.0))
+            term = masked(xmu, there)
             product = times(xmu, xmu, True)
         else:
             term = exact(dy)
             product = times(term, xmu, True)
-        product = Pair(tl.where(there, product.value, 0.0), tl.where(there, product.error, 0.0))
-        return Sums(folded(term, True, C), folded(product, True, C))
+        return Sums(folded(term, True, C), folded(masked(product, there), True, C))
     elif C.rule == FORWARD:
         return moments_of_tile(x, about, there, C)
     else:
@@ -184,7 +189,7 @@ def written(dy, x, c, C: tl.constexpr):
 @helper
 def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
     """Sums over the positions of a part; in evaluation dx is written by the way."""
-    zero = tl.zeros([C.positions // (C.leading * C.adjacent), C.channels], tl.float64)
+    zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
     sums = Sums(exact(zero), exact(zero))
     for here in range(start, end, C.positions):
         p, there = positions_from(here, end, at, C)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,8 +27,10 @@ LEAST = 8 << 10
 #: 32 KiB, as much as 4.8 TB/s want on each of 132 processors if an answer takes 700 ns. An
 #: estimate: not measured.
 AHEAD = 4
-#: Groups times channels of a tile that `persistent` compares to add up each group's channels.
-MOST_PAIRS = 1 << 12
+#: Groups times channels of a tile, for each thread, that `persistent` compares to add up each
+#: group's channels. With 16, one kernel of 30 put 16 bytes of a thread's elsewhere, with 32 most of
+#: them 40 to 112, with 128 up to 2688.
+MOST_PAIRS = 8
 #: Channels to a tile where tensors lie differently in memory: a square, to be turned over.
 SQUARE = 32
 #: Sums of parts that are added up at once, and channels of a group.
@@ -82,10 +85,7 @@ def axis_words(size: int) -> AxisWords:
 
 def _vector(dtype: DType, sizes: Sequence[int], strides: Sequence[int]) -> int:
     """How many elements can be read at once, where all of these are multiples of it."""
-    vector = VECTOR // dtype.itemsize
-    while any(number % vector for number in (*sizes, *strides)):
-        vector //= 2
-    return vector
+    return math.gcd(VECTOR // dtype.itemsize, *sizes, *strides)
 
 
 def layout_of(problem: Problem) -> Layout:
@@ -141,6 +141,7 @@ class Tile:
             all of a group; else 1.
         warps: of the program.
         leading, adjacent: how many positions one thread has; see :class:`.config.Config`.
+        vector: elements that a thread reads at once at most, a power of two.
     """
 
     positions: int
@@ -150,35 +151,29 @@ class Tile:
     warps: int = 1
     leading: int = 1
     adjacent: int = 1
+    vector: int = VECTOR
 
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
     """A tensor as its tiles can be read: they start at multiples of their width."""
     width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
-    vector = tensor.vector
-    while width % vector:
-        vector //= 2
-    return tensor._replace(vector=vector)
+    return tensor._replace(vector=math.gcd(tensor.vector, width, tile.vector))
+
+
+def _itemsizes(problem: Problem) -> list[int]:
+    """Of what is read: the forward pass has no dy."""
+    read = [problem.input] if problem.rule is Rule.FORWARD else [problem.grad_out, problem.input]
+    return [dtype.itemsize for dtype in read]
 
 
 def itemsize(problem: Problem) -> int:
     """The smaller one of what is read: it decides how much a thread reads at once."""
-    if problem.rule is Rule.FORWARD:
-        return problem.input.itemsize
-    return min(problem.grad_out.itemsize, problem.input.itemsize)
+    return min(_itemsizes(problem))
 
 
 def element_bytes(problem: Problem) -> int:
     """What is read of dy and x for each element."""
-    if problem.rule is Rule.FORWARD:
-        return problem.input.itemsize
-    return problem.grad_out.itemsize + problem.input.itemsize
-
-
-def read_bytes(problem: Problem) -> int:
-    """What is read of dy and x."""
-    elements = problem.sets.size * problem.channel.size * problem.positions
-    return elements * element_bytes(problem)
+    return sum(_itemsizes(problem))
 
 
 def groups_of(problem: Problem) -> int:
@@ -221,7 +216,7 @@ def _by_threads(tile: Tile, layout: Layout) -> Tile:
         leading = max(1, tile.positions // (adjacent * threads))
         return replace(tile, leading=leading, adjacent=adjacent)
     if layout.pattern == "columns":
-        across = max(1, tile.channels // min(vector, tile.channels))
+        across = max(1, tile.channels // min(vector, tile.vector, tile.channels))
         return replace(tile, leading=max(1, tile.positions // max(1, threads // across)))
     return tile
 
@@ -276,15 +271,28 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
         step = groups * per_group
         channels = power_of_two(step)
         elements = positions * channels
-        pairs = groups * channels if per_group > 1 else 0
-        if groups > power_of_two(groups_of(problem)) or elements > most or pairs > MOST_PAIRS:
+        if groups > power_of_two(groups_of(problem)) or elements > most:
             return None
-        warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
-        tile = _by_threads(Tile(positions, channels, step, groups, warps), layout)
+        pairs = groups * channels if per_group > 1 else 0
         # Coefficients of each channel that a thread has take registers too: with more of them
-        # 56 to 352 bytes of a thread's were put elsewhere. Those of one group are mostly the same.
-        each = elements // (32 * warps * tile.leading * tile.adjacent)
-        return tile if each <= (8 if groups == 1 or layout.pattern == "tiles" else 4) else None
+        # 16 to 352 bytes of a thread's were put elsewhere.
+        most_each = 8 if layout.pattern == "tiles" else 4
+        warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
+        vector = VECTOR
+        while True:
+            threads = 32 * warps
+            tile = Tile(positions, channels, step, groups, warps, vector=vector)
+            tile = _by_threads(tile, layout)
+            each = elements // (threads * tile.leading * tile.adjacent)
+            if each <= most_each and pairs <= MOST_PAIRS * threads:
+                return tile
+            # More threads, or else fewer channels read at once.
+            if threads < 2 * device.threads:
+                warps *= 2
+            elif layout.pattern == "columns" and vector > 4 and each > most_each:
+                vector = 4
+            else:
+                return None
 
     tile = fitting_tile(1)
     if tile is None:
@@ -299,6 +307,6 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
             break
         tile = more
     sector = min(SECTOR, problem.channel.size * item)
-    if layout.pattern != "rows" and tile.step * item < sector and read_bytes(problem) > SMALL:
-        return None
-    return tile
+    elements = problem.sets.size * problem.channel.size * problem.positions
+    small = elements * element_bytes(problem) <= SMALL
+    return tile if layout.pattern == "rows" or tile.step * item >= sector or small else None
