@@ -90,9 +90,9 @@ def _vectors(launch: Launch) -> float:
     codes = {
         role: launch.config.vectors >> (3 * (role - Role.MEAN)) & ABSENT
         for role in Role
-        if Role.MEAN <= role <= Role.SUM_DY_XMU
+        if Role.MEAN <= role <= Role.RUNNING_VAR
     }
-    of_group = (Role.MEAN, Role.SPREAD)
+    of_group = (Role.MEAN, Role.INVSTD)
     per_group = launch.arguments.sizes.per_group
     return sum(
         ITEMSIZES[code] / (per_group if role in of_group else 1)

@@ -14,12 +14,21 @@ from .jit import constant, helper
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The slots of per-channel vectors.
-(
-    MEAN, SPREAD, WEIGHT, SUM_DY, SUM_DY_XMU, OUT_SUM_DY, OUT_SUM_DY_XMU, OUT_WEIGHT, OUT_BIAS
-) = (constant(role - Role.MEAN) for role in config.VECTORS)  # fmt: skip
-#: The same slots in the forward pass.
-BIAS, OUT_MEAN, OUT_INVSTD = SUM_DY, OUT_SUM_DY, OUT_SUM_DY_XMU
-OUT_RUNNING_MEAN, OUT_RUNNING_VAR = OUT_WEIGHT, OUT_BIAS
+MEAN, INVSTD, WEIGHT, BIAS, SUM_DY, SUM_DY_XMU, RUNNING_MEAN, RUNNING_VAR = (
+    constant(config.slot(role))
+    for role in (
+        *(Role.MEAN, Role.INVSTD, Role.WEIGHT, Role.BIAS, Role.SUM_DY, Role.SUM_DY_XMU),
+        *(Role.RUNNING_MEAN, Role.RUNNING_VAR),
+    )
+)
+OUT_SUM_DY, OUT_SUM_DY_XMU, GRAD_WEIGHT, GRAD_BIAS = (
+    constant(config.slot(role))
+    for role in (Role.OUT_SUM_DY, Role.OUT_SUM_DY_XMU, Role.GRAD_WEIGHT, Role.GRAD_BIAS)
+)
+OUT_MEAN, OUT_INVSTD, OUT_RUNNING_MEAN, OUT_RUNNING_VAR = (
+    constant(config.slot(role))
+    for role in (Role.OUT_MEAN, Role.OUT_INVSTD, Role.OUT_RUNNING_MEAN, Role.OUT_RUNNING_VAR)
+)
 #: Along what a tensor is contiguous.
 ALONG_POSITIONS = constant(config.ALONG_POSITIONS)
 ALONG_CHANNELS = constant(config.ALONG_CHANNELS)

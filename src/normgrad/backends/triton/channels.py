@@ -10,16 +10,18 @@ import triton.language as tl
 from . import config
 from .access import (
     BIAS,
+    GRAD_BIAS,
+    GRAD_WEIGHT,
+    INVSTD,
     MEAN,
-    OUT_BIAS,
     OUT_INVSTD,
     OUT_MEAN,
     OUT_RUNNING_MEAN,
     OUT_RUNNING_VAR,
     OUT_SUM_DY,
     OUT_SUM_DY_XMU,
-    OUT_WEIGHT,
-    SPREAD,
+    RUNNING_MEAN,
+    RUNNING_VAR,
     SUM_DY,
     SUM_DY_XMU,
     WEIGHT,
@@ -54,11 +56,11 @@ from .tiles import EVAL, FORWARD, GROUP, Coefficients, Sums
 PILOT, SAVED = constant(config.PILOT), constant(config.SAVED)
 VARIANCE = constant(config.VARIANCE)
 #: Which statistics are left in the workspace.
-SAVES_MEAN, SAVES_SPREAD = constant(config.MEAN), constant(config.SPREAD)
+SAVES_MEAN, SAVES_INVSTD = constant(config.MEAN), constant(config.INVSTD)
 
 
 #: The order of the statistics in the workspace.
-SAVED_MEAN, SAVED_REST, SAVED_SPREAD, SAVED_ERROR = (constant(index) for index in range(4))
+SAVED_MEAN, SAVED_REST, SAVED_INVSTD, SAVED_ERROR = (constant(index) for index in range(4))
 
 
 # Statistics
@@ -102,17 +104,17 @@ def given_mean(a, at, C: tl.constexpr):
 @helper
 def given_invstd(a, at, C: tl.constexpr):
     """1/std: given, or computed before, or of a variance."""
-    if C.spread == SAVED:
-        value = load_saved(a, at, SAVED_SPREAD, 1.0)
+    if C.invstd == SAVED:
+        value = load_saved(a, at, SAVED_INVSTD, 1.0)
         if C.wide:
             return Pair(value, load_saved(a, at, SAVED_ERROR, 0.0))
         else:
             return exact(value)
     else:
-        spread = read_statistic(a, at, SPREAD, 1.0, C)
-        if C.spread == VARIANCE:
-            spread = tl.rsqrt(spread + number(a.numbers.eps))
-        return exact(spread)
+        value = read_statistic(a, at, INVSTD, 1.0, C)
+        if C.invstd == VARIANCE:
+            value = tl.rsqrt(value + number(a.numbers.eps))
+        return exact(value)
 
 
 @helper
@@ -166,7 +168,7 @@ def moments(a, sums, C: tl.constexpr):
     m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
     change = divided(sums.total, m, inverse, C.wide)
     variance = divided(sums.projection, m, inverse, C.wide)
-    if C.saves != SAVES_SPREAD:
+    if C.saves != SAVES_INVSTD:
         variance = added(variance, negative(times(change, change, C.wide)), C.wide)
     below = variance.value < 0.0
     return change, Pair(tl.where(below, 0.0, variance.value), tl.where(below, 0.0, variance.error))
@@ -192,7 +194,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
     not rounded; in float64 arithmetic its error stands beside it.
     """
     change, variance = moments(a, sums, C)
-    if C.saves != SAVES_SPREAD:
+    if C.saves != SAVES_INVSTD:
         new = two_sum(about, change.value)
         mean = real(new.value, C.wide).to(tl.float64)
         rest = new.error + (new.value - mean) + change.error
@@ -205,7 +207,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
     if C.saves != SAVES_MEAN:
         value = two_sum(variance.value, number(a.numbers.eps))
         r = tl.rsqrt(value.value)
-        save(a, at, r, SAVED_SPREAD)
+        save(a, at, r, SAVED_INVSTD)
         if C.wide:
             # By a step of Newton's: of 1 − r²·value half is what r lacks, relative to it.
             square = times(exact(r), exact(r), True)
@@ -221,20 +223,18 @@ def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
     write(a, at.set, at.group, first, mean, OUT_MEAN, C)
     write(a, at.set, at.group, first, invstd, OUT_INVSTD, C)
     m = number(a.numbers.divisor)
-    update_running(a, at, mean, variance * number(a.numbers.unbiased), m, MEAN, SPREAD, C)
+    update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
 
 
 @helper
-def update_running(
-    a, at, mean, variance, n, OLD_MEAN: tl.constexpr, OLD_VAR: tl.constexpr, C: tl.constexpr
-):
-    """Running statistics at two slots, brought up to date: (1 − momentum)·old + momentum·new.
+def update_running(a, at, mean, variance, n, C: tl.constexpr):
+    """Running statistics, brought up to date: (1 − momentum)·old + momentum·new.
 
     No elements, no news.
     """
     momentum = number(a.numbers.momentum)
-    old_mean = read_parameter(a, at, OLD_MEAN, 0.0, C)
-    old_variance = read_parameter(a, at, OLD_VAR, 0.0, C)
+    old_mean = read_parameter(a, at, RUNNING_MEAN, 0.0, C)
+    old_variance = read_parameter(a, at, RUNNING_VAR, 0.0, C)
     # They may be written where they are read, and several threads may hold the same one.
     tl.debug_barrier()
     new = tl.where(n == 0.0, old_mean, (1.0 - momentum) * old_mean + momentum * mean)
@@ -389,8 +389,8 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
     total = kept(sums.total, C.wide)
     write_parameter(a, at, total, OUT_SUM_DY, C)
     write_parameter(a, at, kept(sums.projection, C.wide), OUT_SUM_DY_XMU, C)
-    write_parameter(a, at, kept(scaled, C.wide), OUT_WEIGHT, C)
-    write_parameter(a, at, total, OUT_BIAS, C)
+    write_parameter(a, at, kept(scaled, C.wide), GRAD_WEIGHT, C)
+    write_parameter(a, at, total, GRAD_BIAS, C)
 
 
 @helper

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...problem import Role
+from ...problem import VECTORS, Role
 
 #: What one step along a tensor's tile leads to, in memory: nothing known, or the next element
 #: along the positions or along the channels.
@@ -44,8 +44,8 @@ class Config(NamedTuple):
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
         rows: how many parts' sums are added up at once.
         about: what x is centred about, one of PILOT, GIVEN, SAVED.
-        spread: where 1/std comes from, one of GIVEN, SAVED, VARIANCE.
-        saves: which statistics are left in the workspace, of MEAN, BOTH, SPREAD; 0 for none.
+        invstd: where 1/std comes from, one of GIVEN, SAVED, VARIANCE.
+        saves: which statistics are left in the workspace, of MEAN, BOTH, INVSTD; 0 for none.
         coefficients: whether they stand in the workspace, where ``finish`` leaves them for
             ``write``; else they are made from what is given.
         writes: whether dx is written where sums are made.
@@ -75,7 +75,7 @@ class Config(NamedTuple):
     long_offsets: bool = False
     rows: int = 1
     about: int = 0
-    spread: int = 1
+    invstd: int = 1
     saves: int = 0
     coefficients: bool = False
     writes: bool = False
@@ -90,14 +90,15 @@ class Config(NamedTuple):
 PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
 
 #: Which statistics are left in the workspace: the mean; it and 1/std; 1/std about the mean in use.
-MEAN, BOTH, SPREAD = 1, 2, 3
+MEAN, BOTH, INVSTD = 1, 2, 3
 
 #: No such vector.
 ABSENT = 7
 
 
-#: What the per-channel vectors are, in the order of their slots.
-VECTORS = tuple(role for role in Role if Role.MEAN <= role < Role.COUNT)
+def slot(role: Role) -> int:
+    """The place of a per-channel vector among all of them."""
+    return VECTORS.index(role)
 
 
 def pack(codes: dict[int, int]) -> int:
@@ -108,7 +109,7 @@ def pack(codes: dict[int, int]) -> int:
 class Addresses(NamedTuple):
     """Where everything is, in the order of :class:`normgrad.problem.Role`, and the workspace.
 
-    The per-channel vectors are in the order of their slots, :data:`VECTORS`.
+    The per-channel vectors are in the order of their slots.
     """
 
     dy: Any

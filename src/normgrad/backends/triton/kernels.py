@@ -6,12 +6,10 @@ import triton
 import triton.language as tl
 
 from .access import (
+    INVSTD,
     MEAN,
     OUT_INVSTD,
     OUT_MEAN,
-    SPREAD,
-    SUM_DY,
-    SUM_DY_XMU,
     Channels,
     channels_of,
     count_at,
@@ -255,7 +253,7 @@ def outputs(a, C: tl.constexpr):
 
 
 @helper
-def over_ranks(a, at, n, mean, SPREADS: tl.constexpr, C: tl.constexpr):
+def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     """The mean of all ranks' means less one, or of their variances with eps about it."""
     total = exact(at.channel.to(tl.float64) * 0.0)
     ranks = a.numbers.counts.to(tl.int32)
@@ -265,8 +263,8 @@ def over_ranks(a, at, n, mean, SPREADS: tl.constexpr, C: tl.constexpr):
         there = (share != 0.0) & at.there[None, :]
         index = at.channel[None, :] + rank[:, None] * 0
         value = read(a, rank[:, None], index, there, MEAN, 0.0, C) - mean[None, :]
-        if SPREADS:
-            r = read(a, rank[:, None], index, there, SPREAD, 1.0, C)
+        if VARIANCES:
+            r = read(a, rank[:, None], index, there, INVSTD, 1.0, C)
             value = 1.0 / (r * r) + value * value
         value = tl.where(there, share * value, 0.0)
         total = added(total, sum_along(exact(value), 0, C.wide), C.wide)
@@ -284,10 +282,10 @@ def gather(a, C: tl.constexpr):
     at = Channels(channel * 0, channel, channel, channel < a.sizes.channels.to(tl.int32))
     n = total_count(a, C)
     mean = over_ranks(a, at, n, channel.to(tl.float64) * 0.0, False, C)
-    spread = over_ranks(a, at, n, mean, True, C)
+    variance = over_ranks(a, at, n, mean, True, C)
     write_parameter(a, at, mean, OUT_MEAN, C)
-    write_parameter(a, at, tl.where(n != 0.0, 1.0 / tl.sqrt(spread), 0.0), OUT_INVSTD, C)
-    variance = spread - number(a.numbers.eps)
+    write_parameter(a, at, tl.where(n != 0.0, 1.0 / tl.sqrt(variance), 0.0), OUT_INVSTD, C)
+    variance = variance - number(a.numbers.eps)
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
-    update_running(a, at, mean, variance, n, SUM_DY, SUM_DY_XMU, C)
+    update_running(a, at, mean, variance, n, C)

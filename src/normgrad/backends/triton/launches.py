@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import dtypes
-from ...problem import Problem, Role, Vector
+from ...problem import VECTORS, Problem, Role, Vector
 from ...tensor import TensorSpec
 from .config import (
     ABSENT,
     GIVEN,
     PILOT,
-    VECTORS,
     Addresses,
     Arguments,
     Config,
@@ -26,6 +25,7 @@ from .config import (
     Tensor,
     Work,
     pack,
+    slot,
 )
 from .device import Device
 from .tiling import (
@@ -102,7 +102,7 @@ class Builder:
         end: of the workspace so far, in bytes.
         launches: so far.
         work: where things stand in the workspace.
-        about, spread: where launches find the mean and 1/std, as in :class:`.config.Config`.
+        about, invstd: where launches find the mean and 1/std, as in :class:`.config.Config`.
     """
 
     problem: Problem
@@ -112,7 +112,7 @@ class Builder:
     launches: list[Launch] = field(default_factory=list)
     work: Work = field(default_factory=Work)
     about: int = GIVEN
-    spread: int = GIVEN
+    invstd: int = GIVEN
 
     @property
     def wide(self) -> bool:
@@ -244,10 +244,7 @@ class Builder:
     ) -> None:
         """Add a launch; ``config`` is what a kernel is compiled for beside what follows here."""
         problem = self.problem
-        codes = {
-            int(role) - int(Role.MEAN): vector.dtype.code
-            for role, vector in problem.vectors.items()
-        }
+        codes = {slot(role): vector.dtype.code for role, vector in problem.vectors.items()}
         compiled = Config(
             rule=int(problem.rule),
             wide=self.wide,
@@ -266,7 +263,7 @@ class Builder:
             long_positions=layout.long_positions,
             long_offsets=layout.long_offsets,
             about=self.about,
-            spread=self.spread,
+            invstd=self.invstd,
             **config,
         )
         dy, x, dx = (

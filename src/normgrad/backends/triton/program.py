@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...problem import Problem, Role, Rule
-from .config import BOTH, GIVEN, MEAN, PILOT, SAVED, SPREAD, VARIANCE
+from .config import BOTH, GIVEN, MEAN, PILOT, SAVED, INVSTD, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
@@ -72,8 +72,8 @@ def build(problem: Problem, device: Device) -> Program:
     input_is_grad_out = problem.input_is_grad_out
     problem = problem.reading_one()
     layout = layout_of(problem)
-    spread = VARIANCE if problem.spread_is_variance else GIVEN
-    builder = Builder(problem, device, layout, spread=spread)
+    invstd = VARIANCE if problem.invstd_is_variance else GIVEN
+    builder = Builder(problem, device, layout, invstd=invstd)
     passes = ""
     if problem.rule is Rule.GATHER:
         if problem.channel.size:
@@ -107,7 +107,7 @@ def _nothing(builder: Builder) -> None:
 def _fill(builder: Builder) -> str:
     """The launches of a problem with elements; their passes over memory."""
     problem = builder.problem
-    if problem.missing_mean or problem.missing_spread:
+    if problem.missing_mean or problem.missing_invstd:
         _find_statistics(builder)
     writes = problem.grad_input is not None
     if problem.rule is Rule.FORWARD:
@@ -136,8 +136,8 @@ def _find_statistics(builder: Builder) -> None:
         if builder.wide:
             rounds.append(MEAN)
     if problem.rule is not Rule.FORWARD:
-        found = BOTH if problem.missing_spread else MEAN
-        rounds.append(found if problem.missing_mean else SPREAD)
+        found = BOTH if problem.missing_invstd else MEAN
+        rounds.append(found if problem.missing_mean else INVSTD)
         mean = problem.vectors.get(Role.MEAN)
         vectors = {} if mean is None else {Role.MEAN: mean}
         builder.problem = replace(problem, rule=Rule.FORWARD, grad_input=None, vectors=vectors)
@@ -149,10 +149,10 @@ def _find_statistics(builder: Builder) -> None:
         builder.reserve_sums(parts)
         builder.over_parts("sums", tile, parts, part)
         builder.finish(parts, saves=which)
-        if which != SPREAD:
+        if which != INVSTD:
             builder.about = SAVED
         if which != MEAN:
-            builder.spread = SAVED
+            builder.invstd = SAVED
     builder.problem = problem
 
 
