@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,6 +159,15 @@ class _Launcher:
         return 0
 
 
+def _unchecked(where: str, device: Any) -> bool:
+    return True
+
+
+#: What looks at a GPU's kernels before the first program runs there; whether that is done with. It
+#: computes with the operators, which stand above this module: normgrad/__init__.py puts it here.
+first_use: Callable[[str, Any], bool] = _unchecked
+
+
 class _Triton(Backend):
     """``index`` is of the GPU, None for the interpreter on the CPU."""
 
@@ -186,9 +195,7 @@ class _Triton(Backend):
         in_place: Mapping[int, tuple[str, ...]],
     ) -> Runner:
         if not self._checked:
-            with loading():
-                from .triton import selfcheck
-            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
+            self._checked = first_use(f"cuda:{self._index}", self._device)
         with loading():
             from .triton.runtime import Runner
         return _Launcher(Runner(program, self._index), inputs)
