@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...problem import Problem, Role, Rule
-from .config import BOTH, GIVEN, MEAN, PILOT, SAVED, INVSTD, VARIANCE
+from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
