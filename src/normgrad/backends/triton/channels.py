@@ -7,31 +7,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from . import config
-from .access import (
-    BIAS,
-    GRAD_BIAS,
-    GRAD_WEIGHT,
-    INVSTD,
-    MEAN,
-    OUT_INVSTD,
-    OUT_MEAN,
-    OUT_RUNNING_MEAN,
-    OUT_RUNNING_VAR,
-    OUT_SUM_DY,
-    OUT_SUM_DY_XMU,
-    RUNNING_MEAN,
-    RUNNING_VAR,
-    SUM_DY,
-    SUM_DY_XMU,
-    WEIGHT,
-    count_at,
-    pointer,
-    read_parameter,
-    read_statistic,
-    write,
-    write_parameter,
-)
+from . import access, config
 from .arithmetic import (
     Pair,
     added,
@@ -76,7 +52,7 @@ def firsts(a, at):
 def of_group(a, at, offset, WHICH: tl.constexpr):
     """Pointers to numbers of groups in the workspace, in the array so many after an offset."""
     row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
+    base = access.pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
     return base + (row * a.sizes.groups.to(tl.int64) + at.group)
 
 
@@ -98,7 +74,7 @@ def given_mean(a, at, C: tl.constexpr):
     if C.about == SAVED:
         return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
-        return read_statistic(a, at, MEAN, 0.0, C)
+        return access.read_statistic(a, at, access.MEAN, 0.0, C)
 
 
 @helper
@@ -111,7 +87,7 @@ def given_invstd(a, at, C: tl.constexpr):
         else:
             return exact(value)
     else:
-        value = read_statistic(a, at, INVSTD, 1.0, C)
+        value = access.read_statistic(a, at, access.INVSTD, 1.0, C)
         if C.invstd == VARIANCE:
             value = tl.rsqrt(value + number(a.numbers.eps))
         return exact(value)
@@ -138,7 +114,7 @@ def about(a, at, C: tl.constexpr):
         offset = at.set.to(tl.int64) * a.x.sets.to(tl.int64)
         first = at.group * a.sizes.per_group.to(tl.int32)
         offset += first.to(tl.int64) * a.x.channels.to(tl.int64)
-        value = tl.load(pointer(a.at.x, C.x.code) + offset, mask=at.there, other=0.0)
+        value = tl.load(access.pointer(a.at.x, C.x.code) + offset, mask=at.there, other=0.0)
         value = value.to(tl.float64)
         centre = tl.where(is_finite(value), value, 0.0)
     else:
@@ -220,8 +196,8 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
     """Statistics that are asked for, and running ones brought up to date."""
     first = firsts(a, at)
-    write(a, at.set, at.group, first, mean, OUT_MEAN, C)
-    write(a, at.set, at.group, first, invstd, OUT_INVSTD, C)
+    access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
+    access.write(a, at.set, at.group, first, invstd, access.OUT_INVSTD, C)
     m = number(a.numbers.divisor)
     update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
 
@@ -233,14 +209,14 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
     No elements, no news.
     """
     momentum = number(a.numbers.momentum)
-    old_mean = read_parameter(a, at, RUNNING_MEAN, 0.0, C)
-    old_variance = read_parameter(a, at, RUNNING_VAR, 0.0, C)
+    old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
+    old_variance = access.read_parameter(a, at, access.RUNNING_VAR, 0.0, C)
     # They may be written where they are read, and several threads may hold the same one.
     tl.debug_barrier()
     new = tl.where(n == 0.0, old_mean, (1.0 - momentum) * old_mean + momentum * mean)
-    write_parameter(a, at, new, OUT_RUNNING_MEAN, C)
+    access.write_parameter(a, at, new, access.OUT_RUNNING_MEAN, C)
     new = tl.where(n == 0.0, old_variance, (1.0 - momentum) * old_variance + momentum * variance)
-    write_parameter(a, at, new, OUT_RUNNING_VAR, C)
+    access.write_parameter(a, at, new, access.OUT_RUNNING_VAR, C)
 
 
 # Sums
@@ -252,7 +228,7 @@ def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     CODE: tl.constexpr = 0 if C.short_sums else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
     row = row * a.sizes.sets.to(tl.int64) + at.set
-    base = pointer(a.at.workspace.to(tl.int64) + a.work.sums.to(tl.int64), CODE)
+    base = access.pointer(a.at.workspace.to(tl.int64) + a.work.sums.to(tl.int64), CODE)
     return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
 
 
@@ -289,7 +265,7 @@ def load_sums(a, part, at, C: tl.constexpr):
 def weighted(a, at, sums, C: tl.constexpr):
     """Sums of channels as a group adds them up: the gradients' are multiplied by the weights."""
     if C.rule == GROUP:
-        w = read_parameter(a, at, WEIGHT, 1.0, C)
+        w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
         # Among several terms with an infinite weight are infinities of both signs: no number.
         w += tl.where(number(a.numbers.divisor) > a.sizes.per_group.to(tl.float64), w - w, 0.0)
         total = tl.where(at.there, w * kept(sums.total, C.wide), 0.0)
@@ -318,7 +294,7 @@ def total_count(a, C: tl.constexpr):
     counts = a.numbers.counts.to(tl.int32)
     for first in range(0, counts, N):
         element = first + tl.arange(0, N)
-        total += count_at(a, element, element < counts, C)
+        total += access.count_at(a, element, element < counts, C)
     return tl.sum(total, 0)
 
 
@@ -328,8 +304,8 @@ def total_count(a, C: tl.constexpr):
 @helper
 def normalising(a, at, mean, r, C: tl.constexpr):
     """The coefficients of y."""
-    w = read_parameter(a, at, WEIGHT, 1.0, C)
-    bias = real(read_parameter(a, at, BIAS, 0.0, C), C.wide)
+    w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
+    bias = real(access.read_parameter(a, at, access.BIAS, 0.0, C), C.wide)
     # As the arithmetic's type holds 1/std.
     scale = real(w * real(r, C.wide).to(tl.float64), C.wide)
     return Coefficients(real(mean, C.wide), bias, scale, scale, scale)
@@ -338,7 +314,7 @@ def normalising(a, at, mean, r, C: tl.constexpr):
 @helper
 def scaling(a, at, C: tl.constexpr):
     """The coefficients of dx in evaluation."""
-    scale = read_parameter(a, at, WEIGHT, 1.0, C) * given_invstd(a, at, C).value
+    scale = access.read_parameter(a, at, access.WEIGHT, 1.0, C) * given_invstd(a, at, C).value
     scale = real(scale, C.wide)
     return Coefficients(scale, scale, scale, scale, scale)
 
@@ -351,7 +327,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     use the mean as it was rounded: what the slope makes of the rest is taken off the shift.
     """
     W: tl.constexpr = C.wide
-    w = read_parameter(a, at, WEIGHT, 1.0, C)
+    w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
     r = given_invstd(a, at, C)
     t = divided(sums.total, m, inverse, W)
     p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
@@ -387,10 +363,10 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
 def write_gradients(a, at, sums, scaled, C: tl.constexpr):
     """The gradients of parameters, and the sums that are asked for."""
     total = kept(sums.total, C.wide)
-    write_parameter(a, at, total, OUT_SUM_DY, C)
-    write_parameter(a, at, kept(sums.projection, C.wide), OUT_SUM_DY_XMU, C)
-    write_parameter(a, at, kept(scaled, C.wide), GRAD_WEIGHT, C)
-    write_parameter(a, at, total, GRAD_BIAS, C)
+    access.write_parameter(a, at, total, access.OUT_SUM_DY, C)
+    access.write_parameter(a, at, kept(sums.projection, C.wide), access.OUT_SUM_DY_XMU, C)
+    access.write_parameter(a, at, kept(scaled, C.wide), access.GRAD_WEIGHT, C)
+    access.write_parameter(a, at, total, access.GRAD_BIAS, C)
 
 
 @helper
@@ -421,8 +397,8 @@ def given(a, at, C: tl.constexpr):
     elif C.rule == EVAL:
         return scaling(a, at, C)
     else:
-        total = read_parameter(a, at, SUM_DY, 0.0, C)
-        projection = read_parameter(a, at, SUM_DY_XMU, 0.0, C)
+        total = access.read_parameter(a, at, access.SUM_DY, 0.0, C)
+        projection = access.read_parameter(a, at, access.SUM_DY_XMU, 0.0, C)
         m = total_count(a, C)
         return gradient(a, at, Sums(exact(total), exact(projection)), m, 1.0 / m, C)
 
@@ -432,7 +408,7 @@ def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the coefficients of channels, in the workspace."""
     CODE: tl.constexpr = 1 if C.wide else 0
     row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = pointer(a.at.workspace.to(tl.int64) + a.work.coefficients.to(tl.int64), CODE)
+    base = access.pointer(a.at.workspace.to(tl.int64) + a.work.coefficients.to(tl.int64), CODE)
     return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
 
 

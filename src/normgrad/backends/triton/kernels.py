@@ -5,53 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .access import (
-    INVSTD,
-    MEAN,
-    OUT_INVSTD,
-    OUT_MEAN,
-    Channels,
-    channels_of,
-    count_at,
-    positions_from,
-    read,
-    write_parameter,
-)
+from . import access, channels, tiles
 from .arithmetic import Pair, added, exact, kept, masked, number, sum_along
-from .channels import (
-    about,
-    about_sums,
-    centred,
-    finished,
-    firsts,
-    given,
-    given_invstd,
-    load_coefficients,
-    load_sums,
-    put_coefficients,
-    put_sums,
-    save_statistics,
-    scaling,
-    total_count,
-    update_running,
-    weighted,
-    write_gradients,
-)
 from .jit import helper
-from .tiles import (
-    EVAL,
-    FORWARD,
-    Sums,
-    along,
-    both,
-    load_dy,
-    load_x,
-    store_dx,
-    sums_of_part,
-    sums_of_tile,
-    write_part,
-    written,
-)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -64,7 +20,7 @@ def task_of(task, a, C: tl.constexpr):
     blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
     part = task % parts
     unit = task // parts
-    at, first = channels_of(unit // blocks, unit % blocks, a, C)
+    at, first = access.channels_of(unit // blocks, unit % blocks, a, C)
     if C.long_positions:
         size = a.sizes.part.to(tl.int64)
         positions = a.sizes.positions.to(tl.int64)
@@ -84,15 +40,15 @@ def sums(a, C: tl.constexpr):
     depend on the sums, is written by the way.
     """
     at, first, part, start, end = task_of(tl.program_id(0), a, C)
-    centre = about(a, at, C)
+    centre = channels.about(a, at, C)
     c = centre
-    if C.rule == EVAL:
-        c = scaling(a, at, C)
-    found = sums_of_part(a, at, first, centre, c, start, end, C)
+    if C.rule == tiles.EVAL:
+        c = channels.scaling(a, at, C)
+    found = tiles.sums_of_part(a, at, first, centre, c, start, end, C)
     if C.outputs:
-        finished(a, at, centre, found, C)
+        channels.finished(a, at, centre, found, C)
     else:
-        put_sums(a, part, at, centre, found, C)
+        channels.put_sums(a, part, at, centre, found, C)
 
 
 @triton.jit
@@ -103,10 +59,10 @@ def write(a, C: tl.constexpr):
         task = tl.num_programs(0) - 1 - task
     at, first, _, start, end = task_of(task, a, C)
     if C.coefficients:
-        c = load_coefficients(a, at, C)
+        c = channels.load_coefficients(a, at, C)
     else:
-        c = given(a, at, C)
-    write_part(a, at, first, c, start, end, C)
+        c = channels.given(a, at, C)
+    tiles.write_part(a, at, first, c, start, end, C)
 
 
 # Sums of whole groups, where a program has them
@@ -130,24 +86,24 @@ def persistent(a, C: tl.constexpr):
     end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
     for task in range(start, end):
         at, first, part, begin, stop = task_of(task, a, C)
-        p, there = positions_from(begin, stop, at, C)
-        x = load_x(a, at.set, first, p, there, C)
+        p, there = access.positions_from(begin, stop, at, C)
+        x = tiles.load_x(a, at.set, first, p, there, C)
         dy = x
-        if C.rule != FORWARD:
-            dy = load_dy(a, at.set, first, p, there, C)
-        centre = about(a, at, C)
-        found = along(sums_of_tile(dy, x, centre, there, C), 0, C.wide)
+        if C.rule != tiles.FORWARD:
+            dy = tiles.load_dy(a, at.set, first, p, there, C)
+        centre = channels.about(a, at, C)
+        found = tiles.along(tiles.sums_of_tile(dy, x, centre, there, C), 0, C.wide)
         if C.keeps_sums:
             # The parameters' gradients are sums over the samples, made by another kernel.
-            put_sums(a, part, at, centre, found, C)
-        found = weighted(a, at, found, C)
+            channels.put_sums(a, part, at, centre, found, C)
+        found = channels.weighted(a, at, found, C)
         if not C.single:
             of_tile = (at.channel - first) // a.sizes.per_group.to(tl.int32)
             member = of_tile[:, None] == tl.arange(0, C.groups)[None, :]
             total = shared(found.total, member, C.wide)
-            found = Sums(total, shared(found.projection, member, C.wide))
-        c = finished(a, at, centre, found, C)
-        store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
+            found = tiles.Sums(total, shared(found.projection, member, C.wide))
+        c = channels.finished(a, at, centre, found, C)
+        tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
 
 
 # Sums in the workspace
@@ -162,20 +118,22 @@ def members_of(s, first_group, j, a, C: tl.constexpr):
     member = j + i % FAN
     per_group = a.sizes.per_group.to(tl.int32)
     there = (group < a.sizes.groups.to(tl.int32)) & (member < per_group)
-    return Channels(s, group * per_group + member, group, there)
+    return access.Channels(s, group * per_group + member, group, there)
 
 
 @helper
 def sums_of_parts(a, at, C: tl.constexpr):
     """Both sums of channels over all parts, in the order of the parts."""
     zero = at.channel.to(tl.float64) * 0.0
-    found = Sums(exact(zero), exact(zero))
+    found = tiles.Sums(exact(zero), exact(zero))
     parts = a.sizes.parts.to(tl.int32)
     for row in range(0, parts, C.rows):
         part = (row + tl.arange(0, C.rows))[:, None]
         there = (part < parts) & at.there[None, :]
-        rows = Channels(at.set, at.channel[None, :], at.group[None, :], there)
-        found = both(found, along(load_sums(a, part, rows, C), 0, C.wide), C.wide)
+        rows = access.Channels(at.set, at.channel[None, :], at.group[None, :], there)
+        found = tiles.both(
+            found, tiles.along(channels.load_sums(a, part, rows, C), 0, C.wide), C.wide
+        )
     return found
 
 
@@ -206,23 +164,23 @@ def finish(a, C: tl.constexpr):
     first_group = tl.program_id(0) % blocks * C.groups
     per_group = a.sizes.per_group.to(tl.int32)
     zero = tl.full([C.groups], 0.0, tl.float64)
-    of_groups = Sums(exact(zero), exact(zero))
+    of_groups = tiles.Sums(exact(zero), exact(zero))
     for j in range(0, per_group, C.fan):
         at = members_of(s, first_group, j, a, C)
-        some = weighted(a, at, sums_of_parts(a, at, C), C)
-        some = Sums(over_members(some.total, C), over_members(some.projection, C))
-        of_groups = both(of_groups, some, C.wide)
-    found = Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
+        some = channels.weighted(a, at, sums_of_parts(a, at, C), C)
+        some = tiles.Sums(over_members(some.total, C), over_members(some.projection, C))
+        of_groups = tiles.both(of_groups, some, C.wide)
+    found = tiles.Sums(to_members(of_groups.total, C), to_members(of_groups.projection, C))
     if C.saves:
         at = members_of(s, first_group, 0, a, C)
-        at = Channels(s, at.channel, at.group, firsts(a, at))
-        save_statistics(a, at, about_sums(a, at, C), found, C)
+        at = access.Channels(s, at.channel, at.group, channels.firsts(a, at))
+        channels.save_statistics(a, at, channels.about_sums(a, at, C), found, C)
     else:
         for j in range(0, per_group, C.fan):
             at = members_of(s, first_group, j, a, C)
-            c = finished(a, at, about_sums(a, at, C), found, C)
+            c = channels.finished(a, at, channels.about_sums(a, at, C), found, C)
             if C.coefficients:
-                put_coefficients(a, at, c, C)
+                channels.put_coefficients(a, at, c, C)
 
 
 @triton.jit
@@ -230,23 +188,23 @@ def outputs(a, C: tl.constexpr):
     """A program for some channels: the gradients of parameters, summed over all sets and parts."""
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     group = channel // a.sizes.per_group.to(tl.int32)
-    at = Channels(channel * 0, channel, group, channel < a.sizes.channels.to(tl.int32))
+    at = access.Channels(channel * 0, channel, group, channel < a.sizes.channels.to(tl.int32))
     sets = a.sizes.sets.to(tl.int32)
     rows = a.sizes.parts.to(tl.int32) * sets
     zero = channel.to(tl.float64) * 0.0
-    found = Sums(exact(zero), exact(zero))
+    found = tiles.Sums(exact(zero), exact(zero))
     scaled = exact(zero)
     for row in range(0, rows, C.rows):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & at.there[None, :]
-        here = Channels(k % sets, channel[None, :], group[None, :], there)
-        some = centred(a, here, load_sums(a, k // sets, here, C), C)
+        here = access.Channels(k % sets, channel[None, :], group[None, :], there)
+        some = channels.centred(a, here, channels.load_sums(a, k // sets, here, C), C)
         projection = kept(some.projection, C.wide)
-        r = given_invstd(a, here, C)
+        r = channels.given_invstd(a, here, C)
         term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
-        found = both(found, along(some, 0, C.wide), C.wide)
-    write_gradients(a, at, found, scaled, C)
+        found = tiles.both(found, tiles.along(some, 0, C.wide), C.wide)
+    channels.write_gradients(a, at, found, scaled, C)
 
 
 # Ranks
@@ -259,12 +217,12 @@ def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
     ranks = a.numbers.counts.to(tl.int32)
     for row in range(0, ranks, C.rows):
         rank = row + tl.arange(0, C.rows)
-        share = count_at(a, rank, rank < ranks, C)[:, None]
+        share = access.count_at(a, rank, rank < ranks, C)[:, None]
         there = (share != 0.0) & at.there[None, :]
         index = at.channel[None, :] + rank[:, None] * 0
-        value = read(a, rank[:, None], index, there, MEAN, 0.0, C) - mean[None, :]
+        value = access.read(a, rank[:, None], index, there, access.MEAN, 0.0, C) - mean[None, :]
         if VARIANCES:
-            r = read(a, rank[:, None], index, there, INVSTD, 1.0, C)
+            r = access.read(a, rank[:, None], index, there, access.INVSTD, 1.0, C)
             value = 1.0 / (r * r) + value * value
         value = tl.where(there, share * value, 0.0)
         total = added(total, sum_along(exact(value), 0, C.wide), C.wide)
@@ -279,13 +237,15 @@ def gather(a, C: tl.constexpr):
     the common mean, makes the common variance and eps.
     """
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
-    at = Channels(channel * 0, channel, channel, channel < a.sizes.channels.to(tl.int32))
-    n = total_count(a, C)
+    at = access.Channels(channel * 0, channel, channel, channel < a.sizes.channels.to(tl.int32))
+    n = channels.total_count(a, C)
     mean = over_ranks(a, at, n, channel.to(tl.float64) * 0.0, False, C)
     variance = over_ranks(a, at, n, mean, True, C)
-    write_parameter(a, at, mean, OUT_MEAN, C)
-    write_parameter(a, at, tl.where(n != 0.0, 1.0 / tl.sqrt(variance), 0.0), OUT_INVSTD, C)
+    access.write_parameter(a, at, mean, access.OUT_MEAN, C)
+    access.write_parameter(
+        a, at, tl.where(n != 0.0, 1.0 / tl.sqrt(variance), 0.0), access.OUT_INVSTD, C
+    )
     variance = variance - number(a.numbers.eps)
     variance = tl.where(variance < 0.0, 0.0, variance)
     variance = variance * tl.where(n > 1.0, n / (n - 1.0), 1.0)
-    update_running(a, at, mean, variance, n, C)
+    channels.update_running(a, at, mean, variance, n, C)
