@@ -26,6 +26,7 @@ import fake_cuda
 from triton_programs import arguments, program_of
 
 from normgrad.backends.triton.runtime import Ready, Runner
+from normgrad.problem import Role
 
 #: Operators and shapes whose programs have few launches.
 CASES = (
@@ -33,7 +34,7 @@ CASES = (
     ("batch_norm_backward", (256, 64, 56, 56)),
     ("group_norm_backward", (256, 64, 56, 56)),
 )
-ADDRESSES = [0x7F00_0000_0000 + 4096 * place for place in range(17)]
+ADDRESSES = [0x7F00_0000_0000 + 4096 * place for place in range(len(Role) + 1)]
 REPEATS = 500
 
 

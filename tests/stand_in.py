@@ -79,7 +79,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     class Runner:
         def __init__(self, program: Program, index: int | None) -> None:
             assert program.device == Device(index)
-            words = np.zeros(guard.GUARD_WORDS, np.int64)
+            words = np.zeros(guard.GUARD_FIELDS, np.int64)
             self._cpu = cpu_runtime.Runner(program.cpu, words)
             self._index = index
 

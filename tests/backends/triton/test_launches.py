@@ -27,9 +27,10 @@ if fake_cuda.compiler() is None:
     pytest.skip("no C compiler", allow_module_level=True)
 
 from normgrad.backends.triton import driver  # noqa: E402
+from normgrad.problem import Role  # noqa: E402
 
 #: What addresses there are: the plan's, and some that programs have no use for.
-PLACES = 17
+PLACES = len(Role) + 4
 LARGE, SMALL = (256, 64, 56, 56), (8, 64, 14, 14)
 #: Operators with their shapes and layouts, of as many launches as there are.
 PROGRAMS = {
