@@ -271,7 +271,10 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
         step = groups * per_group
         channels = power_of_two(step)
         elements = positions * channels
-        if groups > power_of_two(groups_of(problem)) or elements > most:
+        # With all elements of several groups, channels-last, 8 bytes of a thread's were put
+        # elsewhere.
+        several = layout.pattern == "columns" and groups > 1 and per_group > 1
+        if groups > power_of_two(groups_of(problem)) or elements > (most // 2 if several else most):
             return None
         pairs = groups * channels if per_group > 1 else 0
         # Coefficients of each channel that a thread has take registers too: with more of them
