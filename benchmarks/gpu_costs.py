@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from triton_programs import OVER_TENSORS, arguments, program_of
 
-from normgrad.backends.triton.config import ABSENT
+from normgrad.backends.triton.config import ABSENT, slot
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
@@ -88,7 +88,7 @@ def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Progr
 def _vectors(launch: Launch) -> float:
     """The bytes that a launch reads of per-channel and per-group inputs, for each channel."""
     codes = {
-        role: launch.config.vectors >> (3 * (role - Role.MEAN)) & ABSENT
+        role: launch.config.vectors >> (3 * slot(role)) & ABSENT
         for role in Role
         if Role.MEAN <= role <= Role.RUNNING_VAR
     }

@@ -41,7 +41,7 @@ def mapped():
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where Triton computes: leave out what is the CPU's alone, and all but a sample of the rest.
 
-    An interpreter takes a thousand times as long. NORMGRAD_ALL_KERNELS=1 has it run all.
+    An interpreter takes far longer than a compiled kernel. NORMGRAD_ALL_KERNELS=1 has it run all.
     """
     if not INTERPRETED:
         return

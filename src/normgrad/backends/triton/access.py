@@ -54,6 +54,12 @@ def pointer(address, CODE: tl.constexpr):
         return place.to(tl.pointer_type(tl.int64))
 
 
+@helper
+def in_workspace(a, offset, CODE: tl.constexpr):
+    """A pointer to elements of a dtype, so many bytes into the workspace."""
+    return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
+
+
 # Tiles
 
 

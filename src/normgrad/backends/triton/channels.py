@@ -52,7 +52,7 @@ def firsts(a, at):
 def of_group(a, at, offset, WHICH: tl.constexpr):
     """Pointers to numbers of groups in the workspace, in the array so many after an offset."""
     row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = access.pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), 1)
+    base = access.in_workspace(a, offset, 1)
     return base + (row * a.sizes.groups.to(tl.int64) + at.group)
 
 
@@ -228,7 +228,7 @@ def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     CODE: tl.constexpr = 0 if C.short_sums else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
     row = row * a.sizes.sets.to(tl.int64) + at.set
-    base = access.pointer(a.at.workspace.to(tl.int64) + a.work.sums.to(tl.int64), CODE)
+    base = access.in_workspace(a, a.work.sums, CODE)
     return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
 
 
@@ -408,7 +408,7 @@ def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the coefficients of channels, in the workspace."""
     CODE: tl.constexpr = 1 if C.wide else 0
     row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = access.pointer(a.at.workspace.to(tl.int64) + a.work.coefficients.to(tl.int64), CODE)
+    base = access.in_workspace(a, a.work.coefficients, CODE)
     return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
 
 

@@ -87,10 +87,7 @@ def persistent(a, C: tl.constexpr):
     for task in range(start, end):
         at, first, part, begin, stop = task_of(task, a, C)
         p, there = access.positions_from(begin, stop, at, C)
-        x = tiles.load_x(a, at.set, first, p, there, C)
-        dy = x
-        if C.rule != tiles.FORWARD:
-            dy = tiles.load_dy(a, at.set, first, p, there, C)
+        dy, x = tiles.load_both(a, at.set, first, p, there, C)
         centre = channels.about(a, at, C)
         found = tiles.along(tiles.sums_of_tile(dy, x, centre, there, C), 0, C.wide)
         if C.keeps_sums:

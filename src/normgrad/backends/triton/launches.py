@@ -40,6 +40,7 @@ from .tiling import (
     fitting,
     groups_of,
     power_of_two,
+    tiles_of,
 )
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
@@ -151,15 +152,11 @@ class Builder:
 
     # Launches
 
-    def tiles(self, tile: Tile) -> int:
-        """How many tiles there are beside each other: of all sets' channels."""
-        return self.problem.sets.size * ceil_div(self.problem.channel.size, tile.step)
-
     def over_parts(
         self, kernel: str, tile: Tile, parts: int, part: int, each: int = 1, **config: Any
     ) -> None:
         """A program for so many parts of tiles, each of so many positions."""
-        tasks = self.tiles(tile) * parts
+        tasks = tiles_of(self.problem, tile) * parts
         sizes = self._sizes(tile, parts, part, tasks, each)
         self._launch(kernel, ceil_div(tasks, each), tile, sizes, self.layout, **config)
 
@@ -168,7 +165,7 @@ class Builder:
         positions, device = self.problem.positions, self.device
         read = element_bytes(self.problem) * positions * tile.step
         at_once = device.processors * device.programs_each
-        each = max(1, min(self.tiles(tile) // at_once, LEAST // read))
+        each = max(1, min(tiles_of(self.problem, tile) // at_once, LEAST // read))
         self.over_parts("persistent", tile, 1, positions, each, **config)
 
     def finish(self, parts: int, **config: Any) -> None:

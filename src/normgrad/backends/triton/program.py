@@ -18,7 +18,17 @@ from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .tiling import LEAST, SHORT, Tile, ceil_div, element_bytes, layout_of, persistent_tile, tile_of
+from .tiling import (
+    LEAST,
+    SHORT,
+    Tile,
+    ceil_div,
+    element_bytes,
+    layout_of,
+    persistent_tile,
+    tile_of,
+    tiles_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +59,7 @@ class Program:
 def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
     """Into how many parts positions are cut so that a device is busy, and how long each is."""
     problem, device = builder.problem, builder.device
-    wanted = ceil_div(device.processors * device.programs_each, max(1, builder.tiles(tile)))
+    wanted = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
     read = element_bytes(problem) * tile.positions * tile.step
     step = tile.positions * ceil_div(LEAST, read)
     parts = max(1, min(wanted, problem.positions // step))

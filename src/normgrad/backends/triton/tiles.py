@@ -68,6 +68,16 @@ def load_dy(a, s, first, p, there, C: tl.constexpr):
 
 
 @helper
+def load_both(a, s, first, p, there, C: tl.constexpr):
+    """Tiles of dy and x; the forward pass has x in the place of dy."""
+    x = load_x(a, s, first, p, there, C)
+    if C.rule == FORWARD:
+        return x, x
+    else:
+        return load_dy(a, s, first, p, there, C), x
+
+
+@helper
 def store_dx(a, s, first, p, there, value, C: tl.constexpr):
     """A tile of dx or y, rounded."""
     T: tl.constexpr = C.dx
@@ -193,11 +203,7 @@ def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
     sums = Sums(exact(zero), exact(zero))
     for here in range(start, end, C.positions):
         p, there = positions_from(here, end, at, C)
-        x = load_x(a, at.set, first, p, there, C)
-        if C.rule == FORWARD:
-            dy = x
-        else:
-            dy = load_dy(a, at.set, first, p, there, C)
+        dy, x = load_both(a, at.set, first, p, there, C)
         sums = both(sums, sums_of_tile(dy, x, about, there, C), C.wide)
         if C.writes:
             store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
@@ -213,8 +219,5 @@ def write_part(a, at, first, c, start, end, C: tl.constexpr):
             dy = load_dy(a, at.set, first, p, there, C)
             x = dy
         else:
-            x = load_x(a, at.set, first, p, there, C)
-            dy = x
-            if C.rule != FORWARD:
-                dy = load_dy(a, at.set, first, p, there, C)
+            dy, x = load_both(a, at.set, first, p, there, C)
         store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)

@@ -181,6 +181,11 @@ def groups_of(problem: Problem) -> int:
     return problem.channel.size // problem.per_group
 
 
+def tiles_of(problem: Problem, tile: Tile) -> int:
+    """How many tiles there are beside each other: of all sets' channels."""
+    return problem.sets.size * ceil_div(problem.channel.size, tile.step)
+
+
 def _piece(size: int, least: int, most: int) -> int:
     """The largest power of two, within limits, that cuts a size into pieces with little padding."""
     pieces = [min(most, power_of_two(size))]
@@ -227,8 +232,7 @@ def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
     ahead = max(1, min(AHEAD, 2 * AHEAD * _width(problem, layout) // VECTOR))
     while True:
         tile = _tile(problem, layout, device, ahead)
-        tiles = problem.sets.size * ceil_div(problem.channel.size, tile.step)
-        programs = tiles * ceil_div(problem.positions, tile.positions)
+        programs = tiles_of(problem, tile) * ceil_div(problem.positions, tile.positions)
         if ahead == 1 or 4 * programs >= 3 * device.processors:
             return tile
         ahead //= 2
