@@ -69,7 +69,7 @@ class Program(Protocol):
 
     @property
     def path(self) -> str:
-        """The way chosen, for people and tests."""
+        """What was chosen, in words, for people and tests."""
 
     @property
     def input_is_grad_out(self) -> bool:

@@ -18,7 +18,7 @@ from .tensors import FORWARD, GRADIENTS, Call
 
 
 def cases(held: int) -> list[Case]:
-    """Small cases of every operator, in both dtypes, layouts and, where it chooses, ways.
+    """Small cases of every operator, in both dtypes, layouts and, where there is a choice, passes.
 
     What takes time is compiling, so there are not all combinations: what one operator has in
     float32 the next has in bfloat16.
@@ -149,7 +149,7 @@ class _Formulas:
         t, momentum, eps = self.t, self.options["momentum"], self.options["eps"]
         counts, n = t["counts"].reshape(-1, 1), t["counts"].sum()
         mean = (counts * t["mean"]).sum(0) / n
-        spread = (counts * (t["invstd"] ** -2 + (t["mean"] - mean) ** 2)).sum(0) / n
-        unbiased = (spread - eps).clamp(min=0) * n / (n - 1)
+        variance = (counts * (t["invstd"] ** -2 + (t["mean"] - mean) ** 2)).sum(0) / n
+        unbiased = (variance - eps).clamp(min=0) * n / (n - 1)
         running = ((t["running_mean"], mean), (t["running_var"], unbiased))
-        return mean, spread.rsqrt(), *(torch.lerp(old, new, momentum) for old, new in running)
+        return mean, variance.rsqrt(), *(torch.lerp(old, new, momentum) for old, new in running)

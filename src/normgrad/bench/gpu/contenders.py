@@ -48,7 +48,7 @@ class Ready:
         calls: by name: :data:`MINE`, of a layer "ours" alone, then the others'.
         failed: why others were left out, by name.
         bound: what stands for the memory; empty for a layer.
-        path: our plan's way through the kernels; empty for a layer.
+        path: our plan's passes and launches, in words; empty for a layer.
     """
 
     calls: Mapping[str, Contender]
