@@ -21,7 +21,7 @@ from normgrad.backends.triton.config import ABSENT, slot
 from normgrad.backends.triton.launches import Launch
 from normgrad.backends.triton.program import Program
 from normgrad.backends.triton.tiling import ITEMSIZES
-from normgrad.problem import Role, Rule
+from normgrad.problem import Role
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
 #: What the table stands between.
@@ -107,7 +107,7 @@ def _data(launch: Launch) -> tuple[int, int]:
     if launch.kernel not in OVER_TENSORS:
         return 0, 0
     read = ITEMSIZES[config.x.code]
-    if config.rule != Rule.FORWARD:
+    if not config.forward:
         read += ITEMSIZES[config.dy.code]
     writes = launch.kernel != "sums" or config.writes
     return read, ITEMSIZES[config.dx.code] if writes else 0
@@ -118,7 +118,7 @@ def _beside(launch: Launch) -> tuple[float, float]:
     config, sizes = launch.config, launch.arguments.sizes
     channels = sizes.sets * sizes.channels
     sums = sizes.parts * channels * (2 + 2 * config.wide) * (4 if config.short_sums else 8)
-    numbers = 3 if config.rule == Rule.FORWARD else 5
+    numbers = 3 if config.forward else 5
     coefficients = channels * numbers * (8 if config.wide else 4)
     # Each program over a part of a channel reads for itself what belongs to the channel.
     vectors = channels * _vectors(launch) * (sizes.parts if launch.kernel in OVER_TENSORS else 1)

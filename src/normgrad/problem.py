@@ -25,19 +25,6 @@ from .layout import Axis
 from .tensor import TensorSpec
 
 
-class Rule(IntEnum):
-    """Which statistics and sums the coefficients come from."""
-
-    TRAIN = 0
-    EVAL = 1
-    REDUCE = 2
-    ELEMT = 3
-    GROUP = 4
-    #: The forward pass, its statistics given or to be computed; and those of ranks, combined.
-    FORWARD = 5
-    GATHER = 6
-
-
 class Role(IntEnum):
     """What an address given to a program stands for; the order is that of a call's addresses."""
 
@@ -86,14 +73,24 @@ class Vector:
 class Problem:
     """One call's arithmetic, from specs alone.
 
+    Of the facts ``forward``, ``constant``, ``grouped`` and ``gathers`` one holds at most. Where
+    none does it is batch norm's gradient in training: dx from sums that are taken here or given
+    (see ``given_sums``), or, where the result is None, the sums alone.
+
     Attributes:
-        rule: where the coefficients come from.
-        grad_out, input, grad_input: dtypes of the data tensors; grad_input None when dx is not
-            wanted. In the forward pass grad_out is the input too, and grad_input the output.
-        sets, channel, inner, outer: the axes, each with its stride in (grad_out, input,
-            grad_input). Positions run over outer and inner; all are summed over.
+        grad_out, input, result: dtypes of the data tensors dy, x, and dx or y; result None when
+            only per-channel outputs are wanted. In the forward pass grad_out is the input too.
+        sets, channel, inner, outer: the axes, each with its stride in (grad_out, input, result).
+            Positions run over outer and inner; all are summed over.
         vectors: the per-channel inputs and outputs that are there.
-        count: the elements per rank, for ``Rule.ELEMT`` and ``Rule.GATHER``.
+        forward: it is a forward pass: the result is y, made from x alone, and there is no dy.
+        constant: it is a gradient in which the statistics are constants, as in evaluation, rather
+            than x's own: dx is dy times a number for each channel, and does not depend on sums.
+        grouped: it is a gradient in which the statistics are of groups of a sample's channels: a
+            group's sums are those of its channels, each times its gamma. A forward pass sums x
+            alone, and is not grouped in this sense.
+        gathers: there are no data tensors: the statistics of several ranks are combined.
+        count: the elements per rank, where sums of all ranks are given or statistics gathered.
         eps: added to a variance.
         momentum: the weight of new statistics in running ones.
         divisor: how many elements each statistic is over.
@@ -103,15 +100,18 @@ class Problem:
             in training's forward pass).
     """
 
-    rule: Rule
     grad_out: DType
     input: DType
-    grad_input: DType | None
+    result: DType | None
     sets: Axis
     outer: tuple[Axis, ...]
     channel: Axis
     inner: Axis
     vectors: dict[Role, Vector] = field(hash=False)
+    forward: bool = False
+    constant: bool = False
+    grouped: bool = False
+    gathers: bool = False
     count: TensorSpec | None = None
     eps: float = 0.0
     momentum: float = 0.0
@@ -145,20 +145,28 @@ class Problem:
         return self.sets.size * self.channel.size * self.positions == 0
 
     @property
+    def given_sums(self) -> bool:
+        """Whether Σdy and Σdy·(x − μ) are given, over all ranks, rather than summed here."""
+        return Role.SUM_DY in self.vectors
+
+    @property
+    def result_needs_sums(self) -> bool:
+        """Whether dx or y depends on sums over the very tensors that it is made from."""
+        if self.result is None:
+            return False
+        return self.missing_mean if self.forward else not (self.constant or self.given_sums)
+
+    @property
     def needs_sums(self) -> bool:
         """Whether anything is summed over the elements of a channel."""
-        if self.rule is Rule.FORWARD:
+        if self.forward:
             return self.missing_mean
-        if self.rule in (Rule.TRAIN, Rule.GROUP) and self.grad_input is not None:
-            return True
-        return self.wants_parameters
+        return self.result_needs_sums or self.wants_parameters
 
     @property
     def needs_input(self) -> bool:
         """Whether anything asked for depends on x."""
-        if self.rule is Rule.FORWARD:
-            return True
-        if self.grad_input is not None and self.rule in (Rule.TRAIN, Rule.GROUP, Rule.ELEMT):
+        if self.forward or (self.result is not None and not self.constant):
             return True
         return Role.OUT_SUM_DY_XMU in self.vectors or Role.GRAD_WEIGHT in self.vectors
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import contract
 from ..contract import ALL_THREE, Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
-from ..problem import Problem, Role, Rule
+from ..problem import Problem, Role
 from . import views
 
 _OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
@@ -60,11 +60,11 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     data = specs["input"]
     axis = contract.axis_of(options, data)
     return views.problem(
-        Rule.TRAIN if options.training else Rule.EVAL,
         _roles(options),
         specs,
         outputs,
         channel_axis=axis,
+        constant=not options.training,
         eps=options.eps,
         divisor=float(data.elements // max(1, data.shape[axis])),
         invstd_is_variance=options.saved_variance or not options.training,

@@ -9,7 +9,7 @@ from .. import contract
 from ..contract import Kind, Operator, Options, Output, Parameter, Specs
 from ..layout import Axis
 from ..plans import call
-from ..problem import Problem, Role, Rule
+from ..problem import Problem, Role
 from . import views
 
 
@@ -58,11 +58,11 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     data = specs["input"]
     axis = contract.axis_of(options, data)
     return views.problem(
-        Rule.FORWARD,
         _roles(options),
         specs,
         outputs,
         channel_axis=axis,
+        forward=True,
         eps=options.eps,
         momentum=options.momentum,
         divisor=float(data.elements // max(1, data.shape[axis])),
@@ -173,7 +173,7 @@ def _elemt_roles(options: Options) -> dict[str, Role]:
 
 def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     axis = contract.axis_of(options, specs["input"])
-    return views.problem(Rule.FORWARD, _elemt_roles(options), specs, outputs, channel_axis=axis)
+    return views.problem(_elemt_roles(options), specs, outputs, channel_axis=axis, forward=True)
 
 
 BATCH_NORM_ELEMT = Operator(
@@ -261,11 +261,11 @@ def _group_roles(options: Options) -> dict[str, Role]:
 
 def _group_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     problem = views.group_problem(
-        Rule.FORWARD,
         _group_roles(options),
         specs,
         outputs,
         options,
+        forward=True,
         missing_mean=True,
         missing_invstd=True,
     )

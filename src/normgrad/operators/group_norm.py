@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import contract
 from ..contract import ALL_THREE, Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
-from ..problem import Problem, Role, Rule
+from ..problem import Problem, Role
 from . import views
 
 _OUTPUTS = ("grad_input", "grad_gamma", "grad_beta")
@@ -51,7 +51,7 @@ def _roles(options: Options) -> dict[str, Role]:
 
 
 def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    return views.group_problem(Rule.GROUP, _roles(options), specs, outputs, options)
+    return views.group_problem(_roles(options), specs, outputs, options, grouped=True)
 
 
 GROUP_NORM_BACKWARD = Operator(

@@ -8,7 +8,7 @@ from .. import contract
 from ..contract import Kind, Operator, Options, Output, Parameter, Specs
 from ..layout import Axis
 from ..plans import call
-from ..problem import Problem, Role, Rule
+from ..problem import Problem, Role
 from . import views
 
 
@@ -38,11 +38,11 @@ def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     data = specs["input"]
     axis = contract.axis_of(options, data)
     return views.problem(
-        Rule.FORWARD,
         _roles(options),
         specs,
         outputs,
         channel_axis=axis,
+        forward=True,
         eps=options.eps,
         divisor=float(data.elements // max(1, data.shape[axis])),
         missing_mean=True,
@@ -134,16 +134,16 @@ def _gather_roles(options: Options) -> dict[str, Role]:
 def _gather_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     channels = specs["mean"].shape[1]
     return Problem(
-        rule=Rule.GATHER,
         # Not the input's: of that nothing is read.
         grad_out=specs["mean"].dtype,
         input=specs["invstd"].dtype,
-        grad_input=None,
+        result=None,
         sets=views.ONE,
         outer=(),
         channel=Axis(channels, (1, 1, 1)),
         inner=views.ONE,
         vectors=views.vectors(_gather_roles(options), specs, outputs),
+        gathers=True,
         count=specs["counts"],
         eps=options.eps,
         momentum=options.momentum,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import contract
 from ..contract import Kind, Operator, Options, Output, Parameter, Specs
 from ..plans import call
-from ..problem import Problem, Role, Rule
+from ..problem import Problem, Role
 from . import views
 
 
@@ -55,7 +55,7 @@ def _reduce_roles(options: Options) -> dict[str, Role]:
 
 def _reduce_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     axis = contract.axis_of(options, specs["input"])
-    return views.problem(Rule.REDUCE, _reduce_roles(options), specs, outputs, channel_axis=axis)
+    return views.problem(_reduce_roles(options), specs, outputs, channel_axis=axis)
 
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(
@@ -148,7 +148,6 @@ def _elemt_roles(options: Options) -> dict[str, Role]:
 
 def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
     return views.problem(
-        Rule.ELEMT,
         _elemt_roles(options),
         specs,
         outputs,

@@ -8,7 +8,7 @@ from typing import Any
 from .. import contract, layout
 from ..contract import Kind, Options, Output, Specs
 from ..layout import Axis
-from ..problem import Problem, Role, Rule, Vector
+from ..problem import Problem, Role, Vector
 
 #: The roles of the data tensors, by the names they have in every operator.
 DATA_ROLES = {
@@ -57,7 +57,6 @@ ONE = Axis(1, (1, 1, 1))
 
 
 def problem(
-    rule: Rule,
     roles: Mapping[str, Role],
     specs: Specs,
     outputs: Specs,
@@ -66,15 +65,15 @@ def problem(
     set_axis: int | None = None,
     **rest: Any,
 ) -> Problem:
-    """The problem that specs make under a rule.
+    """The problem that specs make.
 
     Args:
-        rule, roles: as in the operator.
+        roles: as in the operator.
         specs, outputs: what goes in and what is wanted. Where there is no tensor for grad_out's or
-            grad_input's role the input stands in for it.
+            the result's role the input stands in for it.
         channel_axis: the axis of channels, from the front.
         set_axis: the axis whose every index has statistics of its own, if there is one.
-        rest: the problem's other attributes.
+        rest: the problem's other attributes: which facts hold, and its scalars.
     """
     by_role = {roles.get(name): spec for name, spec in (*specs.items(), *outputs.items())}
     data, written = specs["input"], by_role.get(Role.RESULT)
@@ -88,10 +87,9 @@ def problem(
         [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
     )
     return Problem(
-        rule=rule,
         grad_out=grad_out.dtype,
         input=data.dtype,
-        grad_input=written.dtype if written else None,
+        result=written.dtype if written else None,
         sets=ONE if set_axis is None else axes[set_axis],
         outer=tuple(positions[:-1]),
         channel=axes[channel_axis],
@@ -102,7 +100,6 @@ def problem(
 
 
 def group_problem(
-    rule: Rule,
     roles: Mapping[str, Role],
     specs: Specs,
     outputs: Specs,
@@ -115,7 +112,6 @@ def group_problem(
     per_group = data.shape[axis] // options.num_groups
     positions = data.elements // max(1, data.shape[0] * data.shape[axis])
     return problem(
-        rule,
         roles,
         specs,
         outputs,

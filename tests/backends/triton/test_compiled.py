@@ -22,7 +22,6 @@ from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of, pr
 
 from normgrad import TensorSpec
 from normgrad.backends.triton.tiling import ITEMSIZES
-from normgrad.problem import Rule
 
 triton = pytest.importorskip("triton")
 
@@ -86,9 +85,9 @@ def tensors_of(launch: Any) -> tuple[list[Any], list[Any]]:
     if launch.kernel not in OVER_TENSORS:
         return [], []
     read = [config.dy, config.x]
-    if config.rule == Rule.FORWARD:
+    if config.forward:
         read = [config.x]
-    elif config.rule == Rule.EVAL and launch.kernel == "write":
+    elif config.constant and launch.kernel == "write":
         read = [config.dy]
     return read, [config.dx] if launch.kernel != "sums" or config.writes else []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from ...layout import Axis
-from ...problem import Problem, Rule
+from ...problem import Problem
 
 #: A few tasks, for a few cores.
 FEW_PARTS = 4
@@ -66,7 +66,7 @@ def _aligned(unit: int, most: int) -> int:
 
 def read_bytes(problem: Problem) -> int:
     """What is read of dy and x, for each element."""
-    if problem.rule is Rule.FORWARD:
+    if problem.forward:
         return problem.input.itemsize
     return problem.grad_out.itemsize + problem.input.itemsize
 
@@ -74,8 +74,8 @@ def read_bytes(problem: Problem) -> int:
 def bytes_of(problem: Problem) -> int:
     """What is read and written."""
     itemsize = read_bytes(problem)
-    if problem.grad_input is not None:
-        itemsize += problem.grad_input.itemsize
+    if problem.result is not None:
+        itemsize += problem.result.itemsize
     return problem.sets.size * problem.channel.size * problem.positions * itemsize
 
 
@@ -100,8 +100,8 @@ def access_of(problem: Problem) -> tuple[Access, Problem]:
     Also the problem in the axes that this way wants: columns of short channels go along the next
     axis out, and take the one within the channel into the row.
     """
-    used = (0, 1, 2) if problem.grad_input is not None else (0, 1)
-    data = {problem.grad_out, problem.input, problem.grad_input or problem.input}
+    used = (0, 1, 2) if problem.result is not None else (0, 1)
+    data = {problem.grad_out, problem.input, problem.result or problem.input}
     channel, inner = problem.channel, problem.inner
 
     def all_strides(axis: Axis, stride: int) -> bool:
@@ -146,7 +146,7 @@ def streams(problem: Problem, access: Access, large: bool) -> bool:
     row = access.run if access.run > 1 else problem.inner.size
     if access.pattern == "rows" and row < STREAMED_ROW:
         return False
-    return problem.grad_input is not None and large
+    return problem.result is not None and large
 
 
 #: How much of a channel's next row is asked for: more would not stay in the nearest cache.

@@ -54,7 +54,10 @@ INNER, INNER_STRIDES = _block(), _block(3)
 OUTER_RANK, OUTER_SIZES, OUTER_STRIDES = _block(), _block(OUTER_MAX), _block(3 * OUTER_MAX)
 POSITIONS = _block()
 
-# The rule and its scalars. EPS, DIVISOR and MOMENTUM, the weight of new statistics in running ones,
+# What the coefficients of dx come from: sums over channels, constants, given sums, or sums over
+# groups.
+TRAIN, EVAL, ELEMT, GROUP = range(4)
+# That, and the scalars. EPS, DIVISOR and MOMENTUM, the weight of new statistics in running ones,
 # hold the bits of a float64.
 RULE, EPS, DIVISOR, MOMENTUM = _block(), _block(), _block(), _block()
 PER_GROUP, INVSTD_IS_VARIANCE = _block(), _block()

@@ -11,7 +11,6 @@ from typing import Any
 
 from numba import types
 
-from ...problem import Rule
 from .block import (
     CHANNELS,
     DIVISOR,
@@ -23,7 +22,9 @@ from .block import (
     DO_OUTPUTS,
     DO_PREPARE,
     DO_STATISTICS,
+    ELEMT,
     EPS,
+    EVAL,
     GRAD_BIAS,
     GRAD_WEIGHT,
     MISSING_INVSTD,
@@ -35,6 +36,7 @@ from .block import (
     SETS,
     SUM_DY,
     SUM_DY_XMU,
+    TRAIN,
     W_COUNT,
     W_GAIN,
     W_INVSTD,
@@ -99,8 +101,6 @@ from .vectors import (
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-TRAIN, EVAL, ELEMT, GROUP = map(int, (Rule.TRAIN, Rule.EVAL, Rule.ELEMT, Rule.GROUP))
 
 
 @helper
@@ -253,7 +253,7 @@ def coefficients_of_channels(
 def coefficients(block, real, s, c0, c1):
     """The coefficients of dx for channels (whole groups of them) of one set.
 
-    One formula serves every rule. With T = Σγ·dy and P = Σγ·dy·(x − μ), taken over the channels
+    One formula serves every operator. With T = Σγ·dy and P = Σγ·dy·(x − μ), taken over the channels
     that share a statistic and divided by its number of elements, and with o the weight times r for
     batch norm, whose γ is 1, and r for group norm:
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ... import dtypes
 from ...machine import Machine
 from ...memory import LINE
-from ...problem import Problem, Rule
+from ...problem import Problem
 from . import block as B
 from .access import access_of, bytes_of, fetches_ahead, streams
 from .steps import OPERATIONS, Step, steps_of
@@ -140,7 +140,8 @@ def build(problem: Problem, machine: Machine) -> Program:
     template = np.zeros(B.BLOCK_FIELDS, np.int64)
     _fill_axes(template, problem)
     _fill_vectors(template, problem)
-    template[B.RULE] = problem.rule
+    facts = {B.EVAL: problem.constant, B.ELEMT: problem.given_sums, B.GROUP: problem.grouped}
+    template[B.RULE] = next((code for code, holds in facts.items() if holds), B.TRAIN)
     template[B.EPS] = _bits(problem.eps)
     template[B.MOMENTUM] = _bits(problem.momentum)
     template[B.MISSING_MEAN] = problem.missing_mean
@@ -155,7 +156,7 @@ def build(problem: Problem, machine: Machine) -> Program:
     template[B.STREAM] = streams(problem, access, large)
     template[B.AHEAD] = fetches_ahead(access, large)
     template[B.RUN : B.CHUNK + 1] = access.run, access.repeat, access.chunk
-    data = (problem.grad_out, problem.input, problem.grad_input or problem.input)
+    data = (problem.grad_out, problem.input, problem.result or problem.input)
     template[B.DATA_SIZES : B.DATA_SIZES + 3] = [dtype.itemsize for dtype in data]
     workspace_size = (
         0 if problem.is_empty or not steps else _fill_workspace(template, problem, parts)
@@ -164,7 +165,7 @@ def build(problem: Problem, machine: Machine) -> Program:
         pattern=access.pattern,
         data=(data[0].code, data[1].code, data[2].code),
         code=(problem.arithmetic if access.pattern == "tiles" else problem.input).code,
-        channels="forward" if problem.rule in (Rule.FORWARD, Rule.GATHER) else "channels",
+        channels="forward" if problem.forward or problem.gathers else "channels",
         arithmetic=problem.arithmetic.code,
         steps=steps,
         template=template,

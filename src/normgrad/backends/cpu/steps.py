@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ... import dtypes
-from ...problem import Problem, Rule
+from ...problem import Problem
 from . import block as B
 from .access import DX_ROWS, FEW_PARTS, ROWS, Access
 
@@ -167,14 +167,14 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     sets, channels = problem.sets.size, problem.channel.size
     if not problem.wants_parameters or channels == 0:
         return ()
-    if problem.rule is Rule.FORWARD:
+    if problem.forward:
         return (Step(B.DO_STATISTICS, channels, 1, 1, sets, False),)
     return (Step(B.DO_OUTPUTS, channels, 1, 1, 1, False),)
 
 
 def _forward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     """The steps of y, or of statistics alone."""
-    writes = 0 if problem.grad_input is None else B.DO_NORMALISE
+    writes = 0 if problem.result is None else B.DO_NORMALISE
     coefficients = B.DO_COEFFICIENTS if writes else 0
     if not problem.missing_mean:
         if cut.whole:
@@ -196,10 +196,9 @@ def _forward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
 
 def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     """The steps of gradients."""
-    rule = problem.rule
     writes = 0
-    if problem.grad_input is not None:
-        writes = B.DO_SCALE if rule is Rule.EVAL else B.DO_APPLY
+    if problem.result is not None:
+        writes = B.DO_SCALE if problem.constant else B.DO_APPLY
     sums = B.DO_SUMS if problem.needs_sums else 0
     if not writes and not sums:
         return ()
@@ -219,12 +218,12 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
     outputs = B.DO_OUTPUTS if problem.wants_parameters else 0
     last = 0
-    if rule is Rule.GROUP:
+    if problem.grouped:
         outputs, last = 0, outputs
     coefficients = B.DO_COEFFICIENTS if writes else 0
     centre = B.DO_CENTRE if problem.missing_mean else 0
     # Where dx does not depend on the sums it does not wait for them.
-    early, late = (coefficients, 0) if rule in (Rule.EVAL, Rule.ELEMT) else (0, coefficients)
+    early, late = (0, coefficients) if problem.result_needs_sums else (coefficients, 0)
     if cut.whole:
         steps.append(cut.over_tiles(prepare | sums | centre | outputs | coefficients | writes))
     else:
@@ -254,8 +253,8 @@ def steps_of(problem: Problem, access: Access) -> tuple[tuple[Step, ...], int]:
     """The steps, and how many parts each channel's sums come in."""
     if problem.is_empty:
         return _for_nothing(problem), 1
-    if problem.rule is Rule.GATHER:
+    if problem.gathers:
         return (_gather(problem),), 1
     cut = _Cutter(problem, access, tiling_of(problem, access))
-    steps = (_forward if problem.rule is Rule.FORWARD else _backward)(problem, cut)
+    steps = (_forward if problem.forward else _backward)(problem, cut)
     return steps, cut.tiling.parts if steps else 1

@@ -24,7 +24,7 @@ from .arithmetic import (
     two_sum,
 )
 from .jit import constant, helper
-from .tiles import EVAL, FORWARD, GROUP, Coefficients, Sums
+from .tiles import Coefficients, Sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -120,7 +120,7 @@ def about(a, at, C: tl.constexpr):
     else:
         centre = given_mean(a, at, C)
     # As x is subtracted from it; moments take it in float64.
-    if C.rule == FORWARD:
+    if C.forward:
         return real(centre, C.wide).to(tl.float64)
     else:
         return real(centre, C.wide)
@@ -264,7 +264,7 @@ def load_sums(a, part, at, C: tl.constexpr):
 @helper
 def weighted(a, at, sums, C: tl.constexpr):
     """Sums of channels as a group adds them up: the gradients' are multiplied by the weights."""
-    if C.rule == GROUP:
+    if C.grouped:
         w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
         # Among several terms with an infinite weight are infinities of both signs: no number.
         w += tl.where(number(a.numbers.divisor) > a.sizes.per_group.to(tl.float64), w - w, 0.0)
@@ -332,7 +332,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     t = divided(sums.total, m, inverse, W)
     p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
     wr = times(exact(w), r, W)
-    if C.rule == GROUP:
+    if C.grouped:
         # The group's sums hold its weights already, and r in their terms: see `weighted`.
         p = Pair(p.value + tl.where(m > 1.0, r.value - r.value, 0.0), p.error)
         o = exact(r.value)
@@ -372,7 +372,7 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 @helper
 def finished(a, at, centre, sums, C: tl.constexpr):
     """The coefficients that follow from all sums; the per-channel outputs are written here."""
-    if C.rule == FORWARD:
+    if C.forward:
         mean, r, variance = statistics(a, centre, sums, C)
         if C.outputs:
             write_statistics(a, at, mean, r, variance, C)
@@ -392,9 +392,9 @@ def finished(a, at, centre, sums, C: tl.constexpr):
 @helper
 def given(a, at, C: tl.constexpr):
     """The coefficients that follow from what is given."""
-    if C.rule == FORWARD:
+    if C.forward:
         return normalising(a, at, given_mean(a, at, C), given_invstd(a, at, C).value, C)
-    elif C.rule == EVAL:
+    elif C.constant:
         return scaling(a, at, C)
     else:
         total = access.read_parameter(a, at, access.SUM_DY, 0.0, C)
@@ -414,8 +414,8 @@ def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def put_coefficients(a, at, c, C: tl.constexpr):
-    """Leave coefficients in the workspace, those that the rule has."""
-    COUNT: tl.constexpr = 3 if C.rule == FORWARD else 5
+    """Leave coefficients in the workspace: y has three, dx all five."""
+    COUNT: tl.constexpr = 3 if C.forward else 5
     for k in tl.static_range(COUNT):
         tl.store(coefficient_at(a, at, k, C), c[k], mask=at.there)
 
@@ -432,6 +432,6 @@ def load_coefficients(a, at, C: tl.constexpr):
     mean, shift = load_coefficient(a, at, 0, C), load_coefficient(a, at, 1, C)
     scale = load_coefficient(a, at, 2, C)
     gain, slope = scale, scale
-    if C.rule != FORWARD:
+    if not C.forward:
         gain, slope = load_coefficient(a, at, 3, C), load_coefficient(a, at, 4, C)
     return Coefficients(mean, shift, scale, gain, slope)

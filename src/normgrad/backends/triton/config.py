@@ -29,7 +29,7 @@ class Config(NamedTuple):
     """What a kernel is compiled for.
 
     Attributes:
-        rule: the problem's, as an integer.
+        forward, constant, grouped: as in :class:`normgrad.problem.Problem`.
         wide: whether the arithmetic is float64.
         dy, x, dx: the data tensors.
         vectors: the codes of the per-channel vectors, see :func:`pack`.
@@ -56,7 +56,9 @@ class Config(NamedTuple):
         reverse: whether to begin at the end, where the sums left the L2 cache filled.
     """
 
-    rule: int
+    forward: bool
+    constant: bool
+    grouped: bool
     wide: bool
     dy: Tensor
     x: Tensor

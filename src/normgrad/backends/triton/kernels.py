@@ -42,7 +42,7 @@ def sums(a, C: tl.constexpr):
     at, first, part, start, end = task_of(tl.program_id(0), a, C)
     centre = channels.about(a, at, C)
     c = centre
-    if C.rule == tiles.EVAL:
+    if C.constant:
         c = channels.scaling(a, at, C)
     found = tiles.sums_of_part(a, at, first, centre, c, start, end, C)
     if C.outputs:

@@ -243,7 +243,9 @@ class Builder:
         problem = self.problem
         codes = {slot(role): vector.dtype.code for role, vector in problem.vectors.items()}
         compiled = Config(
-            rule=int(problem.rule),
+            forward=problem.forward,
+            constant=problem.constant,
+            grouped=problem.grouped,
             wide=self.wide,
             dy=fitting(layout.dy, tile),
             x=fitting(layout.x, tile),

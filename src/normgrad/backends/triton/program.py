@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...problem import Problem, Role, Rule
+from ...problem import Problem, Role
 from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
@@ -85,7 +85,7 @@ def build(problem: Problem, device: Device) -> Program:
     invstd = VARIANCE if problem.invstd_is_variance else GIVEN
     builder = Builder(problem, device, layout, invstd=invstd)
     passes = ""
-    if problem.rule is Rule.GATHER:
+    if problem.gathers:
         if problem.channel.size:
             builder.gather()
     elif problem.is_empty:
@@ -93,7 +93,7 @@ def build(problem: Problem, device: Device) -> Program:
     else:
         passes = _fill(builder)
     launches = tuple(builder.launches)
-    over_tensors = launches and problem.rule is not Rule.GATHER and not problem.is_empty
+    over_tensors = launches and not problem.gathers and not problem.is_empty
     return Program(
         passes,
         layout.pattern if over_tensors else "",
@@ -108,7 +108,7 @@ def _nothing(builder: Builder) -> None:
     problem = builder.problem
     if not problem.wants_parameters or problem.channel.size == 0:
         return
-    if problem.rule is Rule.GROUP:
+    if problem.grouped:
         builder.outputs(0)
     elif problem.sets.size:
         builder.finish(0, outputs=True)
@@ -119,16 +119,11 @@ def _fill(builder: Builder) -> str:
     problem = builder.problem
     if problem.missing_mean or problem.missing_invstd:
         _find_statistics(builder)
-    writes = problem.grad_input is not None
-    if problem.rule is Rule.FORWARD:
-        needs_sums = problem.missing_mean
-    else:
-        needs_sums = problem.rule in (Rule.TRAIN, Rule.GROUP)
-    if needs_sums and writes:
+    if problem.result_needs_sums:
         return _sums_and_write(builder)
     if problem.needs_sums:
         _sums_alone(builder)
-    elif writes:
+    elif problem.result is not None:
         tile = tile_of(problem, builder.layout, builder.device)
         builder.over_parts("write", tile, *_parts(builder, tile))
     return ""
@@ -145,12 +140,12 @@ def _find_statistics(builder: Builder) -> None:
         builder.about = PILOT
         if builder.wide:
             rounds.append(MEAN)
-    if problem.rule is not Rule.FORWARD:
+    if not problem.forward:
         found = BOTH if problem.missing_invstd else MEAN
         rounds.append(found if problem.missing_mean else INVSTD)
         mean = problem.vectors.get(Role.MEAN)
         vectors = {} if mean is None else {Role.MEAN: mean}
-        builder.problem = replace(problem, rule=Rule.FORWARD, grad_input=None, vectors=vectors)
+        builder.problem = replace(problem, forward=True, result=None, vectors=vectors)
     if rounds:
         builder.reserve_statistics()
     for which in rounds:
@@ -172,13 +167,13 @@ def _sums_alone(builder: Builder) -> None:
     # On the same tiles as with dx or y, so that sums are the same to the bit.
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
-    writes = problem.grad_input is not None and problem.rule is Rule.EVAL
-    if parts == 1 and builder.single and problem.rule is not Rule.GROUP:
+    writes = problem.result is not None and problem.constant
+    if parts == 1 and builder.single and not problem.grouped:
         builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)
     builder.over_parts("sums", tile, parts, part, writes=writes)
-    if problem.rule is Rule.GROUP:
+    if problem.grouped:
         builder.outputs(parts)
     else:
         builder.finish(parts, outputs=True)
@@ -188,7 +183,7 @@ def _sums_and_write(builder: Builder) -> str:
     """dx or y from sums over the tensors themselves; the passes over memory."""
     problem, device, layout = builder.problem, builder.device, builder.layout
     # Group norm's parameters have gradients that are sums over all samples.
-    later = problem.rule is Rule.GROUP and problem.wants_parameters
+    later = problem.grouped and problem.wants_parameters
     outputs = problem.wants_parameters and not later
     tile = persistent_tile(problem, layout, device)
     if tile is not None:

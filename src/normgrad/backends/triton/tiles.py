@@ -6,15 +6,11 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from ...problem import Rule
 from .access import pointers, positions_from
 from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
-from .jit import constant, helper
+from .jit import helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-#: The rules that kernels tell apart; see normgrad.problem.
-EVAL, GROUP, FORWARD = (constant(int(rule)) for rule in (Rule.EVAL, Rule.GROUP, Rule.FORWARD))
 
 
 class Sums(NamedTuple):
@@ -71,7 +67,7 @@ def load_dy(a, s, first, p, there, C: tl.constexpr):
 def load_both(a, s, first, p, there, C: tl.constexpr):
     """Tiles of dy and x; the forward pass has x in the place of dy."""
     x = load_x(a, s, first, p, there, C)
-    if C.rule == FORWARD:
+    if C.forward:
         return x, x
     else:
         return load_dy(a, s, first, p, there, C), x
@@ -161,14 +157,14 @@ def sums_of_tile(dy, x, about, there, C: tl.constexpr):
     """What is summed, of what each thread has of a tile, in float64."""
     if C.wide:
         xmu = two_sum(x, -about[None, :])
-        if C.rule == FORWARD:
+        if C.forward:
             term = masked(xmu, there)
             product = times(xmu, xmu, True)
         else:
             term = exact(dy)
             product = times(term, xmu, True)
         return Sums(folded(term, True, C), folded(masked(product, there), True, C))
-    elif C.rule == FORWARD:
+    elif C.forward:
         return moments_of_tile(x, about, there, C)
     else:
         product = tl.where(there, dy * (x - about[None, :]), 0.0)
@@ -184,9 +180,9 @@ def written(dy, x, c, C: tl.constexpr):
     dx = scale·(gain·dy − (shift + slope·(x − μ))), in evaluation scale·dy, and y = scale·(x − μ) +
     shift.
     """
-    if C.rule == FORWARD:
+    if C.forward:
         return tl.fma(c.scale[None, :], x - c.mean[None, :], c.shift[None, :])
-    elif C.rule == EVAL:
+    elif C.constant:
         return dy * c.scale[None, :]
     else:
         inner = tl.fma(c.slope[None, :], x - c.mean[None, :], c.shift[None, :])
@@ -215,7 +211,7 @@ def write_part(a, at, first, c, start, end, C: tl.constexpr):
     """Write dx or y at the positions of a part."""
     for here in range(start, end, C.positions):
         p, there = positions_from(here, end, at, C)
-        if C.rule == EVAL:
+        if C.constant:
             dy = load_dy(a, at.set, first, p, there, C)
             x = dy
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...dtypes import FLOATS, DType
 from ...layout import Axis
-from ...problem import Problem, Rule
+from ...problem import Problem
 from .config import ALONG_CHANNELS, ALONG_POSITIONS, SCATTERED, Tensor
 from .config import Axis as AxisWords
 from .device import Device
@@ -92,8 +92,8 @@ def layout_of(problem: Problem) -> Layout:
     """Where a problem's tensors are contiguous."""
     axes = (*problem.outer, problem.inner)
     channel, sets = problem.channel, problem.sets
-    dtypes = (problem.grad_out, problem.input, problem.grad_input or problem.input)
-    used = range(3) if problem.grad_input is not None else range(2)
+    dtypes = (problem.grad_out, problem.input, problem.result or problem.input)
+    used = range(3) if problem.result is not None else range(2)
 
     def tensor(index: int) -> Tensor:
         dtype = dtypes[index]
@@ -162,7 +162,7 @@ def fitting(tensor: Tensor, tile: Tile) -> Tensor:
 
 def _itemsizes(problem: Problem) -> list[int]:
     """Of what is read: the forward pass has no dy."""
-    read = [problem.input] if problem.rule is Rule.FORWARD else [problem.grad_out, problem.input]
+    read = [problem.input] if problem.forward else [problem.grad_out, problem.input]
     return [dtype.itemsize for dtype in read]
 
 
@@ -200,9 +200,9 @@ def _piece(size: int, least: int, most: int) -> int:
 def _width(problem: Problem, layout: Layout) -> int:
     """The bytes of the smallest vector that is read or written."""
     tensors = [layout.x]
-    if problem.rule is not Rule.FORWARD:
+    if not problem.forward:
         tensors.append(layout.dy)
-    if problem.grad_input is not None:
+    if problem.result is not None:
         tensors.append(layout.dx)
     return min(tensor.vector * ITEMSIZES[tensor.code] for tensor in tensors)
 
