@@ -41,9 +41,11 @@ UNET = [
 #: A process's share of a detection model's batch norms, in two halves around an all-reduce.
 SYNCHRONISED = [(2, 64, 400, 608), (2, 256, 200, 304), (2, 256, 100, 152), (4, 512, 64, 64)]
 GROUPS = 32
+#: Layer norms of language models, as group norms of one group.
+ROWS = [(4096, 768), (8192, 4096)]
 CASES = [
     *(("batch_norm_backward", shape) for shape in RESNET),
-    *(("group_norm_backward", shape) for shape in UNET),
+    *(("group_norm_backward", shape) for shape in (*UNET, *ROWS)),
     *(("batch_norm_backward_reduce", shape) for shape in SYNCHRONISED),
     *(("batch_norm_backward_elemt", shape) for shape in SYNCHRONISED),
 ]
@@ -82,23 +84,37 @@ class Cost:
 def planned(name: str, shape: tuple[int, ...], dtype: str, layout: str) -> Program:
     """An operator's program, everything given and asked for."""
     look = layout.replace("-", "_")
-    return program_of(name, **arguments(name, shape, dtype, look, groups=GROUPS))
+    groups = 1 if shape in ROWS else GROUPS
+    return program_of(name, **arguments(name, shape, dtype, look, groups=groups))
 
 
-def _vectors(launch: Launch) -> float:
-    """The bytes that a launch reads of per-channel and per-group inputs, for each channel."""
-    codes = {
-        role: launch.config.vectors >> (3 * slot(role)) & ABSENT
-        for role in Role
-        if Role.MEAN <= role <= Role.RUNNING_VAR
-    }
-    of_group = (Role.MEAN, Role.INVSTD)
-    per_group = launch.arguments.sizes.per_group
-    return sum(
-        ITEMSIZES[code] / (per_group if role in of_group else 1)
-        for role, code in codes.items()
-        if code != ABSENT
-    )
+#: The vectors that statistics have, and those that parameters have.
+STATISTICS = (Role.MEAN, Role.INVSTD)
+PARAMETERS = tuple(
+    role for role in Role if Role.WEIGHT <= role <= Role.RUNNING_VAR and role not in STATISTICS
+)
+
+
+def _each(launch: Launch, roles: tuple[Role, ...]) -> int:
+    """The bytes of an element of each of these inputs that there are."""
+    codes = (launch.config.vectors >> (3 * slot(role)) & ABSENT for role in roles)
+    return sum(ITEMSIZES[code] for code in codes if code != ABSENT)
+
+
+def _vectors(launch: Launch) -> tuple[float, float]:
+    """The bytes that a launch reads of both, each program for itself what it needs."""
+    config, sizes = launch.config, launch.arguments.sizes
+    channels = sizes.sets * sizes.channels
+    over_tensors = launch.kernel in OVER_TENSORS
+    # Each program over a part of a channel reads for itself what belongs to the channel.
+    parts = sizes.parts if over_tensors else 1
+    statistics = channels * parts * _each(launch, STATISTICS) / sizes.per_group
+    if config.sharing:
+        # And what the parameters are of its piece of some lines.
+        parameters = over_tensors * launch.programs // parts * sizes.positions // config.sharing
+    else:
+        parameters = channels * parts
+    return statistics, parameters * _each(launch, PARAMETERS)
 
 
 def _data(launch: Launch) -> tuple[int, int]:
@@ -109,7 +125,7 @@ def _data(launch: Launch) -> tuple[int, int]:
     read = ITEMSIZES[config.x.code]
     if not config.forward:
         read += ITEMSIZES[config.dy.code]
-    writes = launch.kernel != "sums" or config.writes
+    writes = config.writes or launch.kernel in ("write", "persistent")
     return read, ITEMSIZES[config.dx.code] if writes else 0
 
 
@@ -117,24 +133,32 @@ def _beside(launch: Launch) -> tuple[float, float]:
     """The bytes of all else that a launch reads and writes."""
     config, sizes = launch.config, launch.arguments.sizes
     channels = sizes.sets * sizes.channels
-    sums = sizes.parts * channels * (2 + 2 * config.wide) * (4 if config.short_sums else 8)
-    numbers = 3 if config.forward else 5
-    coefficients = channels * numbers * (8 if config.wide else 4)
-    # Each program over a part of a channel reads for itself what belongs to the channel.
-    vectors = channels * _vectors(launch) * (sizes.parts if launch.kernel in OVER_TENSORS else 1)
+    wide = 8 if config.wide else 4
+    errors = config.wide and not config.short_sums
+    sums = sizes.parts * channels * (4 if errors else 2) * (wide if config.short_sums else 8)
+    coefficients = channels * (3 if config.forward else 5) * wide
+    statistics, parameters = _vectors(launch)
+    vectors = statistics + parameters
+    left = sums * config.keeps_sums
+    if launch.kernel == "lines" and config.columns:
+        slots = launch.programs // (sizes.sets * sizes.parts)
+        left += slots * sizes.sets * sizes.positions // config.sharing * 2 * wide
+    given = coefficients * sizes.parts + parameters * (config.sharing > 0)
     return {
         "sums": (vectors, 0 if config.outputs else sums),
         "finish": (vectors + sums, coefficients * config.coefficients),
-        "write": (coefficients * sizes.parts if config.coefficients else vectors, 0),
-        "persistent": (vectors, sums * config.keeps_sums),
-        "outputs": (vectors + sums, 0),
+        "write": (given if config.coefficients else vectors, 0),
+        "persistent": (vectors, left),
+        "lines": (vectors, left),
+        "outputs": (sums if config.columns else vectors + sums, 0),
     }[launch.kernel]
 
 
 def cost(made: Program) -> Cost:
     """What a program moves and launches."""
     sizes = made.launches[0].arguments.sizes
-    elements = sizes.sets * sizes.channels * sizes.positions
+    padded = made.launches[0].config.sharing or 1
+    elements = sizes.sets * sizes.channels * sizes.positions // padded * sizes.sharing
     over_tensors = [launch for launch in made.launches if launch.kernel in OVER_TENSORS]
     data = sum(sum(_data(launch)) for launch in over_tensors)
     read, written = map(sum, zip(*map(_beside, made.launches), strict=True))
@@ -142,7 +166,7 @@ def cost(made: Program) -> Cost:
     for launch in over_tensors:
         # All parts but the last are of this length, and all tiles but the last of this width.
         part = launch.arguments.sizes
-        least.append(part.part * part.step * part.each * _data(launch)[0])
+        least.append(min(part.part, part.positions) * part.step * part.each * _data(launch)[0])
     return Cost(
         data // ITEMSIZES[made.launches[0].config.dx.code],
         1 + (read + written) / (data * elements),

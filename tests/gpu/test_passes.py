@@ -52,6 +52,8 @@ def path_of(case, tensors):
     return ng.plan(case.name, **tensors, **case.options).path
 
 
+#: Shapes of which group norm is read line by line.
+LINES = [(70, 12), (9, 6, 3), (5, 4000)]
 CASES = [
     ("train", "contiguous"),
     ("train", "channels_last"),
@@ -77,6 +79,17 @@ def test_forward_passes_sanitizer(passes, kind, dtype):
     case = forward_case(kind, SHAPE, dtype, "contiguous")
     with planned_for(on_gpu(passes)):
         compute(case)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", LINES)
+@pytest.mark.parametrize("passes", PASSES)
+def test_lines_sanitizer(passes, shape, dtype):
+    for kind in ("group_norm", "forward_group_norm"):
+        case = make(kind, shape, dtype=dtype, num_groups=2)
+        with planned_for(on_gpu(passes)):
+            assert "lines" in path_of(case, tensors_of(case))
+            compute(case)
 
 
 @pytest.mark.parametrize(("kind", "layout"), CASES)

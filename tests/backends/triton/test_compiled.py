@@ -89,7 +89,7 @@ def tensors_of(launch: Any) -> tuple[list[Any], list[Any]]:
         read = [config.x]
     elif config.constant and launch.kernel == "write":
         read = [config.dy]
-    return read, [config.dx] if launch.kernel != "sums" or config.writes else []
+    return read, [config.dx] if config.writes or launch.kernel in ("write", "persistent") else []
 
 
 def wrong_with(launch: Any, architecture: int, folder: Path) -> list[str]:
@@ -176,8 +176,15 @@ def test_kernels_of_every_kind(architecture, dtype, tmp_path):
 
 #: Group norms whose programs have many groups: of one channel each, of few, of not quite a power.
 MANY_GROUPS = (
-    ((256, 512, 1), 512), ((8, 256, 1), 32), ((65536, 64), 32), ((65536, 48), 16), ((512, 128), 32),
-    ((64, 96, 4), 32), ((64, 320, 2), 32), ((512, 192, 3), 64), ((8, 512, 7, 7), 512),
+    ((256, 512, 1), 512), ((8, 256, 20), 32), ((4096, 64, 17), 32), ((4096, 48, 20), 16),
+    ((512, 128, 17), 32), ((64, 96, 20), 32), ((64, 320, 18), 32), ((512, 192, 19), 64),
+    ((8, 512, 7, 7), 512),
+)  # fmt: skip
+#: Group norms that are read line by line: of few and of many elements, of powers and of none.
+LINES = (
+    ((8, 256, 1), 32), ((65536, 64), 32), ((65536, 48), 16), ((512, 128), 32), ((64, 96, 4), 32),
+    ((64, 320, 2), 32), ((512, 192, 3), 64), ((64, 320, 3, 3), 2), ((4096, 12, 16), 2),
+    ((4096, 768), 12), ((2048, 2048), 1), ((333, 1023), 1), ((1000, 5120), 1), ((64, 50257), 1),
 )  # fmt: skip
 
 
@@ -191,6 +198,22 @@ def test_programs_that_have_many_groups(shape, groups, tmp_path):
     ]
     launches = [launch for launch in distinct(made) if launch.kernel == "persistent"]
     assert {launch.config.groups > 4 for launch in launches} == {True}
+    check(launches, ARCHITECTURES[0], tmp_path)
+
+
+@pytest.mark.parametrize(("shape", "groups"), LINES, ids=str)
+def test_programs_of_lines(shape, groups, tmp_path):
+    """What a line's positions have of the parameters, and their sums, take registers."""
+    made = [
+        program_of(name, **arguments(name, shape, dtype, layout, groups=groups))
+        for name in ("group_norm_backward", "group_norm")
+        for dtype in ("bfloat16", "float32", "float64")
+        for layout in ("contiguous", "sliced")
+    ]
+    launches = [launch for launch in distinct(made) if launch.kernel in OVER_TENSORS]
+    assert {launch.kernel for launch in launches} <= {"lines", "write"}
+    if not ALL:
+        launches = random.Random(f"{shape} {groups}").sample(launches, min(SAMPLE, len(launches)))
     check(launches, ARCHITECTURES[0], tmp_path)
 
 

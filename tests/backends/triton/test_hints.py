@@ -55,6 +55,14 @@ class Task:
         self.start = self.part * sizes.part
         self.end = min(self.start + sizes.part, sizes.positions)
 
+    def elements(self, p: Any) -> tuple[Any, Any]:
+        """Positions as tiles count them as those of the tensor, and which there are."""
+        inside = p < self.end
+        if self.config.sharing > 1:
+            p, index = np.divmod(p, self.config.sharing)
+            p, inside = p * self.sizes.sharing + index, inside & (index < self.sizes.sharing)
+        return p, inside
+
     def base(self, name: str) -> int:
         tensor = getattr(self.config, name)
         steps = getattr(self.arguments, name)
@@ -114,6 +122,11 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
         assert sizes.step % sizes.per_group == 0
         assert config.groups >= sizes.step // sizes.per_group
         assert (sizes.tasks, launch.programs) == (tasks, -(-tasks // sizes.each))
+    elif launch.kernel == "lines":
+        blocks = -(-sizes.channels // sizes.step)
+        assert sizes.part == config.positions
+        assert config.positions % config.sharing == 0
+        assert launch.programs == sizes.sets * sizes.parts * -(-blocks // sizes.each)
     else:
         assert launch.programs == tasks
     for number in some(numbers, tasks, TASKS):
@@ -128,7 +141,7 @@ def check(launch: Any, addresses: tuple[int, ...], numbers: random.Random, write
         for tile in some(numbers, tiles, TILES):
             p = task.start + tile * config.positions + np.arange(config.positions)
             assert p[0] % config.positions == 0
-            inside = p < task.end
+            p, inside = task.elements(p)
             if config.x.along == words.ALONG_POSITIONS:
                 together = runs(inside, config.x.vector)
                 assert (together == together[:, :1]).all()
@@ -227,7 +240,7 @@ def problem(numbers: random.Random) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_what_kernels_promise_is_so(seed):
     numbers = random.Random(seed)
-    seen = {}
+    seen, kernels = {}, set()
     for _ in range(400):
         name, planned = problem(numbers)
         program = program_of(name, device(numbers), **planned)
@@ -235,6 +248,7 @@ def test_what_kernels_promise_is_so(seed):
         for launch in program.launches:
             if launch.kernel not in OVER_TENSORS:
                 continue
+            kernels.add(launch.kernel)
             sizes = [SIZES[getattr(launch.config, which).code] for which in TENSORS]
             addresses = tuple(size * numbers.choice([0, 0, 1, 2, 4, 6, 8]) for size in sizes)
             # Sums write nothing, but in evaluation.
@@ -244,6 +258,7 @@ def test_what_kernels_promise_is_so(seed):
             except AssertionError as error:
                 raise AssertionError(f"{name} {planned} {program.path} {launch}") from error
     assert min(seen[passes] for passes in ("", *PASSES)) > 5, seen
+    assert kernels == {*OVER_TENSORS}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ PROGRAMS = {
     "missing statistics": ("missing", LARGE, "contiguous", None),
     "counts": ("batch_norm_backward_elemt", SMALL, "contiguous", None),
     "groups": ("group_norm_backward", SMALL, "contiguous", None),
+    "lines": ("group_norm_backward", (512, 96), "contiguous", None),
+    "long lines": ("group_norm", (16, 65536), "contiguous", None),
     "forward": ("batch_norm", LARGE, "contiguous", None),
     "gather": ("batch_norm_gather_stats_with_counts", SMALL, "contiguous", None),
 }

@@ -5,6 +5,7 @@ Tensors are small, so the GPU is made up to suit: one whose programs hold much, 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from unittest import mock
 
@@ -14,6 +15,7 @@ from support import FLOATS, INTERPRETED, bits, make, on_device, run
 from triton_programs import PASSES, forward_case
 
 import normgrad as ng
+from normgrad import precision
 from normgrad.backends.triton import tiling
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
@@ -176,6 +178,79 @@ def test_nothing_is_written_beside_an_output(passes, layout):
             run(case, out=(out, None, None))
         assert (memory[:start] == 0xAB).all()
         assert (memory[start + 2 * size :] == 0xAB).all()
+
+
+#: Groups of few positions to a channel: with one part of the lines and with several.
+LINES = [
+    ((70, 12), 1), ((300, 6), 2), ((9, 6, 3), 3), ((5, 40), 1), ((130, 8, 2, 2), 2), ((1, 6), 1),
+    ((20, 6, 16), 2), ((9, 700), 2), ((3, 300, 3), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "groups"), LINES)
+@pytest.mark.parametrize("passes", PASSES)
+def test_lines(passes, shape, groups, dtype):
+    for kind in ("group_norm", "forward_group_norm"):
+        case = make(kind, shape, dtype=dtype, num_groups=groups)
+        with on_device(PASSES[passes]):
+            assert "lines" in plan_of(case).path
+            check_twice(case, passes)
+
+
+@pytest.mark.parametrize(("layout", "x_layout"), [*LAYOUTS, ("transposed", "transposed")])
+@pytest.mark.parametrize("shape", [(40, 12), (9, 12, 3), (9, 4, 2, 3)])
+@pytest.mark.parametrize("passes", PASSES)
+def test_lines_in_any_layout(passes, shape, layout, x_layout):
+    for kind in ("group_norm", "forward_group_norm"):
+        case = make(kind, shape, layout=layout, x_layout=x_layout, num_groups=2)
+        with on_device(PASSES[passes]):
+            run(case, normal=True)
+
+
+@pytest.mark.parametrize("mask", [*itertools.product([True, False], repeat=3)])
+@pytest.mark.parametrize("passes", PASSES)
+def test_outputs_of_lines_do_not_depend_on_each_other(passes, mask):
+    case = make("group_norm", (70, 12), num_groups=2)
+    with on_device(PASSES[passes]):
+        whole = bits(case.call())
+        found = bits(run(case, output_mask=mask))
+    for wanted, (name, value) in zip(mask, found.items(), strict=True):
+        assert value == (whole[name] if wanted else None), name
+
+
+@pytest.mark.parametrize("where", ["grad_out", "input"])
+@pytest.mark.parametrize("shape", [(70, 12), (9, 6, 3)])
+@pytest.mark.parametrize("passes", PASSES)
+def test_lines_in_place(passes, shape, where):
+    for kind in ("group_norm", "forward_group_norm"):
+        case = make(kind, shape, num_groups=3)
+        name = where if kind == "group_norm" else "input"
+        with on_device(PASSES[passes]):
+            expected = bits(case.call())
+            assert bits(case.call(out=(case.tensors[name], None, None))) == expected
+
+
+@pytest.mark.parametrize("name", ["gamma", "rstd", "grad_out", "input"])
+@pytest.mark.parametrize("shape", [(40, 4), (40, 4, 3)])
+@pytest.mark.parametrize("passes", PASSES)
+def test_special_values_of_lines(passes, shape, name):
+    """Parameters have what the oracle has; and a line is not finite where the oracle's is not."""
+    for special in (np.nan, np.inf, -np.inf, 0.0):
+        case = make("group_norm", shape, num_groups=2)
+        values = case.tensors[name].copy()
+        values[(..., 1) if name == "gamma" else (7, 1)] = special
+        case.tensors[name] = values
+        exact = case.exact()
+        with on_device(PASSES[passes]):
+            result = case.call()
+        for each in ("grad_gamma", "grad_beta"):
+            error = precision.error(getattr(result, each), exact[each], case.arithmetic)
+            assert error.max() <= 1, (each, special)
+        finite = np.isfinite(exact["grad_input"].value)
+        error = precision.error(result.grad_input, exact["grad_input"], case.arithmetic)
+        assert error[finite].max() <= 1
+        assert (np.isfinite(result.grad_input) == finite).all()
 
 
 @pytest.mark.parametrize("groups", [2, 6])

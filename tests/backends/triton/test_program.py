@@ -6,9 +6,10 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from support import INTERPRETED
+from support import FLOATS, INTERPRETED
 from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of
 
 from normgrad import TensorSpec
@@ -67,7 +68,7 @@ def test_groups_of_one_channel_are_not_compared(shape, groups):
     for name in ("group_norm", "group_norm_backward"):
         (launch, *_) = group(shape, groups, name=name).launches
         assert (launch.kernel, launch.config.single) == ("persistent", True)
-    assert not group((8, 64, 3), 32).launches[0].config.single
+    assert not group((8, 64, 24), 32).launches[0].config.single
 
 
 def test_what_no_program_can_hold_is_read_twice():
@@ -161,6 +162,64 @@ def test_errors_of_sums_are_kept_in_float64_alone():
         assert sums <= program.workspace_size < sums + 512
 
 
+# Line by line
+
+
+@pytest.mark.parametrize("name", ["group_norm_backward", "group_norm"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_memory_for_short_rows_is_of_lines_and_of_parameters(name, dtype):
+    """16 MB at most where tensors of float32 are of 134 MB each, and a row is a line."""
+    assert group((8192, 4096), 1, dtype, name=name).workspace_size <= 16e6
+    for samples, channels in ((8192, 4096), (4096, 768), (100, 48)):
+        for groups in (1, 4, 12, channels // 2):
+            if channels % groups == 0:
+                program = group((samples, channels), groups, dtype, name=name)
+                assert "lines" in program.path
+                # 16 numbers for each line, and two for each parameter and 40 lines.
+                lines, parameters = samples * groups, -(-samples // 40) * channels
+                assert program.workspace_size <= 128 * lines + 16 * parameters + 2048
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize(
+    "shape", [(8192, 4096), (4096, 768), (512, 64, 3, 3), (64, 50264), (9, 32)]
+)
+def test_sums_of_lines_are_cut_by_the_shape_alone(shape, groups):
+    """Whatever GPU it is: the results are the same to the bit."""
+    for name in ("group_norm_backward", "group_norm"):
+        here = group(shape, groups, name=name)
+        there = group(shape, groups, name=name, device=replace(H200, processors=7, programs_each=3))
+        assert here.launches == there.launches
+
+
+def test_paths_of_lines():
+    assert group((4096, 768), 12).path == "triton one pass rows lines outputs"
+    assert group((64, 50264), 1).path == "triton two passes rows lines finish write outputs"
+    assert group((4096, 768), 1, name="group_norm").path == "triton one pass rows lines"
+    for mask, path in {
+        (True, False, False): "triton one pass rows lines",
+        (False, True, False): "triton rows lines outputs",
+        (False, False, False): "triton",
+    }.items():
+        planned = arguments("group_norm_backward", (4096, 768), "bfloat16", groups=12)
+        program = program_of("group_norm_backward", **planned, output_mask=mask)
+        assert program.path == path
+    # On the same tiles: sums are the same to the bit.
+    alone = program_of("group_norm_backward", **planned, output_mask=(False, True, True))
+    (lines, _), (both, _) = alone.launches, group((4096, 768), 12).launches
+    assert lines.config._replace(writes=True) == both.config
+    assert lines.arguments == both.arguments
+
+
+@pytest.mark.parametrize(("positions", "lines"), [((), True), ((4, 4), True), ((17,), False)])
+def test_few_positions_are_read_line_by_line(positions, lines):
+    for name in ("group_norm_backward", "group_norm"):
+        program = group((32, 64, *positions), 8, name=name)
+        assert ("lines" in program.path) == lines
+        # What belongs to a channel alone is as much as its sums.
+        assert "lines" not in group((32, 64, *positions), 64, name=name).path
+
+
 # How tensors lie
 
 
@@ -233,7 +292,9 @@ def test_more_channels_than_kernels_count():
     with pytest.raises(ValueError, match=message):
         train((1, 1 << 31))
     with pytest.raises(ValueError, match=message):
-        group((1 << 20, 1 << 11, 1), 2)
+        group((1 << 20, 1 << 11, 20), 2)
+    # Line by line it is groups that are counted.
+    assert group((1 << 20, 1 << 11, 1), 2).pattern == "rows"
 
 
 def test_every_task_has_a_program():

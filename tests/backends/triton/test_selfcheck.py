@@ -27,8 +27,8 @@ from normgrad.testing import against_torch  # noqa: E402
 
 GPU = Device("NVIDIA Made-Up (80 GB)", (9, 0))
 CHECK = selfcheck.check
-GOOD = selfcheck.Verdict("2026-11-22", 24, "")
-BAD = selfcheck.Verdict("2026-11-22", 24, "batch_norm_stats in float32: mean is off by 5 times")
+GOOD = selfcheck.Verdict("2026-11-22", 26, "")
+BAD = selfcheck.Verdict("2026-11-22", 26, "batch_norm_stats in float32: mean is off by 5 times")
 
 
 # What it computes
@@ -42,7 +42,8 @@ def test_every_operator_in_both_dtypes_and_layouts():
         for kind in (*GRADIENTS, *FORWARD)
         for look in (("float32", "contiguous"), ("bfloat16", "channels_last"))
     }
-    assert len(cases) == len(looks)
+    assert len(cases) == len(looks) + 2
+    assert len({case.kind for case in cases if len(case.shape) == 2}) == 2
 
 
 @pytest.mark.parametrize("case", against_torch.cases(64), ids=str)
@@ -65,7 +66,7 @@ def test_our_results_are_within_their_bound(monkeypatch):
     """By Triton's interpreter where tests are, else by the CPU's kernels; none of it is kept."""
     monkeypatch.setattr(plans, "_plans", {})
     verdict = selfcheck.check("cpu", MADE_UP)
-    assert verdict == selfcheck.Verdict(date.today().isoformat(), 24, "")
+    assert verdict == selfcheck.Verdict(date.today().isoformat(), 26, "")
     assert plans._plans == {}
 
 
@@ -119,7 +120,7 @@ def test_wrong_results_are_named(monkeypatch):
     failure = selfcheck.check("cpu", MADE_UP).failure
     assert failure.count("times its bound") == 3
     assert "group_norm_backward (group_norm) in bfloat16" in failure
-    assert failure.endswith("; and 1 results more")
+    assert failure.endswith("; and 2 results more")
 
 
 def test_a_result_that_is_no_number(monkeypatch):
@@ -387,7 +388,7 @@ def test_what_info_says(checks, monkeypatch):
     assert selfcheck.settled("cuda:0", GPU)
     again = f"(delete {path} to check again)"
     assert info.gpu_kernels(GPU.name) == (
-        f"checked on 2026-11-22: all 24 cases within the bound {again}"
+        f"checked on 2026-11-22: all 26 cases within the bound {again}"
     )
     path.unlink()
     checks.new_process()

@@ -90,12 +90,19 @@ def channels_of(s, block, a, C: tl.constexpr):
 
 
 @helper
-def positions_from(start, end, at, C: tl.constexpr):
-    """The positions of a tile, and which of its elements there are."""
+def positions_from(a, start, end, at, C: tl.constexpr):
+    """The positions of a tile, and which of its elements there are.
+
+    Those of a line that share a parameter take a power of two of the tile's.
+    """
     B: tl.constexpr = C.positions
     # Parts start at multiples of tiles.
     p = tl.multiple_of(start + tl.arange(0, B), B)
     there = p < end
+    if C.sharing > 1:
+        index = p % C.sharing
+        there = there & (index < a.sizes.sharing)
+        p = p // C.sharing * a.sizes.sharing.to(p.dtype) + index
     V: tl.constexpr = C.x.vector
     if (V > 1) & (C.x.along == ALONG_POSITIONS):
         # Parts end at multiples of what is read at once.
@@ -184,8 +191,19 @@ def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.co
 
 @helper
 def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """What channels have, in all sets alike."""
-    return read(a, at.channel * 0, at.channel, at.there, SLOT, DEFAULT, C)
+    """What channels have, in all sets alike. Lines have none: their positions do."""
+    if C.sharing > 0:
+        return tl.full(at.channel.shape, DEFAULT, tl.float64)
+    else:
+        return read(a, at.channel * 0, at.channel, at.there, SLOT, DEFAULT, C)
+
+
+@helper
+def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
+    """What the positions of lines have of a vector of parameters, from the first of a tile on."""
+    parameter = (start + tl.arange(0, C.positions)) // C.sharing
+    there = parameter < a.sizes.positions // C.sharing
+    return real(read(a, s, parameter, there, SLOT, DEFAULT, C), C.wide)[:, None]
 
 
 @helper

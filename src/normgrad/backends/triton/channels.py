@@ -225,7 +225,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 @helper
 def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to sums of channels in the workspace: two, and then their errors."""
-    CODE: tl.constexpr = 0 if C.short_sums else 1
+    CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
     row = row * a.sizes.sets.to(tl.int64) + at.set
     base = access.in_workspace(a, a.work.sums, CODE)
@@ -250,7 +250,7 @@ def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """One of both sums of channels from the workspace."""
     value = tl.load(sums_at(a, part, at, WHICH, C), mask=at.there, other=0.0).to(tl.float64)
     error = tl.zeros_like(value)
-    if C.wide:
+    if C.wide and not C.short_sums:
         error = tl.load(sums_at(a, part, at, WHICH + 2, C), mask=at.there, other=0.0)
     return Pair(value, error)
 
@@ -259,6 +259,19 @@ def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
 def load_sums(a, part, at, C: tl.constexpr):
     """Both sums of channels from the workspace."""
     return Sums(load_sum(a, part, at, 0, C), load_sum(a, part, at, 1, C))
+
+
+@helper
+def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
+    """Write a piece's columns, summed over some lines, to their own place: rounded."""
+    CODE: tl.constexpr = 1 if C.wide else 0
+    of_set = a.sizes.positions // C.sharing
+    parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
+    of_slot = a.sizes.sets * of_set
+    place = access.in_workspace(a, a.work.columns, CODE) + (slot * of_slot + s * of_set + parameter)
+    tl.store(place, kept(columns.total, C.wide), mask=parameter < of_set)
+    place += slots * of_slot
+    tl.store(place, kept(columns.projection, C.wide), mask=parameter < of_set)
 
 
 @helper

@@ -38,6 +38,8 @@ class Config(NamedTuple):
         leading, adjacent: how many of a tile's positions one thread has, which are added up in
             float32 before float64 takes over: so many times so many that are next to each other.
         single: whether each channel is a group of its own.
+        sharing: 0 where a tile's channels have the parameters; in lines, whose positions have
+            them, how many of a tile's positions share one, a power of two.
         groups: how many groups a program takes at once, where it has all of a group.
         fan: how many of a group's channels ``finish`` adds up at once.
         rank: the number of axes that positions run over.
@@ -51,8 +53,10 @@ class Config(NamedTuple):
         writes: whether dx is written where sums are made.
         outputs: whether the per-channel outputs are written here.
         keeps_sums: whether sums are left in the workspace, too.
-        short_sums: whether they are left in float32: those of one pass, which nothing but the
-            gradients of parameters is made from, and of which there is a pair for few elements.
+        columns: whether the gradients of parameters are made from sums over lines, with each
+            line's 1/std, rather than from sums of every set.
+        short_sums: whether sums are left rounded to the arithmetic's type: those which nothing but
+            the gradients of parameters is made from.
         reverse: whether to begin at the end, where the sums left the L2 cache filled.
     """
 
@@ -70,6 +74,7 @@ class Config(NamedTuple):
     leading: int = 1
     adjacent: int = 1
     single: bool = True
+    sharing: int = 0
     groups: int = 1
     fan: int = 1
     rank: int = 1
@@ -83,6 +88,7 @@ class Config(NamedTuple):
     writes: bool = False
     outputs: bool = False
     keeps_sums: bool = False
+    columns: bool = False
     short_sums: bool = False
     reverse: bool = False
 
@@ -151,6 +157,7 @@ class Sizes(NamedTuple):
     Attributes:
         sets, channels, per_group, positions: sizes.
         groups: how many groups of channels.
+        sharing: how many positions of a line share a parameter.
         step: channels from one tile to the next.
         parts, part: into how many parts positions are cut, and how long each is.
         tasks, each: how many tasks there are, and how many of them a program takes.
@@ -160,6 +167,7 @@ class Sizes(NamedTuple):
     channels: Any
     per_group: Any
     groups: Any
+    sharing: Any
     positions: Any
     step: Any
     parts: Any
@@ -194,12 +202,15 @@ class Work(NamedTuple):
             written over x before all who need the element have begun.
         coefficients: what a tensor is written from, in the arithmetic's type: five numbers, each
             by set and channel.
+        columns: sums over lines, of dy and of dy·(x − μ)/std, in the arithmetic's type; each by
+            part of the lines and parameter.
     """
 
     sums: Any = 0
     statistics: Any = 0
     pilots: Any = 0
     coefficients: Any = 0
+    columns: Any = 0
 
 
 class Arguments(NamedTuple):

@@ -86,7 +86,7 @@ def persistent(a, C: tl.constexpr):
     end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
     for task in range(start, end):
         at, first, part, begin, stop = task_of(task, a, C)
-        p, there = access.positions_from(begin, stop, at, C)
+        p, there = access.positions_from(a, begin, stop, at, C)
         dy, x = tiles.load_both(a, at.set, first, p, there, C)
         centre = channels.about(a, at, C)
         found = tiles.along(tiles.sums_of_tile(dy, x, centre, there, C), 0, C.wide)
@@ -101,6 +101,53 @@ def persistent(a, C: tl.constexpr):
             found = tiles.Sums(total, shared(found.projection, member, C.wide))
         c = channels.finished(a, at, centre, found, C)
         tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
+
+
+@triton.jit
+def lines(a, C: tl.constexpr):
+    """A program for some lines of a group, or for the same piece of each, one after the other.
+
+    They are read once, summed, and written where they are whole. What they add to the gradients of
+    parameters goes to a place of its own in the workspace. See lines.py for what a line is.
+    """
+    units = a.sizes.sets.to(tl.int32) * a.sizes.parts.to(tl.int32)
+    slot = tl.program_id(0) // units
+    s = tl.program_id(0) % units // a.sizes.parts.to(tl.int32)
+    part = tl.program_id(0) % a.sizes.parts.to(tl.int32)
+    if C.long_positions:
+        begin = part.to(tl.int64) * C.positions
+        end = a.sizes.positions.to(tl.int64)
+    else:
+        begin = part * C.positions
+        end = a.sizes.positions.to(tl.int32)
+    weight, bias = tiles.parameters(a, s, begin, C)
+    zero = tl.full([C.positions // C.sharing, C.channels], 0.0, tl.float64)
+    columns = tiles.Sums(exact(zero), exact(zero))
+    first_block = slot * a.sizes.each.to(tl.int32)
+    blocks = (a.sizes.channels.to(tl.int32) + C.channels - 1) // C.channels
+    for block in range(first_block, tl.minimum(first_block + a.sizes.each.to(tl.int32), blocks)):
+        at, first = access.channels_of(s, block, a, C)
+        p, there = access.positions_from(a, begin, end, at, C)
+        dy, x = tiles.load_both(a, s, first, p, there, C)
+        centre = channels.about(a, at, C)
+        if C.forward:
+            found = tiles.sums_of_tile(dy, x, centre, there, C)
+        else:
+            terms = tiles.terms_of_tile(dy, x, centre, there, C)
+            if C.columns:
+                some = tiles.columns_of_terms(terms, channels.given_invstd(a, at, C), C)
+                columns = tiles.both(columns, some, C.wide)
+            found = tiles.sums_of_terms(tiles.weighted_terms(terms, weight, C), C)
+        found = tiles.along(found, 0, C.wide)
+        if C.keeps_sums:
+            channels.put_sums(a, part, at, centre, found, C)
+        if C.writes:
+            c = channels.finished(a, at, centre, found, C)
+            value = tiles.written_to_lines(dy, x, c, weight, bias, C)
+            tiles.store_dx(a, s, first, p, there, value, C)
+    if C.columns:
+        slots = tl.num_programs(0) // units
+        channels.put_columns(a, slot, slots, s, begin, tiles.along(columns, 1, C.wide), C)
 
 
 # Sums in the workspace
@@ -195,10 +242,13 @@ def outputs(a, C: tl.constexpr):
         k = (row + tl.arange(0, C.rows))[:, None]
         there = (k < rows) & at.there[None, :]
         here = access.Channels(k % sets, channel[None, :], group[None, :], there)
-        some = channels.centred(a, here, channels.load_sums(a, k // sets, here, C), C)
-        projection = kept(some.projection, C.wide)
-        r = channels.given_invstd(a, here, C)
-        term = masked(Pair(r.value * projection, r.error * projection), there)
+        some = channels.load_sums(a, k // sets, here, C)
+        term = some.projection
+        if not C.columns:
+            some = channels.centred(a, here, some, C)
+            projection = kept(some.projection, C.wide)
+            r = channels.given_invstd(a, here, C)
+            term = masked(Pair(r.value * projection, r.error * projection), there)
         scaled = added(scaled, sum_along(term, 0, C.wide), C.wide)
         found = tiles.both(found, tiles.along(some, 0, C.wide), C.wide)
     channels.write_gradients(a, at, found, scaled, C)

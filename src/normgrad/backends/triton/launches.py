@@ -28,6 +28,7 @@ from .config import (
     slot,
 )
 from .device import Device
+from .lines import Cut, Lines
 from .tiling import (
     LEAST,
     MOST_FAN,
@@ -150,6 +151,10 @@ class Builder:
         numbers = 5 * problem.sets.size * problem.channel.size
         self._reserve("coefficients", numbers * problem.arithmetic.itemsize)
 
+    def reserve_columns(self, slots: int, parameters: int) -> None:
+        """Room for sums over so many parts of the lines, of every parameter."""
+        self._reserve("columns", 2 * slots * parameters * self.problem.arithmetic.itemsize)
+
     # Launches
 
     def over_parts(
@@ -168,6 +173,14 @@ class Builder:
         each = max(1, min(tiles_of(self.problem, tile) // at_once, LEAST // read))
         self.over_parts("persistent", tile, 1, positions, each, **config)
 
+    def lines(self, cut: Cut, **config: Any) -> None:
+        """A program for each piece of some lines."""
+        problem, tile = self.problem, cut.tile
+        tasks = tiles_of(problem, tile) * cut.pieces
+        sizes = self._sizes(tile, cut.pieces, tile.positions, tasks, cut.each)
+        programs = problem.sets.size * cut.pieces * cut.slots
+        self._launch("lines", programs, tile, sizes, self.layout, **config)
+
     def finish(self, parts: int, **config: Any) -> None:
         """What follows from the sums of all parts, for each group."""
         problem = self.problem
@@ -178,13 +191,14 @@ class Builder:
         tile = Tile(1, 1, 1, groups)
         self._of_sums("finish", programs, tile, parts, parts, groups * fan, fan=fan, **config)
 
-    def outputs(self, parts: int, *, short: bool = False) -> None:
+    def outputs(self, parts: int, *, short: bool = False, columns: bool = False) -> None:
         """The gradients of group norm's parameters, of sums in the workspace."""
         width = min(SUM_CHANNELS, power_of_two(self.problem.channel.size))
         programs = ceil_div(self.problem.channel.size, width)
         sums = parts * self.problem.sets.size
         tile = Tile(1, width, width)
-        self._of_sums("outputs", programs, tile, parts, sums, width, short_sums=short)
+        config = {"short_sums": short, "columns": columns}
+        self._of_sums("outputs", programs, tile, parts, sums, width, **config)
 
     def gather(self) -> None:
         """The statistics of all ranks, combined."""
@@ -228,6 +242,7 @@ class Builder:
             channels=problem.channel.size,
             per_group=problem.per_group,
             groups=groups_of(problem),
+            sharing=problem.sharing if isinstance(problem, Lines) else 1,
             positions=problem.positions,
             step=tile.step,
             parts=parts,
@@ -257,6 +272,7 @@ class Builder:
             leading=tile.leading,
             adjacent=tile.adjacent,
             single=self.single,
+            sharing=problem.padded if isinstance(problem, Lines) else 0,
             groups=tile.groups,
             rank=len(layout.axes),
             long_positions=layout.long_positions,

@@ -7,17 +7,20 @@ very tensors that they are applied to, tensors are read in
 - *two passes* otherwise: the sums of all, then all is read again and written.
 
 What needs no sums, or nothing but sums, takes one pass in any case. No program waits for another.
+Group norm whose channels have few positions is read line by line: see lines.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...layout import Axis
 from ...problem import Problem, Role
 from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
+from .lines import Cut, Lines, cut_of, lines_of, reads_lines
 from .tiling import (
     LEAST,
     SHORT,
@@ -73,15 +76,18 @@ def build(problem: Problem, device: Device) -> Program:
     Raises:
         ValueError: more channels than kernels can count.
     """
+    input_is_grad_out = problem.input_is_grad_out
+    problem = problem.reading_one()
+    whole = problem
+    if reads_lines(whole):
+        problem = lines_of(whole)
+    layout = layout_of(problem)
     channels = problem.sets.size * problem.channel.size
     if channels >= SHORT:
         raise ValueError(
             f"input: {channels} channels of all samples that have statistics of their own; allowed "
             f"on a GPU: fewer than {SHORT}"
         )
-    input_is_grad_out = problem.input_is_grad_out
-    problem = problem.reading_one()
-    layout = layout_of(problem)
     invstd = VARIANCE if problem.invstd_is_variance else GIVEN
     builder = Builder(problem, device, layout, invstd=invstd)
     passes = ""
@@ -90,6 +96,8 @@ def build(problem: Problem, device: Device) -> Program:
             builder.gather()
     elif problem.is_empty:
         _nothing(builder)
+    elif isinstance(problem, Lines):
+        passes = _line_by_line(builder, problem, whole)
     else:
         passes = _fill(builder)
     launches = tuple(builder.launches)
@@ -129,10 +137,47 @@ def _fill(builder: Builder) -> str:
     return ""
 
 
-def _find_statistics(builder: Builder) -> None:
+def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
+    """The launches of group norm where channels have few positions; their passes over memory.
+
+    Args:
+        builder: of ``lines``.
+        lines, problem: the same, line by line and as it was, where channels have the parameters.
+    """
+    cut = cut_of(lines, builder.layout, builder.device)
+    if lines.missing_mean:
+        _find_statistics(builder, cut)
+    forward, writes = lines.forward, lines.result is not None
+    columns = lines.wants_parameters and not forward
+    if columns:
+        builder.reserve_columns(cut.slots, problem.channel.size)
+    passes = ""
+    if writes and cut.whole:
+        passes = "one pass"
+        builder.lines(cut, writes=True, outputs=forward, columns=columns)
+    elif writes:
+        passes = "two passes"
+        builder.reserve_sums(cut.pieces)
+        builder.reserve_coefficients()
+        builder.lines(cut, keeps_sums=True, columns=columns)
+        builder.finish(cut.pieces, coefficients=True, outputs=forward)
+        part = cut.tile.positions
+        builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True, reverse=True)
+    elif columns:
+        builder.lines(cut, columns=True)
+    if columns:
+        # What programs have added up stands in the place of samples' sums.
+        builder.problem = replace(problem, sets=Axis(1, (1, 1, 1)))
+        builder.work = builder.work._replace(sums=builder.work.columns)
+        builder.outputs(cut.slots, short=True, columns=True)
+    return passes
+
+
+def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
     """Leave in the workspace what gradients miss, and in float64 a mean to take moments about.
 
-    About a pilot the squares would lose what float64 data have to spare.
+    About a pilot the squares would lose what float64 data have to spare. Lines are read as they
+    are cut.
     """
     problem = builder.problem
     rounds = []
@@ -149,10 +194,15 @@ def _find_statistics(builder: Builder) -> None:
     if rounds:
         builder.reserve_statistics()
     for which in rounds:
-        tile = tile_of(builder.problem, builder.layout, builder.device)
-        parts, part = _parts(builder, tile)
-        builder.reserve_sums(parts)
-        builder.over_parts("sums", tile, parts, part)
+        if cut:
+            parts = cut.pieces
+            builder.reserve_sums(parts)
+            builder.lines(cut, keeps_sums=True)
+        else:
+            tile = tile_of(builder.problem, builder.layout, builder.device)
+            parts, part = _parts(builder, tile)
+            builder.reserve_sums(parts)
+            builder.over_parts("sums", tile, parts, part)
         builder.finish(parts, saves=which)
         if which != INVSTD:
             builder.about = SAVED

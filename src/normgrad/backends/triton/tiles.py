@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
+from . import access
 from .access import pointers, positions_from
 from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
 from .jit import helper
@@ -153,8 +154,8 @@ def moments_of_tile(x, about, there, C: tl.constexpr):
 
 
 @helper
-def sums_of_tile(dy, x, about, there, C: tl.constexpr):
-    """What is summed, of what each thread has of a tile, in float64."""
+def terms_of_tile(dy, x, about, there, C: tl.constexpr):
+    """What each element of a tile adds to sums, in the arithmetic's type."""
     if C.wide:
         xmu = two_sum(x, -about[None, :])
         if C.forward:
@@ -163,14 +164,29 @@ def sums_of_tile(dy, x, about, there, C: tl.constexpr):
         else:
             term = exact(dy)
             product = times(term, xmu, True)
-        return Sums(folded(term, True, C), folded(masked(product, there), True, C))
-    elif C.forward:
+        return Sums(term, masked(product, there))
+    else:
+        return Sums(exact(dy), exact(tl.where(there, dy * (x - about[None, :]), 0.0)))
+
+
+@helper
+def sums_of_terms(terms, C: tl.constexpr):
+    """Terms of a tile, added up over what each thread has of it, in float64."""
+    total = folded(terms.total, C.wide, C)
+    projection = folded(terms.projection, C.wide, C)
+    if C.wide:
+        return Sums(total, projection)
+    else:
+        return Sums(exact(total.value.to(tl.float64)), exact(projection.value.to(tl.float64)))
+
+
+@helper
+def sums_of_tile(dy, x, about, there, C: tl.constexpr):
+    """What is summed, of what each thread has of a tile, in float64."""
+    if C.forward & (not C.wide):
         return moments_of_tile(x, about, there, C)
     else:
-        product = tl.where(there, dy * (x - about[None, :]), 0.0)
-        total = folded(exact(dy), False, C).value
-        projection = folded(exact(product), False, C).value
-        return Sums(exact(total.to(tl.float64)), exact(projection.to(tl.float64)))
+        return sums_of_terms(terms_of_tile(dy, x, about, there, C), C)
 
 
 @helper
@@ -189,6 +205,53 @@ def written(dy, x, c, C: tl.constexpr):
         return c.scale[None, :] * tl.fma(c.gain[None, :], dy, -inner)
 
 
+# Lines, whose positions have the parameters
+
+
+@helper
+def parameters(a, s, start, C: tl.constexpr):
+    """The weights and biases of a tile's positions; the gradients have no bias."""
+    weight = access.read_along(a, s, start, access.WEIGHT, 1.0, C)
+    return weight, access.read_along(a, s, start, access.BIAS, 0.0, C)
+
+
+@helper
+def of_parameters(p, C: tl.constexpr):
+    """A number of each position, added up in float64 over those that share a parameter."""
+    S: tl.constexpr = C.sharing
+    R: tl.constexpr = C.positions // S
+    W: tl.constexpr = C.channels
+    value, error = p.value.to(tl.float64), p.error.to(tl.float64)
+    if S == 1:
+        return Pair(value, error)
+    else:
+        value, error = tl.reshape(value, [R, S, W]), tl.reshape(error, [R, S, W])
+        return sum_along(Pair(value, error), 1, C.wide)
+
+
+@helper
+def columns_of_terms(terms, r, C: tl.constexpr):
+    """What each line adds to the sums that are the parameters' gradients."""
+    total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
+    return Sums(total, times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide))
+
+
+@helper
+def weighted_terms(terms, weight, C: tl.constexpr):
+    """The terms of gradients as a line adds them up: multiplied by the weights."""
+    w = exact(weight)
+    return Sums(times(terms.total, w, C.wide), times(terms.projection, w, C.wide))
+
+
+@helper
+def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
+    """dx or y of a tile, from coefficients of each line and parameters of each position."""
+    if C.forward:
+        return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
+    else:
+        return written(weight * dy, x, c, C)
+
+
 # Parts
 
 
@@ -198,7 +261,7 @@ def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
     zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
     sums = Sums(exact(zero), exact(zero))
     for here in range(start, end, C.positions):
-        p, there = positions_from(here, end, at, C)
+        p, there = positions_from(a, here, end, at, C)
         dy, x = load_both(a, at.set, first, p, there, C)
         sums = both(sums, sums_of_tile(dy, x, about, there, C), C.wide)
         if C.writes:
@@ -210,10 +273,15 @@ def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
 def write_part(a, at, first, c, start, end, C: tl.constexpr):
     """Write dx or y at the positions of a part."""
     for here in range(start, end, C.positions):
-        p, there = positions_from(here, end, at, C)
+        p, there = positions_from(a, here, end, at, C)
         if C.constant:
             dy = load_dy(a, at.set, first, p, there, C)
             x = dy
         else:
             dy, x = load_both(a, at.set, first, p, there, C)
-        store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
+        if C.sharing > 0:
+            weight, bias = parameters(a, at.set, here, C)
+            value = written_to_lines(dy, x, c, weight, bias, C)
+        else:
+            value = written(dy, x, c, C)
+        store_dx(a, at.set, first, p, there, value, C)

@@ -197,7 +197,7 @@ def _piece(size: int, least: int, most: int) -> int:
     )
 
 
-def _width(problem: Problem, layout: Layout) -> int:
+def narrowest(problem: Problem, layout: Layout) -> int:
     """The bytes of the smallest vector that is read or written."""
     tensors = [layout.x]
     if not problem.forward:
@@ -207,7 +207,7 @@ def _width(problem: Problem, layout: Layout) -> int:
     return min(tensor.vector * ITEMSIZES[tensor.code] for tensor in tensors)
 
 
-def _by_threads(tile: Tile, layout: Layout) -> Tile:
+def by_threads(tile: Tile, layout: Layout) -> Tile:
     """A tile with what each of its threads has of the positions.
 
     As Triton hands out elements: vectors along what is contiguous, to threads along it, then
@@ -229,7 +229,7 @@ def _by_threads(tile: Tile, layout: Layout) -> Tile:
 def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
     """The tile of a program that goes through a tensor: smaller where few would be busy."""
     # Where less is read at once, each read has an address in registers of its own.
-    ahead = max(1, min(AHEAD, 2 * AHEAD * _width(problem, layout) // VECTOR))
+    ahead = max(1, min(AHEAD, 2 * AHEAD * narrowest(problem, layout) // VECTOR))
     while True:
         tile = _tile(problem, layout, device, ahead)
         programs = tiles_of(problem, tile) * ceil_div(problem.positions, tile.positions)
@@ -261,7 +261,7 @@ def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
         height = min(power_of_two(positions), most // width)
         each //= 2
     warps = max(1, min(device.threads, height * width // each) // 32)
-    return _by_threads(Tile(height, width, width, 1, warps), layout)
+    return by_threads(Tile(height, width, width, 1, warps), layout)
 
 
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
@@ -289,7 +289,7 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
         while True:
             threads = 32 * warps
             tile = Tile(positions, channels, step, groups, warps, vector=vector)
-            tile = _by_threads(tile, layout)
+            tile = by_threads(tile, layout)
             each = elements // (threads * tile.leading * tile.adjacent)
             if each <= most_each and pairs <= MOST_PAIRS * threads:
                 return tile

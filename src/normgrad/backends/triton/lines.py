@@ -1,0 +1,160 @@
+"""Group norm seen line by line: where a channel has few positions, sums of channels would be many.
+
+A *line* is what shares a statistic: a group's elements in one sample. In place of the channels
+stand the samples, in place of the positions a group's elements, and parameters belong to these.
+What is kept in memory is per line and, of some lines at once, per parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ... import dtypes
+from ...layout import Axis
+from ...problem import Problem, Role, Vector
+from .device import Device
+from .tiling import (
+    LEAST,
+    VECTOR,
+    Layout,
+    Tile,
+    by_threads,
+    ceil_div,
+    element_bytes,
+    groups_of,
+    itemsize,
+    narrowest,
+    power_of_two,
+)
+
+#: Positions of a channel up to which group norm is read line by line. For more of them, the sums of
+#: each sample's channels are few: a pair is an eighth of 16 elements of dy and x in halves.
+FEW = 16
+#: Lines whose sums for each parameter a program adds up before they go to memory. With 64 these,
+#: written and read again, are a twenty-fourth of dy, x and dx in halves, half of it in float32;
+#: with fewer there are as many programs as keep most of a GPU busy. Estimates: not measured.
+MOST_LINES, LEAST_LINES, PROGRAMS = 64, 8, 96
+#: Lines of which a program has the same piece, where it cannot have one whole: so many share what
+#: is read of the parameters. An estimate: not measured.
+LINES_OF_PIECE = 4
+#: Elements of a thread in float32 arithmetic: of x alone, and of dy and x with sums in float64 of
+#: each; a quarter of it in float64. Half of it where less than this many bytes are read at once,
+#: since each read has an address in registers of its own.
+EACH_OF_X, EACH_OF_BOTH, NARROW = 16, 8, 8
+#: Lines that these are of, whose coefficients take registers too; no more than half as many. With
+#: as many, one kernel of 40 put 8 bytes of a thread's elsewhere.
+LINES_EACH = 4
+
+
+@dataclass(frozen=True)
+class Lines(Problem):
+    """Group norm line by line: a group in the place of a set, its lines in that of channels.
+
+    Attributes:
+        sharing: how many elements of a line share a parameter; they follow each other.
+    """
+
+    sharing: int = 1
+
+    @property
+    def padded(self) -> int:
+        """How many positions of a tile they take: a power of two."""
+        return power_of_two(self.sharing)
+
+    @property
+    def positions(self) -> int:
+        """Elements of a line, as tiles count them."""
+        return super().positions // self.sharing * self.padded
+
+
+#: What belongs to a statistic, and is a line's.
+_STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
+
+
+def reads_lines(problem: Problem) -> bool:
+    """Whether a problem is read line by line; channels with statistics of their own are not."""
+    return problem.per_group > 1 and problem.positions <= FEW and not problem.is_empty
+
+
+def lines_of(problem: Problem) -> Lines:
+    """Group norm, line by line."""
+    per_group, channel = problem.per_group, problem.channel
+    axes = (Axis(per_group, channel.strides), *problem.outer)
+    if problem.positions > 1:
+        axes = (*axes, problem.inner)
+
+    def turned(role: Role, vector: Vector) -> Vector:
+        if role in _STATISTICS:
+            return Vector(vector.dtype, vector.set_stride, vector.stride)
+        return Vector(vector.dtype, vector.stride, per_group * vector.stride)
+
+    seen = {
+        "sets": Axis(groups_of(problem), tuple(per_group * step for step in channel.strides)),
+        "outer": axes[:-1],
+        "channel": problem.sets,
+        "inner": axes[-1],
+        "vectors": {role: turned(role, vector) for role, vector in problem.vectors.items()},
+        "per_group": 1,
+        "sharing": problem.positions,
+    }
+    return Lines(**{**vars(problem), **seen})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How lines are cut for programs: the same on every GPU whose programs hold as much.
+
+    Attributes:
+        tile: elements by lines.
+        pieces: tiles of a line.
+        each: tiles of lines that a program takes, one after the other.
+        slots: programs that have the same piece of different lines.
+        whole: whether a program has all of its lines in registers, and reads them once.
+    """
+
+    tile: Tile
+    pieces: int
+    each: int
+    slots: int
+    whole: bool
+
+
+def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
+    """Some whole lines at once to a program, where it can have them in registers; else pieces."""
+    each = EACH_OF_X if problem.forward else EACH_OF_BOTH
+    if problem.arithmetic is dtypes.float64:
+        each //= 4
+    if narrowest(problem, layout) < NARROW:
+        each //= 2
+    most = device.persistent * each // EACH_OF_X
+    lines, height = problem.channel.size, power_of_two(problem.positions)
+    whole = height <= most
+    if not whole:
+        most = 2 * device.threads * each
+        height = min(height, max(problem.padded, most // min(LINES_OF_PIECE, power_of_two(lines))))
+    pieces = ceil_div(problem.positions, height)
+    read = element_bytes(problem) * min(height, problem.positions)
+    wanted = ceil_div(lines * problem.sets.size * pieces, PROGRAMS)
+    least = max(ceil_div(LEAST_LINES, problem.sharing), ceil_div(LEAST, read))
+    part = min(lines, max(least, min(wanted, MOST_LINES)))
+    width = min(power_of_two(part), max(1, most // height))
+    tile = _tile(problem, layout, 2 * device.threads // 32, each, height, width)
+    taken = ceil_div(part, tile.step)
+    return Cut(tile, pieces, taken, ceil_div(ceil_div(lines, tile.step), taken), whole)
+
+
+def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:
+    """A tile of so many elements of so many lines, or of fewer, for so many warps at most."""
+    lines = each if layout.pattern == "tiles" else min(LINES_EACH, each // 2)
+    threads = height * width // min(each, VECTOR // itemsize(problem))
+    warps = min(most, max(1, threads // 32))
+    while True:
+        tile = by_threads(Tile(height, width, width, 1, warps), layout)
+        found = height * width // (32 * warps * tile.leading * tile.adjacent)
+        if found <= lines or (warps == most and width == 1):
+            return tile
+        # More threads, or else fewer lines.
+        if warps < most:
+            warps *= 2
+        else:
+            width //= 2
