@@ -14,7 +14,7 @@ import numpy as np
 
 from normgrad import dtypes, plans, precision
 from normgrad.backends import choice
-from normgrad.backends.cpu import program, steps
+from normgrad.backends.cpu import access, program, steps
 from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - for the tests, as what follows
@@ -122,6 +122,9 @@ def cut_finely() -> Iterator[None]:
         mock.patch.object(steps, "PART", 8),
         mock.patch.object(steps, "CHANNELS_PER_TASK", 2),
         mock.patch.object(steps, "ROWS_OF_PART", 1),
+        mock.patch.object(steps, "CONTIGUOUS", 8),
+        mock.patch.object(steps, "ROWS_IN_ORDER", 1),
+        mock.patch.object(access, "LONGEST_ROW", 64),
         mock.patch.object(program, "streams", return_value=True),
         mock.patch.object(program, "fetches_ahead", return_value=True),
         mock.patch.dict(plans._plans, clear=True),

@@ -24,7 +24,7 @@ PASSES = {
 }
 
 #: The kernels that go over dy and x, in tiles.
-OVER_TENSORS = ("sums", "write", "persistent")
+OVER_TENSORS = ("sums", "write", "persistent", "lines")
 
 A100 = Device("NVIDIA A100", (8, 0), 108)
 
@@ -156,6 +156,10 @@ def programs(device: Device, dtype: str) -> Iterator[tuple[str, program.Program]
             for name in CASES:
                 planned = arguments(name, shape, dtype, layout, groups=groups)
                 yield f"{name} {size} {layout}", program_of(name, device, **planned)
+    for shape, groups in (((4096, 768), 1), ((512, 192, 3), 8), ((64, 50264), 1)):
+        for name in ("group_norm_backward", "group_norm"):
+            made = program_of(name, device, **arguments(name, shape, dtype, groups=groups))
+            yield f"{name} {shape}", made
     for layout, x_layout in (("contiguous", "channels_last"), ("sliced", "sliced")):
         for name in ("batch_norm_backward", "group_norm_backward", "batch_norm_backward_elemt"):
             planned = arguments(name, (32, 64, 28, 28), dtype, layout, x_layout, groups=8)

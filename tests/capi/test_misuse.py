@@ -154,11 +154,11 @@ EXPECTED = {
         """,
     "workspaces": """
         a workspace is needed 1 | 0 |
-        null | 161001 | workspace: null; allowed: 767 bytes
-        size too small | 161002 | workspaceSize: 766; allowed: 767 or more
-        size 0 | 161002 | workspaceSize: 0; allowed: 767 or more
-        block too small | 161002 | workspace: 766 bytes; allowed: 767
-        rest of a block too small | 161002 | workspace: 766 bytes; allowed: 767
+        null | 161001 | workspace: null; allowed: 1151 bytes
+        size too small | 161002 | workspaceSize: 1150; allowed: 1151 or more
+        size 0 | 161002 | workspaceSize: 0; allowed: 1151 or more
+        block too small | 161002 | workspace: 1150 bytes; allowed: 1151
+        rest of a block too small | 161002 | workspace: 1150 bytes; allowed: 1151
         memory of the host | 161002 | workspace: no memory from aclrtMalloc
         a block of the host's | 161002 | workspace: no memory from aclrtMalloc
         made up | 161002 | workspace: no memory from aclrtMalloc
@@ -265,8 +265,8 @@ EXPECTED = {
         output that is read-only | 161002 | to write to, byte 4096 of 12288
         input gone since phase 1 | 161002 | to read from, byte 4096 of 12288
         output gone since phase 1 | 161002 | to write to, byte 0 of 12288
-        workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 767
-        workspace that is read-only | 161002 | to write to, byte 0 of 767
+        workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 895
+        workspace that is read-only | 161002 | to write to, byte 0 of 895
         """,
     # The statuses of infiniop have no messages in C; they are on stderr, in order.
     "infini_pointers": """
@@ -296,11 +296,11 @@ EXPECTED = {
         operator to made up | 3 | desc_ptr: no memory at 0x10 to write to, byte 0 of 8; allowed:
         workspace size to made up | 3 | size: no memory at 0x10 to write to, byte 0 of 8
         device type to made up | 3 | device_type: no memory at 0x10 to write to, byte 0 of 4
-        workspace made up | 3 | workspace: no memory at 0x10 to write to, byte 0 of 703
+        workspace made up | 3 | workspace: no memory at 0x10 to write to, byte 0 of 1151
         input with a hole | 3 | to read from, byte 4096 of 12288; allowed: memory that can be read
         input that cannot be read | 3 | to read from, byte 4096 of 12288
         output that is read-only | 3 | grad_input: no memory at 0x
-        workspace that is read-only | 3 | to write to, byte 0 of 703
+        workspace that is read-only | 3 | to write to, byte 0 of 1151
         """,
     "infini": """
         count to null | 3 | infinirtGetDeviceCount: count: null
@@ -339,9 +339,9 @@ EXPECTED = {
         input made up | 3 | input: no memory at 0x10
         input past its block | 3 | input: 95 bytes; allowed: 96
         strides past all memory | 3 | grad_weight: no memory at 0x
-        workspace null | 3 | workspace: null; allowed: 703 bytes
-        workspace said to be small | 13 | workspace: 702 bytes of 703
-        workspace block too small | 13 | workspace: 703 bytes of 702
+        workspace null | 3 | workspace: null; allowed: 1151 bytes
+        workspace said to be small | 13 | workspace: 1150 bytes of 1151
+        workspace block too small | 13 | workspace: 1151 bytes of 1150
         operator null | 3 | desc: null
         operator made up | 3 | desc: 0x
         operator is a descriptor | 3 | desc: an infiniopTensorDescriptor_t
@@ -352,10 +352,10 @@ EXPECTED = {
         free null | 0 |
         free the stack | 3 | is in no block
         free device memory as the host's | 3 | ptr: memory from infinirtMalloc
-        copy past the end | 3 | dst: 703 bytes; allowed: 702
+        copy past the end | 3 | dst: 1151 bytes; allowed: 1150
         copy from null | 3 | src: null
         copy of no kind | 3 | kind: 9
-        set past the end | 3 | ptr: 703 bytes; allowed: 702
+        set past the end | 3 | ptr: 1151 bytes; allowed: 1150
         malloc of too much | 1 | size: 18446744073709551615 bytes
         malloc to null | 3 | p_ptr: null
         destroy operator | 0 |

@@ -25,7 +25,7 @@ def test_without_a_folder_it_says_so(cli, monkeypatch):
 def test_everything_is_every_kernel_a_program_can_name():
     names = [name for name, _ in runtime.everything()]
     assert len(names) == len(set(names))
-    # Rows and columns of four dtypes, tiles of two arithmetics, each with five operations; what
-    # copies tiles for seven pairs of dtypes; two drivers and a team, and the channels of two
-    # arithmetics, backward and forward.
-    assert len(names) == 5 * (4 + 4 + 2) + 7 + 3 + 2 * 2
+    # Rows have six operations and three along them, columns seven, for four dtypes, and moments of
+    # half data; what moves tiles for nine pairs of dtypes; two drivers, a team, tasks, those in
+    # tiles, and five units of arithmetic.
+    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 9 + 5 + 5

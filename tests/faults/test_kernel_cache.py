@@ -8,8 +8,7 @@ import subprocess
 import numba
 import pytest
 
-from normgrad.backends.cpu import disk
-from normgrad.backends.cpu import kernel as kernel_module
+from normgrad.backends.cpu import disk, runtime
 
 from .conftest import TIMEOUT, command, environment, python
 
@@ -68,8 +67,7 @@ def test_kernels_of_another_numba(monkeypatch):
 def test_every_signature_has_a_file_of_its_own(tmp_path, monkeypatch):
     files = disk._Files(str(tmp_path), "kernel")
     keys = [
-        (kernel_module.signature("rows", "sums", code), ("x86", "znver4", "+avx"), ("hash",))
-        for code in range(4)
+        (runtime.signature("sums", code), ("x86", "znver4", "+avx"), ("hash",)) for code in range(4)
     ]
     for key in keys:
         files.save(key, str(key))

@@ -22,7 +22,6 @@ from support import OPERATORS, bits, cut_finely, make, run
 import normgrad as ng
 from normgrad import dtypes, plans
 from normgrad.backends.cpu import disk, runtime
-from normgrad.backends.cpu import kernel as kernel_module
 
 X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
@@ -30,9 +29,9 @@ CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
 
 def assembly(pattern: str, operation: str, code: int) -> str:
     """A kernel's machine code; compiled anew, as a cached one shows none."""
-    signature = kernel_module.signature(pattern, operation, code)
+    signature = runtime.signature(operation, code)
     function = CFunc(
-        kernel_module.kernel_of(operation),
+        runtime.kernel_of(pattern, operation),
         (signature.args, signature.return_type),
         locals={},
         options={"error_model": "numpy", "nopython": True},
@@ -275,11 +274,12 @@ def test_kernels_are_kept_and_found_again(monkeypatch):
     case = make("train", (3, 4, 5))
     case.call()
     kernel = runtime.compiled_kernel("rows", "sums", 0)
-    again = runtime._compiled(kernel_module.add_sums, kernel_module.signature("rows", "sums", 0))
+    function = runtime.kernel_of("rows", "sums")
+    again = runtime._compiled(function, runtime.signature("sums", 0))
     assert again.cache_hits == 1
     assert again.address != 0
     # ... until a source changes.
-    kept = disk.KernelCache(kernel_module.add_sums)
+    kept = disk.KernelCache(function)
     where = kernel._sig, kernel._targetdescr.target_context
     assert kept.load_overload(*where) is not None
     monkeypatch.setattr(disk, "sources", lambda: "changed")
@@ -306,7 +306,7 @@ def test_cutting_into_parts_follows_the_shape_alone():
                 "batch_norm_backward", training=True,
                 **dict.fromkeys(("grad_out", "input"), ng.TensorSpec((8, 3, 224, 224), "float32")),
             )  # fmt: skip
-            assert max(step.parts for step in plan._program.steps) == 64 // 3 + 1
+            assert max(step.parts for step in plan._program.steps) == 19  # of three rows each
         finally:
             ng.set_num_threads(None)
     with cut_finely():

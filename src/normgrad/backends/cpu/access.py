@@ -1,57 +1,78 @@
-"""How tensors are read: which axis is contiguous in all of them, and how a row is made of it."""
+"""How tensors are read: which axis is contiguous, how a row is made of it, what is moved first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd
 
+from ...dtypes import DType
 from ...layout import Axis
-from ...problem import Problem
-
-#: A few tasks, for a few cores.
-FEW_PARTS = 4
-#: The bytes of dy and x that a task of group norm's columns takes at once: in a core's cache they
-#: are read from memory once rather than twice. Channels-last, float32 (32, 64, 56, 56) in 8 groups
-#: took 0.69 of the time, bfloat16 (16, 256, 32, 32) 0.76; with 1 or 4 MiB fewer cases gained. Batch
-#: norm's channels, cut out of rows that all the batch has, gained nothing. And enough tasks.
-SAMPLE, SAMPLE_TASKS = 2 << 20, 16
-
-
-@dataclass(frozen=True)
-class Access:
-    """How tensors are read: the pattern, and how a row is made (see block.py).
-
-    ``channel_block``: how many channels a task takes with all their positions; 0 for parts of them.
-    """
-
-    pattern: str
-    run: int = 1
-    repeat: int = 1
-    chunk: int = 1
-    channel_block: int = 0
-
+from ...machine import Machine
+from ...memory import LINE
+from ...problem import Problem, Role
 
 #: The longest row of columns, and how many rows are summed before they are folded; columns.py says
 #: why.
 SPAN, ROWS = 1024, 16
 #: Rows of columns whose dx is written together.
 DX_ROWS = 4
-#: Channels of a tile; a task has whole tiles, since its channels share cache lines.
+#: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 64
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
-#: Channels shorter than this are read as columns, several to a row, if they follow each other. As
-#: rows, training batch norm took (2 cores) float32 (256, 512, 4, 4) 1.4 times as long, (32, 2048,
-#: 7, 7) 1.3, (16, 64, 14, 14) 0.95, (8, 64, 16, 16) 0.6.
-COLUMN_RUN = 128
-#: From so many bytes on, channels shorter than SHORT are: a channel's rows in the images of a batch
-#: are so far apart that processors do not foresee them. elemt on bfloat16 (32, 1024, 14, 14) took
-#: 2.5 times as long as rows. It is the same on every machine, since sums follow from it.
-FAR_APART = 8 << 20
-#: Other rows shorter than this are taken several at a time, for the start of a loop to pay.
-SHORT = 512
+#: Channels shorter than this are read as columns, several to a row, if they follow each other.
+COLUMN_RUN = 32
+#: Longer rows are cut into shorter ones, for tasks to take some of them.
+LONGEST_ROW = 1 << 13
 #: Rows shorter than this are not written past the caches: their ends are parts of lines.
 STREAMED_ROW = 128
+
+
+#: What the names of operations end in whose weight and bias are those of a row's elements.
+ALONG = " along"
+
+
+@dataclass(frozen=True)
+class Access:
+    """How tensors are read.
+
+    Attributes:
+        problem: the problem, in the axes that this way wants.
+        dtype: of what kernels see.
+        columns: the channels of a position are contiguous, rather than a channel's elements.
+        along: rows are groups of their own, and their elements parameters'.
+        rows: the axis of rows.
+        run, last_run: elements of a channel in a row, and in the last of the rows.
+        run_strides: how far they are apart in (grad_out, input, result).
+        repeat: positions to a row of columns.
+        chunk: channels to a row of columns.
+        moved: which of the tensors are moved to tiles first.
+    """
+
+    problem: Problem
+    dtype: DType
+    columns: bool
+    rows: Axis
+    run: int
+    run_strides: tuple[int, ...] = (1, 1, 1)
+    last_run: int = 0
+    along: bool = False
+    repeat: int = 1
+    chunk: int = 1
+    moved: tuple[bool, ...] = (False, False, False)
+
+    @property
+    def positions(self) -> int:
+        """How many rows there are, of all outer indices."""
+        count = self.rows.size
+        for axis in self.problem.outer:
+            count *= axis.size
+        return count
+
+    @property
+    def pattern(self) -> str:
+        """Which kernels it takes."""
+        return "columns" if self.columns else "rows"
 
 
 def _aligned(unit: int, most: int) -> int:
@@ -79,62 +100,114 @@ def bytes_of(problem: Problem) -> int:
     return problem.sets.size * problem.channel.size * problem.positions * itemsize
 
 
-def _channels_at_once(problem: Problem) -> int:
-    """How many channels of columns a task takes with all their positions; 0 where it takes parts.
+def _used(problem: Problem) -> tuple[int, ...]:
+    """Which of (grad_out, input, result) there are."""
+    return (0, 1, 2) if problem.result is not None else (0, 1)
 
-    Whole groups of one sample, and whole cache lines.
+
+def _rows_as_groups(problem: Problem) -> Problem:
+    """Rows that are groups of their own, as channels; groups of one row become sets.
+
+    For group norm where a channel has one position, so that there are as many sums of channels as
+    elements: rather than those of each channel, sums are taken along a row.
     """
-    sets, channels = problem.sets.size, problem.channel.size
-    itemsize = read_bytes(problem)
-    step = problem.per_group * LANES // gcd(problem.per_group, LANES)
-    most = SAMPLE // max(1, problem.positions * itemsize) // step * step
-    shared_out = -(-channels * sets // SAMPLE_TASKS)
-    block = min(most, -(-max(shared_out, 2 * LANES) // step) * step, channels)
-    tasks = sets * -(-channels // max(1, block))
-    return block if sets > 1 and block > 0 and tasks >= FEW_PARTS else 0
+
+    def turned(axis: Axis, factor: int, size: int) -> Axis:
+        return Axis(size, tuple(factor * stride for stride in axis.strides))
+
+    vectors = dict(problem.vectors)
+    for role in (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD):
+        if role in vectors:
+            vector = vectors[role]
+            vectors[role] = replace(vector, stride=vector.set_stride, set_stride=vector.stride)
+    per_group = problem.per_group
+    return replace(
+        problem,
+        sets=turned(problem.channel, per_group, problem.channel.size // per_group),
+        channel=problem.sets,
+        inner=turned(problem.channel, 1, per_group),
+        vectors=vectors,
+        per_group=1,
+    )
 
 
-def access_of(problem: Problem) -> tuple[Access, Problem]:
-    """Which axis is contiguous in every tensor that is used, and how to go along it.
+def _cut(problem: Problem, strides: tuple[int, ...]) -> tuple[Axis, int, int, Problem]:
+    """The axis of rows, a row's length and the last one's, and what is left of the problem."""
+    size = problem.inner.size
+    if size <= LONGEST_ROW:
+        if not problem.outer:
+            return Axis(1, (0, 0, 0)), size, size, problem
+        return problem.outer[-1], size, size, replace(problem, outer=problem.outer[:-1])
+    unit = 2 * LANES
+    pieces = -(-size // LONGEST_ROW)
+    run = -(-size // (pieces * unit)) * unit
+    count = -(-size // run)
+    rows = Axis(count, tuple(run * stride for stride in strides))
+    return rows, run, size - (count - 1) * run, problem
 
-    Also the problem in the axes that this way wants: columns of short channels go along the next
-    axis out, and take the one within the channel into the row.
-    """
-    used = (0, 1, 2) if problem.result is not None else (0, 1)
-    data = {problem.grad_out, problem.input, problem.result or problem.input}
+
+def access_of(problem: Problem) -> Access:
+    """How a problem's tensors are read: as most of them can be without being moved."""
+    if problem.is_empty or problem.gathers:
+        return Access(problem, problem.arithmetic, False, Axis(1, (0, 0, 0)), 1)
+    used = _used(problem)
+    data = (problem.grad_out, problem.input, problem.result or problem.input)
+    dtypes = {data[tensor] for tensor in used}
+    dtype = dtypes.pop() if len(dtypes) == 1 else problem.arithmetic
+    along = problem.per_group > 1 and problem.positions == 1
+    if along:
+        problem = _rows_as_groups(problem)
     channel, inner = problem.channel, problem.inner
 
+    def direct(axis: Axis) -> tuple[bool, ...]:
+        return tuple(
+            tensor not in used or (data[tensor] == dtype and axis.strides[tensor] == 1)
+            for tensor in range(3)
+        )
+
     def all_strides(axis: Axis, stride: int) -> bool:
-        return all(axis.strides[i] == stride for i in used)
+        return all(axis.strides[tensor] == stride for tensor in used)
 
-    tiles = Access("tiles", chunk=min(channel.size, TILE_CHANNELS))
-    if len(data) > 1:
-        return tiles, problem
-    if all_strides(inner, 1) and inner.size > 1:
-        longest = COLUMN_RUN if bytes_of(problem) < FAR_APART else SHORT
-        if inner.size < longest and all_strides(channel, inner.size) and problem.outer:
-            chunk = _aligned(inner.size, problem.channel.size)
-            *outer, rows = problem.outer
-            access = Access("columns", run=inner.size, chunk=chunk)
-            return access, replace(problem, outer=tuple(outer), inner=rows)
-        if inner.size < SHORT and problem.outer:
-            *outer, rows = problem.outer
-            return Access("rows", run=inner.size), replace(problem, outer=tuple(outer), inner=rows)
-        return Access("rows"), problem
-    if all_strides(channel, 1) or channel.size == 1:
-        block = _channels_at_once(problem)
-        repeat, chunk = 1, min(block or channel.size, SPAN)
-        if (
-            0 < channel.size * 2 <= SPAN
-            and all_strides(inner, channel.size)
-            and block in (0, channel.size)
-        ):
+    one = Axis(1, (1, 1, 1))
+    in_rows = direct(inner if inner.size > 1 else one if channel.size == 1 else inner)
+    in_columns = direct(channel if channel.size > 1 else one)
+    if inner.size == 1 and channel.size > 1:
+        in_rows = (False, False, False)
+    short = (
+        all(in_rows)
+        and not along
+        and inner.size < COLUMN_RUN
+        and all_strides(channel, inner.size)
+        and problem.outer
+    )
+    if short:
+        *outer, rows = problem.outer
+        chunk = _aligned(inner.size, channel.size)
+        problem = replace(problem, outer=tuple(outer))
+        return Access(problem, dtype, True, rows, inner.size, last_run=inner.size, chunk=chunk)
+    columns = not along and (
+        sum(in_columns) > sum(in_rows)
+        or (sum(in_columns) == sum(in_rows) and channel.size >= LANES > inner.size)
+    )
+    if columns:
+        repeat, chunk = 1, min(channel.size, SPAN)
+        if channel.size * 2 <= SPAN and all(in_columns) and all_strides(inner, channel.size):
             repeat = max(1, _aligned(channel.size, inner.size))
-        return Access("columns", repeat=repeat, chunk=chunk, channel_block=block), problem
-    return tiles, problem
+        return Access(
+            problem, dtype, True, inner, 1, last_run=1, repeat=repeat, chunk=chunk,
+            moved=tuple(not found for found in in_columns),
+        )  # fmt: skip
+    if along:
+        rows, run, last_run = one, inner.size, inner.size
+    else:
+        rows, run, last_run, problem = _cut(problem, inner.strides)
+    return Access(
+        problem, dtype, False, rows, run, inner.strides, last_run, along,
+        moved=tuple(not found for found in in_rows),
+    )  # fmt: skip
 
 
-def streams(problem: Problem, access: Access, large: bool) -> bool:
+def streams(access: Access, size: int, machine: Machine) -> bool:
     """Whether dx is written past the caches: where it would not stay in them anyway.
 
     A store through the caches reads the line first. Past them, training batch norm took (2 cores,
@@ -143,17 +216,19 @@ def streams(problem: Problem, access: Access, large: bool) -> bool:
     is done between the calls: float32 (256, 512, 4, 4) 0.77, (8, 3, 224, 224) 0.73; bfloat16 0.82
     and 0.85, but 1.09 in a loop that does nothing else.
     """
-    row = access.run if access.run > 1 else problem.inner.size
-    if access.pattern == "rows" and row < STREAMED_ROW:
+    if access.problem.result is None:
         return False
-    return problem.result is not None and large
+    if access.columns:
+        return size > machine.cache // 4
+    whole = access.run * access.problem.result.itemsize % LINE == 0
+    return access.run >= STREAMED_ROW and size > machine.cache * (0.5 if whole else 2)
 
 
 #: How much of a channel's next row is asked for: more would not stay in the nearest cache.
 FETCHED = 1024
 
 
-def fetches_ahead(access: Access, large: bool) -> bool:
+def fetches_ahead(access: Access, size: int, machine: Machine) -> bool:
     """Whether sums ask for the next rows ahead of time.
 
     Of rows it is a channel's next one, in another image. With it, batch_norm_stats took (1 core,
@@ -167,4 +242,6 @@ def fetches_ahead(access: Access, large: bool) -> bool:
     all, 1.0. Rows of channels that go along the batch are far apart, and asking for them took
     longer: float32 (32, 1024, 14, 14) 1.3 of the time.
     """
-    return large and access.run == 1 and access.pattern != "tiles"
+    if access.columns:
+        return access.run == 1 and size > machine.l2 // 2
+    return size > machine.cache // 2

@@ -1,8 +1,9 @@
 """The fields of a parameter block: how a plan tells the kernels what to do.
 
 A block is an array of int64: addresses first (they change with every call), then everything that
-follows from the specs. A step is a few fields more. Kernels read both by the indices below; nothing
-else crosses from Python into a kernel.
+follows from the specs. A step is a few fields more. Kernels read a job, which is what one of them
+does with a piece of the tensors. All is read by the indices below; nothing else crosses from Python
+into a kernel.
 """
 
 from __future__ import annotations
@@ -46,54 +47,91 @@ SET_STRIDE, STRIDE, CODE = 0, 1, 2
 VECTOR_FIELDS = 3
 VECTORS = _block(VECTOR_FIELDS * len(problem.VECTORS))
 
-# The data tensors as (set, outer axes, channel, inner); strides for dy, x, dx.
+# The data tensors as (set, outer axes, row, channel, element of a row); strides for dy, x, dx. The
+# last of the rows is shorter where an axis was cut into them. Positions are rows, of all outer
+# indices.
 OUTER_MAX = 6
 SETS, SET_STRIDES = _block(), _block(3)
 CHANNELS, CHANNEL_STRIDES = _block(), _block(3)
-INNER, INNER_STRIDES = _block(), _block(3)
+ROWS, ROW_STRIDES = _block(), _block(3)
+RUN, LAST_RUN, RUN_STRIDES = _block(), _block(), _block(3)
 OUTER_RANK, OUTER_SIZES, OUTER_STRIDES = _block(), _block(OUTER_MAX), _block(3 * OUTER_MAX)
 POSITIONS = _block()
 
-# What the coefficients of dx come from: sums over channels, constants, given sums, or sums over
-# groups.
-TRAIN, EVAL, ELEMT, GROUP = range(4)
-# That, and the scalars. EPS, DIVISOR and MOMENTUM, the weight of new statistics in running ones,
-# hold the bits of a float64.
-RULE, EPS, DIVISOR, MOMENTUM = _block(), _block(), _block(), _block()
-PER_GROUP, INVSTD_IS_VARIANCE = _block(), _block()
+# The facts of a problem and its scalars. EPS, DIVISOR and MOMENTUM, the weight of new statistics in
+# running ones, hold the bits of a float64. SINGLE: arithmetic is float32.
+FORWARD, GIVEN_SUMS = _block(), _block()
+EPS, DIVISOR, MOMENTUM = _block(), _block(), _block()
+PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block(), _block(), _block()
 # Whether the mean and 1/std come from x, and the code of x's dtype.
 MISSING_MEAN, MISSING_INVSTD, X_CODE = _block(), _block(), _block()
 COUNT_MAX = 8
 COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
-# Where things stand in the workspace, in bytes. Arrays over (set, channel): the mean and the four
-# coefficients of dx = scale * (gain * dy - (shift + slope * (x - mean))) in the arithmetic's type;
-# what rounding has left of a computed mean, invstd and its error, and weight in float64; sums over
-# (part, set, channel), each as a float64 and its error.
-W_MEAN, W_GAIN, W_SHIFT, W_SLOPE, W_SCALE = _block(), _block(), _block(), _block(), _block()
-W_MEAN_REST, W_INVSTD, W_INVSTD_ERROR, W_WEIGHT = _block(), _block(), _block(), _block()
-W_SUM_DY, W_SUM_DY_ERROR = _block(), _block()
-W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR = _block(), _block()
+# How much is in the workspace at once: a bank has the statistics and coefficients of one set at a
+# time, and BANK_SETS sets take turns in it. Sums come in parts.
+BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
+# Where things stand in the workspace, in bytes; all are float64 but weight and bias. Of each group
+# of channels in a bank: the mean as the arithmetic's type holds it, and what that leaves of a mean
+# that was found; invstd and its error; slope and scale of dx = scale * (gain * dy - (shift +
+# slope * (x - mean))). Of each channel: gain and shift.
+W_MEAN, W_MEAN_REST, W_INVSTD, W_INVSTD_ERROR = _block(), _block(), _block(), _block()
+W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
+# Of each part, bank and channel: sums, each followed by the array of their errors.
+W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR = (
+    _block(), _block(), _block(), _block()
+)  # fmt: skip
+# Of each slot and parameter: what grad_bias and grad_weight are sums of.
+W_BIASES, W_BIAS_ERRORS, W_WEIGHTS, W_WEIGHT_ERRORS = _block(), _block(), _block(), _block()
+SLOTS, PARAMETERS = _block(), _block()
 W_COUNT = _block()
-# How many parts each channel's sums come in.
-SLOTS = _block()
-# The item sizes of dy, x and dx, and the addresses of what copies their tiles.
-DATA_SIZES, MOVERS = _block(3), _block(3)
-# How rows are made. In columns: RUN elements of each channel, of CHUNK channels at a time, and
-# REPEAT times over, for as many positions. In short rows: RUN elements, and a position is a row.
-RUN, REPEAT, CHUNK = _block(), _block(), _block()
-# Whether dx is written past the caches, and what columns read next fetched ahead.
-STREAM, AHEAD = _block(), _block()
+# Where a row's elements are parameters' (ALONG), weight and bias in the arithmetic's type.
+ALONG, W_WEIGHT, W_BIAS = _block(), _block(), _block()
+
+# Whether rows or columns are summed; the tensors that are moved to tiles first, by bit; item sizes
+# of the tensors, and the addresses of what moves them and what calls it.
+COLUMNS, MOVED = _block(), _block()
+DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
+# In columns, as many positions follow each other in a row; whether dx is written past the caches,
+# and what is read next fetched ahead.
+REPEAT, STREAM, AHEAD = _block(), _block(), _block()
 BLOCK_FIELDS = _block.end
 
 _step = _Fields()
-# A step: the kernels' addresses, how many tasks, and how a task's number gives its tile.
-# THREADS is 0 where one thread does all tasks.
-SUMS_KERNEL, CHANNEL_KERNEL, DX_KERNEL = _step(), _step(), _step()
-TASKS, FLAGS, CHANNEL_BLOCK, PARTS, PART_SIZE = _step(), _step(), _step(), _step(), _step()
+# A step: how many tasks, and how a task's number gives its tile: some sets, some of the channels
+# (BLOCK of ALL), a part of the positions. A task takes AT_ONCE channels at once, and a kernel
+# PIECE_CHANNELS of them and PIECE_ROWS rows. THREADS is 0 where one thread does all tasks.
+TASKS, SETS_PER_TASK, ALL_CHANNELS, CHANNEL_BLOCK = _step(), _step(), _step(), _step()
+PARTS, PART_SIZE = _step(), _step()
+AT_ONCE, PIECE_CHANNELS, PIECE_ROWS = _step(), _step(), _step()
 THREADS = _step()
+# What is done, in this order: arithmetic (flags) before the sums; what sums, writes, and sums
+# parameters along the rows (addresses, or 0), with arithmetic after the sums; and arithmetic when
+# all of a task's sets are done. And which of the data tensors the kernels go through, by bit.
+RUN_TASKS, ARITHMETIC, COEFFICIENTS = _step(), _step(), _step()
+BEFORE, SUMS_KERNEL, AFTER, WRITE_KERNEL, PARAMETER_KERNEL, LAST = (
+    _step(), _step(), _step(), _step(), _step(), _step()
+)  # fmt: skip
+SUMS_USES, WRITE_USES = _step(), _step()
+USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
+
+_job = _Fields()
+# A job: what a kernel does with a piece of the tensors, whose addresses are its other arguments.
+# J_CHANNEL is the number of the first channel; the addresses are those of the arrays above for
+# channel and group 0.
+J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = (
+    _job(), _job(), _job(), _job(), _job(), _job()
+)  # fmt: skip
+J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
+J_MEAN, J_SLOPE, J_SCALE, J_GAIN, J_SHIFT = _job(), _job(), _job(), _job(), _job()
+J_SUMS = _job(4)
+J_STREAM, J_AHEAD = _job(), _job()
+# Weight and bias along the rows; and for the sums of parameters which group the first row is, and
+# the address of invstd.
+J_WEIGHT, J_BIAS, J_FIRST_ROW, J_INVSTD = _job(), _job(), _job(), _job()
+JOB_FIELDS = _job.end
 
 _team = _Fields()
 # What OpenMP's threads are told: its functions' addresses, what each thread does, and on what.
@@ -101,14 +139,9 @@ PARALLEL, THREAD_NUMBER, THREAD_COUNT, TEAM = _team(), _team(), _team(), _team()
 TEAM_BLOCK, TEAM_STEP = _team(), _team()
 TEAM_FIELDS = _team.end
 
-# What a step does with its tile, in this order.
-DO_COUNT, DO_PREPARE, DO_MOMENTS, DO_SUMS, DO_COMBINE = 1, 2, 4, 8, 16
-DO_MEAN, DO_CENTRE, DO_OUTPUTS, DO_COEFFICIENTS, DO_APPLY, DO_SCALE = 32, 64, 128, 256, 512, 1024
-DO_STATISTICS, DO_GATHER, DO_NORMALISE = 2048, 4096, 8192
-# What the channel kernel does before a tile's sums and after them.
-BEFORE = DO_COUNT | DO_PREPARE
-AFTER = DO_COMBINE | DO_MEAN | DO_CENTRE | DO_STATISTICS | DO_GATHER | DO_OUTPUTS | DO_COEFFICIENTS
-WRITES = DO_APPLY | DO_SCALE | DO_NORMALISE
+# What arithmetic there is, in the order in which it is done.
+DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32
+DO_CENTRE, DO_COEFFICIENTS, DO_PARAMETERS, DO_OUTPUTS, DO_GATHER = 64, 128, 256, 512, 1024
 
 # The alias check's table (see guard.py): a row for each address of a call, those of a block and
 # those of inputs that take no part in it; the first byte and one past the last, from the address

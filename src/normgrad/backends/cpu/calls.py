@@ -14,30 +14,27 @@ from .conversions import I32, I64
 
 
 @intrinsic
-def call_kernel(
-    typingctx: Any, kernel: Any, block: Any, s: Any, c0: Any, channels: Any, first: Any, last: Any,
-    part: Any,
-) -> Any:  # fmt: skip
-    """Call the kernel at an address: void(pattern, dy, x, dx, block, s, c0, …).
+def call_kernel(typingctx: Any, kernel: Any, dy: Any, x: Any, dx: Any, job: Any) -> Any:
+    """Call the kernel at an address: void(operation, dy, x, dx, job).
 
-    The first three words of the block are the addresses of dy, x and dx; the pattern is only a
-    type, its value nothing.
+    The operation is only a type, its value nothing.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kernel, block, *numbers = args
+        kernel, *data, job = args
         pointer = ir.IntType(8).as_pointer()
-        function = ir.FunctionType(ir.VoidType(), [pointer] * 5 + [I64] * 6)
-        data = [
-            builder.inttoptr(builder.load(builder.gep(block, [I64(i)])), pointer) for i in range(3)
-        ]
+        function = ir.FunctionType(ir.VoidType(), [pointer] * 5)
         builder.call(
             builder.inttoptr(kernel, function.as_pointer()),
-            [ir.Constant(pointer, None), *data, builder.bitcast(block, pointer), *numbers],
+            [
+                ir.Constant(pointer, None),
+                *[builder.inttoptr(address, pointer) for address in data],
+                builder.bitcast(job, pointer),
+            ],
         )
         return context.get_dummy_value()
 
-    return types.void(types.int64, block, *[types.int64] * 6), codegen
+    return types.void(*[types.int64] * 4, job), codegen
 
 
 @intrinsic
@@ -82,43 +79,91 @@ def call_parallel(typingctx: Any, function: Any, team: Any, words: Any, threads:
     return types.void(*[types.int64] * 4), codegen
 
 
-@intrinsic
-def call_channels(
-    typingctx: Any, kernel: Any, block: Any, flags: Any, s: Any, c0: Any, c1: Any
-) -> Any:
-    """Call the channel kernel at an address: void(real, block, flags, s, c0, c1).
-
-    Like the pattern, real is only a type.
-    """
+def _calling(block: Any, numbers: int) -> Any:
+    """A call of void(block, …numbers) at an address: its type, and how it is compiled."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kernel, block, *numbers = args
+        function, block, *rest = args
         pointer = ir.IntType(8).as_pointer()
-        function = ir.FunctionType(ir.VoidType(), [pointer] * 2 + [I64] * 4)
+        kind = ir.FunctionType(ir.VoidType(), [pointer] + [I64] * numbers)
         builder.call(
-            builder.inttoptr(kernel, function.as_pointer()),
-            [ir.Constant(pointer, None), builder.bitcast(block, pointer), *numbers],
+            builder.inttoptr(function, kind.as_pointer()),
+            [builder.bitcast(block, pointer), *rest],
         )
         return context.get_dummy_value()
 
-    return types.void(types.int64, block, *[types.int64] * 4), codegen
+    return types.void(types.int64, block, *[types.int64] * numbers), codegen
+
+
+@intrinsic
+def call_arithmetic(
+    typingctx: Any, function: Any, block: Any, flags: Any, s: Any, bank: Any, c0: Any, c1: Any
+) -> Any:
+    """Call the arithmetic of channels at an address: void(block, flags, s, bank, c0, c1)."""
+    return _calling(block, 5)
+
+
+@intrinsic
+def call_coefficients(
+    typingctx: Any, function: Any, block: Any, s: Any, bank: Any, c0: Any, c1: Any
+) -> Any:
+    """Call what makes coefficients at an address: void(block, s, bank, c0, c1)."""
+    return _calling(block, 4)
+
+
+@intrinsic
+def call_tiles(
+    typingctx: Any, function: Any, block: Any, kernel: Any, uses: Any, job: Any, s: Any, c: Any,
+    channels: Any, position: Any, rows: Any, run: Any, parameters: Any,
+) -> Any:  # fmt: skip
+    """Call what moves tensors to tiles at an address: void(block, kernel, uses, job, …)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function, block, kernel, uses, job, *rest = args
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, I64, I64, pointer] + [I64] * 7)
+        block, job = builder.bitcast(block, pointer), builder.bitcast(job, pointer)
+        builder.call(
+            builder.inttoptr(function, kind.as_pointer()), [block, kernel, uses, job, *rest]
+        )
+        return context.get_dummy_value()
+
+    numbers = types.int64
+    return types.void(numbers, block, numbers, numbers, job, *[numbers] * 7), codegen
 
 
 @intrinsic
 def call_mover(
-    typingctx: Any, mover: Any, address: Any, tile: Any, scatters: Any, channel_step: Any,
-    step: Any, channels: Any, count: Any,
+    typingctx: Any, mover: Any, address: Any, tile: Any, writes: Any, rows: Any, columns: Any,
+    step: Any, column_step: Any, tile_step: Any, tile_column_step: Any,
 ) -> Any:  # fmt: skip
-    """Call the mover at an address, for a tensor at another."""
+    """Call the mover at an address, for a piece of a tensor and a tile at others."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         mover, address, tile, *numbers = args
         pointer = ir.IntType(8).as_pointer()
-        function = ir.FunctionType(ir.VoidType(), [pointer] * 2 + [I64] * 5)
+        function = ir.FunctionType(ir.VoidType(), [pointer] * 2 + [I64] * 7)
         builder.call(
             builder.inttoptr(mover, function.as_pointer()),
-            [builder.inttoptr(address, pointer), builder.bitcast(tile, pointer), *numbers],
+            [builder.inttoptr(address, pointer), builder.inttoptr(tile, pointer), *numbers],
         )
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, tile, *[types.int64] * 5), codegen
+    return types.void(*[types.int64] * 10), codegen
+
+
+@intrinsic
+def call_tasks(typingctx: Any, function: Any, block: Any, step: Any, first: Any, last: Any) -> Any:
+    """Call what runs some of a step's tasks, at an address: void(block, step, first, last)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function, block, step, first, last = args
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, I64, I64])
+        builder.call(
+            builder.inttoptr(function, kind.as_pointer()),
+            [builder.bitcast(block, pointer), builder.bitcast(step, pointer), first, last],
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, block, step, types.int64, types.int64), codegen

@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from ...memory import LINE
 from . import access
-from .block import AHEAD, CHUNK, INNER_STRIDES, REPEAT, RUN, STREAM
-from .elements import reads_dy, reads_x, written
+from . import block as B
+from .elements import (
+    added,
+    deviation,
+    is_about_channels,
+    reads_dy,
+    reads_x,
+    write_early,
+    writes_early,
+    written,
+)
 from .intrinsics import (
     address_of,
+    double,
     double_buffer,
+    doubles_at,
     get,
     helper,
     item_size,
@@ -23,273 +34,367 @@ from .intrinsics import (
     put,
     real_buffer,
     shift,
+    store,
 )
 from .lanes import (
     LANES,
     PAST_CACHES,
     as_loaded,
     double_lanes,
+    finite,
     get_lanes,
     in_sequence,
+    keep_part,
     load_part,
     prefetch_lanes,
     put_lanes,
+    single_lanes,
     splat,
     store_part,
     zero_lanes,
 )
-from .rows import add_part
-from .sums import add_deviation, add_error, add_errors, add_terms, clear, fold, fold_lanes
+from .rows import steps_of, sums_of
+from .sums import add_deviation, add_errors, add_kept, add_terms, clear_lanes, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Rows of columns summed before they are folded into float64, by turns in two chains of eight
-#: additions: two roundings fewer than rows have (see :data:`.rows.CHAIN`).
+#: additions: a rounding fewer than rows have (see :data:`.rows.CHAIN`).
 ROWS = access.ROWS
 #: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
 #: term shows.
 FEW_ROWS = 4
 DX_ROWS = access.DX_ROWS
+#: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the nearest
+#: cache when they are read again.
+ABOUT_ONE = 4 * ROWS
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = access.SPAN
 
 
 @helper
-def whole_lines(pointer, count):
-    """Whether so many elements are whole cache lines."""
-    return (address_of(pointer) | count * item_size(pointer)) % LINE == 0
+def has_whole_lines(pointer, width, step):
+    """Whether rows are whole cache lines: a line that is written past the caches in two halves is
+    slower than through them."""
+    size = item_size(pointer)
+    return (address_of(pointer) | width * size | step * size) % LINE == 0
 
 
 @helper
-def add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, part):
+def add_row(operation, dy, x, dx, i, j, o, mean, gain, stats, r, s, q, part):
+    """Two sums of lanes, with a part of row r added."""
+    d, xs = load_part(dy, i, part), load_part(x, j, part)
+    write_early(operation, dx, o, d, gain, part)
+    xmu = deviation(operation, dy, x, xs, mean, stats[0], stats[1], r)
+    return s + d, q + keep_part(dy, d * xmu, part)
+
+
+@helper
+def add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, part):
     """Add some rows to the sums of a part of their elements, from c on."""
-    total, total_error, projection, projection_error = sums
-    mu = get_lanes(mean, c)
+    mu, gain = get_lanes(terms[0], c), get_lanes(terms[1], c)
     zero = zero_lanes(dy, x)
     s, q, s2, q2 = zero, zero, zero, zero
-    i, j = c, c
-    for _ in range(rows // 2):
+    i, j, o = c, c, c
+    for r in range(0, rows - 1, 2):
         if ahead:
-            prefetch_lanes(dy, i + rows * dy_step)
-            prefetch_lanes(x, j + rows * x_step)
-            prefetch_lanes(dy, i + (rows + 1) * dy_step)
-            prefetch_lanes(x, j + (rows + 1) * x_step)
-        s, q = add_part(dy, x, i, j, mu, s, q, part)
-        s2, q2 = add_part(dy, x, i + dy_step, j + x_step, mu, s2, q2, part)
-        i, j = i + 2 * dy_step, j + 2 * x_step
+            prefetch_lanes(dy, i + rows * steps[0])
+            prefetch_lanes(x, j + rows * steps[1])
+            prefetch_lanes(dy, i + (rows + 1) * steps[0])
+            prefetch_lanes(x, j + (rows + 1) * steps[1])
+        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, r, s, q, part)
+        i, j, o = i + steps[0], j + steps[1], o + steps[2]
+        s2, q2 = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, r + 1, s2, q2, part)
+        i, j, o = i + steps[0], j + steps[1], o + steps[2]
     if rows % 2 > 0:
-        s, q = add_part(dy, x, i, j, mu, s, q, part)
-    fold_lanes(total, total_error, c, s + s2)
-    fold_lanes(projection, projection_error, c, q + q2)
+        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, rows - 1, s, q, part)
+    fold_lanes(zero, sums[0], sums[1], c, s + s2)
+    fold_lanes(zero, sums[2], sums[3], c, q + q2)
 
 
 @helper
-def column_sums(dy, x, dy_step, x_step, rows, mean, width, sums, ahead):
+def add_block(operation, dy, x, dx, steps, rows, terms, stats, width, sums, ahead, streaming):
     """Add some rows to the sums of their elements."""
     not_inlined()
     whole = width // LANES * LANES
-    for c in range(0, whole, LANES):
-        add_rows(dy, x, dy_step, x_step, rows, mean, c, sums, ahead, None)
+    if writes_early(operation) and streaming:
+        for c in range(0, whole, LANES):
+            add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, PAST_CACHES)
+    else:
+        for c in range(0, whole, LANES):
+            add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, None)
     if whole < width:
-        add_rows(dy, x, dy_step, x_step, rows, mean, whole, sums, ahead, width - whole)
+        part = width - whole
+        add_rows(operation, dy, x, dx, steps, rows, terms, stats, whole, sums, ahead, part)
 
 
 @helper
-def add_one_row(dy, x, mean, c, sums, part):
+def add_one_row(operation, dy, x, dx, terms, c, sums, part):
     """Add one row's terms, in float64, to the sums of a part of its elements."""
-    add_terms(sums, c, dy, load_part(dy, c, part), load_part(x, c, part), get_lanes(mean, c), part)
+    values, xs = load_part(dy, c, part), load_part(x, c, part)
+    write_early(operation, dx, c, values, get_lanes(terms[1], c), part)
+    mean = get_lanes(terms[0], c)
+    add_terms(zero_lanes(dy, x), sums, c, dy, values, xs, mean, part)
 
 
 @helper
-def column_sums_of_one(dy, x, mean, width, sums):
+def add_single(operation, dy, x, dx, terms, width, sums):
     """Add one row, or what is left of one, to the sums of its elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_one_row(dy, x, mean, c, sums, None)
+        add_one_row(operation, dy, x, dx, terms, c, sums, None)
     if whole < width:
-        add_one_row(dy, x, mean, whole, sums, width - whole)
+        add_one_row(operation, dy, x, dx, terms, whole, sums, width - whole)
 
 
 @helper
-def add_moments(x, x_step, rows, mean, c, sums, part):
-    """Add some rows' moments to those of a part of their elements."""
-    first, first_error, second, second_error = sums
-    mu = double_lanes(get_lanes(mean, c))
-    s, q, e = splat(0.0), splat(0.0), splat(0.0)
-    for r in range(rows):
-        value = double_lanes(load_part(x, r * x_step + c, part))
-        d, s, e = add_deviation(first_error, x, value, mu, s, e, part)
-        q = q + d * d
-    fold_lanes(first, first_error, c, s)
-    add_errors(first_error, c, e)
-    fold_lanes(second, second_error, c, q)
+def add_moments(operation, x, x_step, rows, points, c, sums, part):
+    """Add some rows' moments to those of a part of their elements, about the rows' own means."""
+    zero, scale = zero_lanes(x, x), zero_lanes(x, x)
+    total, squares = splat(0.0), splat(0.0)
+    for first in range(0, rows, ROWS):
+        s = zero
+        for r in range(first, min(first + ROWS, rows)):
+            s = s + load_part(x, r * x_step + c, part)
+        total = total + double_lanes(s)
+    mean = finite(single_lanes(total * splat(1.0 / rows)))
+    for first in range(0, rows, ROWS):
+        q, q2 = zero, zero
+        i, last = first * x_step + c, min(first + ROWS, rows)
+        for _ in range(first, last - 1, 2):
+            q = q + added(operation, x, x, x, i, i, i, mean, scale, x, 0, part)[1]
+            i += x_step
+            q2 = q2 + added(operation, x, x, x, i, i, i, mean, scale, x, 0, part)[1]
+            i += x_step
+        if (last - first) % 2 > 0:
+            q = q + added(operation, x, x, x, i, i, i, mean, scale, x, 0, part)[1]
+        squares = squares + double_lanes(q + q2)
+    n = keep_part(x, splat(double(rows)), part)
+    about, mean = double_lanes(get_lanes(points, c)), double_lanes(mean)
+    away, deviations = mean - about, total - n * mean
+    put_lanes(sums[0], c, get_lanes(sums[0], c) + (total - n * about))
+    squares = squares + away * (deviations + deviations + n * away)
+    put_lanes(sums[2], c, get_lanes(sums[2], c) + squares)
 
 
 @helper
-def column_moments(x, x_step, rows, mean, width, sums):
+def moments_of_block(operation, x, x_step, rows, points, width, sums):
     """Add some rows' moments to those of their elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_moments(x, x_step, rows, mean, c, sums, None)
+        add_moments(operation, x, x_step, rows, points, c, sums, None)
     if whole < width:
-        add_moments(x, x_step, rows, mean, whole, sums, width - whole)
+        add_moments(operation, x, x_step, rows, points, whole, sums, width - whole)
 
 
 @helper
-def write_part(pattern, dy, x, dx, steps, rows, terms, c, ahead, part):
+def add_exact_moments(x, x_step, rows, mean, c, sums, part):
+    """Add some rows' moments, in float64, to those of a part of their elements."""
+    zero = zero_lanes(x, x)
+    mu = double_lanes(get_lanes(mean, c))
+    s, q, e = splat(0.0), splat(0.0), splat(0.0)
+    for r in range(rows):
+        value = double_lanes(load_part(x, r * x_step + c, part))
+        d, s, e = add_deviation(zero, x, value, mu, s, e, part)
+        q = q + d * d
+    fold_lanes(zero, sums[0], sums[1], c, s)
+    add_errors(zero, sums[1], c, e)
+    fold_lanes(zero, sums[2], sums[3], c, q)
+
+
+@helper
+def exact_moments_of_block(x, x_step, rows, mean, width, sums):
+    """Add some rows' moments, in float64, to those of their elements."""
+    not_inlined()
+    whole = width // LANES * LANES
+    for c in range(0, whole, LANES):
+        add_exact_moments(x, x_step, rows, mean, c, sums, None)
+    if whole < width:
+        add_exact_moments(x, x_step, rows, mean, whole, sums, width - whole)
+
+
+@helper
+def along_row(values, first, channels, per, run, repeat, dy, row):
+    """Give each element of a row its channel's value, in the order in which dy is loaded.
+
+    ``per``: how many channels share a value.
+    """
+    not_inlined()
+    if run == 1 and per == 1:  # a loop that can be vectorised
+        for c in range(channels):
+            store(row, c, load(values, first + c))
+    else:
+        for c in range(channels):
+            value = get(values, (first + c) // per)
+            for i in range(run):
+                put(row, c * run + i, value)
+    width = channels * run
+    for i in range(width, width * repeat):
+        put(row, i, get(row, i - width))
+    for i in range(0, width * repeat, LANES):
+        put_lanes(row, i, as_loaded(dy, get_lanes(row, i)))
+
+
+@helper
+def start_sums(columns, width, dy, x):
+    """Sums of a row's elements, from zero, in whole lanes."""
+    zero = zero_lanes(dy, x)
+    for i in range(0, width, LANES):
+        clear_lanes(zero, columns[0], columns[1], i)
+        clear_lanes(zero, columns[2], columns[3], i)
+
+
+@helper
+def gather_sums(columns, first, channels, run, repeat, dy, x, sums):
+    """Add the sums of a row's elements to their channels'."""
+    not_inlined()
+    zero = zero_lanes(dy, x)
+    width = channels * run
+    for i in range(0, width * repeat, LANES):
+        put_lanes(columns[0], i, in_sequence(dy, get_lanes(columns[0], i)))
+        put_lanes(columns[2], i, in_sequence(dy, get_lanes(columns[2], i)))
+    # Element by element within the channels, so that one addition does not wait for the last.
+    for at in range(0, width * repeat, width):
+        for i in range(run):
+            for c in range(channels):
+                add_kept(
+                    zero, sums[0], sums[1], first + c, columns[0], columns[1], at + c * run + i
+                )
+            for c in range(channels):
+                add_kept(
+                    zero, sums[2], sums[3], first + c, columns[2], columns[3], at + c * run + i
+                )
+
+
+@helper
+def sums(operation, dy, x, dx, job):
+    """Add Σdy and Σdy·(x − mean) of each channel to its sums."""
+    first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
+    run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
+    steps = steps_of(job)
+    apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
+    means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+    columns = (
+        double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN)
+    )  # fmt: skip
+    mean = doubles_at(get(job, B.J_MEAN))
+    # Of the rows, where sums are parameters'.
+    row = get(job, B.J_FIRST_ROW)
+    stats = (shift(mean, row), shift(doubles_at(get(job, B.J_INVSTD)), row))
+    if is_about_channels(operation):
+        along_row(mean, first, channels, per, run, repeat, dy, means)
+    if writes_early(operation):
+        along_row(doubles_at(get(job, B.J_GAIN)), first, channels, 1, run, repeat, dy, gains)
+    width = channels * run * repeat
+    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, apart[2])
+    start_sums(columns, width, dy, x)
+    i = 0
+    while i < count:
+        dys, xs = shift(dy, i * steps[0]), shift(x, i * steps[1])
+        dxs = shift(dx, i * steps[2])
+        rows = min(ROWS, (count - i) // repeat)
+        if rows >= FEW_ROWS or not is_about_channels(operation):
+            add_block(
+                operation, dys, xs, dxs, apart, rows, (means, gains),
+                (shift(stats[0], i), shift(stats[1], i)), width, columns, get(job, B.J_AHEAD) != 0,
+                streaming,
+            )  # fmt: skip
+            i += rows * repeat
+        else:
+            # One row, or what is left of one.
+            m = min(repeat, count - i)
+            add_single(operation, dys, xs, dxs, (means, gains), channels * run * m, columns)
+            i += m
+    gather_sums(columns, first, channels, run, repeat, dy, x, sums_of(job))
+
+
+@helper
+def moments(operation, dy, x, dx, job):
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums: half data, as in rows.py."""
+    first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
+    run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
+    x_step = get(job, B.J_ROW_STEPS + 1)
+    means = real_buffer(SPAN, dy, x)
+    columns = (
+        double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN)
+    )  # fmt: skip
+    along_row(doubles_at(get(job, B.J_MEAN)), first, channels, per, run, repeat, x, means)
+    start_sums(columns, channels * run * repeat, x, x)
+    i = 0
+    while i < count:
+        # Some rows, or what is left of one.
+        rows = max(1, min(ABOUT_ONE, (count - i) // repeat))
+        m = min(repeat, count - i)
+        width = channels * run * m
+        moments_of_block(
+            operation, shift(x, i * x_step), repeat * x_step, rows, means, width, columns
+        )
+        i += rows * m
+    gather_sums(columns, first, channels, run, repeat, x, x, sums_of(job))
+
+
+@helper
+def exact_moments(operation, dy, x, dx, job):
+    """The same in float64, about the channel's point, for float32 and float64 data."""
+    first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
+    run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
+    x_step = get(job, B.J_ROW_STEPS + 1)
+    means = real_buffer(SPAN, dy, x)
+    columns = (
+        double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN)
+    )  # fmt: skip
+    along_row(doubles_at(get(job, B.J_MEAN)), first, channels, per, run, repeat, x, means)
+    start_sums(columns, channels * run * repeat, x, x)
+    i = 0
+    while i < count:
+        # Some rows, or what is left of one.
+        rows = max(1, min(ROWS, (count - i) // repeat))
+        m = min(repeat, count - i)
+        width = channels * run * m
+        exact_moments_of_block(shift(x, i * x_step), repeat * x_step, rows, means, width, columns)
+        i += rows * m
+    gather_sums(columns, first, channels, run, repeat, x, x, sums_of(job))
+
+
+@helper
+def write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, part):
     """Write a part of some rows, from c on."""
-    mean, gain, offset, slope, scale = terms
     lanes = (
-        get_lanes(mean, c), get_lanes(gain, c), get_lanes(offset, c), get_lanes(slope, c),
-        get_lanes(scale, c),
+        get_lanes(terms[0], c), get_lanes(terms[1], c), get_lanes(terms[2], c),
+        get_lanes(terms[3], c), get_lanes(terms[4], c),
     )  # fmt: skip
     for r in range(rows):
         i, j = r * steps[0] + c, r * steps[1] + c
-        if ahead and reads_dy(pattern) and reads_x(pattern):
+        if ahead and reads_dy(operation) and reads_x(operation):
             prefetch_lanes(dy, i - 2 * rows * steps[0])
             prefetch_lanes(x, j - 2 * rows * steps[1])
-        value = written(pattern, dy, x, i, j, lanes, part)
+        value = written(operation, dy, x, i, j, lanes, part)
         store_part(dx, r * steps[2] + c, value, part)
 
 
 @helper
-def write_rows(pattern, dy, x, dx, steps, rows, terms, width, streaming, ahead):
+def write_block(operation, dy, x, dx, steps, rows, terms, width, streaming, ahead):
     """Write some rows; past the caches if all of dx's rows are whole cache lines."""
     not_inlined()
     whole = width // LANES * LANES
     if streaming:
         for c in range(0, whole, LANES):
-            write_part(pattern, dy, x, dx, steps, rows, terms, c, ahead, PAST_CACHES)
+            write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, PAST_CACHES)
     else:
         for c in range(0, whole, LANES):
-            write_part(pattern, dy, x, dx, steps, rows, terms, c, ahead, None)
+            write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, None)
     if whole < width:
-        write_part(pattern, dy, x, dx, steps, rows, terms, whole, ahead, width - whole)
-
-
-@helper
-def spread(values, c0, channels, run, repeat, dy, row):
-    """Give each element of a row its channel's value, in the order in which dy is loaded."""
-    not_inlined()
-    at = 0
-    for _ in range(repeat):
-        if run == 1:  # a loop that can be vectorised
-            for c in range(channels):
-                put(row, at + c, load(values, c0 + c))
-        else:
-            for c in range(channels):
-                value = load(values, c0 + c)
-                for i in range(run):
-                    put(row, at + c * run + i, value)
-        at += channels * run
-    for i in range(0, at, LANES):
-        put_lanes(row, i, as_loaded(dy, get_lanes(row, i)))
-
-
-@helper
-def start_sums(columns, width):
-    """Sums of a row's elements, from zero, in whole lanes."""
-    total, total_error, projection, projection_error = columns
-    for i in range(-(-width // LANES) * LANES):
-        clear(total, total_error, i)
-        clear(projection, projection_error, i)
-
-
-@helper
-def gather_sums(row_sums, c0, channels, run, repeat, dy, sums):
-    """Add the sums of a row's elements to their channels'."""
-    not_inlined()
-    total, total_error, projection, projection_error = sums
-    row_total, row_total_error, row_projection, row_projection_error = row_sums
-    for i in range(0, channels * run * repeat, LANES):
-        put_lanes(row_total, i, in_sequence(dy, get_lanes(row_total, i)))
-        put_lanes(row_projection, i, in_sequence(dy, get_lanes(row_projection, i)))
-    at = 0
-    for _ in range(repeat):
-        # Element by element within the channels, so that one addition does not wait for the last.
-        for i in range(run):
-            for c in range(channels):
-                j = at + c * run + i
-                fold(total, total_error, c0 + c, get(row_total, j))
-                add_error(total_error, c0 + c, row_total_error, j)
-                fold(projection, projection_error, c0 + c, get(row_projection, j))
-                add_error(projection_error, c0 + c, row_projection_error, j)
-        at += channels * run
-
-
-# fmt: off
-def segment_sums(
-    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
-):
-    """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
-    run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
-    dy_step = get(block, INNER_STRIDES)
-    x_step = get(block, INNER_STRIDES + 1)
-    means = real_buffer(SPAN, dy, x)
-    totals, projections = double_buffer(SPAN), double_buffer(SPAN)
-    total_errors, projection_errors = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
-    columns = (totals, total_errors, projections, projection_errors)
-    ahead = get(block, AHEAD) != 0
-    for c0 in range(0, channels, chunk):
-        n = min(chunk, channels - c0)
-        width = n * run * repeat
-        spread(mean, c0, n, run, repeat, dy, means)
-        start_sums(columns, width)
-        i = 0
-        while i < count:
-            dys = shift(dy, dy_at + c0 * run + i * dy_step)
-            xs = shift(x, x_at + c0 * run + i * x_step)
-            rows = min(ROWS, (count - i) // repeat)
-            if rows >= FEW_ROWS:
-                column_sums(
-                    dys, xs, repeat * dy_step, repeat * x_step, rows, means, width, columns,
-                    ahead,
-                )
-                i += rows * repeat
-            else:
-                # One row, or what is left of one.
-                m = min(repeat, count - i)
-                column_sums_of_one(dys, xs, means, n * run * m, columns)
-                i += m
-        gather_sums(columns, c0, n, run, repeat, dy, sums)
-# fmt: on
-
-
-# fmt: off
-def segment_moments(
-    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
-):
-    """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
-    run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
-    x_step = get(block, INNER_STRIDES + 1)
-    means = real_buffer(SPAN, dy, x)
-    firsts, seconds = double_buffer(SPAN), double_buffer(SPAN)
-    first_errors, second_errors = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
-    columns = (firsts, first_errors, seconds, second_errors)
-    for c0 in range(0, channels, chunk):
-        n = min(chunk, channels - c0)
-        spread(mean, c0, n, run, repeat, x, means)
-        start_sums(columns, n * run * repeat)
-        i = 0
-        while i < count:
-            # Some rows, or what is left of one.
-            rows = max(1, min(ROWS, (count - i) // repeat))
-            m = min(repeat, count - i)
-            xs = shift(x, x_at + c0 * run + i * x_step)
-            column_moments(xs, repeat * x_step, rows, means, n * run * m, columns)
-            i += rows * m
-        gather_sums(columns, c0, n, run, repeat, x, sums)
-# fmt: on
+        write_part(operation, dy, x, dx, steps, rows, terms, whole, ahead, width - whole)
 
 
 @helper
 def rows_before(end, repeat):
     """How many rows to write before position ``end``, and how many positions those are.
 
-    Several rows at once, whose coefficients are loaded once; at the end of a segment the rows that
+    Several rows at once, whose coefficients are loaded once; at the end of a piece the rows that
     are left over, and before them what is left of a row.
     """
     left = end % (repeat * DX_ROWS)
@@ -298,46 +403,31 @@ def rows_before(end, repeat):
     return 1, end % repeat or repeat
 
 
-# fmt: off
-def segment_write(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of dx or y."""
-    gain, offset, slope, scale = coefficients
-    run, repeat, chunk = get(block, RUN), get(block, REPEAT), get(block, CHUNK)
-    dy_step = get(block, INNER_STRIDES)
-    x_step = get(block, INNER_STRIDES + 1)
-    dx_step = get(block, INNER_STRIDES + 2)
-    steps = (repeat * dy_step, repeat * x_step, repeat * dx_step)
-    means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
-    offsets, slopes = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
-    scales = real_buffer(SPAN, dy, x)
-    terms = (means, gains, offsets, slopes, scales)
-    ahead = get(block, AHEAD) != 0
-    streaming = get(block, STREAM) != 0
-    for c0 in range(0, channels, chunk):
-        n = min(chunk, channels - c0)
-        if reads_x(pattern):
-            spread(mean, c0, n, run, repeat, dy, means)
-            spread(offset, c0, n, run, repeat, dy, offsets)
-        if reads_x(pattern) and reads_dy(pattern):
-            spread(gain, c0, n, run, repeat, dy, gains)
-            spread(slope, c0, n, run, repeat, dy, slopes)
-        spread(scale, c0, n, run, repeat, dy, scales)
-        at = c0 * run
-        # Whole cache lines only: a line written in two halves past the caches is slower
-        # than through them.
-        aligned = whole_lines(shift(dx, dx_at + at), n * run * repeat) and whole_lines(
-            dx, repeat * dx_step
-        )
-        end = count
-        while end > 0:
-            rows, m = rows_before(end, repeat)
-            i = end - m
-            write_rows(
-                pattern, shift(dy, dy_at + at + i * dy_step), shift(x, x_at + at + i * x_step),
-                shift(dx, dx_at + at + i * dx_step), steps, rows, terms,
-                n * run * (m // rows), streaming and aligned, ahead,
-            )  # fmt: skip
-            end = i
-# fmt: on
+@helper
+def write(operation, dy, x, dx, job):
+    """Write dx or y, the last rows first: they are what was summed last."""
+    first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
+    run, repeat = get(job, B.J_RUN), get(job, B.J_REPEAT)
+    steps = steps_of(job)
+    apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
+    terms = (
+        real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x),
+        real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x),
+    )  # fmt: skip
+    along_row(doubles_at(get(job, B.J_GAIN)), first, channels, 1, run, repeat, dy, terms[1])
+    if reads_x(operation):
+        along_row(doubles_at(get(job, B.J_MEAN)), first, channels, per, run, repeat, dy, terms[0])
+        along_row(doubles_at(get(job, B.J_SHIFT)), first, channels, 1, run, repeat, dy, terms[2])
+    if reads_x(operation) and reads_dy(operation):
+        along_row(doubles_at(get(job, B.J_SLOPE)), first, channels, per, run, repeat, dy, terms[3])
+        along_row(doubles_at(get(job, B.J_SCALE)), first, channels, per, run, repeat, dy, terms[4])
+    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, channels * run * repeat, apart[2])
+    end = get(job, B.J_ROWS)
+    while end > 0:
+        rows, m = rows_before(end, repeat)
+        i = end - m
+        write_block(
+            operation, shift(dy, i * steps[0]), shift(x, i * steps[1]), shift(dx, i * steps[2]),
+            apart, rows, terms, channels * run * (m // rows), streaming, get(job, B.J_AHEAD) != 0,
+        )  # fmt: skip
+        end = i

@@ -20,6 +20,7 @@ from numba import njit, types
 from numba.core.extending import intrinsic
 
 from ...memory import LINE
+from .block import WORKSPACE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
 
 # mypy: disable-error-code="untyped-decorator"
@@ -54,54 +55,6 @@ def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None
     )
     access.set_metadata("alias.scope", read if reads else write)
     access.set_metadata("noalias", write if reads else read)
-
-
-#: The side of the squares that are transposed in registers.
-SQUARE = 8
-
-
-def _transposed(builder: ir.IRBuilder, lines: list[ir.Value]) -> list[ir.Value]:
-    """The lines of a square, transposed: each step swaps one bit of lane and line numbers."""
-    swap = 1
-    while swap < SQUARE:
-        for i in range(SQUARE):
-            if i & swap:
-                continue
-            a, b = lines[i], lines[i + swap]
-            upper = [j if not j & swap else SQUARE + j - swap for j in range(SQUARE)]
-            lower = [j + swap if not j & swap else SQUARE + j for j in range(SQUARE)]
-            for line, lanes in ((i, upper), (i + swap, lower)):
-                mask = ir.Constant(ir.VectorType(I32, SQUARE), lanes)
-                lines[line] = builder.shuffle_vector(a, b, mask)
-        swap *= 2
-    return lines
-
-
-def _line(
-    builder: ir.IRBuilder, pointer: ir.Value, step: ir.Value, index: int, kind: ir.Type
-) -> ir.Value:
-    """A pointer to line ``index`` of a square, as a vector."""
-    at = _access(builder, pointer, builder.mul(step, I64(index)))
-    return builder.bitcast(at, ir.VectorType(kind, SQUARE).as_pointer())
-
-
-def _move_square(
-    context: Any, builder: Any, source: Any, target: Any, gathers: bool, args: Any
-) -> None:
-    from_pointer, from_step, to_pointer, to_step = args
-    kind = context.get_value_type(source)
-    lines = []
-    for index in range(SQUARE):
-        value = builder.load(_line(builder, from_pointer, from_step, index, kind), align=1)
-        if gathers:
-            _promise(builder, value, reads=True)
-        lines.append(widen(builder, value, source))
-    kind = context.get_value_type(target)
-    for index, line in enumerate(_transposed(builder, lines)):
-        value = narrow(builder, line, target)
-        access = builder.store(value, _line(builder, to_pointer, to_step, index, kind), align=1)
-        if not gathers:
-            _promise(builder, access, reads=False)
 
 
 def _access(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> ir.Value:
@@ -146,28 +99,6 @@ def item_size(typingctx: Any, pointer: Any) -> Any:
         return I64(size)
 
     return types.int64(pointer), codegen
-
-
-@intrinsic
-def gather_square(typingctx: Any, source: Any, step: Any, tile: Any, tile_step: Any) -> Any:
-    """Copy 8 by 8 elements, transposed, from a tensor to a tile of the arithmetic's type."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _move_square(context, builder, source.dtype, tile.dtype, True, args)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, tile, types.intp), codegen
-
-
-@intrinsic
-def scatter_square(typingctx: Any, tile: Any, tile_step: Any, target: Any, step: Any) -> Any:
-    """Round 8 by 8 elements, transposed, from a tile into a tensor."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _move_square(context, builder, tile.dtype, target.dtype, False, args)
-        return context.get_dummy_value()
-
-    return types.void(tile, types.intp, target, types.intp), codegen
 
 
 @intrinsic
@@ -258,6 +189,24 @@ def bfloat16s_at(typingctx: Any, address: Any) -> Any:
 def int32s_at(typingctx: Any, address: Any) -> Any:
     """A pointer to int32 at an address."""
     return types.CPointer(types.int32)(types.int64), _cast_to(types.int32)
+
+
+@intrinsic
+def array(typingctx: Any, block: Any, field: Any, at: Any) -> Any:
+    """One of the workspace's arrays of float64, from an element on; a field says where it is.
+
+    It is an intrinsic, since a function would be compiled anew for each field.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block, field, at = args
+        base, offset = (
+            builder.load(_access(builder, block, index)) for index in (I64(WORKSPACE), field)
+        )
+        pointer = builder.inttoptr(builder.add(base, offset), F64.as_pointer())
+        return _access(builder, pointer, at)
+
+    return DOUBLE_POINTER(block, types.intp, types.intp), codegen
 
 
 @intrinsic

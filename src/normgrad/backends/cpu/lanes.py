@@ -33,17 +33,18 @@ _HALF = LANES // 2
 
 
 class Lanes(types.Type):  # type: ignore[misc]
-    """A vector of LANES numbers of one real type."""
+    """A vector of numbers of one real type."""
 
-    def __init__(self, real: Any) -> None:
-        self.real = real
-        super().__init__(f"lanes of {real}")
+    def __init__(self, real: Any, count: int = LANES) -> None:
+        self.real, self.count = real, count
+        super().__init__(f"{count} lanes of {real}")
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, _vector(F64 if fe_type.real == types.float64 else F32))
+        element = F64 if fe_type.real == types.float64 else F32
+        super().__init__(dmm, fe_type, _vector(element, fe_type.count))
 
 
 def _vector(element: ir.Type, count: int = LANES) -> ir.VectorType:
@@ -146,6 +147,16 @@ def zero_lanes(typingctx: Any, dy: Any, x: Any) -> Any:
 
 
 @intrinsic
+def half_zeros(typingctx: Any) -> Any:
+    """Zeros in half as many lanes of float64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _constants(F64, [0.0] * _HALF)
+
+    return Lanes(types.float64, _HALF)(), codegen
+
+
+@intrinsic
 def splat(typingctx: Any, value: Any) -> Any:
     """A number in every lane."""
 
@@ -153,6 +164,17 @@ def splat(typingctx: Any, value: Any) -> Any:
         return _splat(builder, args[0])
 
     return Lanes(value)(value), codegen
+
+
+@intrinsic
+def splat_like(typingctx: Any, dy: Any, x: Any, value: Any) -> Any:
+    """A float64 in every lane, rounded to the arithmetic's type."""
+    real = _real(dy, x)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _splat(builder, context.cast(builder, args[2], types.float64, real))
+
+    return Lanes(real)(dy, x, types.float64), codegen
 
 
 @intrinsic
@@ -222,50 +244,57 @@ def keep_some(typingctx: Any, pointer: Any, lanes: Any, count: Any) -> Any:
     return lanes(pointer, lanes, types.intp), codegen
 
 
-def _storing(pointer: Any, lanes: Any, past_caches: bool) -> Any:
-    storage = pointer.dtype
+def _storing(past_caches: bool, promises: bool) -> Any:
+    def typed(typingctx: Any, pointer: Any, index: Any, lanes: Any) -> Any:
+        """Round to a tensor's type and write to elements ``index`` and following."""
+        storage = pointer.dtype
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, index, value = args
-        value = _packed(builder, value, storage)
-        at = _vector_at(builder, target, index, value.type)
-        access = builder.store(value, at, align=LINE if past_caches else 1)
-        _promise(builder, access, reads=False)
-        if past_caches:
-            access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-        return context.get_dummy_value()
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            target, index, value = args
+            value = _packed(builder, value, storage)
+            at = _vector_at(builder, target, index, value.type)
+            access = builder.store(value, at, align=LINE if past_caches else 1)
+            if promises:
+                _promise(builder, access, reads=False)
+            if past_caches:
+                access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+            return context.get_dummy_value()
 
-    return types.void(pointer, types.intp, lanes), codegen
+        return types.void(pointer, types.intp, lanes), codegen
 
-
-@intrinsic
-def store_lanes(typingctx: Any, pointer: Any, index: Any, lanes: Any) -> Any:
-    """Round to a tensor's type and write to elements ``index`` and following."""
-    return _storing(pointer, lanes, past_caches=False)
-
-
-@intrinsic
-def stream_lanes(typingctx: Any, pointer: Any, index: Any, lanes: Any) -> Any:
-    """The same past the caches; the first element must be at a cache line."""
-    return _storing(pointer, lanes, past_caches=True)
+    return intrinsic(typed)
 
 
-@intrinsic
-def store_some(typingctx: Any, pointer: Any, index: Any, lanes: Any, count: Any) -> Any:
-    """The same of the first ``count`` elements, 0 to LANES; the others are not touched."""
-    storage = pointer.dtype
+def _storing_some(promises: bool) -> Any:
+    def typed(typingctx: Any, pointer: Any, index: Any, lanes: Any, count: Any) -> Any:
+        """The same of the first ``count`` elements, 0 to LANES; the others are not touched."""
+        storage = pointer.dtype
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, index, value, count = args
-        kind = _vector(context.get_value_type(storage))
-        value = builder.bitcast(_packed(builder, value, storage), kind)
-        at = _vector_at(builder, target, index, kind)
-        mask = _first(builder, count, range(LANES))
-        access = _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
-        _promise(builder, access, reads=False)
-        return context.get_dummy_value()
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            target, index, value, count = args
+            kind = _vector(context.get_value_type(storage))
+            value = builder.bitcast(_packed(builder, value, storage), kind)
+            at = _vector_at(builder, target, index, kind)
+            mask = _first(builder, count, range(LANES))
+            access = _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
+            if promises:
+                _promise(builder, access, reads=False)
+            return context.get_dummy_value()
 
-    return types.void(pointer, types.intp, lanes, types.intp), codegen
+        return types.void(pointer, types.intp, lanes, types.intp), codegen
+
+    return intrinsic(typed)
+
+
+# What is streamed is written past the caches; its first element must be at a cache line.
+_store_lanes, _stream_lanes, _store_some = (
+    _storing(False, True), _storing(True, True), _storing_some(True)
+)  # fmt: skip
+# A promise (see intrinsics.py) lets a store be moved before the load of an element that the value
+# does not depend on; where that may be the very same memory, none is given.
+_store_in_order, _stream_in_order, _store_some_in_order = (
+    _storing(False, False), _storing(True, False), _storing_some(False)
+)  # fmt: skip
 
 
 @intrinsic
@@ -303,6 +332,16 @@ def double_lanes(typingctx: Any, lanes: Any) -> Any:
     return Lanes(types.float64)(lanes), codegen
 
 
+@intrinsic
+def single_lanes(typingctx: Any, lanes: Any) -> Any:
+    """The same numbers, rounded to float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fptrunc(args[0], _vector(F32))
+
+    return Lanes(types.float32)(lanes), codegen
+
+
 def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The lower lanes and the upper ones."""
     half = value.type.count // 2
@@ -321,15 +360,26 @@ def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
 
 
 @intrinsic
-def sum_of_lanes(typingctx: Any, lanes: Any) -> Any:
-    """The sum of all lanes: the halves are added to each other, and so on, all but once in float64.
+def halves_added(typingctx: Any, lanes: Any) -> Any:
+    """Half as many lanes in float64: the two halves are added in their own type.
 
-    In the lanes' own type that would be five roundings of the result's; once is what their bound
-    has left: see rows.py.
+    It is the last addition in that type: see rows.py for how many the bound has room for.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = _first_halves(builder, *args)
+        return _first_halves(builder, *args)
+
+    return Lanes(types.float64, lanes.count // 2)(lanes), codegen
+
+
+@intrinsic
+def sum_of_lanes(typingctx: Any, lanes: Any) -> Any:
+    """The sum of all lanes in float64: the halves are added to each other, and so on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = args[0]
+        if value.type.element != F64:
+            value = _first_halves(builder, value)
         while value.type.count > 1:
             value = builder.fadd(*_halves(builder, value))
         return builder.extract_element(value, I32(0))
@@ -339,10 +389,10 @@ def sum_of_lanes(typingctx: Any, lanes: Any) -> Any:
 
 @intrinsic
 def sum_and_error_of_lanes(typingctx: Any, lanes: Any) -> Any:
-    """The same, and what the roundings in float64 left: each addition is a two-sum (Knuth)."""
+    """The same of float64, and what the roundings left: each addition is a two-sum (Knuth)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = _first_halves(builder, *args)
+        value = args[0]
         error = ir.Constant(value.type, [0.0] * value.type.count)
         while value.type.count > 1:
             a, b = _halves(builder, value)
@@ -377,6 +427,21 @@ def minus(typingctx: Any, lanes: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fneg(args[0])
+
+    return lanes(lanes), codegen
+
+
+@intrinsic
+def finite(typingctx: Any, lanes: Any) -> Any:
+    """The same numbers, and 0 for those that are infinite or NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (value,) = args
+        kind = value.type.element
+        zeros = _constants(kind, [0.0] * value.type.count)
+        # What is not finite less itself is NaN.
+        is_finite = builder.fcmp_ordered("==", builder.fsub(value, value), zeros)
+        return builder.select(is_finite, value, zeros)
 
     return lanes(lanes), codegen
 
@@ -473,14 +538,28 @@ def _keep_part(pointer, lanes, part):
 
 
 def store_part(pointer: Any, index: Any, lanes: Any, part: Any) -> None:
-    """``store_lanes``, ``store_some`` or ``stream_lanes``."""
+    """Write a part of a row, rounded to the tensor's type; past the caches for PAST_CACHES."""
     raise NotImplementedError
 
 
 @overload(store_part)
 def _store_part(pointer, index, lanes, part):
     if isinstance(part, types.Boolean):
-        return lambda pointer, index, lanes, part: stream_lanes(pointer, index, lanes)
+        return lambda pointer, index, lanes, part: _stream_lanes(pointer, index, lanes)
     if isinstance(part, types.Integer):
-        return lambda pointer, index, lanes, part: store_some(pointer, index, lanes, part)
-    return lambda pointer, index, lanes, part: store_lanes(pointer, index, lanes)
+        return lambda pointer, index, lanes, part: _store_some(pointer, index, lanes, part)
+    return lambda pointer, index, lanes, part: _store_lanes(pointer, index, lanes)
+
+
+def store_part_in_order(pointer: Any, index: Any, lanes: Any, part: Any) -> None:
+    """``store_part`` after all that was loaded before, even if it is the same memory."""
+    raise NotImplementedError
+
+
+@overload(store_part_in_order)
+def _store_part_in_order(pointer, index, lanes, part):
+    if isinstance(part, types.Boolean):
+        return lambda pointer, index, lanes, part: _stream_in_order(pointer, index, lanes)
+    if isinstance(part, types.Integer):
+        return lambda pointer, index, lanes, part: _store_some_in_order(pointer, index, lanes, part)
+    return lambda pointer, index, lanes, part: _store_in_order(pointer, index, lanes)

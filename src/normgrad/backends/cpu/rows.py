@@ -1,130 +1,280 @@
-"""Rows: a channel's positions are contiguous in every tensor, which all have one dtype.
+"""Rows: a channel's elements are contiguous in every tensor, which all have one dtype.
 
-A segment is one row; or where rows are short (an image cut out of a larger one), several, some
-steps apart. Sums are formed in lanes, in the arithmetic's type, over blocks that are folded into
-float64.
+Sums are formed in lanes, in the arithmetic's type, over chains that are folded into float64.
 """
 
 from __future__ import annotations
 
+from math import isfinite
+
+import numpy as np
+
 from ...memory import LINE
-from .block import CHANNEL_STRIDES, INNER_STRIDES, RUN, STREAM
-from .elements import written
-from .intrinsics import address_of, double, get, helper, item_size, not_inlined, shift
+from . import block as B
+from .access import FETCHED
+from .elements import added, coefficients_at, written
+from .intrinsics import (
+    address_of,
+    double,
+    doubles_at,
+    get,
+    helper,
+    item_size,
+    like,
+    not_inlined,
+    real_of,
+    shift,
+)
 from .lanes import (
     LANES,
     PAST_CACHES,
     double_lanes,
-    keep_part,
     load_part,
+    prefetch_lanes,
     splat,
+    splat_like,
     store_part,
     zero_lanes,
 )
-from .sums import add_deviation, add_row_of_terms, fold_deviations, fold_sum
+from .sums import (
+    add_chain,
+    add_deviation,
+    add_sum,
+    few_terms,
+    fold_deviations,
+    start_total,
+    total_of,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Additions in each lane, of two lots of lanes (one addition waits for the last), over half of a
-#: block. On any data the bound allows 16 roundings of one term. They are: one of x − μ, one of the
-#: product and 7 of the chain's other additions, one each where the two lots, the halves and the
-#: lanes' own halves are added (the rest is float64, and in float64 arithmetic carries its errors),
-#: and in dx 4, of the slope, x − μ, the addition and the subtraction, with which multiplications
-#: are fused. With chains of 16, and all lanes added in float32, 1 followed by terms just below half
-#: a unit of its last place came to 1.04 of the bound in rows and 1.09 in columns.
+#: Additions in each lane, of two lots of lanes (one addition waits for the last). On any data the
+#: bound allows 16 roundings of one term. They are: one of x − μ, one of the product, one of a
+#: weight along the row, 7 of the chain's other additions, one each where the two lots and the
+#: lanes' halves are added (the rest is float64, and in float64 arithmetic carries its errors), and
+#: in dx 4, of the slope, x − μ, the addition and the subtraction, with which multiplications are
+#: fused. With chains of 16, and all lanes added in float32, 1 followed by terms just below half a
+#: unit of its last place came to 1.04 of the bound in rows and 1.09 in columns.
 CHAIN = 8
-HALF = CHAIN * 2 * LANES
-BLOCK = 2 * HALF
+BLOCK = CHAIN * 2 * LANES
+#: Elements whose moments are taken about one point: 8 KiB of float32, still in the nearest cache
+#: when they are read again.
+ABOUT_ONE = 4 * BLOCK
 
 
 @helper
-def add_part(dy, x, i, j, mean, s, q, part):
-    """Two sums of lanes, with a part of a row added, from i on in dy and from j in x."""
-    d = load_part(dy, i, part)
-    return s + d, q + keep_part(dy, d * (load_part(x, j, part) - mean), part)
+def add_part(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
+    """Two sums of lanes, with a part of a row added."""
+    a, b = added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part)
+    return s + a, q + b
 
 
 @helper
-def row_sums(dy, x, dy_step, x_step, rows, mean, count, sums, c):
-    """Add the sums of some rows to channel c's."""
+def fetch(dy, x, i, j, count):
+    """Ask for another image's row, which no processor foresees."""
     not_inlined()
-    if rows * count < LANES:
-        for r in range(rows):
-            row, x_row = shift(dy, r * dy_step), shift(x, r * x_step)
-            add_row_of_terms(sums, c, row, x_row, mean, count)
-        return
-    total, total_error, projection, projection_error = sums
-    mu = splat(mean)
+    for k in range(0, count, LANES):
+        prefetch_lanes(dy, i + k)
+        prefetch_lanes(x, j + k)
+
+
+@helper
+def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, ahead):
+    """The sums of some rows, and the errors of the roundings in float64."""
+    mu, scale = splat_like(dy, x, mean), splat_like(dy, x, gain)
     zero = zero_lanes(dy, x)
+    total, projection = start_total(zero), start_total(zero)
     s, q, s2, q2 = zero, zero, zero, zero
-    half_s, half_q = zero, zero
-    # How many additions half a block, or a short row, makes a chain longer by; and how long it is.
-    longer = -(-min(count, HALF) // (2 * LANES))
+    # How many additions a block, or a short row, makes a chain longer by; and how long it is.
+    longer = -(-min(count, BLOCK) // (2 * LANES))
     chain = 0
-    second = False
     for r in range(rows):
-        for start in range(0, count, HALF):
+        if ahead and r + 1 < rows:
+            fetch(dy, x, (r + 1) * steps[0], (r + 1) * steps[1], min(count, FETCHED))
+        for start in range(0, count, BLOCK):
             if chain + longer > CHAIN:
-                half_s, half_q = half_s + (s + s2), half_q + (q + q2)
-                if second:
-                    fold_sum(total, total_error, c, half_s)
-                    fold_sum(projection, projection_error, c, half_q)
-                    half_s, half_q = zero, zero
-                second = not second
+                total = add_chain(total, s + s2)
+                projection = add_chain(projection, q + q2)
                 s, q, s2, q2 = zero, zero, zero, zero
                 chain = 0
-            i, j = start + r * dy_step, start + r * x_step
-            left = min(count - start, HALF)
-            while left >= 2 * LANES:
-                s, q = add_part(dy, x, i, j, mu, s, q, None)
-                s2, q2 = add_part(dy, x, i + LANES, j + LANES, mu, s2, q2, None)
-                i, j, left = i + 2 * LANES, j + 2 * LANES, left - 2 * LANES
-            if left >= LANES:
-                s, q = add_part(dy, x, i, j, mu, s, q, None)
-                i, j, left = i + LANES, j + LANES, left - LANES
-            if left > 0:
-                s2, q2 = add_part(dy, x, i, j, mu, s2, q2, left)
+            i, j, o = r * steps[0], r * steps[1], r * steps[2]
+            k = start
+            end = min(count, start + BLOCK)
+            while k + 2 * LANES <= end:
+                s, q = add_part(
+                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
+                )
+                k += LANES
+                s2, q2 = add_part(
+                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2, None
+                )
+                k += LANES
+            if k + LANES <= end:
+                s, q = add_part(
+                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
+                )
+                k += LANES
+            if k < end:
+                s2, q2 = add_part(
+                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2,
+                    end - k,
+                )  # fmt: skip
             chain += longer
-    fold_sum(total, total_error, c, half_s + (s + s2))
-    fold_sum(projection, projection_error, c, half_q + (q + q2))
+    total = add_chain(total, s + s2)
+    projection = add_chain(projection, q + q2)
+    return total_of(total), total_of(projection)
 
 
 @helper
-def add_moments_of_part(error, x, i, mean, s, q, e, part):
+def sums_of(job):
+    """The arrays of the channels' sums and their errors."""
+    at = shift(job, B.J_SUMS)
+    return (
+        doubles_at(get(at, 0)), doubles_at(get(at, 1)), doubles_at(get(at, 2)),
+        doubles_at(get(at, 3)),
+    )  # fmt: skip
+
+
+@helper
+def steps_of(job):
+    """How far rows are apart in dy, x and dx."""
+    at = shift(job, B.J_ROW_STEPS)
+    return get(at, 0), get(at, 1), get(at, 2)
+
+
+@helper
+def channel_steps_of(job):
+    """How far channels are apart in dy, x and dx."""
+    at = shift(job, B.J_CHANNEL_STEPS)
+    return get(at, 0), get(at, 1), get(at, 2)
+
+
+@helper
+def sums(operation, dy, x, dx, job):
+    """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums."""
+    rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
+    steps, apart, sums = steps_of(job), channel_steps_of(job), sums_of(job)
+    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
+    means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
+    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    for c in range(get(job, B.J_CHANNELS)):
+        channel = first + c
+        mean = get(means, channel // per_group if per_group > 1 else channel)
+        gain = get(gains, channel)
+        dys, xs, dxs = shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2])
+        if rows * run < LANES:
+            few_terms(operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, sums, channel)
+        else:
+            total, projection = sums_of_rows(
+                operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, ahead
+            )
+            add_sum(sums[0], sums[1], channel, total)
+            add_sum(sums[2], sums[3], channel, projection)
+
+
+@helper
+def total_of_rows(x, step, rows, count):
+    """The sum of some rows."""
+    zero = zero_lanes(x, x)
+    total = start_total(zero)
+    for r in range(rows):
+        for start in range(0, count, BLOCK):
+            row, end = shift(x, r * step + start), min(BLOCK, count - start)
+            s, s2 = zero, zero
+            i = 0
+            while i + 2 * LANES <= end:
+                s, s2 = s + load_part(row, i, None), s2 + load_part(row, i + LANES, None)
+                i += 2 * LANES
+            if i + LANES <= end:
+                s = s + load_part(row, i, None)
+                i += LANES
+            if i < end:
+                s2 = s2 + load_part(row, i, end - i)
+            total = add_chain(total, s + s2)
+    return total_of(total)[0]
+
+
+@helper
+def moments(operation, dy, x, dx, job):
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums, for half data.
+
+    Squares are taken about the mean of so many elements at a time, which are read twice: so float32
+    is exact enough for them, and what an element far from the others makes of that mean concerns
+    its neighbours alone. Sums of a few numbers of 8 or 11 bits lose next to nothing in float32. In
+    float64 both are moved to the channel's point.
+    """
+    sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
+    step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
+    rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
+    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
+    height = max(1, ABOUT_ONE // run)
+    for c in range(first, first + get(job, B.J_CHANNELS)):
+        about = get(means, c // per_group if per_group > 1 else c)
+        for r in range(0, rows, height):
+            n = min(height, rows - r)
+            for k in range(0, run, ABOUT_ONE):
+                block = shift(x, (c - first) * apart + r * step + k)
+                count = min(ABOUT_ONE, run - k)
+                total, m = total_of_rows(block, step, n, count), double(n * count)
+                mean = double(np.float32(total / m))
+                mean = mean if isfinite(mean) else 0.0
+                _, squares = sums_of_rows(
+                    operation, block, block, dx, (step, step, step), n, count, mean, 0.0, weight,
+                    False,
+                )  # fmt: skip
+                away, deviations = mean - about, total - m * mean
+                moved = squares[0] + away * (2.0 * deviations + m * away)
+                add_sum(sums[0], sums[1], c, (total - m * about, 0.0))
+                add_sum(sums[2], sums[3], c, (moved, 0.0))
+
+
+@helper
+def add_moments_of_part(zero, x, i, mean, s, q, e, part):
     """Two sums of lanes in float64, the first with its error, and a part of a row's moments."""
     value = double_lanes(load_part(x, i, part))
-    d, s, e = add_deviation(error, x, value, mean, s, e, part)
+    d, s, e = add_deviation(zero, x, value, mean, s, e, part)
     return s, q + d * d, e
 
 
 @helper
-def row_moments(x, x_step, rows, mean, count, sums, c):
+def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
     """Add the moments of some rows to channel c's, in chains of 16.
 
     Longer ones are too long for float64 arithmetic: with 32, squares just below half a unit of the
     last place of their sum came to 1.06 of the bound.
     """
     not_inlined()
-    first, first_error, second, second_error = sums
-    mu = splat(mean)
+    zero = zero_lanes(x, x)
+    mu, none = splat(mean), splat(0.0)
     for r in range(rows):
         row = shift(x, r * x_step)
-        for start in range(0, count, BLOCK):
-            end = min(start + BLOCK, count)
-            s, q, s2, q2 = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
-            e = splat(0.0)
+        for start in range(0, count, 2 * BLOCK):
+            end = min(start + 2 * BLOCK, count)
+            s, q, s2, q2, e = none, none, none, none, none
             i = start
             while i + 2 * LANES <= end:
-                s, q, e = add_moments_of_part(first_error, row, i, mu, s, q, e, None)
-                s2, q2, e = add_moments_of_part(first_error, row, i + LANES, mu, s2, q2, e, None)
+                s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
+                s2, q2, e = add_moments_of_part(zero, row, i + LANES, mu, s2, q2, e, None)
                 i += 2 * LANES
             if i + LANES <= end:
-                s, q, e = add_moments_of_part(first_error, row, i, mu, s, q, e, None)
+                s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
                 i += LANES
             if i < end:
-                s2, q2, e = add_moments_of_part(first_error, row, i, mu, s2, q2, e, end - i)
-            fold_deviations(first, first_error, c, s, s2, e)
-            fold_sum(second, second_error, c, q + q2)
+                s2, q2, e = add_moments_of_part(zero, row, i, mu, s2, q2, e, end - i)
+            fold_deviations(zero, sums, c, s, s2, e, q + q2)
+
+
+@helper
+def exact_moments(operation, dy, x, dx, job):
+    """The same in float64, about the channel's point, for float32 and float64 data."""
+    sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
+    step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
+    rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
+    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    for c in range(first, first + get(job, B.J_CHANNELS)):
+        mean = get(means, c // per_group if per_group > 1 else c)
+        exact_moments_of_rows(shift(x, (c - first) * apart), step, rows, run, mean, sums, c)
 
 
 @helper
@@ -139,107 +289,60 @@ def lines_to_stream(pointer, count):
 
 
 @helper
-def write_part(pattern, dy, x, dx, i, terms, part):
+def write_part(operation, dy, x, dx, i, coefficients, weight, bias, part):
     """Write a part of a row."""
-    store_part(dx, i, written(pattern, dy, x, i, i, terms, part), part)
+    here = coefficients_at(operation, dy, coefficients, weight, bias, i, part)
+    store_part(dx, i, written(operation, dy, x, i, i, here, part), part)
 
 
 @helper
-def write_row(pattern, dy, x, dx, terms, count, streaming):
-    """Write a row, past the caches where that is asked; the terms are lanes."""
+def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming):
+    """Write a row, past the caches where that is asked; the coefficients are lanes."""
     i = 0
     if streaming:
         i, end = lines_to_stream(dx, count)
         if i > 0:
-            write_part(pattern, dy, x, dx, 0, terms, i)
+            write_part(operation, dy, x, dx, 0, coefficients, weight, bias, i)
         while i < end:
-            write_part(pattern, dy, x, dx, i, terms, PAST_CACHES)
+            write_part(operation, dy, x, dx, i, coefficients, weight, bias, PAST_CACHES)
             i += LANES
     while i + LANES <= count:
-        write_part(pattern, dy, x, dx, i, terms, None)
+        write_part(operation, dy, x, dx, i, coefficients, weight, bias, None)
         i += LANES
     if i < count:
-        write_part(pattern, dy, x, dx, i, terms, count - i)
+        write_part(operation, dy, x, dx, i, coefficients, weight, bias, count - i)
 
 
 @helper
-def terms_of(mean, coefficients, c):
-    """A channel's mean and coefficients, as lanes."""
-    gain, offset, slope, scale = coefficients
-    return (
-        splat(get(mean, c)), splat(get(gain, c)), splat(get(offset, c)), splat(get(slope, c)),
-        splat(get(scale, c)),
-    )  # fmt: skip
-
-
-@helper
-def write_rows(pattern, dy, x, dx, steps, rows, mean, coefficients, c, count, streaming):
-    """Write some rows of one channel."""
-    not_inlined()
-    terms = terms_of(mean, coefficients, c)
-    for r in range(rows):
+def write_rows(operation, dy, x, dx, steps, rows, coefficients, weight, bias, count, streaming):
+    """Write some rows of one channel, the last one first: it is what was summed last."""
+    for r in range(rows - 1, -1, -1):
         write_row(
-            pattern, shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
-            terms, count, streaming,
+            operation, shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
+            coefficients, weight, bias, count, streaming,
         )  # fmt: skip
 
 
 @helper
-def rows_of(block, count):
-    """How many rows a segment is, and how long each; and their steps in each tensor."""
-    run = get(block, RUN)
-    steps = (
-        get(block, INNER_STRIDES), get(block, INNER_STRIDES + 1), get(block, INNER_STRIDES + 2)
-    )  # fmt: skip
-    if run > 1:
-        return count, run, steps
-    return 1, count, steps
-
-
-# fmt: off
-def segment_sums(
-    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
-):
-    """Add a segment's Σdy and Σdy·(x − mean) to each channel's sums."""
-    dy_channel = get(block, CHANNEL_STRIDES)
-    x_channel = get(block, CHANNEL_STRIDES + 1)
-    rows, length, steps = rows_of(block, count)
-    for c in range(channels):
-        row_sums(
-            shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
-            steps[0], steps[1], rows, get(mean, c), length, sums, c,
+def write(operation, dy, x, dx, job):
+    """Write dx or y."""
+    steps, apart = steps_of(job), channel_steps_of(job)
+    rows, run, streaming = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_STREAM) != 0
+    real = real_of(dy, x)
+    weight, bias = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
+    means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
+    offsets = doubles_at(get(job, B.J_SHIFT))
+    slopes, scales = doubles_at(get(job, B.J_SLOPE)), doubles_at(get(job, B.J_SCALE))
+    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    for c in range(get(job, B.J_CHANNELS)):
+        channel = first + c
+        group = channel // per_group if per_group > 1 else channel
+        coefficients = (
+            splat_like(dy, x, get(means, group)), splat_like(dy, x, get(gains, channel)),
+            splat_like(dy, x, get(offsets, channel)), splat_like(dy, x, get(slopes, group)),
+            splat_like(dy, x, get(scales, group)),
         )  # fmt: skip
-# fmt: on
-
-
-# fmt: off
-def segment_moments(
-    pattern, dy, x, dy_at, x_at, block, channels, count, mean, sums,
-):
-    """Add a segment's Σ(x − mean) and Σ(x − mean)² to each channel's sums."""
-    x_channel = get(block, CHANNEL_STRIDES + 1)
-    rows, length, steps = rows_of(block, count)
-    for c in range(channels):
-        row_moments(
-            shift(x, x_at + c * x_channel), steps[1], rows, double(get(mean, c)), length, sums, c
-        )
-# fmt: on
-
-
-# fmt: off
-def segment_write(
-    pattern, dy, x, dx, dy_at, x_at, dx_at, block, channels, count, mean, coefficients,
-):
-    """Write a segment of dx or y."""
-    dy_channel = get(block, CHANNEL_STRIDES)
-    x_channel = get(block, CHANNEL_STRIDES + 1)
-    dx_channel = get(block, CHANNEL_STRIDES + 2)
-    streaming = get(block, STREAM) != 0
-    rows, length, steps = rows_of(block, count)
-    for c in range(channels):
         write_rows(
-            pattern, shift(dy, dy_at + c * dy_channel), shift(x, x_at + c * x_channel),
-            shift(dx, dx_at + c * dx_channel), steps, rows, mean, coefficients, c, length,
-            streaming,
+            operation, shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2]),
+            steps, rows, coefficients, weight, bias, run, streaming,
         )  # fmt: skip
-# fmt: on

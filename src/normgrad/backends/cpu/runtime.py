@@ -27,18 +27,50 @@ from numba.np.ufunc import parallel as numba_threads
 
 from ... import dtypes, threads
 from ...loading import compiling, loading
+from . import arithmetic, columns, drive, moves, openmp, rows, walk
 from . import block as B
-from . import channels, forward, openmp, tiles
-from . import kernel as kernel_module
+from .access import ALONG
 from .disk import cache_for
-from .patterns import PATTERNS, SUMMING
+from .elements import Operation
+from .intrinsics import INT_POINTER, POINTERS
 from .program import Program
+
+#: What goes through the tensors: its module and function, by operation. Those of rows may have
+#: weights along them, which the operation's name says.
+_LOOPS = {
+    "sums": "sums",
+    "evaluate": "sums",
+    "parameters": "sums",
+    "moments": "moments",
+    "exact moments": "exact_moments",
+    "apply": "write",
+    "scale": "write",
+    "normalise": "write",
+}
+_PATTERNS = {"rows": rows, "columns": columns}
+#: The kernels there are, as pattern and operation.
+KERNELS = (
+    *[("rows", name) for name in _LOOPS if name != "parameters"],
+    *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
+    *[("columns", name) for name in _LOOPS],
+)
 
 
 def cache_folder() -> str | None:
     """Where compiled kernels are kept, or None where they are not."""
-    path: str | None = cache_for(kernel_module.add_sums).cache_path
+    path: str | None = cache_for(drive.drive).cache_path
     return path
+
+
+def signature(operation: str, code: int) -> Any:
+    """A kernel's type for an operation and the data's dtype code."""
+    return types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
+
+
+def kernel_of(pattern: str, operation: str) -> Any:
+    """What is compiled for an access pattern and an operation."""
+    function = getattr(_PATTERNS[pattern], _LOOPS[operation.removesuffix(ALONG)])
+    return function.py_func
 
 
 def _compiled(function: Any, signature: Any) -> CFunc:
@@ -57,36 +89,53 @@ def _compiled(function: Any, signature: Any) -> CFunc:
 @cache
 def compiled_kernel(pattern: str, operation: str, code: int) -> CFunc:
     """The kernel for an access pattern, an operation and a dtype, compiled or from the disk."""
-    signature = kernel_module.signature(pattern, operation, code)
-    return _compiled(kernel_module.kernel_of(operation), signature)
+    return _compiled(kernel_of(pattern, operation), signature(operation, code))
 
 
-#: Per-channel arithmetic, by a program's name for it: one does not wait for the other to compile.
-_CHANNEL_KERNELS = {"channels": channels.channel_kernel, "forward": forward.forward_kernel}
+#: Arithmetic of channels, by a program's name for it: one does not wait for another to compile.
+_ARITHMETIC = {
+    "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
+    "gather": (arithmetic.gather, arithmetic.SIGNATURE),
+    "batch": (arithmetic.batch_coefficients, arithmetic.COEFFICIENTS),
+    "groups": (arithmetic.group_coefficients, arithmetic.COEFFICIENTS),
+    "constant": (arithmetic.constant_coefficients, arithmetic.COEFFICIENTS),
+}
 
 
 @cache
-def compiled_channel_kernel(name: str, code: int) -> CFunc:
-    """The channel kernel for an arithmetic's dtype, compiled or from the disk."""
-    return _compiled(_CHANNEL_KERNELS[name], channels.channel_signature(code))
+def compiled_arithmetic(name: str) -> CFunc:
+    """Arithmetic of channels, compiled or from the disk."""
+    return _compiled(*_ARITHMETIC[name])
 
 
 @cache
-def compiled_mover(code: int, real: int) -> CFunc:
-    """What copies tiles of a dtype, compiled or from the disk."""
-    return _compiled(tiles.mover, tiles.mover_signature(code, real))
+def compiled_walk() -> CFunc:
+    """What goes through the tensors for a task, compiled or from the disk."""
+    return _compiled(walk.run_tasks, walk.SIGNATURE)
+
+
+@cache
+def compiled_tiles() -> CFunc:
+    """What goes through tensors that are moved to tiles, compiled or from the disk."""
+    return _compiled(walk.in_tiles, walk.TILES_SIGNATURE)
+
+
+@cache
+def compiled_mover(code: int, tile: int) -> CFunc:
+    """What copies between a tensor of a dtype and a tile's, compiled or from the disk."""
+    return _compiled(moves.mover, moves.mover_signature(code, tile))
 
 
 def _driver(name: str, parallel: bool) -> Any:
     # Under a name of its own: Numba's cache tells functions apart by name, not by options.
-    drive = kernel_module.drive
-    function = python_types.FunctionType(drive.__code__, drive.__globals__, name)
+    template = drive.drive
+    function = python_types.FunctionType(template.__code__, template.__globals__, name)
     function.__qualname__ = name
-    function.__module__ = drive.__module__
+    function.__module__ = template.__module__
     dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
     dispatcher._cache = cache_for(function)
-    numbers = [types.int64] * (drive.__code__.co_argcount - 1)
-    signature = types.int64(*numbers, kernel_module.ADDRESSES_TYPE)
+    numbers = [types.int64] * (template.__code__.co_argcount - 1)
+    signature = types.int64(*numbers, drive.ADDRESSES_TYPE)
     with compiling():
         dispatcher.compile(signature)
     # Past the dispatcher, which would find out every argument's type again.
@@ -96,7 +145,7 @@ def _driver(name: str, parallel: bool) -> Any:
 @cache
 def _team(functions: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """A team's table for the driver: OpenMP's functions, and what each thread does."""
-    team = _compiled(kernel_module.team, types.void(types.int64))
+    team = _compiled(drive.team, types.void(types.int64))
     return np.array([*functions, team.address], np.int64)
 
 
@@ -205,37 +254,69 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.forked)
 
 
+def _uses(operation: str | None) -> int:
+    """Which of the data tensors a kernel goes through, by bit."""
+    if operation is None:
+        return 0
+    name = operation.removesuffix(ALONG)
+    dy = 0 if name in ("moments", "exact moments", "normalise") else B.USES_DY
+    x = 0 if name == "scale" else B.USES_X
+    return dy | x | (0 if name in ("sums", "moments", "exact moments") else B.USES_DX)
+
+
 class Runner:
     """A program with its kernel compiled, ready for addresses."""
 
     def __init__(self, program: Program, guards: npt.NDArray[np.int64]) -> None:
         self._guards = guards
-        self._kernels = {
-            operation: compiled_kernel(program.pattern, operation, program.code)
-            for operation in program.operations
-        }
-        self._channel_kernel = compiled_channel_kernel(program.channels, program.arithmetic)
+        #: What is compiled, kept for as long as its addresses are.
+        self._compiled: list[CFunc] = []
         self._template = program.template.copy()
-        if program.pattern == "tiles":
-            self._movers = [compiled_mover(code, program.arithmetic) for code in program.data]
-            self._template[B.MOVERS : B.MOVERS + 3] = [mover.address for mover in self._movers]
+        for tensor, code in enumerate(program.moved):
+            if code is not None:
+                mover = self._address(compiled_mover(code, program.dtype))
+                self._template[B.MOVERS + tensor] = mover
+                self._template[B.IN_TILES] = self._address(compiled_tiles())
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
-        for words, step in zip(steps, program.steps, strict=True):
-            for operation in step.operations:
-                word = B.SUMS_KERNEL if operation in SUMMING else B.DX_KERNEL
-                words[word] = self._kernels[operation].address
-            words[B.CHANNEL_KERNEL] = self._channel_kernel.address
-            words[B.TASKS] = step.tasks
-            words[B.FLAGS] = step.flags
-            words[B.CHANNEL_BLOCK] = step.channel_block
-            words[B.PARTS] = step.parts
-            words[B.PART_SIZE] = step.part_size
-            words[B.THREADS] = step.parallel and step.tasks > 1
+        for fields, step in zip(steps, program.steps, strict=True):
+            for field, operation in (
+                (B.SUMS_KERNEL, step.sums),
+                (B.WRITE_KERNEL, step.write),
+            ):
+                if operation:
+                    kernel = compiled_kernel(program.pattern, operation, program.dtype)
+                    fields[field] = self._address(kernel)
+            if step.columns:
+                kernel = compiled_kernel("columns", "parameters", program.dtype)
+                fields[B.PARAMETER_KERNEL] = self._address(kernel)
+            fields[B.SUMS_USES] = _uses(step.sums)
+            fields[B.WRITE_USES] = _uses(step.write)
+            fields[B.RUN_TASKS] = self._address(compiled_walk())
+            name = "gather" if step.last == B.DO_GATHER else "channels"
+            fields[B.ARITHMETIC] = self._address(compiled_arithmetic(name))
+            if (step.before | step.after) & B.DO_COEFFICIENTS:
+                kernel = compiled_arithmetic(program.coefficients)
+                fields[B.COEFFICIENTS] = self._address(kernel)
+            fields[B.TASKS] = step.tasks
+            fields[B.SETS_PER_TASK] = step.sets_per_task
+            fields[B.ALL_CHANNELS] = step.channels
+            fields[B.CHANNEL_BLOCK] = step.channel_block
+            fields[B.PARTS] = step.parts
+            fields[B.PART_SIZE] = step.part_size
+            fields[B.AT_ONCE] = step.at_once
+            fields[B.PIECE_CHANNELS] = step.piece_channels
+            fields[B.PIECE_ROWS] = step.piece_rows
+            fields[B.BEFORE], fields[B.AFTER], fields[B.LAST] = step.before, step.after, step.last
+            fields[B.THREADS] = step.parallel and step.tasks > 1
         self._steps: npt.NDArray[np.int64] = steps
         self._program = self._template.ctypes.data, steps.ctypes.data, len(program.steps)
         self._guard = guards.ctypes.data
         self._parallel = bool(steps[:, B.THREADS].any())
         self._serial = None if self._parallel else _serial_driver()
+
+    def _address(self, function: CFunc) -> int:
+        self._compiled.append(function)
+        return int(function.address)
 
     def run(self, addresses: Sequence[int], given: int) -> int:
         """Compute, with the addresses of a block in their order; the GIL is released.
@@ -280,12 +361,12 @@ class Runner:
         driver, places = _parallel_driver(), tuple(addresses)
         with _threads.one_at_a_time:
             if count == usual:
-                status: int = driver(*self._program, 0, 0, self._guard, given, places)
+                status: int = driver(*self._program, 0, count, self._guard, given, places)
             else:
                 # Numba's number is the calling thread's own, and its user's.
                 numba.set_num_threads(count)
                 try:
-                    status = driver(*self._program, 0, 0, self._guard, given, places)
+                    status = driver(*self._program, 0, count, self._guard, given, places)
                 finally:
                     numba.set_num_threads(usual)
         if not _threads.started:
@@ -316,24 +397,21 @@ def everything() -> list[tuple[str, Callable[[], Any]]]:
     ]
     if _threads.usual() is not None:  # else Numba compiles nothing for them
         units.append(("driver with threads", _parallel_driver))
+    units += [("tasks", compiled_walk), ("tasks in tiles", compiled_tiles)]
+    units += [(f"arithmetic: {name}", partial(compiled_arithmetic, name)) for name in _ARITHMETIC]
     units += [
-        (f"{name}, {names[real]} arithmetic", partial(compiled_channel_kernel, name, real))
-        for name in _CHANNEL_KERNELS
-        for real in (singles, doubles)
+        (
+            f"{operation} of {pattern}, {names[code]}",
+            partial(compiled_kernel, pattern, operation, code),
+        )
+        for pattern, operation in KERNELS
+        for code in names
+        if operation != "moments" or code not in (singles, doubles)
     ]
-    for pattern, operation in PATTERNS:
-        codes = (singles, doubles) if pattern == "tiles" else names
-        units += [
-            (
-                f"{operation} of {pattern}, {names[code]}",
-                partial(compiled_kernel, pattern, operation, code),
-            )
-            for code in codes
-        ]
-    for real in (singles, doubles):
-        units += [
-            (f"tiles of {names[code]} in {names[real]}", partial(compiled_mover, code, real))
-            for code in names
-            if real == doubles or code != doubles
-        ]
+    units += [
+        (f"tiles of {names[tile]} from {names[code]}", partial(compiled_mover, code, tile))
+        for tile in names
+        for code in names
+        if tile in (code, doubles) or (tile == singles and code != doubles)
+    ]
     return units

@@ -6,22 +6,25 @@ number of threads: it decides in which order they are added, and so the last bit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from ... import dtypes
 from ...problem import Problem
 from . import block as B
-from .access import DX_ROWS, FEW_PARTS, ROWS, Access
+from .access import ALONG, LANES, ROWS, Access, read_bytes
 
-#: Below so many elements one thread does it all, in one step: more steps, and starting the other
-#: threads, take 5 to 15 µs, in which one core treats about as many.
-SMALL = 1 << 17
-#: Elements of one channel or sample below which cutting it into parts does not pay.
+#: Below so many elements one thread does it all: starting the others takes 2 to 5 µs, in which one
+#: core treats about as many.
+SMALL = 1 << 14
+#: Elements that are summed and then written while they are in the nearest cache; and as many to a
+#: task at least.
 PART = 1 << 13
 #: Enough tasks to keep the cores of a large server busy where there are few channels, and few
 #: enough that adding their sums costs nothing.
 TASKS = 64
+#: A few tasks, for a few cores.
+FEW_PARTS = 4
 #: Channels, times parts, below which one thread does what is per channel alone: in the 5 µs that
 #: starting the others takes it does about as many.
 MANY_CHANNELS = 1 << 13
@@ -32,134 +35,262 @@ CHANNELS_PER_TASK = 128
 #: float32 (32, 2048, 7, 7) 1.3 times as long, float32 (256, 1024) 1.4 times. FEW_PARTS there are
 #: even so.
 ROWS_OF_PART = 256
+#: Bytes of dy and x that follow each other, where sums do not have to wait for each other: images
+#: are gone through one after the other, some channels of each.
+CONTIGUOUS = 1 << 16
+#: The bytes of dy and x that a task of group norm's columns takes at once: in a core's cache they
+#: are read from memory once rather than twice. Channels-last, float32 (32, 64, 56, 56) in 8 groups
+#: took 0.69 of the time, bfloat16 (16, 256, 32, 32) 0.76; with 1 or 4 MiB fewer cases gained. Batch
+#: norm's channels, cut out of rows that all the batch has, gained nothing. And enough tasks.
+SAMPLE, SAMPLE_TASKS = 2 << 20, 16
+#: Elements of a channel that are summed together even so: several images' rows, where they are
+#: short.
+ROWS_IN_ORDER = 512
+#: Moments in float64: for gradients, which use them unrounded, and for float32 and float64 data. So
+#: the mean that is found is the nearest float32, next to which every element's deviation is exact.
+EXACT = "exact moments"
+#: The size of a half type.
+HALF = dtypes.float16.itemsize
+#: The bytes of rows that are groups of their own that are taken at once, sixteen at most.
+ROWS_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True)
 class Step:
-    """One pass over the tiles: what is done to each, and how they are cut."""
+    """One pass over the tiles: what is done to each, and how they are cut.
 
-    flags: int
-    channel_block: int
-    parts: int
-    part_size: int
+    Attributes:
+        before, after, last: the arithmetic before and after the sums, and after all sets, as flags.
+        sums, write: the operations of the kernels that sum and write, if any do.
+        columns: whether the sums of parameters are taken along the rows.
+        parallel: whether several threads share its tasks.
+        tasks, sets_per_task, channels, channel_block, at_once, parts, part_size, piece_channels,
+            piece_rows: see block.py.
+    """
+
     tasks: int
     parallel: bool
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """The kernels it needs."""
-        return tuple(name for flag, name in OPERATIONS.items() if self.flags & flag)
+    channels: int
+    channel_block: int
+    at_once: int
+    sets_per_task: int = 1
+    before: int = 0
+    sums: str | None = None
+    after: int = 0
+    write: str | None = None
+    columns: bool = False
+    last: int = 0
+    parts: int = 1
+    part_size: int = 1
+    piece_channels: int = 1
+    piece_rows: int = 1
 
     @property
     def name(self) -> str:
         """What it does, in words."""
-        return "+".join(name for flag, name in _NAMES.items() if self.flags & flag)
 
+        def named(flags: int) -> list[str]:
+            return [name for flag, name in _NAMES.items() if flags & flag]
 
-OPERATIONS = {
-    B.DO_MOMENTS: "moments",
-    B.DO_SUMS: "sums",
-    B.DO_APPLY: "apply",
-    B.DO_SCALE: "scale",
-    B.DO_NORMALISE: "normalise",
-}
+        words = [*named(self.before), self.sums, *named(self.after), self.write]
+        words += ["columns" * self.columns, *named(self.last)]
+        return "+".join(word for word in words if word)
 
 
 _NAMES = {
     B.DO_COUNT: "count",
+    B.DO_WEIGHTS: "weights",
     B.DO_PREPARE: "prepare",
-    B.DO_MOMENTS: "moments",
-    B.DO_SUMS: "sums",
     B.DO_COMBINE: "combine",
     B.DO_MEAN: "mean",
-    B.DO_CENTRE: "centre",
     B.DO_STATISTICS: "statistics",
-    B.DO_GATHER: "gather",
-    B.DO_OUTPUTS: "outputs",
+    B.DO_CENTRE: "centre",
     B.DO_COEFFICIENTS: "coefficients",
-    B.DO_APPLY: "apply",
-    B.DO_SCALE: "scale",
-    B.DO_NORMALISE: "normalise",
+    B.DO_PARAMETERS: "parameters",
+    B.DO_OUTPUTS: "outputs",
+    B.DO_GATHER: "gather",
 }
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut: channels to a task, parts to a channel."""
+    """How the work is cut: sets and channels to a task, channels at once, parts to a channel.
 
-    channel_block: int
+    And how a kernel goes through a piece: some channels of some rows.
+    """
+
+    sets: int
+    channels: int
+    at_once: int
     parts: int
     part_size: int
+    piece_channels: int
+    piece_rows: int
 
 
-def tiling_of(problem: Problem, access: Access) -> Tiling:
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _whole_groups(problem: Problem, access: Access) -> int:
+    """The least number of channels that are whole groups, and whole rows of columns."""
+    unit = access.chunk if access.run > 1 else LANES
+    step = unit if access.columns else 1
+    return problem.per_group * step // gcd(problem.per_group, step)
+
+
+def tiling_of(access: Access) -> Tiling:
     """How a problem's work is cut."""
-    sets, channels, positions = problem.sets.size, problem.channel.size, problem.positions
-    per_channel = positions * access.run
-    if sets * channels * per_channel < SMALL:
-        return Tiling(channels, 1, positions)
-    if access.channel_block:
-        return Tiling(access.channel_block, 1, positions)
-    if access.pattern == "columns" and access.run == 1:
-        # Slabs of positions over all channels; the channels stay together because they share
-        # cache lines. Whole rows to a slab.
-        channel_block = channels
-        unit = access.repeat * ROWS
-        rows = positions // access.repeat
-        most = max(1, per_channel * channels // PART)
-        parts = min(-(-TASKS // sets), max(FEW_PARTS, rows // ROWS_OF_PART), most)
-    elif access.pattern != "tiles" and problem.sets.size == 1 and not problem.needs_sums:
-        # Nothing is summed over a channel, so that memory can be gone through in its own order.
-        # batch_norm_elemt took (1 core) float32 (32, 512, 28, 28) 0.50 of the time, bfloat16 0.51,
-        # (32, 2048, 7, 7) 0.56 and 0.69, (32, 64, 56, 56) 0.91 and 0.64; its gradient as much less.
-        unit = DX_ROWS if access.run > 1 and access.pattern == "columns" else problem.inner.size
-        parts = min(TASKS, -(-positions // unit))
-        blocks = min(TASKS // parts, -(-channels // access.chunk))
-        channel_block = -(-channels // blocks // access.chunk) * access.chunk
+    problem = access.problem
+    sets, channels, positions = problem.sets.size, problem.channel.size, access.positions
+    per_channel = problem.positions
+    small = sets * channels * per_channel < SMALL
+    # Rows are gone through channel by channel where a channel's sums are needed before the rest,
+    # and image by image where they are not.
+    in_order = not access.columns and not problem.result_needs_sums and not problem.missing_mean
+    piece = (
+        min(access.chunk, channels) if access.columns else channels,
+        max(1, ROWS_IN_ORDER // access.run) if in_order else positions,
+    )
+    if access.along:
+        return _along(access)
+    if small:
+        return Tiling(sets, channels, channels, 1, positions, *piece)
+    step = _whole_groups(problem, access)
+    if access.columns and access.run == 1:
+        return _of_columns(access, step, piece)
+    if sets == 1 and (in_order or (not problem.result_needs_sums and not problem.missing_mean)):
+        # Long runs of memory, each image's after the other's.
+        size = access.run * read_bytes(problem)
+        block = min(channels, _rounded_up(max(1, CONTIGUOUS // size), step))
     else:
-        # As few channels (whole groups, whole rows) to a task as make it worth its while.
-        step = problem.per_group * access.chunk // gcd(problem.per_group, access.chunk)
-        channel_block = min(channels, max(1, PART // (per_channel * step)) * step)
-        tasks = sets * -(-channels // channel_block)
-        parts, unit = 1, 1
-        if tasks < TASKS // 4:
-            parts = min(-(-TASKS // tasks), max(1, per_channel * channel_block // PART))
+        # As few channels (whole groups, whole rows) as make it worth a task's while.
+        block = min(channels, max(1, PART // (per_channel * step)) * step)
+    turns = min(sets, TASKS)
+    turn = -(-sets // turns)
+    turns = -(-sets // turn)
+    tasks = turns * -(-channels // block)
+    parts = 1
+    if tasks < TASKS // 4:
+        parts = min(-(-TASKS // tasks), max(1, per_channel * block // PART), positions)
+    if parts > 1:
+        turn = 1
+    elif sets > 1:
+        # Tasks of several blocks, of which there are enough all the same.
+        wanted = -(-TASKS // turns)
+        channels_of_task = _rounded_up(-(-channels // wanted), step)
+        part = -(-positions // parts)
+        return Tiling(turn, max(block, channels_of_task), block, 1, part, *piece)
+    part = -(-positions // parts)
+    return Tiling(turn, block, block, -(-positions // part), part, *piece)
+
+
+def _of_columns(access: Access, step: int, piece: tuple[int, int]) -> Tiling:
+    """Slabs of positions over all channels, which share cache lines; or whole sets of channels."""
+    problem = access.problem
+    sets, channels, positions = problem.sets.size, problem.channel.size, access.positions
+    if sets > 1:
+        # Whole groups of one set, and whole cache lines.
+        size = read_bytes(problem)
+        most = SAMPLE // max(1, positions * size) // step * step
+        turns = min(sets, TASKS)
+        turn = -(-sets // turns)
+        turns = -(-sets // turn)
+        wanted = -(-SAMPLE_TASKS // turns)
+        block = min(most, _rounded_up(max(-(-channels // wanted), 2 * LANES), step), channels)
+        if block > 0 and turns * -(-channels // block) >= FEW_PARTS:
+            whole = channels if block == channels else block
+            return Tiling(turn, whole, whole, 1, positions, min(piece[0], whole), piece[1])
+    rows = positions // access.repeat
+    unit = access.repeat * ROWS
+    most = max(1, problem.positions * channels // PART)
+    parts = min(-(-TASKS // sets), max(FEW_PARTS, rows // ROWS_OF_PART), most)
     units = -(-positions // unit)
-    part_size = -(-units // parts) * unit
-    return Tiling(channel_block, -(-positions // part_size), part_size)
+    part = -(-units // parts) * unit
+    return Tiling(1, channels, channels, -(-positions // part), part, *piece)
+
+
+def _along(access: Access) -> Tiling:
+    """Rows that are groups of their own, some at once, many of those to a task: it has one slot."""
+    problem = access.problem
+    rows, sets = problem.channel.size, problem.sets.size
+    size = access.run * read_bytes(problem)
+    at_once = max(1, min(ROWS, rows, ROWS_AT_ONCE // size))
+    if rows * sets * access.run < SMALL:
+        return Tiling(sets, rows, at_once, 1, 1, rows, 1)
+    blocks = min(-(-TASKS // sets), -(-rows // ROWS))
+    task = _rounded_up(-(-rows // blocks), at_once)
+    return Tiling(1, task, at_once, 1, 1, at_once, 1)
 
 
 @dataclass(frozen=True)
 class _Cutter:
     """Steps over a problem's tiles and over its channels."""
 
-    problem: Problem
     access: Access
     tiling: Tiling
+
+    @property
+    def problem(self) -> Problem:
+        """The problem, in the access's axes."""
+        return self.access.problem
 
     @property
     def whole(self) -> bool:
         """Whether a tile has all positions of its channels, so that one step can do all of it."""
         return self.tiling.parts == 1
 
-    def over_tiles(self, flags: int) -> Step:
+    @property
+    def blocks(self) -> int:
+        """Tiles along the channels."""
+        return -(-self.problem.channel.size // self.tiling.channels)
+
+    def over_tiles(
+        self, before: int = 0, sums: str | None = None, after: int = 0, write: str | None = None
+    ) -> Step:
         """A step with a task for each tile."""
         problem, tiling = self.problem, self.tiling
         sets, channels = problem.sets.size, problem.channel.size
-        blocks = -(-channels // tiling.channel_block)
-        parallel = sets * channels * problem.positions * self.access.run >= SMALL
-        tasks = sets * blocks * tiling.parts
-        return Step(flags, tiling.channel_block, tiling.parts, tiling.part_size, tasks, parallel)
+        along = ALONG if self.access.along else ""
+        return Step(
+            tasks=-(-sets // tiling.sets) * self.blocks * tiling.parts,
+            parallel=sets * channels * problem.positions >= SMALL,
+            channels=channels,
+            channel_block=tiling.channels,
+            at_once=tiling.at_once,
+            sets_per_task=tiling.sets,
+            before=before,
+            sums=sums + along if sums == "sums" else sums,
+            after=after,
+            write=write + along if write else None,
+            parts=tiling.parts,
+            part_size=tiling.part_size,
+            piece_channels=tiling.piece_channels,
+            piece_rows=tiling.piece_rows,
+        )
 
-    def over_channels(self, flags: int, sets: int | None = None) -> Step:
-        """A step with a task for some channels of each set, whole groups of them."""
+    def over_channels(self, flags: int = 0, last: int = 0) -> Step:
+        """A step with a task for some channels of every set, whole groups of them."""
         problem = self.problem
         channels, per_group = problem.channel.size, problem.per_group
-        size = min(channels, -(-CHANNELS_PER_TASK // per_group) * per_group)
-        shared = problem.sets.size * channels * self.tiling.parts >= MANY_CHANNELS
-        sets = problem.sets.size if sets is None else sets
-        tasks = sets * -(-channels // size)
-        return Step(flags, size, 1, problem.positions, tasks, shared)
+        if last and self.access.along:
+            channels = problem.sets.size * problem.inner.size
+        size = min(channels, _rounded_up(CHANNELS_PER_TASK, per_group))
+        copies = max(self.tiling.parts, problem.sets.size, self.blocks)
+        return Step(
+            tasks=-(-channels // size),
+            parallel=channels * copies >= MANY_CHANNELS,
+            channels=channels,
+            channel_block=size,
+            at_once=size,
+            sets_per_task=problem.sets.size if flags else 0,
+            before=flags,
+            last=last,
+        )
+
+    def once(self, flags: int) -> Step:
+        """A step of one task, for what is the same for all channels."""
+        return Step(1, False, 1, 1, 1, sets_per_task=0, last=flags)
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
@@ -168,44 +299,54 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     if not problem.wants_parameters or channels == 0:
         return ()
     if problem.forward:
-        return (Step(B.DO_STATISTICS, channels, 1, 1, sets, False),)
-    return (Step(B.DO_OUTPUTS, channels, 1, 1, 1, False),)
+        return (Step(1, False, channels, channels, channels, sets, before=B.DO_STATISTICS),)
+    return (Step(1, False, channels, channels, channels, 0, last=B.DO_OUTPUTS),)
 
 
-def _forward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
+def _forward(problem: Problem, cut: _Cutter) -> list[Step]:
     """The steps of y, or of statistics alone."""
-    writes = 0 if problem.result is None else B.DO_NORMALISE
-    coefficients = B.DO_COEFFICIENTS if writes else 0
+    write = None if problem.result is None else "normalise"
+    coefficients = B.DO_COEFFICIENTS if write else 0
+    steps = [cut.once(B.DO_WEIGHTS)] if cut.access.along and write else []
     if not problem.missing_mean:
         if cut.whole:
-            return (cut.over_tiles(B.DO_PREPARE | coefficients | writes),)
-        return cut.over_channels(B.DO_PREPARE | coefficients), cut.over_tiles(writes)
+            return [*steps, cut.over_tiles(B.DO_PREPARE | coefficients, write=write)]
+        steps.append(cut.over_channels(B.DO_PREPARE | coefficients))
+        return [*steps, cut.over_tiles(write=write)]
     last = B.DO_STATISTICS | coefficients
     # In float64 arithmetic the mean takes a round of its own: about anything else the squares
     # would lose what float32 data have to spare.
-    means = (B.DO_MEAN,) if problem.arithmetic is dtypes.float64 else ()
+    double = problem.arithmetic is dtypes.float64
+    means = (B.DO_MEAN,) if double else ()
+    moments = "moments" if cut.access.dtype.itemsize == HALF else EXACT
     if cut.whole:
-        rounds = [B.DO_MOMENTS | finish for finish in (*means, last | writes)]
-        rounds[0] |= B.DO_PREPARE
-        return tuple(map(cut.over_tiles, rounds))
-    steps = [cut.over_channels(B.DO_PREPARE)]
+        before = B.DO_PREPARE
+        for mean in means:
+            steps.append(cut.over_tiles(before, moments, mean))
+            before = 0
+        return [*steps, cut.over_tiles(before, moments, last, write)]
+    steps.append(cut.over_channels(B.DO_PREPARE))
     for finish in (*means, last):
-        steps += cut.over_tiles(B.DO_MOMENTS), cut.over_channels(B.DO_COMBINE | finish)
-    return (*steps, cut.over_tiles(writes)) if writes else tuple(steps)
+        steps.append(cut.over_tiles(sums=moments))
+        steps.append(cut.over_channels(B.DO_COMBINE | finish))
+    return [*steps, cut.over_tiles(write=write)] if write else steps
 
 
-def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
+def _backward(problem: Problem, cut: _Cutter) -> list[Step]:
     """The steps of gradients."""
-    writes = 0
+    write = None
     if problem.result is not None:
-        writes = B.DO_SCALE if problem.constant else B.DO_APPLY
-    sums = B.DO_SUMS if problem.needs_sums else 0
-    if not writes and not sums:
-        return ()
+        write = "scale" if problem.constant else "apply"
+    sums = "sums" if problem.needs_sums else None
+    if not write and not sums:
+        return []
 
     steps: list[Step] = []
     if problem.count is not None:
-        steps.append(Step(B.DO_COUNT, problem.channel.size, 1, problem.positions, 1, False))
+        steps.append(cut.once(B.DO_COUNT))
+    along = cut.access.along
+    if along:
+        steps.append(cut.once(B.DO_WEIGHTS))
     prepare = B.DO_PREPARE
     if problem.missing_mean or problem.missing_invstd:
         # A mean in float64 arithmetic takes a round of its own, as in the forward pass.
@@ -213,32 +354,36 @@ def _backward(problem: Problem, cut: _Cutter) -> tuple[Step, ...]:
         steps.append(cut.over_channels(prepare))
         prepare = 0
         for finish in (*[B.DO_MEAN] * twice, B.DO_STATISTICS):
-            steps.append(cut.over_tiles(B.DO_MOMENTS))
+            steps.append(cut.over_tiles(sums=EXACT))
             steps.append(cut.over_channels(B.DO_COMBINE | finish))
-    # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
-    outputs = B.DO_OUTPUTS if problem.wants_parameters else 0
-    last = 0
-    if problem.grouped:
-        outputs, last = 0, outputs
-    coefficients = B.DO_COEFFICIENTS if writes else 0
-    centre = B.DO_CENTRE if problem.missing_mean else 0
-    # Where dx does not depend on the sums it does not wait for them.
-    early, late = (0, coefficients) if problem.result_needs_sums else (coefficients, 0)
-    if cut.whole:
-        steps.append(cut.over_tiles(prepare | sums | centre | outputs | coefficients | writes))
+    wanted = problem.wants_parameters
+    after = B.DO_CENTRE if problem.missing_mean else 0
+    after |= B.DO_PARAMETERS if wanted and not along else 0
+    outputs = B.DO_OUTPUTS if wanted else 0
+    # Where dx does not depend on the sums it is written with them.
+    coefficients = B.DO_COEFFICIENTS if write else 0
+    if problem.result_needs_sums:
+        after |= coefficients
     else:
-        if prepare or early:
-            steps.append(cut.over_channels(prepare | early))
-        if not sums:
-            steps.append(cut.over_tiles(writes))
-        else:
-            steps.append(cut.over_tiles(sums if late else sums | writes))
-            steps.append(cut.over_channels(B.DO_COMBINE | centre | outputs | late))
-            if late:
-                steps.append(cut.over_tiles(writes))
-    if last:
-        steps.append(cut.over_channels(last, sets=1))
-    return tuple(steps)
+        prepare |= coefficients
+        if sums and write:
+            sums, write = "evaluate", None
+    if not sums:
+        after = outputs = 0
+    if cut.whole:
+        step = replace(cut.over_tiles(prepare, sums, after, write), columns=bool(along and outputs))
+        # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
+        if not along and 1 in (step.tasks, problem.sets.size):
+            return [*steps, replace(step, last=outputs)]
+        return [*steps, step, *[cut.over_channels(last=outputs)] * bool(outputs)]
+    if prepare:
+        steps.append(cut.over_channels(prepare))
+    if sums:
+        steps.append(cut.over_tiles(sums=sums))
+        steps.append(replace(cut.over_channels(B.DO_COMBINE | after), last=outputs))
+    if write:
+        steps.append(cut.over_tiles(write=write))
+    return steps
 
 
 def _gather(problem: Problem) -> Step:
@@ -246,15 +391,16 @@ def _gather(problem: Problem) -> Step:
     channels = problem.channel.size
     ranks = problem.count.elements if problem.count else 1
     size = min(channels, CHANNELS_PER_TASK)
-    return Step(B.DO_GATHER, size, 1, 1, -(-channels // size), ranks * channels >= MANY_CHANNELS)
+    parallel = ranks * channels >= MANY_CHANNELS
+    return Step(-(-channels // size), parallel, channels, size, size, 0, last=B.DO_GATHER)
 
 
-def steps_of(problem: Problem, access: Access) -> tuple[tuple[Step, ...], int]:
-    """The steps, and how many parts each channel's sums come in."""
+def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
+    """The steps, and how the work is cut where it is over tensors."""
+    problem = access.problem
     if problem.is_empty:
-        return _for_nothing(problem), 1
+        return _for_nothing(problem), None
     if problem.gathers:
-        return (_gather(problem),), 1
-    cut = _Cutter(problem, access, tiling_of(problem, access))
-    steps = (_forward if problem.forward else _backward)(problem, cut)
-    return steps, cut.tiling.parts if steps else 1
+        return (_gather(problem),), None
+    cut = _Cutter(access, tiling_of(access))
+    return tuple((_forward if problem.forward else _backward)(problem, cut)), cut.tiling

@@ -1,24 +1,28 @@
-"""Sums that are carried in float64 from one block to the next.
+"""Sums that are carried in float64 from one chain of additions to the next.
 
 In float64 arithmetic the rounding error of each addition is carried too: otherwise a long tensor's
-chain of additions would break the bound. In float32 arithmetic float64 is exact enough by itself,
-and the pointer to the errors is only a type.
+chain of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
+Which of them a function is compiled for follows from ``zero``, lanes of the arithmetic's type, or
+from the type of other lanes.
 """
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
 from typing import Any
 
 from numba import types
 from numba.core.extending import overload
 
-from .intrinsics import HELPER, double_buffer, fma, get, helper, load, put, two_sum
+from .elements import write_early
+from .intrinsics import HELPER, double_buffer, fma, get, helper, load, put, shift, two_sum
 from .lanes import (
     LANES,
+    as_loaded,
     double_lanes,
     fused,
     get_lanes,
+    half_zeros,
+    halves_added,
     keep_part,
     keep_some,
     load_some,
@@ -26,6 +30,7 @@ from .lanes import (
     product,
     put_lanes,
     splat,
+    splat_like,
     sum_and_error_of_lanes,
     sum_of_lanes,
 )
@@ -36,281 +41,214 @@ from .lanes import (
 TWO_LOTS = 2 * LANES
 
 
-def fold(total: Any, error: Any, index: Any, value: Any) -> None:
-    """Add a block's sum to a running total in float64.
+def _is_double(lanes: Any) -> bool:
+    return bool(lanes.real == types.float64)
 
-    In float64 arithmetic the error of each addition is kept too: otherwise a long tensor's chain
-    of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
+
+def start_total(zero: Any) -> Any:
+    """A sum in registers, from zero."""
+    raise NotImplementedError
+
+
+@overload(start_total, jit_options=HELPER)
+def _start_total(zero):
+    if _is_double(zero):
+        return lambda zero: (zero, zero)
+    return lambda zero: half_zeros()
+
+
+def add_chain(total: Any, lanes: Any) -> Any:
+    """Add the lanes of a chain to a sum in registers."""
+    raise NotImplementedError
+
+
+@overload(add_chain, jit_options=HELPER)
+def _add_chain(total, lanes):
+    if _is_double(lanes):
+
+        def compensated(total, lanes):
+            value, error = two_sum(total[0], lanes)
+            return value, total[1] + error
+
+        return compensated
+    return lambda total, lanes: total + halves_added(lanes)
+
+
+def total_of(total: Any) -> Any:
+    """A sum in registers as a number and its error."""
+    raise NotImplementedError
+
+
+@overload(total_of, jit_options=HELPER)
+def _total_of(total):
+    if isinstance(total, types.BaseTuple):
+
+        def compensated(total):
+            value, error = sum_and_error_of_lanes(total[0])
+            return value, error + sum_of_lanes(total[1])
+
+        return compensated
+    return lambda total: (sum_of_lanes(total), 0.0)
+
+
+@helper
+def add_sum(totals, errors, c, addend):
+    """Add a number with its error to a sum with its own."""
+    value, rounding = two_sum(get(totals, c), addend[0])
+    put(totals, c, value)
+    put(errors, c, get(errors, c) + (rounding + addend[1]))
+
+
+def few_terms(
+    operation: Any, dy: Any, x: Any, dx: Any, steps: Any, rows: Any, count: Any, mean: Any,
+    gain: Any, weight: Any, sums: Any, c: Any,
+) -> None:  # fmt: skip
+    """Add the sums of rows that have fewer elements than lanes, each term in float64.
+
+    Where a statistic is over few elements, the rounding of each term shows in the result.
     """
     raise NotImplementedError
 
 
-@overload(fold, jit_options=HELPER)
-def _fold(total, error, index, value):
-    if error.dtype == types.float64:
+@overload(few_terms, jit_options=HELPER)
+def _few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
+    along = operation.along
+    if dy.dtype == types.float64 or x.dtype == types.float64:
 
-        def compensated(total, error, index, value):
-            s, e = two_sum(get(total, index), value)
-            put(total, index, s)
-            put(error, index, get(error, index) + e)
+        def compensated(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
+            for r in range(rows):
+                for k in range(count):
+                    d = load(dy, r * steps[0] + k)
+                    w = load(weight, k) if along else 1.0
+                    # w·d·(x − mean), and what each rounding leaves.
+                    value, rest = two_sum(load(x, r * steps[1] + k), -mean)
+                    d, d_rest = d * w, fma(d, w, -(d * w))
+                    product_ = d * value
+                    rounding = fma(d, value, -product_) + d * rest + d_rest * value
+                    add_sum(sums[0], sums[1], c, (d, d_rest))
+                    add_sum(sums[2], sums[3], c, (product_, rounding))
+                o, values = r * steps[2], load_some(dy, r * steps[0], count)
+                write_early(operation, dx, o, values, splat_like(dy, x, gain), count)
 
         return compensated
 
-    def plain(total, error, index, value):
-        put(total, index, get(total, index) + value)
+    def plain(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
+        for r in range(rows):
+            values = load_some(dy, r * steps[0], count)
+            d = double_lanes(values)
+            if along:
+                d = product(d, double_lanes(as_loaded(dy, load_some(weight, 0, count))))
+            value = product(d, double_lanes(load_some(x, r * steps[1], count)) - splat(mean))
+            add_sum(sums[0], sums[1], c, (sum_of_lanes(d), 0.0))
+            add_sum(sums[2], sums[3], c, (sum_of_lanes(keep_some(dy, value, count)), 0.0))
+            write_early(operation, dx, r * steps[2], values, splat_like(dy, x, gain), count)
 
     return plain
 
 
-def fold_sum(total: Any, error: Any, index: Any, lanes: Any) -> None:
-    """``fold`` for the sum of lanes, which are added with their errors in float64 arithmetic."""
-    raise NotImplementedError
-
-
-@overload(fold_sum, jit_options=HELPER)
-def _fold_sum(total, error, index, lanes):
-    if error.dtype == types.float64:
-
-        def compensated(total, error, index, lanes):
-            value, rounding = sum_and_error_of_lanes(lanes)
-            fold(total, error, index, value)
-            put(error, index, get(error, index) + rounding)
-
-        return compensated
-    return lambda total, error, index, lanes: fold(total, error, index, sum_of_lanes(lanes))
-
-
-def clear(total: Any, error: Any, index: Any) -> None:
-    """Start a sum from zero."""
-    raise NotImplementedError
-
-
-@overload(clear)
-def _clear(total, error, index):
-    if error.dtype == types.float64:
-
-        def compensated(total, error, index):
-            put(total, index, 0.0)
-            put(error, index, 0.0)
-
-        return compensated
-    return lambda total, error, index: put(total, index, 0.0)
-
-
-def add_error(into: Any, at: Any, error: Any, index: Any) -> None:
-    """Add one error term to another, where the arithmetic keeps them."""
-    raise NotImplementedError
-
-
-@overload(add_error)
-def _add_error(into, at, error, index):
-    if error.dtype == types.float64:
-        return lambda into, at, error, index: put(into, at, get(into, at) + get(error, index))
-    return lambda into, at, error, index: None
-
-
-@helper
-def corrected(total, error):
-    """A compensated sum. The error of an infinite one is NaN and must not spoil it."""
-    return total + error if isfinite(total) else total
-
-
-def kept_sum(total: Any, error: Any, index: Any) -> Any:
-    """A sum, with its error term where the arithmetic keeps one."""
-    raise NotImplementedError
-
-
-@overload(kept_sum)
-def _kept_sum(total, error, index):
-    if error.dtype == types.float64:
-        return lambda total, error, index: corrected(get(total, index), get(error, index))
-    return lambda total, error, index: get(total, index)
-
-
-def sum_and_error(total: Any, error: Any, index: Any) -> Any:
-    """A sum and its error term; 0 where the arithmetic keeps none, or the sum is infinite."""
-    raise NotImplementedError
-
-
-@overload(sum_and_error)
-def _sum_and_error(total, error, index):
-    if error.dtype == types.float64:
-
-        def compensated(total, error, index):
-            value = get(total, index)
-            return value, get(error, index) if isfinite(value) else 0.0
-
-        return compensated
-    return lambda total, error, index: (get(total, index), 0.0)
-
-
-def error_of(error: Any, index: Any) -> Any:
-    """An error term; 0 where the arithmetic keeps none."""
-    raise NotImplementedError
-
-
-@overload(error_of)
-def _error_of(error, index):
-    if error.dtype == types.float64:
-        return lambda error, index: get(error, index)
-    return lambda error, index: 0.0
-
-
-def put_error(error: Any, index: Any, value: Any) -> None:
-    """Write an error term, where the arithmetic keeps one."""
-    raise NotImplementedError
-
-
-@overload(put_error)
-def _put_error(error, index, value):
-    if error.dtype == types.float64:
-        return lambda error, index, value: put(error, index, value)
-    return lambda error, index, value: None
-
-
-# Products and quotients of a few per-channel numbers. In float64 arithmetic they carry the error
-# of each rounding; beside float32 data float64 itself is exact enough.
-
-
-def times(real: Any, value: Any, error: Any, factor: Any, factor_error: Any) -> Any:
-    """A product of two numbers and their errors, with the error of the product."""
-    raise NotImplementedError
-
-
-@overload(times, jit_options=HELPER)
-def _times(real, value, error, factor, factor_error):
-    if real.dtype == types.float64:
-
-        def compensated(real, value, error, factor, factor_error):
-            product = value * factor
-            rounding = fma(value, factor, -product)
-            return product, rounding + value * factor_error + error * factor
-
-        return compensated
-    return lambda real, value, error, factor, factor_error: (value * factor, 0.0)
-
-
-def divided(real: Any, value: Any, error: Any, divisor: Any) -> Any:
-    """A quotient, with its error."""
-    raise NotImplementedError
-
-
-@overload(divided, jit_options=HELPER)
-def _divided(real, value, error, divisor):
-    if real.dtype == types.float64:
-
-        def compensated(real, value, error, divisor):
-            quotient = value / divisor
-            rounding = (fma(-quotient, divisor, value) + error) / divisor
-            # By an infinite number of elements nothing is left over.
-            return quotient, rounding if isfinite(divisor) else 0.0
-
-        return compensated
-    return lambda real, value, error, divisor: (value / divisor, 0.0)
-
-
-def inverse_root(real: Any, value: Any, error: Any) -> Any:
-    """1/sqrt of a number, with its error."""
-    raise NotImplementedError
-
-
-@overload(inverse_root, jit_options=HELPER)
-def _inverse_root(real, value, error):
-    if real.dtype == types.float64:
-
-        def compensated(real, value, error):
-            root = 1.0 / sqrt(value)
-            # By a step of Newton's: of 1 − root²·value half is what the root lacks, relative to it.
-            square, square_error = times(real, root, 0.0, root, 0.0)
-            lack = fma(-square, value, 1.0) - square_error * value - square * error
-            rest = 0.5 * root * lack
-            return root, rest if isfinite(rest) else 0.0
-
-        return compensated
-    return lambda real, value, error: (1.0 / sqrt(value), 0.0)
-
-
-def finished(real: Any, value: Any, error: Any) -> Any:
-    """A number with its error added."""
-    raise NotImplementedError
-
-
-@overload(finished, jit_options=HELPER)
-def _finished(real, value, error):
-    if real.dtype == types.float64:
-        return lambda real, value, error: corrected(value, error)
-    return lambda real, value, error: value
-
-
-@helper
-def add_term(sums, c, dy, x, mean):
-    """Add one element's terms to channel c's sums, in float64 arithmetic without a rounding.
-
-    Where a statistic is over few elements, the rounding of each term shows in the result.
-    """
-    total, total_error, projection, projection_error = sums
-    xmu, xmu_error = two_sum(x, -mean)
-    value = dy * xmu
-    rounding = fma(dy, xmu, -value) + dy * xmu_error
-    fold(total, total_error, c, dy)
-    fold(projection, projection_error, c, value)
-    put(projection_error, c, get(projection_error, c) + rounding)
-
-
-def fold_lanes(total: Any, error: Any, index: Any, lanes: Any) -> None:
-    """``fold`` for totals that follow each other."""
+def fold_lanes(zero: Any, total: Any, error: Any, index: Any, lanes: Any) -> None:
+    """Add lanes to sums in float64 that follow each other."""
     raise NotImplementedError
 
 
 @overload(fold_lanes, jit_options=HELPER)
-def _fold_lanes(total, error, index, lanes):
-    if error.dtype == types.float64:
+def _fold_lanes(zero, total, error, index, lanes):
+    if _is_double(zero):
 
-        def compensated(total, error, index, lanes):
+        def compensated(zero, total, error, index, lanes):
             s, e = two_sum(get_lanes(total, index), lanes)
             put_lanes(total, index, s)
             put_lanes(error, index, get_lanes(error, index) + e)
 
         return compensated
 
-    def plain(total, error, index, lanes):
+    def plain(zero, total, error, index, lanes):
         put_lanes(total, index, get_lanes(total, index) + double_lanes(lanes))
 
     return plain
 
 
-def add_terms(sums: Any, c: Any, tensor: Any, dy: Any, x: Any, mean: Any, part: Any) -> None:
-    """``add_term`` for the lanes of a part of a tensor's row, whose sums follow each other."""
+def clear_lanes(zero: Any, total: Any, error: Any, index: Any) -> None:
+    """Start sums that follow each other from zero."""
+    raise NotImplementedError
+
+
+@overload(clear_lanes, jit_options=HELPER)
+def _clear_lanes(zero, total, error, index):
+    if _is_double(zero):
+
+        def compensated(zero, total, error, index):
+            put_lanes(total, index, splat(0.0))
+            put_lanes(error, index, splat(0.0))
+
+        return compensated
+    return lambda zero, total, error, index: put_lanes(total, index, splat(0.0))
+
+
+def add_kept(
+    zero: Any, total: Any, error: Any, c: Any, totals: Any, errors: Any, index: Any
+) -> None:
+    """Add one of the sums that follow each other to another, with its error where there is one."""
+    raise NotImplementedError
+
+
+@overload(add_kept, jit_options=HELPER)
+def _add_kept(zero, total, error, c, totals, errors, index):
+    if _is_double(zero):
+        # The error's lanes stand in the same order as the total's: float64 has no other.
+        return lambda zero, total, error, c, totals, errors, index: add_sum(
+            total, error, c, (get(totals, index), get(errors, index))
+        )
+    return lambda zero, total, error, c, totals, errors, index: put(
+        total, c, get(total, c) + get(totals, index)
+    )
+
+
+def add_errors(zero: Any, error: Any, index: Any, lanes: Any) -> None:
+    """Add to errors that follow each other, where the arithmetic keeps them."""
+    raise NotImplementedError
+
+
+@overload(add_errors, jit_options=HELPER)
+def _add_errors(zero, error, index, lanes):
+    if _is_double(zero):
+        return lambda zero, error, index, lanes: put_lanes(
+            error, index, get_lanes(error, index) + lanes
+        )
+    return lambda zero, error, index, lanes: None
+
+
+def add_terms(
+    zero: Any, sums: Any, c: Any, tensor: Any, dy: Any, x: Any, mean: Any, part: Any
+) -> None:
+    """Add the terms of a part of a tensor's row, in float64, to sums that follow each other."""
     raise NotImplementedError
 
 
 @overload(add_terms, jit_options=HELPER)
-def _add_terms(sums, c, tensor, dy, x, mean, part):
-    if sums[1].dtype == types.float64:
+def _add_terms(zero, sums, c, tensor, dy, x, mean, part):
+    if _is_double(zero):
 
-        def compensated(sums, c, tensor, dy, x, mean, part):
-            total, total_error, projection, projection_error = sums
+        def compensated(zero, sums, c, tensor, dy, x, mean, part):
             xmu, xmu_error = two_sum(x, minus(mean))
             value = product(dy, xmu)
             rounding = fused(dy, xmu, minus(value)) + product(dy, xmu_error)
-            fold_lanes(total, total_error, c, dy)
-            fold_lanes(projection, projection_error, c, keep_part(tensor, value, part))
-            error = get_lanes(projection_error, c) + keep_part(tensor, rounding, part)
-            put_lanes(projection_error, c, error)
+            fold_lanes(zero, sums[0], sums[1], c, dy)
+            fold_lanes(zero, sums[2], sums[3], c, keep_part(tensor, value, part))
+            add_errors(zero, sums[3], c, keep_part(tensor, rounding, part))
 
         return compensated
 
-    def plain(sums, c, tensor, dy, x, mean, part):
-        total, total_error, projection, projection_error = sums
+    def plain(zero, sums, c, tensor, dy, x, mean, part):
         d = double_lanes(dy)
         value = product(d, double_lanes(x) - double_lanes(mean))
-        fold_lanes(total, total_error, c, d)
-        fold_lanes(projection, projection_error, c, keep_part(tensor, value, part))
+        fold_lanes(zero, sums[0], sums[1], c, d)
+        fold_lanes(zero, sums[2], sums[3], c, keep_part(tensor, value, part))
 
     return plain
 
 
-def add_deviation(error: Any, tensor: Any, x: Any, mean: Any, s: Any, e: Any, part: Any) -> Any:
+def add_deviation(zero: Any, tensor: Any, x: Any, mean: Any, s: Any, e: Any, part: Any) -> Any:
     """x − mean of a part of a tensor's row in float64, and it added to a sum and its error, lanes.
 
     In float64 arithmetic no rounding is lost: what is left of a mean has to be right for elements
@@ -320,10 +258,10 @@ def add_deviation(error: Any, tensor: Any, x: Any, mean: Any, s: Any, e: Any, pa
 
 
 @overload(add_deviation, jit_options=HELPER)
-def _add_deviation(error, tensor, x, mean, s, e, part):
-    if error.dtype == types.float64:
+def _add_deviation(zero, tensor, x, mean, s, e, part):
+    if _is_double(zero):
 
-        def compensated(error, tensor, x, mean, s, e, part):
+        def compensated(zero, tensor, x, mean, s, e, part):
             d, rest = two_sum(x, minus(mean))
             d, rest = keep_part(tensor, d, part), keep_part(tensor, rest, part)
             total, left = two_sum(s, d)
@@ -331,66 +269,35 @@ def _add_deviation(error, tensor, x, mean, s, e, part):
 
         return compensated
 
-    def plain(error, tensor, x, mean, s, e, part):
+    def plain(zero, tensor, x, mean, s, e, part):
         d = keep_part(tensor, x - mean, part)
         return d, s + d, e
 
     return plain
 
 
-def fold_deviations(total: Any, error: Any, index: Any, s: Any, s2: Any, e: Any) -> None:
-    """``fold_sum`` for two sums of deviations and their error."""
+def fold_deviations(zero: Any, sums: Any, c: Any, s: Any, s2: Any, e: Any, squares: Any) -> None:
+    """Add two sums of deviations with their error, and one of squares, to a channel's sums."""
     raise NotImplementedError
 
 
 @overload(fold_deviations, jit_options=HELPER)
-def _fold_deviations(total, error, index, s, s2, e):
-    if error.dtype == types.float64:
+def _fold_deviations(zero, sums, c, s, s2, e, squares):
+    if _is_double(zero):
 
-        def compensated(total, error, index, s, s2, e):
+        def compensated(zero, sums, c, s, s2, e, squares):
             row = double_buffer(TWO_LOTS)
             put_lanes(row, 0, s)
-            put_lanes(row, LANES, s2)
+            put_lanes(shift(row, LANES), 0, s2)
             for lane in range(TWO_LOTS):
-                fold(total, error, index, get(row, lane))
-            put(error, index, get(error, index) + sum_of_lanes(e))
-
-        return compensated
-    return lambda total, error, index, s, s2, e: fold_sum(total, error, index, s + s2)
-
-
-def add_errors(error: Any, index: Any, lanes: Any) -> None:
-    """Add to errors that follow each other, where the arithmetic keeps them."""
-    raise NotImplementedError
-
-
-@overload(add_errors, jit_options=HELPER)
-def _add_errors(error, index, lanes):
-    if error.dtype == types.float64:
-        return lambda error, index, lanes: put_lanes(error, index, get_lanes(error, index) + lanes)
-    return lambda error, index, lanes: None
-
-
-def add_row_of_terms(sums: Any, c: Any, dy: Any, x: Any, mean: Any, count: Any) -> None:
-    """``add_term`` for a row of fewer elements than lanes, of one channel."""
-    raise NotImplementedError
-
-
-@overload(add_row_of_terms, jit_options=HELPER)
-def _add_row_of_terms(sums, c, dy, x, mean, count):
-    if sums[1].dtype == types.float64:
-
-        def compensated(sums, c, dy, x, mean, count):
-            for i in range(count):
-                add_term(sums, c, load(dy, i), load(x, i), mean)
+                add_sum(sums[0], sums[1], c, (get(row, lane), 0.0))
+            put(sums[1], c, get(sums[1], c) + sum_of_lanes(e))
+            add_sum(sums[2], sums[3], c, sum_and_error_of_lanes(squares))
 
         return compensated
 
-    def plain(sums, c, dy, x, mean, count):
-        total, total_error, projection, projection_error = sums
-        d = double_lanes(load_some(dy, 0, count))
-        value = product(d, double_lanes(load_some(x, 0, count)) - double_lanes(splat(mean)))
-        fold_sum(total, total_error, c, d)
-        fold_sum(projection, projection_error, c, keep_some(dy, value, count))
+    def plain(zero, sums, c, s, s2, e, squares):
+        add_sum(sums[0], sums[1], c, (sum_of_lanes(s + s2), 0.0))
+        add_sum(sums[2], sums[3], c, (sum_of_lanes(squares), 0.0))
 
     return plain

@@ -1,0 +1,132 @@
+"""The driver: it checks a call's memory, and runs a program's steps on one thread or several."""
+
+from __future__ import annotations
+
+from numba import prange, types
+
+from ... import pages
+from . import block as B
+from .calls import call_memory, call_number, call_parallel, call_tasks
+from .intrinsics import address_of, get, helper, int_buffer, integers_at, plain, put, shift
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Sizes of arrays on the stack, which have to be the module's own.
+PLACES, BLOCK_FIELDS, TEAM_FIELDS = B.PLACES, B.BLOCK_FIELDS, B.TEAM_FIELDS
+#: The type of a call's addresses.
+ADDRESSES_TYPE = types.UniTuple(types.int64, B.PLACES)
+
+
+def team(words):
+    """What each of OpenMP's threads does: its share of a step's tasks."""
+    told = integers_at(words)
+    me = call_number(get(told, B.THREAD_NUMBER))
+    threads = call_number(get(told, B.THREAD_COUNT))
+    block, step = integers_at(get(told, B.TEAM_BLOCK)), integers_at(get(told, B.TEAM_STEP))
+    tasks = get(step, B.TASKS)
+    call_tasks(
+        get(step, B.RUN_TASKS), block, step, me * tasks // threads, (me + 1) * tasks // threads
+    )
+
+
+@helper
+def row_of(guards, slot):
+    """A tensor's row of the guard's table."""
+    return shift(guards, B.GUARD_SLOT * slot)
+
+
+@helper
+def can_be_written(guards, first, last):
+    """Whether the pages from one to another can be, as far as the probes of pages.py tell."""
+    madvise, page = get(guards, B.GUARD_MADVISE), get(guards, B.GUARD_PAGE)
+    size = last + page - first
+    if madvise == 0:
+        return True
+    if size <= pages.FEW * page:
+        return call_memory(madvise, first, size, pages.POPULATE_WRITE) == 0
+    return (
+        call_memory(madvise, first, page, pages.POPULATE_WRITE) == 0
+        and call_memory(madvise, last, page, pages.POPULATE_WRITE) == 0
+        and call_memory(get(guards, B.GUARD_MSYNC), first, size, pages.MS_ASYNC) == 0
+    )
+
+
+@helper
+def is_apart(guards, addresses, slot):
+    """Whether an output shares no byte with any other tensor."""
+    address = get(addresses, slot)
+    low = address + get(row_of(guards, slot), B.GUARD_LOW)
+    high = address + get(row_of(guards, slot), B.GUARD_HIGH)
+    for other in range(B.PLACES):
+        flags = get(row_of(guards, other), B.GUARD_FLAGS)
+        elsewhere = get(addresses, other)
+        if (
+            other != slot
+            and flags & B.HAS_BYTES
+            and low < elsewhere + get(row_of(guards, other), B.GUARD_HIGH)
+            and elsewhere + get(row_of(guards, other), B.GUARD_LOW) < high
+            and not (flags >> (B.MAY_BE + slot) & 1 and address == elsewhere)
+        ):
+            return False
+    return True
+
+
+@helper
+def passes(guards, given, addresses):
+    """Whether nothing is wrong with a call's memory; ``given`` has a bit for each output."""
+    page = get(guards, B.GUARD_PAGE)
+    seen = -1
+    for slot in range(B.PLACES):
+        if get(row_of(guards, slot), B.GUARD_FLAGS) & B.HAS_BYTES == 0:
+            continue
+        address = get(addresses, slot)
+        if address == 0:
+            return False
+        if given >> slot & 1:
+            if not is_apart(guards, addresses, slot):
+                return False
+            # Short outputs, one after the other, often share a page.
+            first = (address + get(row_of(guards, slot), B.GUARD_LOW)) // page * page
+            last = (address + get(row_of(guards, slot), B.GUARD_HIGH) - 1) // page * page
+            if (first != seen or last != seen) and not can_be_written(guards, first, last):
+                return False
+            seen = last
+    return True
+
+
+def drive(template, steps, step_count, openmp, threads, guards, given, places):
+    """Run a program: copy its block, fill in the addresses, and call its steps one by one.
+
+    ``threads`` share the tasks: OpenMP's, if ``openmp`` is the address of a team's functions.
+    0 if that was done; 1 if the alias check found something wrong first.
+    """
+    addresses = int_buffer(PLACES)
+    for slot in range(B.PLACES):
+        put(addresses, slot, places[slot])
+    if given >= 0 and not passes(integers_at(guards), given, addresses):
+        return 1
+    block = int_buffer(BLOCK_FIELDS)
+    source = integers_at(template)
+    for slot in range(B.ADDRESSES):
+        put(block, slot, get(addresses, slot))
+    for word in range(B.ADDRESSES, B.BLOCK_FIELDS):
+        put(block, word, get(source, word))
+    here = address_of(block)
+    for index in range(step_count):
+        step = steps + 8 * B.STEP_FIELDS * index
+        tasks = get(integers_at(step), B.TASKS)
+        if get(integers_at(step), B.THREADS) == 0 or threads <= 1:
+            run = get(integers_at(step), B.RUN_TASKS)
+            call_tasks(run, integers_at(here), integers_at(step), plain(0), tasks)
+        elif openmp != 0:
+            told = int_buffer(TEAM_FIELDS)
+            for word in range(B.TEAM_BLOCK):
+                put(told, word, get(integers_at(openmp), word))
+            put(told, B.TEAM_BLOCK, here)
+            put(told, B.TEAM_STEP, step)
+            call_parallel(get(told, B.PARALLEL), get(told, B.TEAM), address_of(told), threads)
+        else:
+            for task in prange(tasks):
+                run = get(integers_at(step), B.RUN_TASKS)
+                call_tasks(run, integers_at(here), integers_at(step), task, task + 1)
+    return 0

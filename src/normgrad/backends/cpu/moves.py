@@ -1,0 +1,195 @@
+"""Moves: tensors that lie otherwise than the rest, or have another dtype, by way of small tiles.
+
+A kernel takes tensors of one dtype that all lie in the same way. Where one does not, a tile of it
+is copied to memory on the stack first, as the kernel wants it, or a tile that was written there is
+copied to where it belongs; no tensor is copied whole. What copies is compiled by itself, for a
+tensor's dtype and the tile's, and called through its address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.extending import intrinsic
+
+from .conversions import I32, I64, narrow, widen
+from .intrinsics import POINTERS, helper, not_inlined, shift
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+def _converted(builder: Any, value: ir.Value, source: Any, target: Any) -> ir.Value:
+    return value if source == target else narrow(builder, widen(builder, value, source), target)
+
+
+@intrinsic
+def move_element(typingctx: Any, source: Any, i: Any, target: Any, j: Any) -> Any:
+    """Copy an element, rounded to the target's type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        from_pointer, i, to_pointer, j = args
+        value = builder.load(builder.gep(from_pointer, [i]), align=1)
+        value = _converted(builder, value, source.dtype, target.dtype)
+        builder.store(value, builder.gep(to_pointer, [j]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, target, types.intp), codegen
+
+
+#: Columns of a panel, four for each lane of 128 bits, within which shuffles are cheap; so that of
+#: its columns every fourth is in one vector.
+WIDE, NARROW = 16, 8
+
+
+def _rows_of(storage: types.Type) -> int:
+    """Rows of a panel: as many elements as a lane has; two lanes of float64."""
+    return 4 if storage in (types.float32, types.float64) else 8
+
+
+def _interleaved(builder: Any, a: ir.Value, b: ir.Value, unit: int, lane: int) -> list[ir.Value]:
+    """The lower halves of two vectors' lanes, unit by unit in turn; and the upper halves."""
+    count = a.type.count
+    halves = []
+    for first in (0, lane // 2):
+        places = []
+        for start in range(0, count, lane):
+            for at in range(start + first, start + first + lane // 2, unit):
+                places += [*range(at, at + unit), *range(count + at, count + at + unit)]
+        mask = ir.Constant(ir.VectorType(I32, count), places)
+        halves.append(builder.shuffle_vector(a, b, mask))
+    return halves
+
+
+def _rows(builder: Any, vectors: list[ir.Value], lane: int) -> list[ir.Value]:
+    """Rows of all columns, from vectors of every fourth column each, a lane for each column.
+
+    Pairs of vectors are taken in turn until a row's four columns follow each other in a lane; then
+    the lanes' parts of a row are put together.
+    """
+    low, high = (_interleaved(builder, vectors[i], vectors[i + 1], 1, lane) for i in (0, 2))
+    rows = [
+        row for a, b in zip(low, high, strict=True) for row in _interleaved(builder, a, b, 2, lane)
+    ]
+    found = []
+    for row in rows:
+        for first in range(0, lane, 4):
+            places = [
+                at
+                for start in range(0, row.type.count, lane)
+                for at in range(start + first, start + first + 4)
+            ]
+            mask = ir.Constant(ir.VectorType(I32, len(places)), places)
+            found.append(builder.shuffle_vector(row, row, mask))
+    return found
+
+
+def _joined(builder: Any, parts: list[ir.Value]) -> ir.Value:
+    while len(parts) > 1:
+        count = parts[0].type.count
+        mask = ir.Constant(ir.VectorType(I32, 2 * count), list(range(2 * count)))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [builder.shuffle_vector(a, b, mask) for a, b in pairs]
+    return parts[0]
+
+
+def _panel(columns: int) -> Any:
+    def typed(typingctx: Any, source: Any, step: Any, target: Any, target_step: Any) -> Any:
+        """Copy some rows of a panel's columns, which lie ``step`` apart, transposed."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            from_pointer, from_step, to_pointer, to_step = args
+            kind = context.get_value_type(source.dtype)
+            rows = _rows_of(source.dtype)
+
+            def at(pointer: Any, step: Any, index: int, kind: Any) -> Any:
+                place = builder.gep(pointer, [builder.mul(step, I64(index))])
+                return builder.bitcast(place, kind.as_pointer())
+
+            vectors = []
+            for first in range(4):
+                parts = [
+                    builder.load(
+                        at(from_pointer, from_step, column, ir.VectorType(kind, rows)), align=1
+                    )
+                    for column in range(first, columns, 4)
+                ]
+                vectors.append(_joined(builder, parts))
+            for index, row in enumerate(_rows(builder, vectors, rows)):
+                value = _converted(builder, row, source.dtype, target.dtype)
+                builder.store(value, at(to_pointer, to_step, index, value.type), align=1)
+            return context.get_dummy_value()
+
+        return types.void(source, types.intp, target, types.intp), codegen
+
+    return intrinsic(typed)
+
+
+_move_wide, _move_narrow = _panel(WIDE), _panel(NARROW)
+
+
+@intrinsic
+def rows_of_panel(typingctx: Any, source: Any) -> Any:
+    """How many rows of a panel are copied at once."""
+    rows = _rows_of(source.dtype)
+    return types.int64(source), lambda context, builder, signature, args: I64(rows)
+
+
+@helper
+def transpose(source, source_step, target, target_step, rows, columns):
+    """Copy so many rows, whose columns follow each other in the target and rows in the source."""
+    not_inlined()
+    unit = rows_of_panel(source)
+    high = rows // unit * unit
+    j = 0
+    while j + WIDE <= columns:
+        for i in range(0, high, unit):
+            _move_wide(
+                shift(source, i + j * source_step), source_step,
+                shift(target, i * target_step + j), target_step,
+            )  # fmt: skip
+        j += WIDE
+    if j + NARROW <= columns:
+        for i in range(0, high, unit):
+            _move_narrow(
+                shift(source, i + j * source_step), source_step,
+                shift(target, i * target_step + j), target_step,
+            )  # fmt: skip
+        j += NARROW
+    for c in range(columns):
+        for i in range(high if c < j else 0, rows):
+            move_element(source, i + c * source_step, target, i * target_step + c)
+
+
+@helper
+def move(source, target, rows, columns, steps, target_steps):
+    """Copy rows and columns, between two arrays with steps of their own for both."""
+    if steps[1] == 1 and target_steps[1] == 1:
+        for i in range(rows):
+            row, target_row = shift(source, i * steps[0]), shift(target, i * target_steps[0])
+            for j in range(columns):
+                move_element(row, j, target_row, j)
+    elif steps[0] == 1 and target_steps[1] == 1:
+        transpose(source, steps[1], target, target_steps[0], rows, columns)
+    elif steps[1] == 1 and target_steps[0] == 1:
+        transpose(source, steps[0], target, target_steps[1], columns, rows)
+    else:
+        for i in range(rows):
+            for j in range(columns):
+                at = i * target_steps[0] + j * target_steps[1]
+                move_element(source, i * steps[0] + j * steps[1], target, at)
+
+
+def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step, tile_column_step):
+    """Copy a piece of a tensor to a tile, or a tile to where it belongs in a tensor."""
+    steps, tile_steps = (step, column_step), (tile_step, tile_column_step)
+    if writes:
+        move(tile, tensor, rows, columns, tile_steps, steps)
+    else:
+        move(tensor, tile, rows, columns, steps, tile_steps)
+
+
+def mover_signature(code: int, tile: int) -> Any:
+    """A mover's type for a tensor's and the tile's dtype codes."""
+    return types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 7)

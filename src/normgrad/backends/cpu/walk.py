@@ -1,0 +1,336 @@
+"""The walk: how a task goes through its part of the tensors, and calls a kernel for each piece.
+
+A kernel is compiled for each access pattern, operation and dtype, as a C function without threads
+in it, and called through its address. So the machine code, and with it every bit of the results, is
+the same however a program is run. Nothing here depends on a dtype.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from ...dtypes import float32, float64
+from . import access
+from . import block as B
+from .calls import call_arithmetic, call_coefficients, call_kernel, call_mover, call_tiles
+from .intrinsics import (
+    INT_POINTER,
+    address_of,
+    doubles_at,
+    get,
+    helper,
+    int_buffer,
+    not_inlined,
+    plain,
+    put,
+)
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
+#: A tile of what is moved: its longer side, and its shorter one, of channels. 64 KiB in float64.
+#: Both sides are long enough to fill some cache lines: of 32 by 256, 64 by 128 and 128 by 64 the
+#: second was 1.05 to 1.3 times as fast as the first, the third slower again (x channels-last, dy
+#: contiguous, training batch norm, 2 cores).
+TILE_POSITIONS, TILE_CHANNELS = 128, access.TILE_CHANNELS
+TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
+#: Sizes of arrays on the stack, which have to be the module's own.
+JOB_FIELDS = B.JOB_FIELDS
+#: The longest row that the sums of parameters take at once.
+SPAN = access.SPAN
+
+
+@helper
+def element_of(block, tensor, s, c, position):
+    """The address of the first element of a row, in tensor 0 (dy), 1 (x) or 2 (dx)."""
+    not_inlined()
+    rows = get(block, B.ROWS)
+    outer = position // rows
+    offset = (
+        s * get(block, B.SET_STRIDES + tensor)
+        + c * get(block, B.CHANNEL_STRIDES + tensor)
+        + (position - outer * rows) * get(block, B.ROW_STRIDES + tensor)
+    )
+    for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
+        size = get(block, B.OUTER_SIZES + axis)
+        quotient = outer // size
+        stride = get(block, B.OUTER_STRIDES + B.OUTER_MAX * tensor + axis)
+        offset += (outer - quotient * size) * stride
+        outer = quotient
+    return get(block, tensor) + offset * get(block, B.DATA_SIZES + tensor)
+
+
+@helper
+def start_job(block, job, bank, part):
+    """What is the same for all pieces of a walk."""
+    not_inlined()
+    workspace = get(block, B.WORKSPACE)
+    channels, per_group = get(block, B.CHANNELS), get(block, B.PER_GROUP)
+    group = bank * (channels // per_group) * DOUBLE
+    channel = bank * channels * DOUBLE
+    sums = (part * get(block, B.BANKS) + bank) * channels * DOUBLE
+    put(job, B.J_MEAN, workspace + get(block, B.W_MEAN) + group)
+    put(job, B.J_INVSTD, workspace + get(block, B.W_INVSTD) + group)
+    put(job, B.J_SLOPE, workspace + get(block, B.W_SLOPE) + group)
+    put(job, B.J_SCALE, workspace + get(block, B.W_SCALE) + group)
+    put(job, B.J_GAIN, workspace + get(block, B.W_GAIN) + channel)
+    put(job, B.J_SHIFT, workspace + get(block, B.W_SHIFT) + channel)
+    for i in range(4):
+        put(job, B.J_SUMS + i, workspace + get(block, B.W_SUM_DY + i) + sums)
+    put(job, B.J_FIRST_ROW, 0)
+
+
+@helper
+def start_piece(block, job, c, channels, rows, run, repeat):
+    """Which channels, and how many rows of how many elements."""
+    not_inlined()
+    put(job, B.J_CHANNEL, c)
+    put(job, B.J_CHANNELS, channels)
+    put(job, B.J_ROWS, rows)
+    put(job, B.J_RUN, run)
+    put(job, B.J_REPEAT, repeat)
+    put(job, B.J_PER_GROUP, get(block, B.PER_GROUP))
+    put(job, B.J_STREAM, get(block, B.STREAM))
+    put(job, B.J_AHEAD, get(block, B.AHEAD))
+
+
+@helper
+def along(block, job, s, k):
+    """Weight and bias of a row's elements, from element k of a set's rows on."""
+    if get(block, B.ALONG) != 0:
+        workspace = get(block, B.WORKSPACE)
+        size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
+        element = (s * get(block, B.RUN) + k) * size
+        put(job, B.J_WEIGHT, workspace + get(block, B.W_WEIGHT) + element)
+        put(job, B.J_BIAS, workspace + get(block, B.W_BIAS) + element)
+
+
+@helper
+def as_columns(job, c, first, channels, rows, run):
+    """Turn a job for rows into one for the sums of their elements, each row a group of its own."""
+    for tensor in range(3):
+        put(job, B.J_ROW_STEPS + tensor, get(job, B.J_CHANNEL_STEPS + tensor))
+    put(job, B.J_FIRST_ROW, c)
+    put(job, B.J_CHANNEL, first)
+    put(job, B.J_CHANNELS, run)
+    put(job, B.J_ROWS, channels)
+    put(job, B.J_RUN, 1)
+    put(job, B.J_PER_GROUP, 1)
+    put(job, B.J_REPEAT, 1)
+
+
+@helper
+def move(block, tensor, address, tile, writes, rows, columns, steps, tile_step):
+    """Copy a piece of tensor 0 (dy) or 1 (x) to a tile, or a tile to tensor 2 (dx)."""
+    step, column_step = get(block, steps[0] + tensor), get(block, steps[1] + tensor)
+    call_mover(
+        get(block, B.MOVERS + tensor), address, tile, writes, rows, columns, step, column_step,
+        tile_step, 1,
+    )  # fmt: skip
+
+
+def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run, parameters):
+    """Call a kernel for a piece of the tensors, of which some are moved to tiles first.
+
+    In rows a tile has channels of some elements each, in columns rows of some channels.
+    """
+    buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
+    moved = get(block, B.MOVED) & uses
+    columns = get(block, B.COLUMNS) != 0
+    tile_step = TILE_CHANNELS if columns else TILE_POSITIONS
+    dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
+    r = 0
+    while r < rows:
+        height = min(TILE_POSITIONS, rows - r) if columns else 1
+        for k in range(0, run, TILE_POSITIONS):
+            wide = min(TILE_POSITIONS, run - k)
+            for at in range(0, channels, TILE_CHANNELS):
+                n = min(TILE_CHANNELS, channels - at)
+                addresses = int_buffer(3)
+                for tensor in range(3):
+                    address = element_of(block, tensor, s, c + at, position + r)
+                    address += (
+                        k * get(block, B.RUN_STRIDES + tensor) * get(block, B.DATA_SIZES + tensor)
+                    )
+                    put(addresses, tensor, address)
+                    row_step = get(block, B.ROW_STRIDES + tensor)
+                    channel_step = get(block, B.CHANNEL_STRIDES + tensor)
+                    if moved >> tensor & 1:
+                        row_step, channel_step = tile_step, tile_step
+                        tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
+                        put(addresses, tensor, tile)
+                        if tensor < 2:
+                            if columns:
+                                steps = (B.ROW_STRIDES, B.CHANNEL_STRIDES)
+                                move(block, tensor, address, tile, 0, height, n, steps, tile_step)
+                            else:
+                                steps = (B.CHANNEL_STRIDES, B.RUN_STRIDES)
+                                move(block, tensor, address, tile, 0, n, wide, steps, tile_step)
+                    put(job, B.J_ROW_STEPS + tensor, row_step)
+                    put(job, B.J_CHANNEL_STEPS + tensor, channel_step)
+                start_piece(block, job, c + at, n, height, wide, 1)
+                put(job, B.J_STREAM, 0)
+                put(job, B.J_AHEAD, 0)
+                along(block, job, s, k)
+                if parameters:
+                    as_columns(job, c + at, k, n, height, wide)
+                call_kernel(kernel, get(addresses, 0), get(addresses, 1), get(addresses, 2), job)
+                if moved & B.USES_DX:
+                    address = element_of(block, plain(2), s, c + at, position + r)
+                    address += k * get(block, B.RUN_STRIDES + 2) * get(block, B.DATA_SIZES + 2)
+                    if columns:
+                        steps = (B.ROW_STRIDES, B.CHANNEL_STRIDES)
+                        move(block, 2, address, dx_tile, 1, height, n, steps, tile_step)
+                    else:
+                        steps = (B.CHANNEL_STRIDES, B.RUN_STRIDES)
+                        move(block, 2, address, dx_tile, 1, n, wide, steps, tile_step)
+        r += height
+
+
+@helper
+def piece(block, kernel, uses, job, s, c, channels, position, rows, run, parameters):
+    """Call a kernel for some rows of some channels."""
+    if get(block, B.MOVED) & uses:
+        call_tiles(
+            get(block, B.IN_TILES), block, kernel, uses, job, s, c, channels, position, rows, run,
+            plain(parameters),
+        )  # fmt: skip
+        return
+    width = SPAN if parameters else run
+    for k in range(0, run, width):
+        for tensor in range(3):
+            put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
+            put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
+        # Positions follow each other only where all channels are taken.
+        repeat = get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1
+        start_piece(block, job, c, channels, rows, run, repeat)
+        along(block, job, s, k)
+        if parameters:
+            as_columns(job, c, k, channels, rows, min(width, run - k))
+        call_kernel(
+            kernel,
+            element_of(block, plain(0), s, c, position) + k * get(block, B.DATA_SIZES),
+            element_of(block, plain(1), s, c, position) + k * get(block, B.DATA_SIZES + 1),
+            element_of(block, plain(2), s, c, position) + k * get(block, B.DATA_SIZES + 2),
+            job,
+        )
+
+
+@helper
+def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
+    """Call a kernel for the positions first to last of some channels, piece by piece.
+
+    Backwards, what was summed last comes first: it is still in cache.
+    """
+    not_inlined()
+    rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
+    most = get(step, B.PIECE_ROWS)
+    channels = get(step, B.PIECE_CHANNELS)
+    while first < last:
+        # Rows of one outer index, all of one length.
+        row = (last - 1) % rows_axis if backwards else first % rows_axis
+        if backwards:
+            rows = min(row + 1, last - first, most)
+        else:
+            rows = min(rows_axis - row, last - first, most)
+        ends = last_run != run and row + (1 if backwards else rows) == rows_axis
+        if ends:
+            rows = 1 if backwards else max(1, rows - 1)
+            ends = backwards or row + 1 == rows_axis
+        if backwards:
+            last -= rows
+        start = last if backwards else first
+        for c in range(c0, c1, channels):
+            n = min(channels, c1 - c)
+            length = last_run if ends else run
+            piece(block, kernel, uses, job, s, c, n, start, rows, length, False)
+        if not backwards:
+            first += rows
+
+
+@helper
+def clear(address, count):
+    """Start sums from zero."""
+    numbers = doubles_at(address)
+    for i in range(count):
+        put(numbers, i, 0.0)
+
+
+@helper
+def sum_parameters(block, step, job, s, slot, b0, b1):
+    """Add rows that are groups of their own to the sums of their elements, the parameters'."""
+    at = (slot * get(block, B.PARAMETERS) + s * get(block, B.RUN)) * DOUBLE
+    for i in range(4):
+        put(job, B.J_SUMS + i, get(block, B.WORKSPACE) + get(block, B.W_BIASES + i) + at)
+    kernel = get(step, B.PARAMETER_KERNEL)
+    uses = B.USES_DY | B.USES_X
+    piece(block, kernel, uses, job, s, b0, b1 - b0, plain(0), plain(1), get(block, B.RUN), True)
+
+
+@helper
+def run_task(block, step, task):
+    """One task: what the step says, on the task's tile."""
+    not_inlined()
+    channels, size = get(step, B.ALL_CHANNELS), get(step, B.CHANNEL_BLOCK)
+    parts = get(step, B.PARTS)
+    tile = task // parts
+    part = task - tile * parts
+    blocks = (channels + size - 1) // size
+    turn = tile // blocks
+    slot = tile - turn * blocks
+    c0 = slot * size
+    c1 = min(c0 + size, channels)
+    first = part * get(step, B.PART_SIZE)
+    last = min(first + get(step, B.PART_SIZE), get(block, B.POSITIONS))
+    arithmetic, coefficients = get(step, B.ARITHMETIC), get(step, B.COEFFICIENTS)
+    before, after, finally_ = get(step, B.BEFORE), get(step, B.AFTER), get(step, B.LAST)
+    sums, writes = get(step, B.SUMS_KERNEL), get(step, B.WRITE_KERNEL)
+    columns = get(step, B.PARAMETER_KERNEL) != 0
+    job = int_buffer(JOB_FIELDS)
+    sets = get(step, B.SETS_PER_TASK)
+    for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
+        bank = s // get(block, B.BANK_SETS)
+        if columns:
+            at = (slot * get(block, B.PARAMETERS) + s * get(block, B.RUN)) * DOUBLE
+            for i in range(4):
+                clear(get(block, B.WORKSPACE) + get(block, B.W_BIASES + i) + at, get(block, B.RUN))
+        for b0 in range(c0, c1, get(step, B.AT_ONCE)):
+            b1 = min(b0 + get(step, B.AT_ONCE), c1)
+            if before != 0:
+                call_arithmetic(arithmetic, block, before, s, bank, b0, b1)
+                if before & B.DO_COEFFICIENTS:
+                    call_coefficients(coefficients, block, s, bank, b0, b1)
+            start_job(block, job, bank, part)
+            if sums != 0:
+                for i in range(4):
+                    clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
+                uses = get(step, B.SUMS_USES)
+                walk(block, step, sums, uses, job, s, b0, b1, first, last, False)
+            if after != 0:
+                call_arithmetic(arithmetic, block, after, s, bank, b0, b1)
+                if after & B.DO_COEFFICIENTS:
+                    call_coefficients(coefficients, block, s, bank, b0, b1)
+            if columns:
+                sum_parameters(block, step, job, s, slot, b0, b1)
+                start_job(block, job, bank, part)
+            if writes != 0:  # last, since it may be in the place of what was summed
+                uses = get(step, B.WRITE_USES)
+                walk(block, step, writes, uses, job, s, b0, b1, first, last, True)
+    if finally_ != 0:
+        call_arithmetic(arithmetic, block, finally_, plain(0), plain(0), c0, c1)
+
+
+def run_tasks(block, step, first, last):
+    """Some of a step's tasks, one after the other.
+
+    What only writes goes through them backwards: what was summed last is still in cache.
+    """
+    backwards = get(step, B.WRITE_KERNEL) != 0 and get(step, B.SUMS_KERNEL) == 0
+    for i in range(last - first):
+        run_task(block, step, last - 1 - i if backwards else first + i)
+
+
+#: The type of what moves tensors to tiles.
+TILES_SIGNATURE = types.void(INT_POINTER, *[types.int64] * 2, INT_POINTER, *[types.int64] * 7)
+#: The type of what runs tasks.
+SIGNATURE = types.void(INT_POINTER, INT_POINTER, types.int64, types.int64)
