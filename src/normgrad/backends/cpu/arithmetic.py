@@ -175,13 +175,26 @@ def combine(block, bank, c0, c1):
 
 
 @helper
-def mean_of(about, total, m):
-    """The mean, from Σ(x − p) about a point p: its value, and what rounding left of it.
+def mean_of(about, change):
+    """The mean, from that of x − p and the point p: its value, and what rounding left of it.
 
     An infinite or NaN p has left nothing to be improved.
     """
-    value, rest = plus((about, 0.0), over(total, m))
-    return (value, rest) if isfinite(about) else (about, 0.0)
+    value, rest = plus((about, 0.0), change)
+    return value if isfinite(about) else about, rest if isfinite(about) else 0.0
+
+
+@helper
+def means_of_groups(values, errors, first, groups, per_group, m, means, mean_errors):
+    """Sums over groups of channels, from channel ``first`` on, divided by m, with their errors."""
+    not_inlined()
+    for g in range(groups):
+        if per_group == 1:  # a loop that can be vectorised
+            mean = over(pair_at(values, errors, first + g), m)
+        else:
+            mean = over(of_group(values, errors, first + g * per_group, per_group), m)
+        put(means, g, mean[0])
+        put(mean_errors, g, mean[1])
 
 
 @helper
@@ -195,7 +208,7 @@ def found_mean(block, bank, c0, c1):
     m = bits_to_double(get(block, B.DIVISOR))
     for g in range(c0 // per_group, c1 // per_group):
         total = of_group(totals, errors, g * per_group, per_group)
-        put(mean, g, held(block, canonical(rounded(mean_of(get(mean, g), total, m)))))
+        put(mean, g, held(block, canonical(rounded(mean_of(get(mean, g), over(total, m))))))
 
 
 @helper
@@ -243,8 +256,9 @@ def statistics(block, s, bank, c0, c1):
     square_errors = array(block, B.W_SUM_DY_XMU_ERROR, base)
     m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
     forward = get(block, B.FORWARD) != 0
-    means, invstds, variances = double_buffer(SOME), double_buffer(SOME), double_buffer(SOME)
-    none = double_buffer(SOME)
+    means, invstds, none = double_buffer(SOME), double_buffer(SOME), double_buffer(SOME)
+    changes, change_errors = double_buffer(SOME), double_buffer(SOME)
+    variances, variance_errors = double_buffer(SOME), double_buffer(SOME)
     fill(none, SOME, 0.0)
     last = c1 // per_group
     for first in range(c0 // per_group, last, SOME):
@@ -252,29 +266,30 @@ def statistics(block, s, bank, c0, c1):
         fill(means, count, 0.0)
         fill(invstds, count, 0.0)
         fill(variances, count, 0.0)
-        for g in range(first, first + (count if m > 0.0 else 0)):
-            square = of_group(squares, square_errors, g * per_group, per_group)
-            variance = over(square, m)
-            if get(block, B.MISSING_MEAN) != 0:
-                about = get(mean, g)
-                total = of_group(totals, errors, g * per_group, per_group)
-                new = mean_of(about, total, m)
-                change = over(total, m)
-                change = times(change, change)
-                variance = plus(variance, (-change[0], -change[1]))
-                nearest = held(block, canonical(rounded(new)))
-                left = new[1] + (new[0] - nearest)
-                put(mean, g, nearest)
-                put(rest, g, left if isfinite(left) else 0.0)
-                put(means, g - first, rounded(new))
-                if variance[0] < 0.0:
-                    variance = (0.0, 0.0)
-            put(variances, g - first, rounded(variance))
-            if get(block, B.MISSING_INVSTD) != 0:
-                r = inverse_root(plus(variance, (eps, 0.0)))
-                put(invstds, g - first, rounded(r))
-                put(invstd, g, held(block, canonical(rounded(r))) if forward else r[0])
-                put(invstd_error, g, 0.0 if forward else r[1])
+        there = count if m > 0.0 else 0
+        at = first * per_group
+        means_of_groups(totals, errors, at, there, per_group, m, changes, change_errors)
+        means_of_groups(squares, square_errors, at, there, per_group, m, variances, variance_errors)
+        for g in range(there if get(block, B.MISSING_MEAN) != 0 else 0):
+            change = (get(changes, g), get(change_errors, g))
+            square = times(change, change)
+            variance = (get(variances, g), get(variance_errors, g))
+            variance = plus(variance, (-square[0], -square[1]))
+            put(variances, g, 0.0 if variance[0] < 0.0 else variance[0])
+            put(variance_errors, g, 0.0 if variance[0] < 0.0 else variance[1])
+            new = mean_of(get(mean, first + g), change)
+            nearest = held(block, canonical(rounded(new)))
+            left = new[1] + (new[0] - nearest)
+            put(means, g, rounded(new))
+            put(mean, first + g, nearest)
+            put(rest, first + g, left if isfinite(left) else 0.0)
+        for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):
+            variance = (get(variances, g), get(variance_errors, g))
+            r = inverse_root(plus(variance, (eps, 0.0)))
+            put(variances, g, rounded(variance))
+            put(invstds, g, rounded(r))
+            put(invstd, first + g, held(block, canonical(rounded(r))) if forward else r[0])
+            put(invstd_error, first + g, 0.0 if forward else r[1])
         if forward:
             write_row(block, plain(B.OUT_MEAN), s, first, count, means, none)
             write_row(block, plain(B.OUT_INVSTD), s, first, count, invstds, none)

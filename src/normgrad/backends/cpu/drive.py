@@ -6,8 +6,8 @@ from numba import prange, types
 
 from ... import pages
 from . import block as B
-from .calls import call_memory, call_number, call_parallel, call_tasks
-from .intrinsics import address_of, get, helper, int_buffer, integers_at, plain, put, shift
+from .calls import call
+from .intrinsics import address_of, get, helper, int_buffer, integers_at, put, shift
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -20,13 +20,12 @@ ADDRESSES_TYPE = types.UniTuple(types.int64, B.PLACES)
 def team(words):
     """What each of OpenMP's threads does: its share of a step's tasks."""
     told = integers_at(words)
-    me = call_number(get(told, B.THREAD_NUMBER))
-    threads = call_number(get(told, B.THREAD_COUNT))
+    me = call(get(told, B.THREAD_NUMBER), ())
+    threads = call(get(told, B.THREAD_COUNT), ())
     block, step = integers_at(get(told, B.TEAM_BLOCK)), integers_at(get(told, B.TEAM_STEP))
     tasks = get(step, B.TASKS)
-    call_tasks(
-        get(step, B.RUN_TASKS), block, step, me * tasks // threads, (me + 1) * tasks // threads
-    )
+    first, last = me * tasks // threads, (me + 1) * tasks // threads
+    call(get(step, B.RUN_TASKS), (block, step, first, last))
 
 
 @helper
@@ -43,11 +42,11 @@ def can_be_written(guards, first, last):
     if madvise == 0:
         return True
     if size <= pages.FEW * page:
-        return call_memory(madvise, first, size, pages.POPULATE_WRITE) == 0
+        return call(madvise, (first, size, pages.POPULATE_WRITE)) == 0
     return (
-        call_memory(madvise, first, page, pages.POPULATE_WRITE) == 0
-        and call_memory(madvise, last, page, pages.POPULATE_WRITE) == 0
-        and call_memory(get(guards, B.GUARD_MSYNC), first, size, pages.MS_ASYNC) == 0
+        call(madvise, (first, page, pages.POPULATE_WRITE)) == 0
+        and call(madvise, (last, page, pages.POPULATE_WRITE)) == 0
+        and call(get(guards, B.GUARD_MSYNC), (first, size, pages.MS_ASYNC)) == 0
     )
 
 
@@ -117,16 +116,16 @@ def drive(template, steps, step_count, openmp, threads, guards, given, places):
         tasks = get(integers_at(step), B.TASKS)
         if get(integers_at(step), B.THREADS) == 0 or threads <= 1:
             run = get(integers_at(step), B.RUN_TASKS)
-            call_tasks(run, integers_at(here), integers_at(step), plain(0), tasks)
+            call(run, (here, step, 0, tasks))
         elif openmp != 0:
             told = int_buffer(TEAM_FIELDS)
             for word in range(B.TEAM_BLOCK):
                 put(told, word, get(integers_at(openmp), word))
             put(told, B.TEAM_BLOCK, here)
             put(told, B.TEAM_STEP, step)
-            call_parallel(get(told, B.PARALLEL), get(told, B.TEAM), address_of(told), threads)
+            call(get(told, B.PARALLEL), (get(told, B.TEAM), told, threads, 0))
         else:
             for task in prange(tasks):
                 run = get(integers_at(step), B.RUN_TASKS)
-                call_tasks(run, integers_at(here), integers_at(step), task, task + 1)
+                call(run, (here, step, task, task + 1))
     return 0

@@ -6,13 +6,11 @@ one operation, which is the type of its first argument.
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import types
-from numba.core.extending import models, overload, register_model
+from numba.core.extending import models, register_model
 
 from .access import ALONG
-from .intrinsics import HELPER, get
+from .intrinsics import by_types, get
 from .lanes import as_loaded, keep_part, load_part, splat_like, store_part_in_order, zero_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -33,13 +31,9 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
     pass
 
 
-def term(operation: Any, dy: Any, values: Any, weight: Any, k: Any, part: Any) -> Any:
+@by_types
+def term(operation, dy, values, weight, k, part):
     """dy of a part of a row, from element k on, as it is summed: times the weights along it."""
-    raise NotImplementedError
-
-
-@overload(term, jit_options=HELPER)
-def _term(operation, dy, values, weight, k, part):
     if operation.along:
 
         def weighted(operation, dy, values, weight, k, part):
@@ -49,19 +43,12 @@ def _term(operation, dy, values, weight, k, part):
     return lambda operation, dy, values, weight, k, part: values
 
 
-def added(
-    operation: Any, dy: Any, x: Any, dx: Any, i: Any, j: Any, o: Any, mean: Any, gain: Any,
-    weight: Any, k: Any, part: Any,
-) -> Any:  # fmt: skip
+@by_types
+def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
     """What a part of a row adds to two sums: dy and dy·(x − mean), or nothing and (x − mean)².
 
     It is at i in dy, j in x and o in dx, and from k on in its row.
     """
-    raise NotImplementedError
-
-
-@overload(added, jit_options=HELPER)
-def _added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
     if operation.operation == "moments":
 
         def moments(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
@@ -79,15 +66,9 @@ def _added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
     return sums
 
 
-def deviation(
-    operation: Any, dy: Any, x: Any, values: Any, mean: Any, means: Any, invstds: Any, r: Any
-) -> Any:
+@by_types
+def deviation(operation, dy, x, values, mean, means, invstds, r):
     """x − mean of a part of row r; for parameters' sums about the row's own mean, and scaled."""
-    raise NotImplementedError
-
-
-@overload(deviation, jit_options=HELPER)
-def _deviation(operation, dy, x, values, mean, means, invstds, r):
     if operation.operation == "parameters":
 
         def scaled(operation, dy, x, values, mean, means, invstds, r):
@@ -98,13 +79,9 @@ def _deviation(operation, dy, x, values, mean, means, invstds, r):
     return lambda operation, dy, x, values, mean, means, invstds, r: values - mean
 
 
-def write_early(operation: Any, dx: Any, i: Any, values: Any, gain: Any, part: Any) -> None:
+@by_types
+def write_early(operation, dx, i, values, gain, part):
     """Write dx = gain · dy where dy and x have been read, in evaluation; it may be x's memory."""
-    raise NotImplementedError
-
-
-@overload(write_early, jit_options=HELPER)
-def _write_early(operation, dx, i, values, gain, part):
     if operation.operation == "evaluate":
 
         def write(operation, dx, i, values, gain, part):
@@ -114,15 +91,9 @@ def _write_early(operation, dx, i, values, gain, part):
     return lambda operation, dx, i, values, gain, part: None
 
 
-def coefficients_at(
-    operation: Any, dy: Any, coefficients: Any, weight: Any, bias: Any, k: Any, part: Any
-) -> Any:
+@by_types
+def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
     """A row's coefficients for a part of it, from element k on."""
-    raise NotImplementedError
-
-
-@overload(coefficients_at, jit_options=HELPER)
-def _coefficients_at(operation, dy, coefficients, weight, bias, k, part):
     if not operation.along:
         return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
     if operation.operation == "normalise":
@@ -141,17 +112,13 @@ def _coefficients_at(operation, dy, coefficients, weight, bias, k, part):
     return applying
 
 
-def written(operation: Any, dy: Any, x: Any, i: Any, j: Any, coefficients: Any, part: Any) -> Any:
+@by_types
+def written(operation, dy, x, i, j, coefficients, part):
     """dx or y of a part of a row, from i on in dy and from j in x.
 
     The coefficients are lanes: mean, gain, shift, slope and scale. dx = scale · (gain·dy − (shift +
     slope·(x − mean))); in evaluation dx = gain · dy; y = gain · (x − mean) + shift.
     """
-    raise NotImplementedError
-
-
-@overload(written, jit_options=HELPER)
-def _written(operation, dy, x, i, j, coefficients, part):
     if operation.operation == "scale":
         return lambda operation, dy, x, i, j, coefficients, part: (
             coefficients[1] * load_part(dy, i, part)
@@ -170,45 +137,29 @@ def _written(operation, dy, x, i, j, coefficients, part):
     return applied
 
 
-def reads_dy(operation: Any) -> Any:
+@by_types
+def reads_dy(operation):
     """Whether what is written depends on dy."""
-    raise NotImplementedError
-
-
-@overload(reads_dy, jit_options=HELPER)
-def _reads_dy(operation):
     found = operation.operation != "normalise"
     return lambda operation: found
 
 
-def reads_x(operation: Any) -> Any:
+@by_types
+def reads_x(operation):
     """Whether what is written depends on x."""
-    raise NotImplementedError
-
-
-@overload(reads_x, jit_options=HELPER)
-def _reads_x(operation):
     found = operation.operation != "scale"
     return lambda operation: found
 
 
-def is_about_channels(operation: Any) -> Any:
+@by_types
+def is_about_channels(operation):
     """Whether what columns are summed about is the channel's, not the row's."""
-    raise NotImplementedError
-
-
-@overload(is_about_channels, jit_options=HELPER)
-def _is_about_channels(operation):
     found = operation.operation != "parameters"
     return lambda operation: found
 
 
-def writes_early(operation: Any) -> Any:
+@by_types
+def writes_early(operation):
     """Whether dx is written where dy is summed."""
-    raise NotImplementedError
-
-
-@overload(writes_early, jit_options=HELPER)
-def _writes_early(operation):
     found = operation.operation == "evaluate"
     return lambda operation: found

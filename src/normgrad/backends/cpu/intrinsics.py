@@ -12,12 +12,12 @@ and read back, goes through ``get`` and ``put``, which promise nothing.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core.extending import intrinsic
+from numba.core.extending import intrinsic, overload
 
 from ...memory import LINE
 from .block import WORKSPACE
@@ -29,6 +29,17 @@ from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, w
 #: wrappers for it, which take as long to compile as the functions themselves.
 HELPER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 helper = njit(**HELPER)
+
+
+def by_types(choose: Any) -> Any:
+    """A helper whose body is chosen when it is compiled, by what is returned for its types."""
+
+    def chosen(*arguments: Any) -> Any:
+        raise NotImplementedError
+
+    overload(chosen, jit_options=HELPER)(choose)
+    return functools.update_wrapper(chosen, choose)
+
 
 #: The pointers that kernels take, by the code of :class:`normgrad.dtypes.DType`.
 POINTERS = {
@@ -155,40 +166,17 @@ def _cast_to(storage: types.Type) -> Any:
     return codegen
 
 
-@intrinsic
-def integers_at(typingctx: Any, address: Any) -> Any:
-    """A pointer to int64 at an address."""
-    return INT_POINTER(types.int64), _cast_to(types.int64)
+def _pointer_at(storage: types.Type) -> Any:
+    def typed(typingctx: Any, address: Any) -> Any:
+        """A pointer to numbers of a type at an address."""
+        return types.CPointer(storage)(types.int64), _cast_to(storage)
+
+    return intrinsic(typed)
 
 
-@intrinsic
-def doubles_at(typingctx: Any, address: Any) -> Any:
-    """A pointer to float64 at an address."""
-    return DOUBLE_POINTER(types.int64), _cast_to(types.float64)
-
-
-@intrinsic
-def singles_at(typingctx: Any, address: Any) -> Any:
-    """A pointer to float32 at an address."""
-    return POINTERS[0](types.int64), _cast_to(types.float32)
-
-
-@intrinsic
-def float16s_at(typingctx: Any, address: Any) -> Any:
-    """A pointer to float16 at an address."""
-    return POINTERS[2](types.int64), _cast_to(float16)
-
-
-@intrinsic
-def bfloat16s_at(typingctx: Any, address: Any) -> Any:
-    """A pointer to bfloat16 at an address."""
-    return POINTERS[3](types.int64), _cast_to(bfloat16)
-
-
-@intrinsic
-def int32s_at(typingctx: Any, address: Any) -> Any:
-    """A pointer to int32 at an address."""
-    return types.CPointer(types.int32)(types.int64), _cast_to(types.int32)
+singles_at, doubles_at = _pointer_at(types.float32), _pointer_at(types.float64)
+float16s_at, bfloat16s_at = _pointer_at(float16), _pointer_at(bfloat16)
+int32s_at, integers_at = _pointer_at(types.int32), _pointer_at(types.int64)
 
 
 @intrinsic
@@ -247,26 +235,20 @@ def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
     return types.CPointer(real)(count, dy, x), codegen
 
 
-@intrinsic(prefer_literal=True)
-def double_buffer(typingctx: Any, count: Any) -> Any:
-    """An array of float64 on the stack, 64-byte aligned; ``count`` is a literal."""
-    size = count.literal_value
+def _buffer(storage: types.Type) -> Any:
+    def typed(typingctx: Any, count: Any) -> Any:
+        """An array of numbers of a type on the stack, 64-byte aligned; ``count`` is a literal."""
+        size = count.literal_value
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _on_stack(builder, F64, size)
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _on_stack(builder, context.get_value_type(storage), size)
 
-    return DOUBLE_POINTER(count), codegen
+        return types.CPointer(storage)(count), codegen
+
+    return intrinsic(prefer_literal=True)(typed)
 
 
-@intrinsic(prefer_literal=True)
-def int_buffer(typingctx: Any, count: Any) -> Any:
-    """An array of int64 on the stack; ``count`` is a literal."""
-    size = count.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _on_stack(builder, I64, size)
-
-    return INT_POINTER(count), codegen
+double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
 
 
 @intrinsic
@@ -287,19 +269,6 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
         return builder.fma(*args)
 
     return types.float64(types.float64, types.float64, types.float64), codegen
-
-
-@intrinsic
-def normal_range(typingctx: Any, pointer: Any) -> Any:
-    """The smallest and the largest normal number of the arithmetic's type, as float64."""
-    limits = np.finfo(np.float64 if pointer.dtype == types.float64 else np.float32)
-    pair = types.UniTuple(types.float64, 2)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = [F64(float(limits.tiny)), F64(float(limits.max))]
-        return context.make_tuple(builder, pair, values)
-
-    return pair(pointer), codegen
 
 
 @intrinsic

@@ -24,7 +24,7 @@ from numba.core.extending import intrinsic, models, overload, register_model
 from ...memory import LINE
 from . import access
 from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
-from .intrinsics import _access, _promise, _real
+from .intrinsics import _access, _promise, _real, by_types
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -513,37 +513,25 @@ def in_sequence(typingctx: Any, pointer: Any, lanes: Any) -> Any:
 PAST_CACHES = True
 
 
-def load_part(pointer: Any, index: Any, part: Any) -> Any:
+@by_types
+def load_part(pointer, index, part):
     """``load_lanes`` or ``load_some``."""
-    raise NotImplementedError
-
-
-@overload(load_part)
-def _load_part(pointer, index, part):
     if isinstance(part, types.Integer):
         return lambda pointer, index, part: load_some(pointer, index, part)
     return lambda pointer, index, part: load_lanes(pointer, index)
 
 
-def keep_part(pointer: Any, lanes: Any, part: Any) -> Any:
+@by_types
+def keep_part(pointer, lanes, part):
     """``keep_some``, where there are some."""
-    raise NotImplementedError
-
-
-@overload(keep_part)
-def _keep_part(pointer, lanes, part):
     if isinstance(part, types.Integer):
         return lambda pointer, lanes, part: keep_some(pointer, lanes, part)
     return lambda pointer, lanes, part: lanes
 
 
-def store_part(pointer: Any, index: Any, lanes: Any, part: Any) -> None:
+@by_types
+def store_part(pointer, index, lanes, part):
     """Write a part of a row, rounded to the tensor's type; past the caches for PAST_CACHES."""
-    raise NotImplementedError
-
-
-@overload(store_part)
-def _store_part(pointer, index, lanes, part):
     if isinstance(part, types.Boolean):
         return lambda pointer, index, lanes, part: _stream_lanes(pointer, index, lanes)
     if isinstance(part, types.Integer):
@@ -551,13 +539,9 @@ def _store_part(pointer, index, lanes, part):
     return lambda pointer, index, lanes, part: _store_lanes(pointer, index, lanes)
 
 
-def store_part_in_order(pointer: Any, index: Any, lanes: Any, part: Any) -> None:
+@by_types
+def store_part_in_order(pointer, index, lanes, part):
     """``store_part`` after all that was loaded before, even if it is the same memory."""
-    raise NotImplementedError
-
-
-@overload(store_part_in_order)
-def _store_part_in_order(pointer, index, lanes, part):
     if isinstance(part, types.Boolean):
         return lambda pointer, index, lanes, part: _stream_in_order(pointer, index, lanes)
     if isinstance(part, types.Integer):

@@ -106,7 +106,8 @@ def _fill_workspace(block: npt.NDArray[np.int64], access: Access, tiling: Tiling
     block[B.SLOTS], block[B.PARAMETERS] = slots, parameters
     groups = banks * (channels // problem.per_group) * double
     sums = tiling.parts * banks * channels * double
-    gradients = slots * parameters * double if problem.wants_parameters else 0
+    wanted = problem.wants_parameters and not problem.forward
+    gradients = slots * parameters * double if wanted else 0
     along = parameters * real if access.along else 0
     layout = (
         *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],

@@ -12,7 +12,7 @@ from math import gcd
 from ... import dtypes
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, Access, read_bytes
+from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, read_bytes
 
 #: Below so many elements one thread does it all: starting the others takes 2 to 5 µs, in which one
 #: core treats about as many.
@@ -51,8 +51,8 @@ ROWS_IN_ORDER = 512
 EXACT = "exact moments"
 #: The size of a half type.
 HALF = dtypes.float16.itemsize
-#: The bytes of rows that are groups of their own that are taken at once, sixteen at most.
-ROWS_AT_ONCE = 1 << 17
+#: The bytes of rows that are groups of their own that are taken at once, and how many at most.
+ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 17, 16
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,12 @@ def _rounded_up(number: int, unit: int) -> int:
 
 
 def _whole_groups(problem: Problem, access: Access) -> int:
-    """The least number of channels that are whole groups, and whole rows of columns."""
-    unit = access.chunk if access.run > 1 else LANES
-    step = unit if access.columns else 1
+    """The least number of channels that are whole groups, and whole rows of columns or tiles."""
+    step = 1
+    if access.columns:
+        step = access.chunk if access.run > 1 else LANES
+    elif any(access.moved):
+        step = min(TILE_CHANNELS, problem.channel.size)
     return problem.per_group * step // gcd(problem.per_group, step)
 
 
@@ -215,7 +218,7 @@ def _along(access: Access) -> Tiling:
     problem = access.problem
     rows, sets = problem.channel.size, problem.sets.size
     size = access.run * read_bytes(problem)
-    at_once = max(1, min(ROWS, rows, ROWS_AT_ONCE // size))
+    at_once = max(1, min(ROWS_OF_SLOT, rows, ROWS_AT_ONCE // size))
     if rows * sets * access.run < SMALL:
         return Tiling(sets, rows, at_once, 1, 1, rows, 1)
     blocks = min(-(-TASKS // sets), -(-rows // ROWS))

@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.core.extending import overload
 
 from .elements import write_early
-from .intrinsics import HELPER, double_buffer, fma, get, helper, load, put, shift, two_sum
+from .intrinsics import by_types, double_buffer, fma, get, helper, load, put, shift, two_sum
 from .lanes import (
     LANES,
     as_loaded,
@@ -45,25 +44,17 @@ def _is_double(lanes: Any) -> bool:
     return bool(lanes.real == types.float64)
 
 
-def start_total(zero: Any) -> Any:
+@by_types
+def start_total(zero):
     """A sum in registers, from zero."""
-    raise NotImplementedError
-
-
-@overload(start_total, jit_options=HELPER)
-def _start_total(zero):
     if _is_double(zero):
         return lambda zero: (zero, zero)
     return lambda zero: half_zeros()
 
 
-def add_chain(total: Any, lanes: Any) -> Any:
+@by_types
+def add_chain(total, lanes):
     """Add the lanes of a chain to a sum in registers."""
-    raise NotImplementedError
-
-
-@overload(add_chain, jit_options=HELPER)
-def _add_chain(total, lanes):
     if _is_double(lanes):
 
         def compensated(total, lanes):
@@ -74,13 +65,9 @@ def _add_chain(total, lanes):
     return lambda total, lanes: total + halves_added(lanes)
 
 
-def total_of(total: Any) -> Any:
+@by_types
+def total_of(total):
     """A sum in registers as a number and its error."""
-    raise NotImplementedError
-
-
-@overload(total_of, jit_options=HELPER)
-def _total_of(total):
     if isinstance(total, types.BaseTuple):
 
         def compensated(total):
@@ -99,19 +86,12 @@ def add_sum(totals, errors, c, addend):
     put(errors, c, get(errors, c) + (rounding + addend[1]))
 
 
-def few_terms(
-    operation: Any, dy: Any, x: Any, dx: Any, steps: Any, rows: Any, count: Any, mean: Any,
-    gain: Any, weight: Any, sums: Any, c: Any,
-) -> None:  # fmt: skip
+@by_types
+def few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
     """Add the sums of rows that have fewer elements than lanes, each term in float64.
 
     Where a statistic is over few elements, the rounding of each term shows in the result.
     """
-    raise NotImplementedError
-
-
-@overload(few_terms, jit_options=HELPER)
-def _few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
     along = operation.along
     if dy.dtype == types.float64 or x.dtype == types.float64:
 
@@ -146,13 +126,9 @@ def _few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sum
     return plain
 
 
-def fold_lanes(zero: Any, total: Any, error: Any, index: Any, lanes: Any) -> None:
+@by_types
+def fold_lanes(zero, total, error, index, lanes):
     """Add lanes to sums in float64 that follow each other."""
-    raise NotImplementedError
-
-
-@overload(fold_lanes, jit_options=HELPER)
-def _fold_lanes(zero, total, error, index, lanes):
     if _is_double(zero):
 
         def compensated(zero, total, error, index, lanes):
@@ -168,13 +144,9 @@ def _fold_lanes(zero, total, error, index, lanes):
     return plain
 
 
-def clear_lanes(zero: Any, total: Any, error: Any, index: Any) -> None:
+@by_types
+def clear_lanes(zero, total, error, index):
     """Start sums that follow each other from zero."""
-    raise NotImplementedError
-
-
-@overload(clear_lanes, jit_options=HELPER)
-def _clear_lanes(zero, total, error, index):
     if _is_double(zero):
 
         def compensated(zero, total, error, index):
@@ -185,15 +157,9 @@ def _clear_lanes(zero, total, error, index):
     return lambda zero, total, error, index: put_lanes(total, index, splat(0.0))
 
 
-def add_kept(
-    zero: Any, total: Any, error: Any, c: Any, totals: Any, errors: Any, index: Any
-) -> None:
+@by_types
+def add_kept(zero, total, error, c, totals, errors, index):
     """Add one of the sums that follow each other to another, with its error where there is one."""
-    raise NotImplementedError
-
-
-@overload(add_kept, jit_options=HELPER)
-def _add_kept(zero, total, error, c, totals, errors, index):
     if _is_double(zero):
         # The error's lanes stand in the same order as the total's: float64 has no other.
         return lambda zero, total, error, c, totals, errors, index: add_sum(
@@ -204,13 +170,9 @@ def _add_kept(zero, total, error, c, totals, errors, index):
     )
 
 
-def add_errors(zero: Any, error: Any, index: Any, lanes: Any) -> None:
+@by_types
+def add_errors(zero, error, index, lanes):
     """Add to errors that follow each other, where the arithmetic keeps them."""
-    raise NotImplementedError
-
-
-@overload(add_errors, jit_options=HELPER)
-def _add_errors(zero, error, index, lanes):
     if _is_double(zero):
         return lambda zero, error, index, lanes: put_lanes(
             error, index, get_lanes(error, index) + lanes
@@ -218,15 +180,9 @@ def _add_errors(zero, error, index, lanes):
     return lambda zero, error, index, lanes: None
 
 
-def add_terms(
-    zero: Any, sums: Any, c: Any, tensor: Any, dy: Any, x: Any, mean: Any, part: Any
-) -> None:
+@by_types
+def add_terms(zero, sums, c, tensor, dy, x, mean, part):
     """Add the terms of a part of a tensor's row, in float64, to sums that follow each other."""
-    raise NotImplementedError
-
-
-@overload(add_terms, jit_options=HELPER)
-def _add_terms(zero, sums, c, tensor, dy, x, mean, part):
     if _is_double(zero):
 
         def compensated(zero, sums, c, tensor, dy, x, mean, part):
@@ -248,17 +204,13 @@ def _add_terms(zero, sums, c, tensor, dy, x, mean, part):
     return plain
 
 
-def add_deviation(zero: Any, tensor: Any, x: Any, mean: Any, s: Any, e: Any, part: Any) -> Any:
+@by_types
+def add_deviation(zero, tensor, x, mean, s, e, part):
     """x − mean of a part of a tensor's row in float64, and it added to a sum and its error, lanes.
 
     In float64 arithmetic no rounding is lost: what is left of a mean has to be right for elements
     that are far nearer to the mean than others.
     """
-    raise NotImplementedError
-
-
-@overload(add_deviation, jit_options=HELPER)
-def _add_deviation(zero, tensor, x, mean, s, e, part):
     if _is_double(zero):
 
         def compensated(zero, tensor, x, mean, s, e, part):
@@ -276,13 +228,9 @@ def _add_deviation(zero, tensor, x, mean, s, e, part):
     return plain
 
 
-def fold_deviations(zero: Any, sums: Any, c: Any, s: Any, s2: Any, e: Any, squares: Any) -> None:
+@by_types
+def fold_deviations(zero, sums, c, s, s2, e, squares):
     """Add two sums of deviations with their error, and one of squares, to a channel's sums."""
-    raise NotImplementedError
-
-
-@overload(fold_deviations, jit_options=HELPER)
-def _fold_deviations(zero, sums, c, s, s2, e, squares):
     if _is_double(zero):
 
         def compensated(zero, sums, c, s, s2, e, squares):

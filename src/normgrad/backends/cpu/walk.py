@@ -12,7 +12,7 @@ from numba import types
 from ...dtypes import float32, float64
 from . import access
 from . import block as B
-from .calls import call_arithmetic, call_coefficients, call_kernel, call_mover, call_tiles
+from .calls import call
 from .intrinsics import (
     INT_POINTER,
     address_of,
@@ -41,8 +41,8 @@ SPAN = access.SPAN
 
 
 @helper
-def element_of(block, tensor, s, c, position):
-    """The address of the first element of a row, in tensor 0 (dy), 1 (x) or 2 (dx)."""
+def element_of(block, tensor, s, c, position, k):
+    """The address of element k of a row, in tensor 0 (dy), 1 (x) or 2 (dx)."""
     not_inlined()
     rows = get(block, B.ROWS)
     outer = position // rows
@@ -50,6 +50,7 @@ def element_of(block, tensor, s, c, position):
         s * get(block, B.SET_STRIDES + tensor)
         + c * get(block, B.CHANNEL_STRIDES + tensor)
         + (position - outer * rows) * get(block, B.ROW_STRIDES + tensor)
+        + k * get(block, B.RUN_STRIDES + tensor)
     )
     for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
         size = get(block, B.OUTER_SIZES + axis)
@@ -106,7 +107,7 @@ def along(block, job, s, k):
 
 
 @helper
-def as_columns(job, c, first, channels, rows, run):
+def as_columns(job, c, first, channels, run):
     """Turn a job for rows into one for the sums of their elements, each row a group of its own."""
     for tensor in range(3):
         put(job, B.J_ROW_STEPS + tensor, get(job, B.J_CHANNEL_STEPS + tensor))
@@ -120,13 +121,49 @@ def as_columns(job, c, first, channels, rows, run):
 
 
 @helper
-def move(block, tensor, address, tile, writes, rows, columns, steps, tile_step):
+def move(block, tensor, address, tile, writes, channels, rows, run):
     """Copy a piece of tensor 0 (dy) or 1 (x) to a tile, or a tile to tensor 2 (dx)."""
-    step, column_step = get(block, steps[0] + tensor), get(block, steps[1] + tensor)
-    call_mover(
-        get(block, B.MOVERS + tensor), address, tile, writes, rows, columns, step, column_step,
-        tile_step, 1,
-    )  # fmt: skip
+    channel_step = get(block, B.CHANNEL_STRIDES + tensor)
+    if get(block, B.COLUMNS) != 0:
+        sizes = (rows, channels, get(block, B.ROW_STRIDES + tensor), channel_step, TILE_CHANNELS)
+    else:
+        sizes = (channels, run, channel_step, get(block, B.RUN_STRIDES + tensor), TILE_POSITIONS)
+    mover = get(block, B.MOVERS + tensor)
+    call(
+        mover,
+        (address, tile, writes, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], 1),
+    )
+
+
+@helper
+def call_on_tile(block, kernel, moved, job, s, c, channels, position, rows, k, run, parameters):
+    """Call a kernel for a piece of the tensors that is no larger than a tile."""
+    buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
+    # dx takes the place of what was moved for it: a kernel writes what it has read.
+    dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
+    tile_step = TILE_CHANNELS if get(block, B.COLUMNS) != 0 else TILE_POSITIONS
+    addresses = int_buffer(3)
+    for tensor in range(3):
+        put(addresses, tensor, element_of(block, tensor, s, c, position, k))
+        put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
+        put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
+        if moved >> tensor & 1:
+            tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
+            if tensor < 2:
+                move(block, tensor, get(addresses, tensor), tile, 0, channels, rows, run)
+            put(addresses, tensor, tile)
+            put(job, B.J_ROW_STEPS + tensor, tile_step)
+            put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
+    start_piece(block, job, c, channels, rows, run, 1)
+    put(job, B.J_STREAM, 0)
+    put(job, B.J_AHEAD, 0)
+    along(block, job, s, k)
+    if parameters:
+        as_columns(job, c, k, channels, run)
+    call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
+    if moved & B.USES_DX:
+        address = element_of(block, plain(2), s, c, position, k)
+        move(block, plain(2), address, dx_tile, 1, channels, rows, run)
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run, parameters):
@@ -134,67 +171,26 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run, para
 
     In rows a tile has channels of some elements each, in columns rows of some channels.
     """
-    buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
     moved = get(block, B.MOVED) & uses
-    columns = get(block, B.COLUMNS) != 0
-    tile_step = TILE_CHANNELS if columns else TILE_POSITIONS
-    dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
-    r = 0
-    while r < rows:
-        height = min(TILE_POSITIONS, rows - r) if columns else 1
+    most = TILE_POSITIONS if get(block, B.COLUMNS) != 0 else 1
+    for r in range(0, rows, most):
         for k in range(0, run, TILE_POSITIONS):
-            wide = min(TILE_POSITIONS, run - k)
             for at in range(0, channels, TILE_CHANNELS):
-                n = min(TILE_CHANNELS, channels - at)
-                addresses = int_buffer(3)
-                for tensor in range(3):
-                    address = element_of(block, tensor, s, c + at, position + r)
-                    address += (
-                        k * get(block, B.RUN_STRIDES + tensor) * get(block, B.DATA_SIZES + tensor)
-                    )
-                    put(addresses, tensor, address)
-                    row_step = get(block, B.ROW_STRIDES + tensor)
-                    channel_step = get(block, B.CHANNEL_STRIDES + tensor)
-                    if moved >> tensor & 1:
-                        row_step, channel_step = tile_step, tile_step
-                        tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
-                        put(addresses, tensor, tile)
-                        if tensor < 2:
-                            if columns:
-                                steps = (B.ROW_STRIDES, B.CHANNEL_STRIDES)
-                                move(block, tensor, address, tile, 0, height, n, steps, tile_step)
-                            else:
-                                steps = (B.CHANNEL_STRIDES, B.RUN_STRIDES)
-                                move(block, tensor, address, tile, 0, n, wide, steps, tile_step)
-                    put(job, B.J_ROW_STEPS + tensor, row_step)
-                    put(job, B.J_CHANNEL_STEPS + tensor, channel_step)
-                start_piece(block, job, c + at, n, height, wide, 1)
-                put(job, B.J_STREAM, 0)
-                put(job, B.J_AHEAD, 0)
-                along(block, job, s, k)
-                if parameters:
-                    as_columns(job, c + at, k, n, height, wide)
-                call_kernel(kernel, get(addresses, 0), get(addresses, 1), get(addresses, 2), job)
-                if moved & B.USES_DX:
-                    address = element_of(block, plain(2), s, c + at, position + r)
-                    address += k * get(block, B.RUN_STRIDES + 2) * get(block, B.DATA_SIZES + 2)
-                    if columns:
-                        steps = (B.ROW_STRIDES, B.CHANNEL_STRIDES)
-                        move(block, 2, address, dx_tile, 1, height, n, steps, tile_step)
-                    else:
-                        steps = (B.CHANNEL_STRIDES, B.RUN_STRIDES)
-                        move(block, 2, address, dx_tile, 1, n, wide, steps, tile_step)
-        r += height
+                call_on_tile(
+                    block, kernel, moved, job, s, c + at, min(TILE_CHANNELS, channels - at),
+                    position + r, min(most, rows - r), k, min(TILE_POSITIONS, run - k), parameters,
+                )  # fmt: skip
 
 
 @helper
 def piece(block, kernel, uses, job, s, c, channels, position, rows, run, parameters):
     """Call a kernel for some rows of some channels."""
+    not_inlined()
     if get(block, B.MOVED) & uses:
-        call_tiles(
-            get(block, B.IN_TILES), block, kernel, uses, job, s, c, channels, position, rows, run,
-            plain(parameters),
-        )  # fmt: skip
+        call(
+            get(block, B.IN_TILES),
+            (block, kernel, uses, job, s, c, channels, position, rows, run, plain(parameters)),
+        )
         return
     width = SPAN if parameters else run
     for k in range(0, run, width):
@@ -206,14 +202,13 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, run, paramet
         start_piece(block, job, c, channels, rows, run, repeat)
         along(block, job, s, k)
         if parameters:
-            as_columns(job, c, k, channels, rows, min(width, run - k))
-        call_kernel(
-            kernel,
-            element_of(block, plain(0), s, c, position) + k * get(block, B.DATA_SIZES),
-            element_of(block, plain(1), s, c, position) + k * get(block, B.DATA_SIZES + 1),
-            element_of(block, plain(2), s, c, position) + k * get(block, B.DATA_SIZES + 2),
-            job,
+            as_columns(job, c, k, channels, min(width, run - k))
+        dy, x, dx = (
+            element_of(block, plain(0), s, c, position, k),
+            element_of(block, plain(1), s, c, position, k),
+            element_of(block, plain(2), s, c, position, k),
         )
+        call(kernel, (0, dy, x, dx, job))
 
 
 @helper
@@ -297,9 +292,9 @@ def run_task(block, step, task):
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1 = min(b0 + get(step, B.AT_ONCE), c1)
             if before != 0:
-                call_arithmetic(arithmetic, block, before, s, bank, b0, b1)
+                call(arithmetic, (block, before, s, bank, b0, b1))
                 if before & B.DO_COEFFICIENTS:
-                    call_coefficients(coefficients, block, s, bank, b0, b1)
+                    call(coefficients, (block, s, bank, b0, b1))
             start_job(block, job, bank, part)
             if sums != 0:
                 for i in range(4):
@@ -307,9 +302,9 @@ def run_task(block, step, task):
                 uses = get(step, B.SUMS_USES)
                 walk(block, step, sums, uses, job, s, b0, b1, first, last, False)
             if after != 0:
-                call_arithmetic(arithmetic, block, after, s, bank, b0, b1)
+                call(arithmetic, (block, after, s, bank, b0, b1))
                 if after & B.DO_COEFFICIENTS:
-                    call_coefficients(coefficients, block, s, bank, b0, b1)
+                    call(coefficients, (block, s, bank, b0, b1))
             if columns:
                 sum_parameters(block, step, job, s, slot, b0, b1)
                 start_job(block, job, bank, part)
@@ -317,7 +312,7 @@ def run_task(block, step, task):
                 uses = get(step, B.WRITE_USES)
                 walk(block, step, writes, uses, job, s, b0, b1, first, last, True)
     if finally_ != 0:
-        call_arithmetic(arithmetic, block, finally_, plain(0), plain(0), c0, c1)
+        call(arithmetic, (block, finally_, 0, 0, c0, c1))
 
 
 def run_tasks(block, step, first, last):
