@@ -315,8 +315,9 @@ def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming
 
 @helper
 def write_rows(operation, dy, x, dx, steps, rows, coefficients, weight, bias, count, streaming):
-    """Write some rows of one channel, the last one first: it is what was summed last."""
-    for r in range(rows - 1, -1, -1):
+    """Write some rows of one channel."""
+    not_inlined()
+    for r in range(rows):
         write_row(
             operation, shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
             coefficients, weight, bias, count, streaming,
