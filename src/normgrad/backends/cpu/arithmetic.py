@@ -414,6 +414,20 @@ def batch_coefficients(block, s, bank, c0, c1):
             put(scale, c, 1.0 if multiplied else canonical(wr))
 
 
+@helper
+def sum_of(block, values, errors, count, total):
+    """Add numbers to a sum in their order; with their errors in float64 arithmetic."""
+    not_inlined()
+    if get(block, B.SINGLE) != 0:
+        value = total[0]
+        for c in range(count):
+            value += get(values, c)
+        return value, 0.0
+    for c in range(count):
+        total = plus(total, (get(values, c), get(errors, c)))
+    return total
+
+
 def group_coefficients(block, s, bank, c0, c1):
     """The coefficients of groups of channels: o = r times the formula, whose sums hold γ."""
     per_group = get(block, B.PER_GROUP)
@@ -425,6 +439,8 @@ def group_coefficients(block, s, bank, c0, c1):
     invstd = array(block, B.W_INVSTD, group)
     smallest, largest = range_of(block)
     w = double_buffer(SOME)
+    terms, term_errors = double_buffer(SOME), double_buffer(SOME)
+    xmu_terms, xmu_term_errors = double_buffer(SOME), double_buffer(SOME)
     m = bits_to_double(get(block, B.DIVISOR))
     along = get(block, B.ALONG) != 0
     for g in range(c0 // per_group, c1 // per_group):
@@ -442,15 +458,19 @@ def group_coefficients(block, s, bank, c0, c1):
                 )
             else:
                 read_row(block, plain(B.WEIGHT), plain(0), first, n, 1.0, w)
-            for c in range(n):
+            for c in range(n):  # a loop that can be vectorised
                 v = get(w, c)
                 wr = v * r
                 multiplied &= is_normal(wr, smallest, largest) & is_whole(wr, v, r)
-                if m > per_group:
-                    v += v - v
-                v = (v, 0.0)
-                total = plus(total, times(v, pair_at(totals, errors, first + c)))
-                projection = plus(projection, times(v, pair_at(xmus, xmu_errors, first + c)))
+                v = v + (v - v) if m > per_group else v
+                term = times((v, 0.0), pair_at(totals, errors, first + c))
+                put(terms, c, term[0])
+                put(term_errors, c, term[1])
+                term = times((v, 0.0), pair_at(xmus, xmu_errors, first + c))
+                put(xmu_terms, c, term[0])
+                put(xmu_term_errors, c, term[1])
+            total = sum_of(block, terms, term_errors, n, total)
+            projection = sum_of(block, xmu_terms, xmu_term_errors, n, projection)
         if m > 1.0:
             projection = (projection[0] + (r - r), projection[1])
         o = (r, 0.0)
