@@ -14,10 +14,6 @@ from ...problem import Problem, Role
 #: The longest row of columns, and how many rows are summed before they are folded; columns.py says
 #: why.
 SPAN, ROWS = 1024, 16
-#: Rows that are left where several positions make one: what a row's elements cost by themselves is
-#: shared by as many. Group norm of bfloat16 (20, 96, 12, 12), channels-last, took 0.92 of the time
-#: that it took with ten positions to a row.
-ROWS_LEFT = 64
 #: Rows of columns whose dx is written together.
 DX_ROWS = 4
 #: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
@@ -212,10 +208,7 @@ def access_of(problem: Problem) -> Access:
     if columns:
         repeat, chunk = 1, min(channel.size, SPAN)
         if channel.size * 2 <= SPAN and all(in_columns) and all_strides(inner, channel.size):
-            enough = channel.size >= LANES
-            repeat = max(
-                1, _aligned(channel.size, inner.size // ROWS_LEFT if enough else inner.size)
-            )
+            repeat = max(1, _aligned(channel.size, inner.size))
         return Access(
             problem, dtype, True, inner, 1, last_run=1, repeat=repeat, chunk=chunk,
             moved=tuple(not found for found in in_columns),
