@@ -207,8 +207,7 @@ def _of_columns(access: Access, step: int, piece: tuple[int, int]) -> Tiling:
         wanted = -(-SAMPLE_TASKS // turns)
         block = min(most, _rounded_up(max(-(-channels // wanted), 2 * LANES), step), channels)
         if block > 0 and turns * -(-channels // block) >= FEW_PARTS:
-            whole = channels if block == channels else block
-            return Tiling(turn, whole, whole, 1, positions, min(piece[0], whole), piece[1])
+            return Tiling(turn, block, block, 1, positions, min(piece[0], block), piece[1])
     rows = positions // access.repeat
     unit = access.repeat * ROWS
     most = max(1, access.per_channel * channels // PART)

@@ -129,10 +129,7 @@ def move(block, tensor, address, tile, writes, channels, rows, run):
     else:
         sizes = (channels, run, channel_step, get(block, B.RUN_STRIDES + tensor), TILE_POSITIONS)
     mover = get(block, B.MOVERS + tensor)
-    call(
-        mover,
-        (address, tile, writes, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], 1),
-    )
+    call(mover, (address, tile, writes, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], 1))
 
 
 @helper
@@ -252,11 +249,17 @@ def clear(address, count):
 
 
 @helper
+def slot_of(block, slot, s, array):
+    """The address of a set's sums of parameters in a slot, in one of their four arrays."""
+    at = slot * get(block, B.PARAMETERS) + s * get(block, B.RUN)
+    return get(block, B.WORKSPACE) + get(block, B.W_BIASES + array) + at * DOUBLE
+
+
+@helper
 def sum_parameters(block, step, job, s, slot, b0, b1):
     """Add rows that are groups of their own to the sums of their elements, the parameters'."""
-    at = (slot * get(block, B.PARAMETERS) + s * get(block, B.RUN)) * DOUBLE
     for i in range(4):
-        put(job, B.J_SUMS + i, get(block, B.WORKSPACE) + get(block, B.W_BIASES + i) + at)
+        put(job, B.J_SUMS + i, slot_of(block, slot, s, i))
     kernel = get(step, B.PARAMETER_KERNEL)
     uses = B.USES_DY | B.USES_X
     piece(block, kernel, uses, job, s, b0, b1 - b0, plain(0), plain(1), get(block, B.RUN), True)
@@ -286,9 +289,8 @@ def run_task(block, step, task):
     for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
         bank = s // get(block, B.BANK_SETS)
         if columns:
-            at = (slot * get(block, B.PARAMETERS) + s * get(block, B.RUN)) * DOUBLE
             for i in range(4):
-                clear(get(block, B.WORKSPACE) + get(block, B.W_BIASES + i) + at, get(block, B.RUN))
+                clear(slot_of(block, slot, s, i), get(block, B.RUN))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1 = min(b0 + get(step, B.AT_ONCE), c1)
             if before != 0:
