@@ -23,6 +23,7 @@ from .elements import (
 )
 from .intrinsics import (
     address_of,
+    by_types,
     double,
     double_buffer,
     doubles_at,
@@ -150,7 +151,7 @@ def add_single(operation, dy, x, dx, terms, width, sums):
 
 
 @helper
-def add_moments(operation, x, x_step, rows, points, c, sums, part):
+def add_moments_about_means(operation, x, x_step, rows, points, c, sums, part):
     """Add some rows' moments to those of a part of their elements, about the rows' own means."""
     zero, scale = zero_lanes(x, x), zero_lanes(x, x)
     total, squares = splat(0.0), splat(0.0)
@@ -180,17 +181,6 @@ def add_moments(operation, x, x_step, rows, points, c, sums, part):
 
 
 @helper
-def moments_of_block(operation, x, x_step, rows, points, width, sums):
-    """Add some rows' moments to those of their elements."""
-    not_inlined()
-    whole = width // LANES * LANES
-    for c in range(0, whole, LANES):
-        add_moments(operation, x, x_step, rows, points, c, sums, None)
-    if whole < width:
-        add_moments(operation, x, x_step, rows, points, whole, sums, width - whole)
-
-
-@helper
 def add_exact_moments(x, x_step, rows, mean, c, sums, part):
     """Add some rows' moments, in float64, to those of a part of their elements."""
     zero = zero_lanes(x, x)
@@ -205,15 +195,34 @@ def add_exact_moments(x, x_step, rows, mean, c, sums, part):
     fold_lanes(zero, sums[2], sums[3], c, q)
 
 
+@by_types
+def add_moments(operation, x, x_step, rows, points, c, sums, part):
+    """Add some rows' moments to those of a part of their elements, as the operation says."""
+    if operation.operation == "exact moments":
+        return lambda operation, x, x_step, rows, points, c, sums, part: add_exact_moments(
+            x, x_step, rows, points, c, sums, part
+        )
+    return lambda operation, x, x_step, rows, points, c, sums, part: add_moments_about_means(
+        operation, x, x_step, rows, points, c, sums, part
+    )
+
+
+@by_types
+def rows_about_one(operation):
+    """How many rows' moments are taken together."""
+    found = ROWS if operation.operation == "exact moments" else ABOUT_ONE
+    return lambda operation: found
+
+
 @helper
-def exact_moments_of_block(x, x_step, rows, mean, width, sums):
-    """Add some rows' moments, in float64, to those of their elements."""
+def moments_of_block(operation, x, x_step, rows, points, width, sums):
+    """Add some rows' moments to those of their elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_exact_moments(x, x_step, rows, mean, c, sums, None)
+        add_moments(operation, x, x_step, rows, points, c, sums, None)
     if whole < width:
-        add_exact_moments(x, x_step, rows, mean, whole, sums, width - whole)
+        add_moments(operation, x, x_step, rows, points, whole, sums, width - whole)
 
 
 @helper
@@ -313,7 +322,7 @@ def sums(operation, dy, x, dx, job):
 
 @helper
 def moments(operation, dy, x, dx, job):
-    """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums: half data, as in rows.py."""
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums, in the two ways of rows.py."""
     first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
     run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
     x_step = get(job, B.J_ROW_STEPS + 1)
@@ -326,35 +335,12 @@ def moments(operation, dy, x, dx, job):
     i = 0
     while i < count:
         # Some rows, or what is left of one.
-        rows = max(1, min(ABOUT_ONE, (count - i) // repeat))
+        rows = max(1, min(rows_about_one(operation), (count - i) // repeat))
         m = min(repeat, count - i)
         width = channels * run * m
         moments_of_block(
             operation, shift(x, i * x_step), repeat * x_step, rows, means, width, columns
         )
-        i += rows * m
-    gather_sums(columns, first, channels, run, repeat, x, x, sums_of(job))
-
-
-@helper
-def exact_moments(operation, dy, x, dx, job):
-    """The same in float64, about the channel's point, for float32 and float64 data."""
-    first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
-    run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
-    x_step = get(job, B.J_ROW_STEPS + 1)
-    means = real_buffer(SPAN, dy, x)
-    columns = (
-        double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN)
-    )  # fmt: skip
-    along_row(doubles_at(get(job, B.J_MEAN)), first, channels, per, run, repeat, x, means)
-    start_sums(columns, channels * run * repeat, x, x)
-    i = 0
-    while i < count:
-        # Some rows, or what is left of one.
-        rows = max(1, min(ROWS, (count - i) // repeat))
-        m = min(repeat, count - i)
-        width = channels * run * m
-        exact_moments_of_block(shift(x, i * x_step), repeat * x_step, rows, means, width, columns)
         i += rows * m
     gather_sums(columns, first, channels, run, repeat, x, x, sums_of(job))
 

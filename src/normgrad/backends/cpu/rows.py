@@ -15,6 +15,7 @@ from .access import FETCHED
 from .elements import added, coefficients_at, written
 from .intrinsics import (
     address_of,
+    by_types,
     double,
     doubles_at,
     get,
@@ -195,38 +196,29 @@ def total_of_rows(x, step, rows, count):
 
 
 @helper
-def moments(operation, dy, x, dx, job):
-    """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums, for half data.
+def moments_about_means(operation, x, dx, step, rows, run, about, weight, sums, c):
+    """Add the moments of some rows of half data to channel c's, about the elements' own means.
 
     Squares are taken about the mean of so many elements at a time, which are read twice: so float32
     is exact enough for them, and what an element far from the others makes of that mean concerns
     its neighbours alone. Sums of a few numbers of 8 or 11 bits lose next to nothing in float32. In
     float64 both are moved to the channel's point.
     """
-    sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
-    step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
-    rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
-    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     height = max(1, ABOUT_ONE // run)
-    for c in range(first, first + get(job, B.J_CHANNELS)):
-        about = get(means, c // per_group if per_group > 1 else c)
-        for r in range(0, rows, height):
-            n = min(height, rows - r)
-            for k in range(0, run, ABOUT_ONE):
-                block = shift(x, (c - first) * apart + r * step + k)
-                count = min(ABOUT_ONE, run - k)
-                total, m = total_of_rows(block, step, n, count), double(n * count)
-                mean = double(np.float32(total / m))
-                mean = mean if isfinite(mean) else 0.0
-                _, squares = sums_of_rows(
-                    operation, block, block, dx, (step, step, step), n, count, mean, 0.0, weight,
-                    False,
-                )  # fmt: skip
-                away, deviations = mean - about, total - m * mean
-                moved = squares[0] + away * (2.0 * deviations + m * away)
-                add_sum(sums[0], sums[1], c, (total - m * about, 0.0))
-                add_sum(sums[2], sums[3], c, (moved, 0.0))
+    for r in range(0, rows, height):
+        n = min(height, rows - r)
+        for k in range(0, run, ABOUT_ONE):
+            block, count = shift(x, r * step + k), min(ABOUT_ONE, run - k)
+            total, m = total_of_rows(block, step, n, count), double(n * count)
+            mean = double(np.float32(total / m))
+            mean = mean if isfinite(mean) else 0.0
+            _, squares = sums_of_rows(
+                operation, block, block, dx, (step, step, step), n, count, mean, 0.0, weight, False
+            )
+            away, deviations = mean - about, total - m * mean
+            moved = squares[0] + away * (2.0 * deviations + m * away)
+            add_sum(sums[0], sums[1], c, (total - m * about, 0.0))
+            add_sum(sums[2], sums[3], c, (moved, 0.0))
 
 
 @helper
@@ -265,16 +257,30 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
             fold_deviations(zero, sums, c, s, s2, e, q + q2)
 
 
+@by_types
+def moments_of_rows(operation, x, dx, step, rows, run, about, weight, sums, c):
+    """Add the moments of some rows to channel c's: of half data, or exactly, about its point."""
+    if operation.operation == "exact moments":
+        return lambda operation, x, dx, step, rows, run, about, weight, sums, c: (
+            exact_moments_of_rows(x, step, rows, run, about, sums, c)
+        )
+    return lambda operation, x, dx, step, rows, run, about, weight, sums, c: moments_about_means(
+        operation, x, dx, step, rows, run, about, weight, sums, c
+    )
+
+
 @helper
-def exact_moments(operation, dy, x, dx, job):
-    """The same in float64, about the channel's point, for float32 and float64 data."""
+def moments(operation, dy, x, dx, job):
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums."""
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     for c in range(first, first + get(job, B.J_CHANNELS)):
         mean = get(means, c // per_group if per_group > 1 else c)
-        exact_moments_of_rows(shift(x, (c - first) * apart), step, rows, run, mean, sums, c)
+        row = shift(x, (c - first) * apart)
+        moments_of_rows(operation, row, dx, step, rows, run, mean, weight, sums, c)
 
 
 @helper

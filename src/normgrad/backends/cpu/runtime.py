@@ -42,7 +42,7 @@ _LOOPS = {
     "evaluate": "sums",
     "parameters": "sums",
     "moments": "moments",
-    "exact moments": "exact_moments",
+    "exact moments": "moments",
     "apply": "write",
     "scale": "write",
     "normalise": "write",
