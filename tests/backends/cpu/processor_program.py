@@ -47,9 +47,12 @@ def conversions() -> bytes:
 
 
 print(hashlib.sha256(conversions()).hexdigest())
-for dtype in ("float32", "float16"):
-    case = make("train", (20, 70), dtype=dtype)
+# Parts of rows of lanes in sums of one row and of several: in columns, and in rows.
+for shape, dtype in [
+    ((20, 70), "float32"), ((20, 70), "float16"), ((90, 70), "float32"), ((3, 5, 75), "float32"),
+]:  # fmt: skip
+    case = make("train", shape, dtype=dtype)
     result = case.call()
     check(case, result)
     content = b"".join(value.tobytes() for value in named(result).values())
-    print(dtype, hashlib.sha256(content).hexdigest())
+    print(shape, dtype, hashlib.sha256(content).hexdigest())

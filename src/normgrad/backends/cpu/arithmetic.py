@@ -15,6 +15,7 @@ import numpy as np
 from numba import types
 
 from . import block as B
+from .helpers import helper
 from .intrinsics import (
     INT_POINTER,
     array,
@@ -23,7 +24,6 @@ from .intrinsics import (
     doubles_at,
     fma,
     get,
-    helper,
     not_inlined,
     plain,
     put,

@@ -12,7 +12,6 @@ from ...memory import LINE
 from . import access
 from . import block as B
 from .elements import (
-    added,
     deviation,
     is_about_channels,
     reads_dy,
@@ -21,14 +20,13 @@ from .elements import (
     writes_early,
     written,
 )
+from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
-    by_types,
     double,
     double_buffer,
     doubles_at,
     get,
-    helper,
     item_size,
     load,
     not_inlined,
@@ -45,8 +43,8 @@ from .lanes import (
     finite,
     get_lanes,
     in_sequence,
-    keep_part,
     load_part,
+    merge_part,
     prefetch_lanes,
     put_lanes,
     single_lanes,
@@ -84,11 +82,11 @@ def has_whole_lines(pointer, width, step):
 
 @helper
 def add_row(operation, dy, x, dx, i, j, o, mean, gain, stats, r, s, q, part):
-    """Two sums of lanes, with a part of row r added."""
+    """Two sums of lanes, with a part of row r added; nobody reads those beyond the row's end."""
     d, xs = load_part(dy, i, part), load_part(x, j, part)
     write_early(operation, dx, o, d, gain, part)
     xmu = deviation(operation, dy, x, xs, mean, stats[0], stats[1], r)
-    return s + d, q + keep_part(dy, d * xmu, part)
+    return s + d, q + d * xmu
 
 
 @helper
@@ -153,7 +151,7 @@ def add_single(operation, dy, x, dx, terms, width, sums):
 @helper
 def add_moments_about_means(operation, x, x_step, rows, points, c, sums, part):
     """Add some rows' moments to those of a part of their elements, about the rows' own means."""
-    zero, scale = zero_lanes(x, x), zero_lanes(x, x)
+    zero = zero_lanes(x, x)
     total, squares = splat(0.0), splat(0.0)
     for first in range(0, rows, ROWS):
         s = zero
@@ -165,14 +163,14 @@ def add_moments_about_means(operation, x, x_step, rows, points, c, sums, part):
         q, q2 = zero, zero
         i, last = first * x_step + c, min(first + ROWS, rows)
         for _ in range(first, last - 1, 2):
-            q = q + added(operation, x, x, x, i, i, i, mean, scale, x, 0, part)[1]
-            i += x_step
-            q2 = q2 + added(operation, x, x, x, i, i, i, mean, scale, x, 0, part)[1]
-            i += x_step
+            d, d2 = load_part(x, i, part) - mean, load_part(x, i + x_step, part) - mean
+            q, q2 = q + d * d, q2 + d2 * d2
+            i += 2 * x_step
         if (last - first) % 2 > 0:
-            q = q + added(operation, x, x, x, i, i, i, mean, scale, x, 0, part)[1]
-        squares = squares + double_lanes(q + q2)
-    n = keep_part(x, splat(double(rows)), part)
+            d = load_part(x, i, part) - mean
+            q = q + d * d
+        squares = squares + double_lanes(merge_part(x, q + q2, zero, part))
+    n = merge_part(x, splat(double(rows)), splat(0.0), part)
     about, mean = double_lanes(get_lanes(points, c)), double_lanes(mean)
     away, deviations = mean - about, total - n * mean
     put_lanes(sums[0], c, get_lanes(sums[0], c) + (total - n * about))

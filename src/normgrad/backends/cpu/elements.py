@@ -10,8 +10,9 @@ from numba import types
 from numba.core.extending import models, register_model
 
 from .access import ALONG
-from .intrinsics import by_types, get
-from .lanes import as_loaded, keep_part, load_part, splat_like, store_part_in_order, zero_lanes
+from .helpers import by_types
+from .intrinsics import get
+from .lanes import as_loaded, load_part, merge_part, splat_like, store_part_in_order
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -44,24 +45,24 @@ def term(operation, dy, values, weight, k, part):
 
 
 @by_types
-def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
-    """What a part of a row adds to two sums: dy and dy·(x − mean), or nothing and (x − mean)².
+def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
+    """Two sums with a part of a row added: of dy and dy·(x − mean), or nothing and (x − mean)².
 
     It is at i in dy, j in x and o in dx, and from k on in its row.
     """
     if operation.operation == "moments":
 
-        def moments(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
-            d = keep_part(x, load_part(x, j, part) - mean, part)
-            return zero_lanes(x, x), d * d
+        def moments(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
+            d = load_part(x, j, part) - mean
+            return s, merge_part(x, q + d * d, q, part)
 
         return moments
 
-    def sums(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part):
+    def sums(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
         values, xs = load_part(dy, i, part), load_part(x, j, part)
         write_early(operation, dx, o, values, gain, part)
         d = term(operation, dy, values, weight, k, part)
-        return d, keep_part(dy, d * (xs - mean), part)
+        return s + d, merge_part(dy, q + d * (xs - mean), q, part)
 
     return sums
 

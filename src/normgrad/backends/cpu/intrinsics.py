@@ -12,34 +12,18 @@ and read back, goes through ``get`` and ``put``, which promise nothing.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core.extending import intrinsic, overload
+from numba import types
+from numba.core.extending import intrinsic
 
 from ...memory import LINE
 from .block import WORKSPACE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
+from .helpers import helper
 
 # mypy: disable-error-code="untyped-decorator"
-
-#: How the functions that kernels are made of are compiled: never called from Python, so without the
-#: wrappers for it, which take as long to compile as the functions themselves.
-HELPER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-helper = njit(**HELPER)
-
-
-def by_types(choose: Any) -> Any:
-    """A helper whose body is chosen when it is compiled, by what is returned for its types."""
-
-    def chosen(*arguments: Any) -> Any:
-        raise NotImplementedError
-
-    overload(chosen, jit_options=HELPER)(choose)
-    return functools.update_wrapper(chosen, choose)
-
 
 #: The pointers that kernels take, by the code of :class:`normgrad.dtypes.DType`.
 POINTERS = {

@@ -24,7 +24,8 @@ from numba.core.extending import intrinsic, models, overload, register_model
 from ...memory import LINE
 from . import access
 from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
-from .intrinsics import _access, _promise, _real, by_types
+from .helpers import by_types
+from .intrinsics import _access, _promise, _real
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -232,16 +233,15 @@ def load_some(typingctx: Any, pointer: Any, index: Any, count: Any) -> Any:
 
 
 @intrinsic
-def keep_some(typingctx: Any, pointer: Any, lanes: Any, count: Any) -> Any:
-    """Lanes of which those beyond the first ``count`` elements of a tensor's are 0."""
+def merge_some(typingctx: Any, pointer: Any, lanes: Any, others: Any, count: Any) -> Any:
+    """The lanes of a tensor's first ``count`` elements, and others beyond them."""
     storage = pointer.dtype
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, value, count = args
-        mask = _first(builder, count, _places(storage))
-        return builder.select(mask, value, _constants(value.type.element, [0.0] * LANES))
+        _, value, others, count = args
+        return builder.select(_first(builder, count, _places(storage)), value, others)
 
-    return lanes(pointer, lanes, types.intp), codegen
+    return lanes(pointer, lanes, others, types.intp), codegen
 
 
 def _storing(past_caches: bool, promises: bool) -> Any:
@@ -522,11 +522,15 @@ def load_part(pointer, index, part):
 
 
 @by_types
-def keep_part(pointer, lanes, part):
-    """``keep_some``, where there are some."""
+def merge_part(pointer, lanes, others, part):
+    """``merge_some``, or the lanes.
+
+    To leave elements out of a sum it is the sum that is merged, not what is added: some processors
+    multiply, select and add at once, and round otherwise.
+    """
     if isinstance(part, types.Integer):
-        return lambda pointer, lanes, part: keep_some(pointer, lanes, part)
-    return lambda pointer, lanes, part: lanes
+        return lambda pointer, lanes, others, part: merge_some(pointer, lanes, others, part)
+    return lambda pointer, lanes, others, part: lanes
 
 
 @by_types

@@ -15,7 +15,8 @@ from numba import types
 from numba.core.extending import intrinsic
 
 from .conversions import I32, I64, narrow, widen
-from .intrinsics import POINTERS, helper, not_inlined, shift
+from .helpers import helper
+from .intrinsics import POINTERS, not_inlined, shift
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -13,13 +13,12 @@ from ...memory import LINE
 from . import block as B
 from .access import FETCHED
 from .elements import added, coefficients_at, written
+from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
-    by_types,
     double,
     doubles_at,
     get,
-    helper,
     item_size,
     like,
     not_inlined,
@@ -64,13 +63,6 @@ ABOUT_ONE = 4 * BLOCK
 
 
 @helper
-def add_part(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
-    """Two sums of lanes, with a part of a row added."""
-    a, b = added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, part)
-    return s + a, q + b
-
-
-@helper
 def fetch(dy, x, i, j, count):
     """Ask for another image's row, which no processor foresees."""
     not_inlined()
@@ -102,21 +94,21 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
             k = start
             end = min(count, start + BLOCK)
             while k + 2 * LANES <= end:
-                s, q = add_part(
+                s, q = added(
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
                 )
                 k += LANES
-                s2, q2 = add_part(
+                s2, q2 = added(
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2, None
                 )
                 k += LANES
             if k + LANES <= end:
-                s, q = add_part(
+                s, q = added(
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
                 )
                 k += LANES
             if k < end:
-                s2, q2 = add_part(
+                s2, q2 = added(
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2,
                     end - k,
                 )  # fmt: skip

@@ -13,7 +13,8 @@ from typing import Any
 from numba import types
 
 from .elements import write_early
-from .intrinsics import by_types, double_buffer, fma, get, helper, load, put, shift, two_sum
+from .helpers import by_types, helper
+from .intrinsics import double_buffer, fma, get, load, put, shift, two_sum
 from .lanes import (
     LANES,
     as_loaded,
@@ -22,9 +23,8 @@ from .lanes import (
     get_lanes,
     half_zeros,
     halves_added,
-    keep_part,
-    keep_some,
     load_some,
+    merge_part,
     minus,
     product,
     put_lanes,
@@ -120,7 +120,8 @@ def few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums
                 d = product(d, double_lanes(as_loaded(dy, load_some(weight, 0, count))))
             value = product(d, double_lanes(load_some(x, r * steps[1], count)) - splat(mean))
             add_sum(sums[0], sums[1], c, (sum_of_lanes(d), 0.0))
-            add_sum(sums[2], sums[3], c, (sum_of_lanes(keep_some(dy, value, count)), 0.0))
+            value = merge_part(dy, value, splat(0.0), count)
+            add_sum(sums[2], sums[3], c, (sum_of_lanes(value), 0.0))
             write_early(operation, dx, r * steps[2], values, splat_like(dy, x, gain), count)
 
     return plain
@@ -190,8 +191,8 @@ def add_terms(zero, sums, c, tensor, dy, x, mean, part):
             value = product(dy, xmu)
             rounding = fused(dy, xmu, minus(value)) + product(dy, xmu_error)
             fold_lanes(zero, sums[0], sums[1], c, dy)
-            fold_lanes(zero, sums[2], sums[3], c, keep_part(tensor, value, part))
-            add_errors(zero, sums[3], c, keep_part(tensor, rounding, part))
+            fold_lanes(zero, sums[2], sums[3], c, merge_part(tensor, value, splat(0.0), part))
+            add_errors(zero, sums[3], c, merge_part(tensor, rounding, splat(0.0), part))
 
         return compensated
 
@@ -199,7 +200,7 @@ def add_terms(zero, sums, c, tensor, dy, x, mean, part):
         d = double_lanes(dy)
         value = product(d, double_lanes(x) - double_lanes(mean))
         fold_lanes(zero, sums[0], sums[1], c, d)
-        fold_lanes(zero, sums[2], sums[3], c, keep_part(tensor, value, part))
+        fold_lanes(zero, sums[2], sums[3], c, merge_part(tensor, value, splat(0.0), part))
 
     return plain
 
@@ -215,14 +216,15 @@ def add_deviation(zero, tensor, x, mean, s, e, part):
 
         def compensated(zero, tensor, x, mean, s, e, part):
             d, rest = two_sum(x, minus(mean))
-            d, rest = keep_part(tensor, d, part), keep_part(tensor, rest, part)
+            none = splat(0.0)
+            d, rest = merge_part(tensor, d, none, part), merge_part(tensor, rest, none, part)
             total, left = two_sum(s, d)
             return d, total, e + (left + rest)
 
         return compensated
 
     def plain(zero, tensor, x, mean, s, e, part):
-        d = keep_part(tensor, x - mean, part)
+        d = merge_part(tensor, x - mean, splat(0.0), part)
         return d, s + d, e
 
     return plain

@@ -7,13 +7,13 @@ from math import isfinite, nan
 import numpy as np
 
 from . import block as B
+from .helpers import helper
 from .intrinsics import (
     bfloat16s_at,
     double,
     doubles_at,
     float16s_at,
     get,
-    helper,
     int32s_at,
     integers_at,
     load,

@@ -13,12 +13,12 @@ from ...dtypes import float32, float64
 from . import access
 from . import block as B
 from .calls import call
+from .helpers import helper
 from .intrinsics import (
     INT_POINTER,
     address_of,
     doubles_at,
     get,
-    helper,
     int_buffer,
     not_inlined,
     plain,
