@@ -81,6 +81,9 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
     # How many additions a block, or a short row, makes a chain longer by; and how long it is.
     longer = -(-min(count, BLOCK) // (2 * LANES))
     chain = 0
+    # The same for all rows, so that masks are made once.
+    whole = count // LANES * LANES
+    part = count - whole
     for r in range(rows):
         if ahead and r + 1 < rows:
             fetch(dy, x, (r + 1) * steps[0], (r + 1) * steps[1], min(count, FETCHED))
@@ -91,8 +94,7 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
                 s, q, s2, q2 = zero, zero, zero, zero
                 chain = 0
             i, j, o = r * steps[0], r * steps[1], r * steps[2]
-            k = start
-            end = min(count, start + BLOCK)
+            k, end = start, min(whole, start + BLOCK)
             while k + 2 * LANES <= end:
                 s, q = added(
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
@@ -102,16 +104,15 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2, None
                 )
                 k += LANES
-            if k + LANES <= end:
+            if k < end:
                 s, q = added(
                     operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
                 )
-                k += LANES
-            if k < end:
+            if part > 0 and start + BLOCK >= count:
+                k = whole
                 s2, q2 = added(
-                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2,
-                    end - k,
-                )  # fmt: skip
+                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2, part
+                )
             chain += longer
     total = add_chain(total, s + s2)
     projection = add_chain(projection, q + q2)
@@ -296,7 +297,6 @@ def write_part(operation, dy, x, dx, i, coefficients, weight, bias, part):
 @helper
 def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming):
     """Write a row, past the caches where that is asked; the coefficients are lanes."""
-    i = 0
     if streaming:
         i, end = lines_to_stream(dx, count)
         if i > 0:
@@ -304,11 +304,16 @@ def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming
         while i < end:
             write_part(operation, dy, x, dx, i, coefficients, weight, bias, PAST_CACHES)
             i += LANES
-    while i + LANES <= count:
+        while i < count:
+            n = min(count - i, LANES)
+            write_part(operation, dy, x, dx, i, coefficients, weight, bias, n)
+            i += LANES
+        return
+    whole = count // LANES * LANES
+    for i in range(0, whole, LANES):
         write_part(operation, dy, x, dx, i, coefficients, weight, bias, None)
-        i += LANES
-    if i < count:
-        write_part(operation, dy, x, dx, i, coefficients, weight, bias, count - i)
+    if whole < count:
+        write_part(operation, dy, x, dx, whole, coefficients, weight, bias, count - whole)
 
 
 @helper

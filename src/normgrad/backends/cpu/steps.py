@@ -28,6 +28,7 @@ IN_CACHE = 1 << 15
 TASKS = 64
 #: A few tasks, for a few cores.
 FEW_PARTS = 4
+FEW_TASKS = 8
 #: Channels, times parts, below which one thread does what is per channel alone: in the 5 µs that
 #: starting the others takes it does about as many.
 MANY_CHANNELS = 1 << 13
@@ -168,7 +169,8 @@ def tiling_of(access: Access) -> Tiling:
     if sets == 1 and (in_order or (not problem.result_needs_sums and not problem.missing_mean)):
         # Long runs of memory, each image's after the other's.
         size = access.run * read_bytes(problem)
-        block = min(channels, _rounded_up(max(1, CONTIGUOUS // size), step))
+        enough = -(-channels // FEW_TASKS)
+        block = min(channels, _rounded_up(max(1, min(CONTIGUOUS // size, enough)), step))
     else:
         # As few channels (whole groups, whole rows) as make it worth a task's while.
         enough = channels * sets // (TASKS // 4)
@@ -180,7 +182,8 @@ def tiling_of(access: Access) -> Tiling:
     tasks = turns * -(-channels // block)
     parts = 1
     if tasks < TASKS // 4:
-        parts = min(-(-TASKS // tasks), max(1, per_channel * block // PART), positions)
+        most = max(1, per_channel // (ROWS_IN_ORDER if in_order else 1))
+        parts = min(-(-TASKS // tasks), max(1, per_channel * block // PART), positions, most)
     if parts > 1:
         turn = 1
     elif sets > 1:
