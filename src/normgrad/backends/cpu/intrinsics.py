@@ -256,6 +256,17 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
+def inlined(typingctx: Any) -> Any:
+    """Copy the function this stands in to where it is called: its result stays in registers."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("alwaysinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
 def not_inlined(typingctx: Any) -> Any:
     """Keep the function this stands in out of its callers.
 

@@ -17,8 +17,10 @@ from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
     double,
+    double_buffer,
     doubles_at,
     get,
+    inlined,
     item_size,
     like,
     not_inlined,
@@ -26,6 +28,7 @@ from .intrinsics import (
     shift,
 )
 from .lanes import (
+    EIGHT,
     LANES,
     PAST_CACHES,
     double_lanes,
@@ -37,11 +40,14 @@ from .lanes import (
     zero_lanes,
 )
 from .sums import (
+    LOTS,
     add_chain,
     add_deviation,
+    add_kept_totals,
     add_sum,
     few_terms,
     fold_deviations,
+    keep_total,
     start_total,
     total_of,
 )
@@ -73,7 +79,8 @@ def fetch(dy, x, i, j, count):
 
 @helper
 def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, ahead):
-    """The sums of some rows, and the errors of the roundings in float64."""
+    """The two sums of some rows, in registers."""
+    inlined()
     mu, scale = splat_like(dy, x, mean), splat_like(dy, x, gain)
     zero = zero_lanes(dy, x)
     total, projection = start_total(zero), start_total(zero)
@@ -116,7 +123,7 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
             chain += longer
     total = add_chain(total, s + s2)
     projection = add_chain(projection, q + q2)
-    return total_of(total), total_of(projection)
+    return total, projection
 
 
 @helper
@@ -151,19 +158,28 @@ def sums(operation, dy, x, dx, job):
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    for c in range(get(job, B.J_CHANNELS)):
-        channel = first + c
-        mean = get(means, channel // per_group if per_group > 1 else channel)
-        gain = get(gains, channel)
-        dys, xs, dxs = shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2])
-        if rows * run < LANES:
-            few_terms(operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, sums, channel)
-        else:
-            total, projection = sums_of_rows(
-                operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, ahead
-            )
-            add_sum(sums[0], sums[1], channel, total)
-            add_sum(sums[2], sums[3], channel, projection)
+    some = double_buffer(LOTS), double_buffer(LOTS)
+    for start in range(0, get(job, B.J_CHANNELS), EIGHT):
+        n = min(EIGHT, get(job, B.J_CHANNELS) - start)
+        for i in range(n):
+            c, channel = start + i, first + start + i
+            mean = get(means, channel // per_group if per_group > 1 else channel)
+            gain = get(gains, channel)
+            dys, xs, dxs = shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2])
+            if rows * run < LANES:
+                few_terms(
+                    operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, sums, channel
+                )
+            else:
+                total, projection = sums_of_rows(
+                    operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, ahead
+                )
+                keep_total(some[0], i, total, sums[0], sums[1], channel)
+                keep_total(some[1], i, projection, sums[2], sums[3], channel)
+        if rows * run >= LANES:
+            zero = zero_lanes(dy, x)
+            add_kept_totals(zero, some[0], n, sums[0], first + start)
+            add_kept_totals(zero, some[1], n, sums[2], first + start)
 
 
 @helper
@@ -209,7 +225,7 @@ def moments_about_means(operation, x, dx, step, rows, run, about, weight, sums, 
                 operation, block, block, dx, (step, step, step), n, count, mean, 0.0, weight, False
             )
             away, deviations = mean - about, total - m * mean
-            moved = squares[0] + away * (2.0 * deviations + m * away)
+            moved = total_of(squares)[0] + away * (2.0 * deviations + m * away)
             add_sum(sums[0], sums[1], c, (total - m * about, 0.0))
             add_sum(sums[2], sums[3], c, (moved, 0.0))
 
@@ -317,21 +333,10 @@ def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming
 
 
 @helper
-def write_rows(operation, dy, x, dx, steps, rows, coefficients, weight, bias, count, streaming):
-    """Write some rows of one channel."""
-    not_inlined()
-    for r in range(rows):
-        write_row(
-            operation, shift(dy, r * steps[0]), shift(x, r * steps[1]), shift(dx, r * steps[2]),
-            coefficients, weight, bias, count, streaming,
-        )  # fmt: skip
-
-
-@helper
 def write(operation, dy, x, dx, job):
     """Write dx or y."""
     steps, apart = steps_of(job), channel_steps_of(job)
-    rows, run, streaming = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_STREAM) != 0
+    run, streaming = get(job, B.J_RUN), get(job, B.J_STREAM) != 0
     real = real_of(dy, x)
     weight, bias = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
@@ -346,7 +351,9 @@ def write(operation, dy, x, dx, job):
             splat_like(dy, x, get(offsets, channel)), splat_like(dy, x, get(slopes, group)),
             splat_like(dy, x, get(scales, group)),
         )  # fmt: skip
-        write_rows(
-            operation, shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2]),
-            steps, rows, coefficients, weight, bias, run, streaming,
-        )  # fmt: skip
+        for r in range(get(job, B.J_ROWS)):
+            write_row(
+                operation, shift(dy, r * steps[0] + c * apart[0]),
+                shift(x, r * steps[1] + c * apart[1]), shift(dx, r * steps[2] + c * apart[2]),
+                coefficients, weight, bias, run, streaming,
+            )  # fmt: skip

@@ -16,6 +16,8 @@ from .elements import write_early
 from .helpers import by_types, helper
 from .intrinsics import double_buffer, fma, get, load, put, shift, two_sum
 from .lanes import (
+    EIGHT,
+    HALF,
     LANES,
     as_loaded,
     double_lanes,
@@ -32,12 +34,15 @@ from .lanes import (
     splat_like,
     sum_and_error_of_lanes,
     sum_of_lanes,
+    sums_of_eight,
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Elements of two vectors of lanes.
 TWO_LOTS = 2 * LANES
+#: Sums in registers that are added up together, and the elements of all of them.
+LOTS = EIGHT * HALF
 
 
 def _is_double(lanes: Any) -> bool:
@@ -84,6 +89,31 @@ def add_sum(totals, errors, c, addend):
     value, rounding = two_sum(get(totals, c), addend[0])
     put(totals, c, value)
     put(errors, c, get(errors, c) + (rounding + addend[1]))
+
+
+@by_types
+def keep_total(some, i, total, totals, errors, c):
+    """Keep a sum in registers as one of several that are added to channels' together.
+
+    In float64 arithmetic it is added to channel c's now, with its error.
+    """
+    if isinstance(total, types.BaseTuple):
+        return lambda some, i, total, totals, errors, c: add_sum(totals, errors, c, total_of(total))
+    return lambda some, i, total, totals, errors, c: put_lanes(some, i * HALF, total)
+
+
+@by_types
+def add_kept_totals(zero, some, n, totals, first):
+    """Add n sums that were kept to those of channels from the first on."""
+    if _is_double(zero):
+        return lambda zero, some, n, totals, first: None
+
+    def plain(zero, some, n, totals, first):
+        put_lanes(some, 0, sums_of_eight(some))
+        for i in range(n):
+            put(totals, first + i, get(totals, first + i) + get(some, i))
+
+    return plain
 
 
 @by_types
