@@ -26,6 +26,11 @@ class Machine:
         """
         return min(self.l3, self.cores * CACHE_OF_A_CORE)
 
+    @property
+    def shares_l3(self) -> bool:
+        """Whether the L3 is a whole server's, of which these cores are a small part."""
+        return self.l3 > 4 * self.cores * CACHE_OF_A_CORE
+
 
 #: What of a shared L3 one core can count on.
 CACHE_OF_A_CORE = 8 << 20

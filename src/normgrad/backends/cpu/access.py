@@ -18,6 +18,9 @@ SPAN, ROWS = 1024, 16
 DX_ROWS = 4
 #: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 64
+#: Rows of columns that are left where several positions make a row: fewer would not make up for
+#: what each element of a row costs.
+LEAST_ROWS = 128
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
 #: Channels shorter than this are read as columns, several to a row, if they follow each other;
@@ -28,8 +31,8 @@ COLUMN_RUN, EXACT_RUN, FAR_RUN = 32, 128, 512
 FAR_APART = 32 << 20
 #: Longer rows are cut into shorter ones, for tasks to take some of them.
 LONGEST_ROW = 1 << 13
-#: Rows shorter than this are not written past the caches: their ends are parts of lines.
-STREAMED_ROW = 128
+#: Rows of fewer bytes are not written past the caches: their ends are parts of lines.
+STREAMED_ROW = 768
 
 
 #: What the names of operations end in whose weight and bias are those of a row's elements.
@@ -208,7 +211,9 @@ def access_of(problem: Problem) -> Access:
     if columns:
         repeat, chunk = 1, min(channel.size, SPAN)
         if channel.size * 2 <= SPAN and all(in_columns) and all_strides(inner, channel.size):
-            repeat = max(1, _aligned(channel.size, inner.size))
+            repeat = _aligned(
+                channel.size, max(1, min(inner.size, problem.positions // LEAST_ROWS))
+            )
         return Access(
             problem, dtype, True, inner, 1, last_run=1, repeat=repeat, chunk=chunk,
             moved=tuple(not found for found in in_columns),
@@ -226,18 +231,24 @@ def access_of(problem: Problem) -> Access:
 def streams(access: Access, size: int, machine: Machine) -> bool:
     """Whether dx is written past the caches: where it would not stay in them anyway.
 
-    A store through the caches reads the line first. Past them, training batch norm took (2 cores,
-    480 MiB of L3 shared with other machines): float32 (32, 64, 56, 56) 0.60 of the time, (32, 64,
-    112, 112) 0.86; bfloat16 (32, 64, 56, 56) 0.91. Where everything is 25 to 7 MB, and other work
-    is done between the calls: float32 (256, 512, 4, 4) 0.77, (8, 3, 224, 224) 0.73; bfloat16 0.82
-    and 0.85, but 1.09 in a loop that does nothing else.
+    A store through the caches reads the line first, which costs most where the L3 is a large
+    server's. There, past the caches, training batch norm took (1 core, everything in a loop):
+    float32 (4, 64, 32, 32) 0.73 of the time, (16, 80, 700) 0.73, (16, 64, 20, 20) 0.91, (32, 64,
+    14, 14) 0.82 to 0.96; channels-last (16, 384, 10, 10) 0.66; bfloat16 (16, 80, 700) 0.96; but
+    (2, 64, 32, 32), which is in L2, 1.2, and bfloat16 (16, 384, 14, 14) 1.10.
+
+    Where the L3 is that of a few cores (32 MiB), float32 (32, 64, 14, 14) took 1.44 times as long,
+    (16, 80, 700) 1.15; rows of whole lines and columns gained from what is in the L3.
     """
-    if access.problem.result is None:
+    result = access.problem.result
+    if result is None:
         return False
+    row = access.run * result.itemsize
+    if machine.shares_l3:
+        return (access.columns or row >= STREAMED_ROW) and size > machine.l2
     if access.columns:
         return size > machine.cache // 4
-    whole = access.run * access.problem.result.itemsize % LINE == 0
-    return access.run >= STREAMED_ROW and size > machine.cache * (0.5 if whole else 2)
+    return row >= STREAMED_ROW // 2 and size > machine.cache * (2 if row % LINE else 0.5)
 
 
 #: How much of a channel's next row is asked for: more would not stay in the nearest cache.
@@ -255,9 +266,10 @@ def fetches_ahead(access: Access, size: int, machine: Machine) -> bool:
     Of columns it is several rows: sixteen of two tensors at once are more streams than a processor
     foresees by itself. With it, training batch norm took (2 cores, channels-last) bfloat16 (32, 64,
     112, 112) 0.47 of the time, float32 (32, 512, 28, 28) 0.79, bfloat16 (32, 64, 56, 56), 38 MB in
-    all, 1.0. Rows of channels that go along the batch are far apart, and asking for them took
-    longer: float32 (32, 1024, 14, 14) 1.3 of the time.
+    all, 1.0; what is in L2 takes longer, float32 (2, 320, 16, 16) 1.15 of the time. Rows of
+    channels that go along the batch are far apart, and asking for them took longer: float32 (32,
+    1024, 14, 14) 1.3 of the time.
     """
     if access.columns:
-        return access.run == 1 and size > machine.l2 // 2
+        return access.run == 1 and size > machine.l2
     return size > machine.cache // 2

@@ -8,7 +8,6 @@ own, and then within each channel.
 
 from __future__ import annotations
 
-from ...memory import LINE
 from . import access
 from . import block as B
 from .elements import (
@@ -22,12 +21,10 @@ from .elements import (
 )
 from .helpers import by_types, helper
 from .intrinsics import (
-    address_of,
     double,
     double_buffer,
     doubles_at,
     get,
-    item_size,
     load,
     not_inlined,
     put,
@@ -37,7 +34,6 @@ from .intrinsics import (
 )
 from .lanes import (
     LANES,
-    PAST_CACHES,
     as_loaded,
     double_lanes,
     finite,
@@ -52,7 +48,7 @@ from .lanes import (
     store_part,
     zero_lanes,
 )
-from .rows import steps_of, sums_of
+from .rows import has_whole_lines, steps_of, sums_of
 from .sums import add_deviation, add_errors, add_kept, add_terms, clear_lanes, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -73,24 +69,16 @@ SPAN = access.SPAN
 
 
 @helper
-def has_whole_lines(pointer, width, step):
-    """Whether rows are whole cache lines: a line that is written past the caches in two halves is
-    slower than through them."""
-    size = item_size(pointer)
-    return (address_of(pointer) | width * size | step * size) % LINE == 0
-
-
-@helper
-def add_row(operation, dy, x, dx, i, j, o, mean, gain, stats, r, s, q, part):
+def add_row(operation, dy, x, dx, i, j, o, mean, gain, stats, r, s, q, part, streaming):
     """Two sums of lanes, with a part of row r added; nobody reads those beyond the row's end."""
     d, xs = load_part(dy, i, part), load_part(x, j, part)
-    write_early(operation, dx, o, d, gain, part)
+    write_early(operation, dx, o, d, gain, part, streaming)
     xmu = deviation(operation, dy, x, xs, mean, stats[0], stats[1], r)
     return s + d, q + d * xmu
 
 
 @helper
-def add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, part):
+def add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, part, streaming):
     """Add some rows to the sums of a part of their elements, from c on."""
     mu, gain = get_lanes(terms[0], c), get_lanes(terms[1], c)
     zero = zero_lanes(dy, x)
@@ -102,12 +90,16 @@ def add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, pa
             prefetch_lanes(x, j + rows * steps[1])
             prefetch_lanes(dy, i + (rows + 1) * steps[0])
             prefetch_lanes(x, j + (rows + 1) * steps[1])
-        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, r, s, q, part)
+        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, r, s, q, part, streaming)
         i, j, o = i + steps[0], j + steps[1], o + steps[2]
-        s2, q2 = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, r + 1, s2, q2, part)
+        s2, q2 = add_row(
+            operation, dy, x, dx, i, j, o, mu, gain, stats, r + 1, s2, q2, part, streaming
+        )
         i, j, o = i + steps[0], j + steps[1], o + steps[2]
     if rows % 2 > 0:
-        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, rows - 1, s, q, part)
+        s, q = add_row(
+            operation, dy, x, dx, i, j, o, mu, gain, stats, rows - 1, s, q, part, streaming
+        )
     fold_lanes(zero, sums[0], sums[1], c, s + s2)
     fold_lanes(zero, sums[2], sums[3], c, q + q2)
 
@@ -117,22 +109,18 @@ def add_block(operation, dy, x, dx, steps, rows, terms, stats, width, sums, ahea
     """Add some rows to the sums of their elements."""
     not_inlined()
     whole = width // LANES * LANES
-    if writes_early(operation) and streaming:
-        for c in range(0, whole, LANES):
-            add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, PAST_CACHES)
-    else:
-        for c in range(0, whole, LANES):
-            add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, None)
+    for c in range(0, whole, LANES):
+        add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, None, streaming)
     if whole < width:
         part = width - whole
-        add_rows(operation, dy, x, dx, steps, rows, terms, stats, whole, sums, ahead, part)
+        add_rows(operation, dy, x, dx, steps, rows, terms, stats, whole, sums, ahead, part, False)
 
 
 @helper
 def add_one_row(operation, dy, x, dx, terms, c, sums, part):
     """Add one row's terms, in float64, to the sums of a part of its elements."""
     values, xs = load_part(dy, c, part), load_part(x, c, part)
-    write_early(operation, dx, c, values, get_lanes(terms[1], c), part)
+    write_early(operation, dx, c, values, get_lanes(terms[1], c), part, False)
     mean = get_lanes(terms[0], c)
     add_terms(zero_lanes(dy, x), sums, c, dy, values, xs, mean, part)
 
@@ -344,7 +332,7 @@ def moments(operation, dy, x, dx, job):
 
 
 @helper
-def write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, part):
+def write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, part, streaming):
     """Write a part of some rows, from c on."""
     lanes = (
         get_lanes(terms[0], c), get_lanes(terms[1], c), get_lanes(terms[2], c),
@@ -356,7 +344,7 @@ def write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, part):
             prefetch_lanes(dy, i - 2 * rows * steps[0])
             prefetch_lanes(x, j - 2 * rows * steps[1])
         value = written(operation, dy, x, i, j, lanes, part)
-        store_part(dx, r * steps[2] + c, value, part)
+        store_part(dx, r * steps[2] + c, value, part, streaming)
 
 
 @helper
@@ -364,14 +352,10 @@ def write_block(operation, dy, x, dx, steps, rows, terms, width, streaming, ahea
     """Write some rows; past the caches if all of dx's rows are whole cache lines."""
     not_inlined()
     whole = width // LANES * LANES
-    if streaming:
-        for c in range(0, whole, LANES):
-            write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, PAST_CACHES)
-    else:
-        for c in range(0, whole, LANES):
-            write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, None)
+    for c in range(0, whole, LANES):
+        write_part(operation, dy, x, dx, steps, rows, terms, c, ahead, None, streaming)
     if whole < width:
-        write_part(operation, dy, x, dx, steps, rows, terms, whole, ahead, width - whole)
+        write_part(operation, dy, x, dx, steps, rows, terms, whole, ahead, width - whole, False)
 
 
 @helper

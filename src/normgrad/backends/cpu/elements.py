@@ -12,7 +12,7 @@ from numba.core.extending import models, register_model
 from .access import ALONG
 from .helpers import by_types
 from .intrinsics import get
-from .lanes import as_loaded, load_part, merge_part, splat_like, store_part_in_order
+from .lanes import as_loaded, load_part, merge_part, splat_like, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -45,22 +45,22 @@ def term(operation, dy, values, weight, k, part):
 
 
 @by_types
-def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
+def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, streaming):
     """Two sums with a part of a row added: of dy and dy·(x − mean), or nothing and (x − mean)².
 
     It is at i in dy, j in x and o in dx, and from k on in its row.
     """
     if operation.operation == "moments":
 
-        def moments(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
+        def moments(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, streaming):
             d = load_part(x, j, part) - mean
             return s, merge_part(x, q + d * d, q, part)
 
         return moments
 
-    def sums(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part):
+    def sums(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, streaming):
         values, xs = load_part(dy, i, part), load_part(x, j, part)
-        write_early(operation, dx, o, values, gain, part)
+        write_early(operation, dx, o, values, gain, part, streaming)
         d = term(operation, dy, values, weight, k, part)
         return s + d, merge_part(dy, q + d * (xs - mean), q, part)
 
@@ -81,15 +81,15 @@ def deviation(operation, dy, x, values, mean, means, invstds, r):
 
 
 @by_types
-def write_early(operation, dx, i, values, gain, part):
+def write_early(operation, dx, i, values, gain, part, streaming):
     """Write dx = gain · dy where dy and x have been read, in evaluation; it may be x's memory."""
     if operation.operation == "evaluate":
 
-        def write(operation, dx, i, values, gain, part):
-            store_part_in_order(dx, i, gain * values, part)
+        def write(operation, dx, i, values, gain, part, streaming):
+            store_part(dx, i, gain * values, part, streaming)
 
         return write
-    return lambda operation, dx, i, values, gain, part: None
+    return lambda operation, dx, i, values, gain, part, streaming: None
 
 
 @by_types

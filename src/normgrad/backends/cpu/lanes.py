@@ -246,7 +246,7 @@ def merge_some(typingctx: Any, pointer: Any, lanes: Any, others: Any, count: Any
     return lanes(pointer, lanes, others, types.intp), codegen
 
 
-def _storing(past_caches: bool, promises: bool) -> Any:
+def _storing(past_caches: bool) -> Any:
     def typed(typingctx: Any, pointer: Any, index: Any, lanes: Any) -> Any:
         """Round to a tensor's type and write to elements ``index`` and following."""
         storage = pointer.dtype
@@ -256,8 +256,6 @@ def _storing(past_caches: bool, promises: bool) -> Any:
             value = _packed(builder, value, storage)
             at = _vector_at(builder, target, index, value.type)
             access = builder.store(value, at, align=LINE if past_caches else 1)
-            if promises:
-                _promise(builder, access, reads=False)
             if past_caches:
                 access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
             return context.get_dummy_value()
@@ -267,36 +265,25 @@ def _storing(past_caches: bool, promises: bool) -> Any:
     return intrinsic(typed)
 
 
-def _storing_some(promises: bool) -> Any:
-    def typed(typingctx: Any, pointer: Any, index: Any, lanes: Any, count: Any) -> Any:
-        """The same of the first ``count`` elements, 0 to LANES; the others are not touched."""
-        storage = pointer.dtype
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target, index, value, count = args
-            kind = _vector(context.get_value_type(storage))
-            value = builder.bitcast(_packed(builder, value, storage), kind)
-            at = _vector_at(builder, target, index, kind)
-            mask = _first(builder, count, range(LANES))
-            access = _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
-            if promises:
-                _promise(builder, access, reads=False)
-            return context.get_dummy_value()
-
-        return types.void(pointer, types.intp, lanes, types.intp), codegen
-
-    return intrinsic(typed)
-
-
 # What is streamed is written past the caches; its first element must be at a cache line.
-_store_lanes, _stream_lanes, _store_some = (
-    _storing(False, True), _storing(True, True), _storing_some(True)
-)  # fmt: skip
-# A promise (see intrinsics.py) lets a store be moved before the load of an element that the value
-# does not depend on; where that may be the very same memory, none is given.
-_store_in_order, _stream_in_order, _store_some_in_order = (
-    _storing(False, False), _storing(True, False), _storing_some(False)
-)  # fmt: skip
+_store_lanes, _stream_lanes = _storing(False), _storing(True)
+
+
+@intrinsic
+def _store_some(typingctx: Any, pointer: Any, index: Any, lanes: Any, count: Any) -> Any:
+    """The same of the first ``count`` elements, 0 to LANES; the others are not touched."""
+    storage = pointer.dtype
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, index, value, count = args
+        kind = _vector(context.get_value_type(storage))
+        value = builder.bitcast(_packed(builder, value, storage), kind)
+        at = _vector_at(builder, target, index, kind)
+        mask = _first(builder, count, range(LANES))
+        _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, lanes, types.intp), codegen
 
 
 @intrinsic
@@ -536,10 +523,7 @@ def in_sequence(typingctx: Any, pointer: Any, lanes: Any) -> Any:
 
 
 # A part of a row: ``part`` is None for all lanes, or how many elements there are. It is known when
-# a kernel is compiled which of the two it is, so one function serves both and neither asks. To be
-# stored it may also be PAST_CACHES.
-
-PAST_CACHES = True
+# a kernel is compiled which of the two it is, so one function serves both and neither asks.
 
 
 @by_types
@@ -563,20 +547,17 @@ def merge_part(pointer, lanes, others, part):
 
 
 @by_types
-def store_part(pointer, index, lanes, part):
-    """Write a part of a row, rounded to the tensor's type; past the caches for PAST_CACHES."""
-    if isinstance(part, types.Boolean):
-        return lambda pointer, index, lanes, part: _stream_lanes(pointer, index, lanes)
+def store_part(pointer, index, lanes, part, streaming):
+    """Write a part of a row, rounded to the tensor's type; all lanes past the caches if asked."""
     if isinstance(part, types.Integer):
-        return lambda pointer, index, lanes, part: _store_some(pointer, index, lanes, part)
-    return lambda pointer, index, lanes, part: _store_lanes(pointer, index, lanes)
+        return lambda pointer, index, lanes, part, streaming: _store_some(
+            pointer, index, lanes, part
+        )
 
+    def store(pointer, index, lanes, part, streaming):
+        if streaming:
+            _stream_lanes(pointer, index, lanes)
+        else:
+            _store_lanes(pointer, index, lanes)
 
-@by_types
-def store_part_in_order(pointer, index, lanes, part):
-    """``store_part`` after all that was loaded before, even if it is the same memory."""
-    if isinstance(part, types.Boolean):
-        return lambda pointer, index, lanes, part: _stream_in_order(pointer, index, lanes)
-    if isinstance(part, types.Integer):
-        return lambda pointer, index, lanes, part: _store_some_in_order(pointer, index, lanes, part)
-    return lambda pointer, index, lanes, part: _store_in_order(pointer, index, lanes)
+    return store

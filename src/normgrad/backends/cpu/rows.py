@@ -30,7 +30,6 @@ from .intrinsics import (
 from .lanes import (
     EIGHT,
     LANES,
-    PAST_CACHES,
     double_lanes,
     load_part,
     prefetch_lanes,
@@ -78,7 +77,7 @@ def fetch(dy, x, i, j, count):
 
 
 @helper
-def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, ahead):
+def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, ahead, streaming):
     """The two sums of some rows, in registers."""
     inlined()
     mu, scale = splat_like(dy, x, mean), splat_like(dy, x, gain)
@@ -104,21 +103,77 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
             k, end = start, min(whole, start + BLOCK)
             while k + 2 * LANES <= end:
                 s, q = added(
-                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
+                    operation,
+                    dy,
+                    x,
+                    dx,
+                    i + k,
+                    j + k,
+                    o + k,
+                    mu,
+                    scale,
+                    weight,
+                    k,
+                    s,
+                    q,
+                    None,
+                    streaming,
                 )
                 k += LANES
                 s2, q2 = added(
-                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2, None
+                    operation,
+                    dy,
+                    x,
+                    dx,
+                    i + k,
+                    j + k,
+                    o + k,
+                    mu,
+                    scale,
+                    weight,
+                    k,
+                    s2,
+                    q2,
+                    None,
+                    streaming,
                 )
                 k += LANES
             if k < end:
                 s, q = added(
-                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s, q, None
+                    operation,
+                    dy,
+                    x,
+                    dx,
+                    i + k,
+                    j + k,
+                    o + k,
+                    mu,
+                    scale,
+                    weight,
+                    k,
+                    s,
+                    q,
+                    None,
+                    streaming,
                 )
             if part > 0 and start + BLOCK >= count:
                 k = whole
                 s2, q2 = added(
-                    operation, dy, x, dx, i + k, j + k, o + k, mu, scale, weight, k, s2, q2, part
+                    operation,
+                    dy,
+                    x,
+                    dx,
+                    i + k,
+                    j + k,
+                    o + k,
+                    mu,
+                    scale,
+                    weight,
+                    k,
+                    s2,
+                    q2,
+                    part,
+                    False,
                 )
             chain += longer
     total = add_chain(total, s + s2)
@@ -151,6 +206,13 @@ def channel_steps_of(job):
 
 
 @helper
+def has_whole_lines(pointer, width, step):
+    """Whether rows are whole cache lines, so that they can be written past the caches in lanes."""
+    size = item_size(pointer)
+    return (address_of(pointer) | width * size | step * size) % LINE == 0
+
+
+@helper
 def sums(operation, dy, x, dx, job):
     """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums."""
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
@@ -158,6 +220,7 @@ def sums(operation, dy, x, dx, job):
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2] | apart[2])
     some = double_buffer(LOTS), double_buffer(LOTS)
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = min(EIGHT, get(job, B.J_CHANNELS) - start)
@@ -172,7 +235,18 @@ def sums(operation, dy, x, dx, job):
                 )
             else:
                 total, projection = sums_of_rows(
-                    operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, ahead
+                    operation,
+                    dys,
+                    xs,
+                    dxs,
+                    steps,
+                    rows,
+                    run,
+                    mean,
+                    gain,
+                    weight,
+                    ahead,
+                    streaming,
                 )
                 keep_total(some[0], i, total, sums[0], sums[1], channel)
                 keep_total(some[1], i, projection, sums[2], sums[3], channel)
@@ -222,7 +296,18 @@ def moments_about_means(operation, x, dx, step, rows, run, about, weight, sums, 
             mean = double(np.float32(total / m))
             mean = mean if isfinite(mean) else 0.0
             _, squares = sums_of_rows(
-                operation, block, block, dx, (step, step, step), n, count, mean, 0.0, weight, False
+                operation,
+                block,
+                block,
+                dx,
+                (step, step, step),
+                n,
+                count,
+                mean,
+                0.0,
+                weight,
+                False,
+                False,
             )
             away, deviations = mean - about, total - m * mean
             moved = total_of(squares)[0] + away * (2.0 * deviations + m * away)
@@ -304,10 +389,10 @@ def lines_to_stream(pointer, count):
 
 
 @helper
-def write_part(operation, dy, x, dx, i, coefficients, weight, bias, part):
+def write_part(operation, dy, x, dx, i, coefficients, weight, bias, part, streaming):
     """Write a part of a row."""
     here = coefficients_at(operation, dy, coefficients, weight, bias, i, part)
-    store_part(dx, i, written(operation, dy, x, i, i, here, part), part)
+    store_part(dx, i, written(operation, dy, x, i, i, here, part), part, streaming)
 
 
 @helper
@@ -316,20 +401,20 @@ def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming
     if streaming:
         i, end = lines_to_stream(dx, count)
         if i > 0:
-            write_part(operation, dy, x, dx, 0, coefficients, weight, bias, i)
+            write_part(operation, dy, x, dx, 0, coefficients, weight, bias, i, False)
         while i < end:
-            write_part(operation, dy, x, dx, i, coefficients, weight, bias, PAST_CACHES)
+            write_part(operation, dy, x, dx, i, coefficients, weight, bias, None, True)
             i += LANES
         while i < count:
             n = min(count - i, LANES)
-            write_part(operation, dy, x, dx, i, coefficients, weight, bias, n)
+            write_part(operation, dy, x, dx, i, coefficients, weight, bias, n, False)
             i += LANES
         return
     whole = count // LANES * LANES
     for i in range(0, whole, LANES):
-        write_part(operation, dy, x, dx, i, coefficients, weight, bias, None)
+        write_part(operation, dy, x, dx, i, coefficients, weight, bias, None, False)
     if whole < count:
-        write_part(operation, dy, x, dx, whole, coefficients, weight, bias, count - whole)
+        write_part(operation, dy, x, dx, whole, coefficients, weight, bias, count - whole, False)
 
 
 @helper

@@ -138,7 +138,7 @@ def few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums
                     add_sum(sums[0], sums[1], c, (d, d_rest))
                     add_sum(sums[2], sums[3], c, (product_, rounding))
                 o, values = r * steps[2], load_some(dy, r * steps[0], count)
-                write_early(operation, dx, o, values, splat_like(dy, x, gain), count)
+                write_early(operation, dx, o, values, splat_like(dy, x, gain), count, False)
 
         return compensated
 
@@ -152,7 +152,7 @@ def few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums
             add_sum(sums[0], sums[1], c, (sum_of_lanes(d), 0.0))
             value = merge_part(dy, value, splat(0.0), count)
             add_sum(sums[2], sums[3], c, (sum_of_lanes(value), 0.0))
-            write_early(operation, dx, r * steps[2], values, splat_like(dy, x, gain), count)
+            write_early(operation, dx, r * steps[2], values, splat_like(dy, x, gain), count, False)
 
     return plain
 
