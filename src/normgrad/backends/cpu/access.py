@@ -18,8 +18,8 @@ SPAN, ROWS = 1024, 16
 DX_ROWS = 4
 #: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 64
-#: Rows of columns that are left where several positions make a row: fewer would not make up for
-#: what each element of a row costs.
+#: Rows of columns that are left where several positions make a row, if it has enough for the lanes:
+#: fewer would not make up for what each element of a row costs.
 LEAST_ROWS = 128
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
@@ -211,9 +211,8 @@ def access_of(problem: Problem) -> Access:
     if columns:
         repeat, chunk = 1, min(channel.size, SPAN)
         if channel.size * 2 <= SPAN and all(in_columns) and all_strides(inner, channel.size):
-            repeat = _aligned(
-                channel.size, max(1, min(inner.size, problem.positions // LEAST_ROWS))
-            )
+            most = max(-(-LANES // channel.size), problem.positions // LEAST_ROWS)
+            repeat = _aligned(channel.size, min(inner.size, most))
         return Access(
             problem, dtype, True, inner, 1, last_run=1, repeat=repeat, chunk=chunk,
             moved=tuple(not found for found in in_columns),

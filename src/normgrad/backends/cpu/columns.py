@@ -45,11 +45,12 @@ from .lanes import (
     put_lanes,
     single_lanes,
     splat,
+    splat_like,
     store_part,
     zero_lanes,
 )
 from .rows import has_whole_lines, steps_of, sums_of
-from .sums import add_deviation, add_errors, add_kept, add_terms, clear_lanes, fold_lanes
+from .sums import add_columns, add_deviation, add_errors, add_terms, clear_lanes, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -66,6 +67,8 @@ ABOUT_ONE = 4 * ROWS
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = access.SPAN
+#: Room for lanes that end beyond it.
+BUFFER = SPAN + LANES
 
 
 @helper
@@ -218,15 +221,20 @@ def along_row(values, first, channels, per, run, repeat, dy, row):
     ``per``: how many channels share a value.
     """
     not_inlined()
+    width = channels * run
     if run == 1 and per == 1:  # a loop that can be vectorised
         for c in range(channels):
             store(row, c, load(values, first + c))
     else:
+        group, left = first // per, per - first % per
         for c in range(channels):
-            value = get(values, (first + c) // per)
-            for i in range(run):
-                put(row, c * run + i, value)
-    width = channels * run
+            # Lanes beyond a channel's elements are in the next one's place, which comes later.
+            value = splat_like(row, row, get(values, group))
+            for i in range(0, run, LANES):
+                put_lanes(row, c * run + i, value)
+            left -= 1
+            if left == 0:
+                group, left = group + 1, per
     for i in range(width, width * repeat):
         put(row, i, get(row, i - width))
     for i in range(0, width * repeat, LANES):
@@ -247,21 +255,11 @@ def gather_sums(columns, first, channels, run, repeat, dy, x, sums):
     """Add the sums of a row's elements to their channels'."""
     not_inlined()
     zero = zero_lanes(dy, x)
-    width = channels * run
-    for i in range(0, width * repeat, LANES):
+    for i in range(0, channels * run * repeat, LANES):
         put_lanes(columns[0], i, in_sequence(dy, get_lanes(columns[0], i)))
         put_lanes(columns[2], i, in_sequence(dy, get_lanes(columns[2], i)))
-    # Element by element within the channels, so that one addition does not wait for the last.
-    for at in range(0, width * repeat, width):
-        for i in range(run):
-            for c in range(channels):
-                add_kept(
-                    zero, sums[0], sums[1], first + c, columns[0], columns[1], at + c * run + i
-                )
-            for c in range(channels):
-                add_kept(
-                    zero, sums[2], sums[3], first + c, columns[2], columns[3], at + c * run + i
-                )
+    add_columns(zero, columns[0], columns[1], channels, run, repeat, sums[0], sums[1], first)
+    add_columns(zero, columns[2], columns[3], channels, run, repeat, sums[2], sums[3], first)
 
 
 @helper
@@ -271,9 +269,9 @@ def sums(operation, dy, x, dx, job):
     run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
     steps = steps_of(job)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
-    means, gains = real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x)
+    means, gains = real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)
     columns = (
-        double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN)
+        double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
     mean = doubles_at(get(job, B.J_MEAN))
     # Of the rows, where sums are parameters'.
@@ -312,9 +310,9 @@ def moments(operation, dy, x, dx, job):
     first, channels, per = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_PER_GROUP)
     run, repeat, count = get(job, B.J_RUN), get(job, B.J_REPEAT), get(job, B.J_ROWS)
     x_step = get(job, B.J_ROW_STEPS + 1)
-    means = real_buffer(SPAN, dy, x)
+    means = real_buffer(BUFFER, dy, x)
     columns = (
-        double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN), double_buffer(SPAN)
+        double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
     along_row(doubles_at(get(job, B.J_MEAN)), first, channels, per, run, repeat, x, means)
     start_sums(columns, channels * run * repeat, x, x)
@@ -379,8 +377,8 @@ def write(operation, dy, x, dx, job):
     steps = steps_of(job)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
     terms = (
-        real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x),
-        real_buffer(SPAN, dy, x), real_buffer(SPAN, dy, x),
+        real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
+        real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
     )  # fmt: skip
     along_row(doubles_at(get(job, B.J_GAIN)), first, channels, 1, run, repeat, dy, terms[1])
     if reads_x(operation):

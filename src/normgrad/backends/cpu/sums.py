@@ -39,8 +39,8 @@ from .lanes import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Elements of two vectors of lanes.
-TWO_LOTS = 2 * LANES
+#: Elements of a vector of lanes, and of two.
+LOT, TWO_LOTS = LANES, 2 * LANES
 #: Sums in registers that are added up together, and the elements of all of them.
 LOTS = EIGHT * HALF
 
@@ -189,16 +189,43 @@ def clear_lanes(zero, total, error, index):
 
 
 @by_types
-def add_kept(zero, total, error, c, totals, errors, index):
-    """Add one of the sums that follow each other to another, with its error where there is one."""
+def add_columns(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
+    """Add the sums of a row's elements to those of their channels, from the first on.
+
+    The row has the channels' elements, ``run`` of each, ``repeat`` times.
+    """
     if _is_double(zero):
-        # The error's lanes stand in the same order as the total's: float64 has no other.
-        return lambda zero, total, error, c, totals, errors, index: add_sum(
-            total, error, c, (get(totals, index), get(errors, index))
-        )
-    return lambda zero, total, error, c, totals, errors, index: put(
-        total, c, get(total, c) + get(totals, index)
-    )
+
+        def compensated(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
+            # Element by element within channels, so that one addition does not wait for the last.
+            # Errors stand in the same order as sums: lanes of float64 have no other.
+            for at in range(0, channels * run * repeat, channels * run):
+                for i in range(run):
+                    for c in range(channels):
+                        k = at + c * run + i
+                        add_sum(totals, errors, first + c, (get(columns, k), get(column_errors, k)))
+
+        return compensated
+
+    def plain(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
+        if run > 1:
+            for c in range(channels):
+                total = splat(0.0)
+                for i in range(0, run, LANES):
+                    total = total + load_some(columns, c * run + i, min(LANES, run - i))
+                put(totals, first + c, get(totals, first + c) + sum_of_lanes(total))
+        else:
+            some = double_buffer(LOT)
+            for start in range(0, channels, LANES):
+                total = splat(0.0)
+                for at in range(start, channels * repeat, channels):
+                    total = total + get_lanes(columns, at)
+                put_lanes(some, 0, total)
+                for c in range(min(LANES, channels - start)):
+                    k = first + start + c
+                    put(totals, k, get(totals, k) + get(some, c))
+
+    return plain
 
 
 @by_types
