@@ -213,6 +213,14 @@ def has_whole_lines(pointer, width, step):
 
 
 @helper
+def next_group(group, left, per_group):
+    """The group of the next channel, and how many are left of it: a division takes longer."""
+    if left == 1:
+        return group + 1, per_group
+    return group, left - 1
+
+
+@helper
 def sums(operation, dy, x, dx, job):
     """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums."""
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
@@ -222,12 +230,12 @@ def sums(operation, dy, x, dx, job):
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2] | apart[2])
     some = double_buffer(LOTS), double_buffer(LOTS)
+    group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = min(EIGHT, get(job, B.J_CHANNELS) - start)
         for i in range(n):
             c, channel = start + i, first + start + i
-            mean = get(means, channel // per_group if per_group > 1 else channel)
-            gain = get(gains, channel)
+            mean, gain = get(means, group), get(gains, channel)
             dys, xs, dxs = shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2])
             if rows * run < LANES:
                 few_terms(
@@ -250,6 +258,7 @@ def sums(operation, dy, x, dx, job):
                 )
                 keep_total(some[0], i, total, sums[0], sums[1], channel)
                 keep_total(some[1], i, projection, sums[2], sums[3], channel)
+            group, left = next_group(group, left, per_group)
         if rows * run >= LANES:
             zero = zero_lanes(dy, x)
             add_kept_totals(zero, some[0], n, sums[0], first + start)
@@ -428,9 +437,9 @@ def write(operation, dy, x, dx, job):
     offsets = doubles_at(get(job, B.J_SHIFT))
     slopes, scales = doubles_at(get(job, B.J_SLOPE)), doubles_at(get(job, B.J_SCALE))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    group, left = first // per_group, per_group - first % per_group
     for c in range(get(job, B.J_CHANNELS)):
         channel = first + c
-        group = channel // per_group if per_group > 1 else channel
         coefficients = (
             splat_like(dy, x, get(means, group)), splat_like(dy, x, get(gains, channel)),
             splat_like(dy, x, get(offsets, channel)), splat_like(dy, x, get(slopes, group)),
@@ -442,3 +451,4 @@ def write(operation, dy, x, dx, job):
                 shift(x, r * steps[1] + c * apart[1]), shift(dx, r * steps[2] + c * apart[2]),
                 coefficients, weight, bias, run, streaming,
             )  # fmt: skip
+        group, left = next_group(group, left, per_group)
