@@ -113,7 +113,7 @@ RUN_TASKS, ARITHMETIC, COEFFICIENTS = _step(), _step(), _step()
 BEFORE, SUMS_KERNEL, AFTER, WRITE_KERNEL, PARAMETER_KERNEL, LAST = (
     _step(), _step(), _step(), _step(), _step(), _step()
 )  # fmt: skip
-SUMS_USES, WRITE_USES = _step(), _step()
+SUMS_USES, WRITE_USES, PARAMETER_USES = _step(), _step(), _step()
 USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
 
@@ -125,12 +125,14 @@ J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = (
     _job(), _job(), _job(), _job(), _job(), _job()
 )  # fmt: skip
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
-J_MEAN, J_SLOPE, J_SCALE, J_GAIN, J_SHIFT = _job(), _job(), _job(), _job(), _job()
+J_MEAN, J_INVSTD, J_SLOPE, J_SCALE, J_GAIN, J_SHIFT = (
+    _job(), _job(), _job(), _job(), _job(), _job()
+)  # fmt: skip
 J_SUMS = _job(4)
 J_STREAM, J_AHEAD = _job(), _job()
 # Weight and bias along the rows; and for the sums of parameters which group the first row is, and
-# the address of invstd.
-J_WEIGHT, J_BIAS, J_FIRST_ROW, J_INVSTD = _job(), _job(), _job(), _job()
+# whether dx is written with them.
+J_WEIGHT, J_BIAS, J_FIRST_ROW, J_WRITES = _job(), _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()

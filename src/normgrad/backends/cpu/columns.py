@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from . import access
 from . import block as B
-from .elements import (
-    deviation,
-    is_about_channels,
-    reads_dy,
-    reads_x,
-    write_early,
-    writes_early,
-    written,
-)
+from .elements import reads_dy, reads_x, write_early, writes_early, written
 from .helpers import by_types, helper
 from .intrinsics import (
     double,
@@ -72,51 +64,46 @@ BUFFER = SPAN + LANES
 
 
 @helper
-def add_row(operation, dy, x, dx, i, j, o, mean, gain, stats, r, s, q, part, streaming):
-    """Two sums of lanes, with a part of row r added; nobody reads those beyond the row's end."""
+def add_row(operation, dy, x, dx, i, j, o, mean, gain, s, q, part, streaming):
+    """Two sums of lanes, with a part of a row added; nobody reads those beyond the row's end."""
     d, xs = load_part(dy, i, part), load_part(x, j, part)
     write_early(operation, dx, o, d, gain, part, streaming)
-    xmu = deviation(operation, dy, x, xs, mean, stats[0], stats[1], r)
-    return s + d, q + d * xmu
+    return s + d, q + d * (xs - mean)
 
 
 @helper
-def add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, part, streaming):
+def add_rows(operation, dy, x, dx, steps, rows, terms, c, sums, ahead, part, streaming):
     """Add some rows to the sums of a part of their elements, from c on."""
     mu, gain = get_lanes(terms[0], c), get_lanes(terms[1], c)
     zero = zero_lanes(dy, x)
     s, q, s2, q2 = zero, zero, zero, zero
     i, j, o = c, c, c
-    for r in range(0, rows - 1, 2):
+    for _ in range(0, rows - 1, 2):
         if ahead:
             prefetch_lanes(dy, i + rows * steps[0])
             prefetch_lanes(x, j + rows * steps[1])
             prefetch_lanes(dy, i + (rows + 1) * steps[0])
             prefetch_lanes(x, j + (rows + 1) * steps[1])
-        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, stats, r, s, q, part, streaming)
+        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, s, q, part, streaming)
         i, j, o = i + steps[0], j + steps[1], o + steps[2]
-        s2, q2 = add_row(
-            operation, dy, x, dx, i, j, o, mu, gain, stats, r + 1, s2, q2, part, streaming
-        )
+        s2, q2 = add_row(operation, dy, x, dx, i, j, o, mu, gain, s2, q2, part, streaming)
         i, j, o = i + steps[0], j + steps[1], o + steps[2]
     if rows % 2 > 0:
-        s, q = add_row(
-            operation, dy, x, dx, i, j, o, mu, gain, stats, rows - 1, s, q, part, streaming
-        )
+        s, q = add_row(operation, dy, x, dx, i, j, o, mu, gain, s, q, part, streaming)
     fold_lanes(zero, sums[0], sums[1], c, s + s2)
     fold_lanes(zero, sums[2], sums[3], c, q + q2)
 
 
 @helper
-def add_block(operation, dy, x, dx, steps, rows, terms, stats, width, sums, ahead, streaming):
+def add_block(operation, dy, x, dx, steps, rows, terms, width, sums, ahead, streaming):
     """Add some rows to the sums of their elements."""
     not_inlined()
     whole = width // LANES * LANES
     for c in range(0, whole, LANES):
-        add_rows(operation, dy, x, dx, steps, rows, terms, stats, c, sums, ahead, None, streaming)
+        add_rows(operation, dy, x, dx, steps, rows, terms, c, sums, ahead, None, streaming)
     if whole < width:
         part = width - whole
-        add_rows(operation, dy, x, dx, steps, rows, terms, stats, whole, sums, ahead, part, False)
+        add_rows(operation, dy, x, dx, steps, rows, terms, whole, sums, ahead, part, False)
 
 
 @helper
@@ -273,12 +260,7 @@ def sums(operation, dy, x, dx, job):
     columns = (
         double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
-    mean = doubles_at(get(job, B.J_MEAN))
-    # Of the rows, where sums are parameters'.
-    row = get(job, B.J_FIRST_ROW)
-    stats = (shift(mean, row), shift(doubles_at(get(job, B.J_INVSTD)), row))
-    if is_about_channels(operation):
-        along_row(mean, first, channels, per, run, repeat, dy, means)
+    along_row(doubles_at(get(job, B.J_MEAN)), first, channels, per, run, repeat, dy, means)
     if writes_early(operation):
         along_row(doubles_at(get(job, B.J_GAIN)), first, channels, 1, run, repeat, dy, gains)
     width = channels * run * repeat
@@ -289,11 +271,10 @@ def sums(operation, dy, x, dx, job):
         dys, xs = shift(dy, i * steps[0]), shift(x, i * steps[1])
         dxs = shift(dx, i * steps[2])
         rows = min(ROWS, (count - i) // repeat)
-        if rows >= FEW_ROWS or not is_about_channels(operation):
+        if rows >= FEW_ROWS:
             add_block(
-                operation, dys, xs, dxs, apart, rows, (means, gains),
-                (shift(stats[0], i), shift(stats[1], i)), width, columns, get(job, B.J_AHEAD) != 0,
-                streaming,
+                operation, dys, xs, dxs, apart, rows, (means, gains), width, columns,
+                get(job, B.J_AHEAD) != 0, streaming,
             )  # fmt: skip
             i += rows * repeat
         else:

@@ -11,8 +11,7 @@ from numba.core.extending import models, register_model
 
 from .access import ALONG
 from .helpers import by_types
-from .intrinsics import get
-from .lanes import as_loaded, load_part, merge_part, splat_like, store_part
+from .lanes import as_loaded, load_part, merge_part, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -65,19 +64,6 @@ def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, stre
         return s + d, merge_part(dy, q + d * (xs - mean), q, part)
 
     return sums
-
-
-@by_types
-def deviation(operation, dy, x, values, mean, means, invstds, r):
-    """x − mean of a part of row r; for parameters' sums about the row's own mean, and scaled."""
-    if operation.operation == "parameters":
-
-        def scaled(operation, dy, x, values, mean, means, invstds, r):
-            centred = values - splat_like(dy, x, get(means, r))
-            return centred * splat_like(dy, x, get(invstds, r))
-
-        return scaled
-    return lambda operation, dy, x, values, mean, means, invstds, r: values - mean
 
 
 @by_types
@@ -149,13 +135,6 @@ def reads_dy(operation):
 def reads_x(operation):
     """Whether what is written depends on x."""
     found = operation.operation != "scale"
-    return lambda operation: found
-
-
-@by_types
-def is_about_channels(operation):
-    """Whether what columns are summed about is the channel's, not the row's."""
-    found = operation.operation != "parameters"
     return lambda operation: found
 
 

@@ -27,7 +27,7 @@ from numba.np.ufunc import parallel as numba_threads
 
 from ... import dtypes, threads
 from ...loading import compiling, loading
-from . import arithmetic, columns, drive, moves, openmp, rows, walk
+from . import along, arithmetic, columns, drive, moves, openmp, rows, walk
 from . import block as B
 from .access import ALONG
 from .disk import cache_for
@@ -40,19 +40,20 @@ from .program import Program
 _LOOPS = {
     "sums": "sums",
     "evaluate": "sums",
-    "parameters": "sums",
+    "parameters": "parameters",
     "moments": "moments",
     "exact moments": "moments",
     "apply": "write",
     "scale": "write",
     "normalise": "write",
 }
-_PATTERNS = {"rows": rows, "columns": columns}
+_PATTERNS = {"rows": rows, "columns": columns, "along": along}
 #: The kernels there are, as pattern and operation.
 KERNELS = (
     *[("rows", name) for name in _LOOPS if name != "parameters"],
     *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
-    *[("columns", name) for name in _LOOPS],
+    *[("columns", name) for name in _LOOPS if name != "parameters"],
+    ("along", "parameters"),
 )
 
 
@@ -279,18 +280,18 @@ class Runner:
                 self._template[B.IN_TILES] = self._address(compiled_tiles())
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(steps, program.steps, strict=True):
-            for field, operation in (
-                (B.SUMS_KERNEL, step.sums),
-                (B.WRITE_KERNEL, step.write),
-            ):
+            # Where parameters are summed down the rows, dx is written with them.
+            write = None if step.columns else step.write
+            for field, operation in ((B.SUMS_KERNEL, step.sums), (B.WRITE_KERNEL, write)):
                 if operation:
                     kernel = compiled_kernel(program.pattern, operation, program.dtype)
                     fields[field] = self._address(kernel)
             if step.columns:
-                kernel = compiled_kernel("columns", "parameters", program.dtype)
+                kernel = compiled_kernel("along", "parameters", program.dtype)
                 fields[B.PARAMETER_KERNEL] = self._address(kernel)
             fields[B.SUMS_USES] = _uses(step.sums)
             fields[B.WRITE_USES] = _uses(step.write)
+            fields[B.PARAMETER_USES] = B.USES_DY | B.USES_X | (B.USES_DX if step.write else 0)
             fields[B.RUN_TASKS] = self._address(compiled_walk())
             name = "gather" if step.last == B.DO_GATHER else "channels"
             fields[B.ARITHMETIC] = self._address(compiled_arithmetic(name))

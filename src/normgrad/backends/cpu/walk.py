@@ -78,7 +78,6 @@ def start_job(block, job, bank, part):
     put(job, B.J_SHIFT, workspace + get(block, B.W_SHIFT) + channel)
     for i in range(4):
         put(job, B.J_SUMS + i, workspace + get(block, B.W_SUM_DY + i) + sums)
-    put(job, B.J_FIRST_ROW, 0)
 
 
 @helper
@@ -257,11 +256,12 @@ def slot_of(block, slot, s, array):
 
 @helper
 def sum_parameters(block, step, job, s, slot, b0, b1):
-    """Add rows that are groups of their own to the sums of their elements, the parameters'."""
+    """Add rows that are groups of their own to the sums of parameters, and write their dx."""
     for i in range(4):
         put(job, B.J_SUMS + i, slot_of(block, slot, s, i))
     kernel = get(step, B.PARAMETER_KERNEL)
-    uses = B.USES_DY | B.USES_X
+    uses = get(step, B.PARAMETER_USES)
+    put(job, B.J_WRITES, uses & B.USES_DX)
     piece(block, kernel, uses, job, s, b0, b1 - b0, plain(0), plain(1), get(block, B.RUN), True)
 
 
