@@ -125,7 +125,7 @@ J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = (
     _job(), _job(), _job(), _job(), _job(), _job()
 )  # fmt: skip
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
-J_MEAN, J_INVSTD, J_SLOPE, J_SCALE, J_GAIN, J_SHIFT = (
+J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = (
     _job(), _job(), _job(), _job(), _job(), _job()
 )  # fmt: skip
 J_SUMS = _job(4)

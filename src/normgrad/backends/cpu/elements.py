@@ -1,7 +1,8 @@
 """What is added up and what is written for each element: all in which operations differ.
 
 The loops of :mod:`.rows` and :mod:`.columns` are the same for all of them. A kernel is compiled for
-one operation, which is the type of its first argument.
+one operation, which is the type of its first argument. ``tensors`` are dy, x and dx from a row's
+first element on; a part of a row is from its element k on, as lanes (see lanes.py).
 """
 
 from __future__ import annotations
@@ -32,114 +33,76 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
 
 
 @by_types
-def term(operation, dy, values, weight, k, part):
-    """dy of a part of a row, from element k on, as it is summed: times the weights along it."""
-    if operation.along:
-
-        def weighted(operation, dy, values, weight, k, part):
-            return values * as_loaded(dy, load_part(weight, k, part))
-
-        return weighted
-    return lambda operation, dy, values, weight, k, part: values
-
-
-@by_types
-def added(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, streaming):
+def added(operation, tensors, k, terms, sums, part, streaming):
     """Two sums with a part of a row added: of dy and dy·(x − mean), or nothing and (x − mean)².
 
-    It is at i in dy, j in x and o in dx, and from k on in its row.
+    The terms are mean and gain in lanes, and the weights along the row. In evaluation dx = gain ·
+    dy is written here, where dy has been read; it may be x's memory.
     """
     if operation.operation == "moments":
 
-        def moments(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, streaming):
-            d = load_part(x, j, part) - mean
-            return s, merge_part(x, q + d * d, q, part)
+        def moments(operation, tensors, k, terms, sums, part, streaming):
+            x = tensors[1]
+            d = load_part(x, k, part) - terms[0]
+            return sums[0], merge_part(x, sums[1] + d * d, sums[1], part)
 
         return moments
+    evaluates, along = operation.operation == "evaluate", operation.along
 
-    def sums(operation, dy, x, dx, i, j, o, mean, gain, weight, k, s, q, part, streaming):
-        values, xs = load_part(dy, i, part), load_part(x, j, part)
-        write_early(operation, dx, o, values, gain, part, streaming)
-        d = term(operation, dy, values, weight, k, part)
-        return s + d, merge_part(dy, q + d * (xs - mean), q, part)
+    def products(operation, tensors, k, terms, sums, part, streaming):
+        dy, x, dx = tensors
+        d, centred = load_part(dy, k, part), load_part(x, k, part) - terms[0]
+        if evaluates:
+            store_part(dx, k, terms[1] * d, part, streaming)
+        if along:
+            d = d * as_loaded(dy, load_part(terms[2], k, part))
+        return sums[0] + d, merge_part(dy, sums[1] + d * centred, sums[1], part)
 
-    return sums
-
-
-@by_types
-def write_early(operation, dx, i, values, gain, part, streaming):
-    """Write dx = gain · dy where dy and x have been read, in evaluation; it may be x's memory."""
-    if operation.operation == "evaluate":
-
-        def write(operation, dx, i, values, gain, part, streaming):
-            store_part(dx, i, gain * values, part, streaming)
-
-        return write
-    return lambda operation, dx, i, values, gain, part, streaming: None
+    return products
 
 
 @by_types
 def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
-    """A row's coefficients for a part of it, from element k on."""
+    """A row's coefficients for a part of it: times the weights along it, where there are any."""
     if not operation.along:
         return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
-    if operation.operation == "normalise":
+    normalises = operation.operation == "normalise"
 
-        def normalising(operation, dy, coefficients, weight, bias, k, part):
-            mean, gain, _, slope, scale = coefficients
-            gain = gain * as_loaded(dy, load_part(weight, k, part))
-            return mean, gain, as_loaded(dy, load_part(bias, k, part)), slope, scale
+    def weighted(operation, dy, coefficients, weight, bias, k, part):
+        gain, offset, mean, slope, scale = coefficients
+        if normalises:
+            offset = as_loaded(dy, load_part(bias, k, part))
+        return gain * as_loaded(dy, load_part(weight, k, part)), offset, mean, slope, scale
 
-        return normalising
-
-    def applying(operation, dy, coefficients, weight, bias, k, part):
-        mean, gain, offset, slope, scale = coefficients
-        return mean, gain * as_loaded(dy, load_part(weight, k, part)), offset, slope, scale
-
-    return applying
+    return weighted
 
 
 @by_types
-def written(operation, dy, x, i, j, coefficients, part):
-    """dx or y of a part of a row, from i on in dy and from j in x.
+def written(operation, tensors, k, coefficients, part):
+    """dx or y of a part of a row.
 
-    The coefficients are lanes: mean, gain, shift, slope and scale. dx = scale · (gain·dy − (shift +
+    The coefficients are lanes: gain, shift, mean, slope and scale. dx = scale · (gain·dy − (shift +
     slope·(x − mean))); in evaluation dx = gain · dy; y = gain · (x − mean) + shift.
     """
     if operation.operation == "scale":
-        return lambda operation, dy, x, i, j, coefficients, part: (
-            coefficients[1] * load_part(dy, i, part)
+        return lambda operation, tensors, k, coefficients, part: (
+            coefficients[0] * load_part(tensors[0], k, part)
         )
     if operation.operation == "normalise":
+        return lambda operation, tensors, k, coefficients, part: (
+            coefficients[0] * (load_part(tensors[1], k, part) - coefficients[2]) + coefficients[1]
+        )
 
-        def normalised(operation, dy, x, i, j, coefficients, part):
-            return coefficients[1] * (load_part(x, j, part) - coefficients[0]) + coefficients[2]
-
-        return normalised
-
-    def applied(operation, dy, x, i, j, coefficients, part):
-        inner = coefficients[2] + coefficients[3] * (load_part(x, j, part) - coefficients[0])
-        return coefficients[4] * (coefficients[1] * load_part(dy, i, part) - inner)
+    def applied(operation, tensors, k, coefficients, part):
+        gain, offset, mean, slope, scale = coefficients
+        inner = offset + slope * (load_part(tensors[1], k, part) - mean)
+        return scale * (gain * load_part(tensors[0], k, part) - inner)
 
     return applied
 
 
 @by_types
-def reads_dy(operation):
-    """Whether what is written depends on dy."""
-    found = operation.operation != "normalise"
-    return lambda operation: found
-
-
-@by_types
-def reads_x(operation):
-    """Whether what is written depends on x."""
-    found = operation.operation != "scale"
-    return lambda operation: found
-
-
-@by_types
-def writes_early(operation):
-    """Whether dx is written where dy is summed."""
-    found = operation.operation == "evaluate"
-    return lambda operation: found
+def coefficients_used(operation):
+    """How many of the coefficients what is written takes, of all in their order."""
+    count = {"scale": 1, "evaluate": 1, "normalise": 3, "apply": 5}.get(operation.operation, 0)
+    return lambda operation: count

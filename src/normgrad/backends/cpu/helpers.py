@@ -94,3 +94,8 @@ def by_types(choose: Any) -> Any:
 
     overload(chosen, jit_options=_OPTIONS)(choose)
     return functools.update_wrapper(chosen, choose)
+
+
+def passed(function: Any) -> Any:
+    """A helper that others are given as an argument: kernels with dispatchers are not kept on disk."""
+    return by_types(functools.wraps(function)(lambda *arguments: function))

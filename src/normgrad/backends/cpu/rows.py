@@ -41,12 +41,13 @@ from .lanes import (
 from .sums import (
     LOTS,
     add_chain,
+    add_chains,
     add_deviation,
     add_kept_totals,
     add_sum,
     few_terms,
     fold_deviations,
-    keep_total,
+    keep_totals,
     start_total,
     total_of,
 )
@@ -68,22 +69,30 @@ ABOUT_ONE = 4 * BLOCK
 
 
 @helper
-def fetch(dy, x, i, j, count):
+def fetch(tensors, steps, count):
     """Ask for another image's row, which no processor foresees."""
     not_inlined()
     for k in range(0, count, LANES):
-        prefetch_lanes(dy, i + k)
-        prefetch_lanes(x, j + k)
+        prefetch_lanes(tensors[0], steps[0] + k)
+        prefetch_lanes(tensors[1], steps[1] + k)
 
 
 @helper
-def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, ahead, streaming):
+def further(tensors, steps, count):
+    """The tensors, so many rows or channels on."""
+    return (
+        shift(tensors[0], count * steps[0]), shift(tensors[1], count * steps[1]),
+        shift(tensors[2], count * steps[2]),
+    )  # fmt: skip
+
+
+@helper
+def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming):
     """The two sums of some rows, in registers."""
     inlined()
-    mu, scale = splat_like(dy, x, mean), splat_like(dy, x, gain)
-    zero = zero_lanes(dy, x)
-    total, projection = start_total(zero), start_total(zero)
-    s, q, s2, q2 = zero, zero, zero, zero
+    zero = zero_lanes(tensors[0], tensors[1])
+    totals = start_total(zero), start_total(zero)
+    a, b = (zero, zero), (zero, zero)
     # How many additions a block, or a short row, makes a chain longer by; and how long it is.
     longer = -(-min(count, BLOCK) // (2 * LANES))
     chain = 0
@@ -91,94 +100,25 @@ def sums_of_rows(operation, dy, x, dx, steps, rows, count, mean, gain, weight, a
     whole = count // LANES * LANES
     part = count - whole
     for r in range(rows):
+        here = further(tensors, steps, r)
         if ahead and r + 1 < rows:
-            fetch(dy, x, (r + 1) * steps[0], (r + 1) * steps[1], min(count, FETCHED))
+            fetch(here, steps, min(count, FETCHED))
         for start in range(0, count, BLOCK):
             if chain + longer > CHAIN:
-                total = add_chain(total, s + s2)
-                projection = add_chain(projection, q + q2)
-                s, q, s2, q2 = zero, zero, zero, zero
+                totals = add_chains(totals, a, b)
+                a, b = (zero, zero), (zero, zero)
                 chain = 0
-            i, j, o = r * steps[0], r * steps[1], r * steps[2]
             k, end = start, min(whole, start + BLOCK)
             while k + 2 * LANES <= end:
-                s, q = added(
-                    operation,
-                    dy,
-                    x,
-                    dx,
-                    i + k,
-                    j + k,
-                    o + k,
-                    mu,
-                    scale,
-                    weight,
-                    k,
-                    s,
-                    q,
-                    None,
-                    streaming,
-                )
-                k += LANES
-                s2, q2 = added(
-                    operation,
-                    dy,
-                    x,
-                    dx,
-                    i + k,
-                    j + k,
-                    o + k,
-                    mu,
-                    scale,
-                    weight,
-                    k,
-                    s2,
-                    q2,
-                    None,
-                    streaming,
-                )
-                k += LANES
+                a = added(operation, here, k, terms, a, None, streaming)
+                b = added(operation, here, k + LANES, terms, b, None, streaming)
+                k += 2 * LANES
             if k < end:
-                s, q = added(
-                    operation,
-                    dy,
-                    x,
-                    dx,
-                    i + k,
-                    j + k,
-                    o + k,
-                    mu,
-                    scale,
-                    weight,
-                    k,
-                    s,
-                    q,
-                    None,
-                    streaming,
-                )
+                a = added(operation, here, k, terms, a, None, streaming)
             if part > 0 and start + BLOCK >= count:
-                k = whole
-                s2, q2 = added(
-                    operation,
-                    dy,
-                    x,
-                    dx,
-                    i + k,
-                    j + k,
-                    o + k,
-                    mu,
-                    scale,
-                    weight,
-                    k,
-                    s2,
-                    q2,
-                    part,
-                    False,
-                )
+                b = added(operation, here, whole, terms, b, part, False)
             chain += longer
-    total = add_chain(total, s + s2)
-    projection = add_chain(projection, q + q2)
-    return total, projection
+    return add_chains(totals, a, b)
 
 
 @helper
@@ -192,17 +132,9 @@ def sums_of(job):
 
 
 @helper
-def steps_of(job):
-    """How far rows are apart in dy, x and dx."""
-    at = shift(job, B.J_ROW_STEPS)
-    return get(at, 0), get(at, 1), get(at, 2)
-
-
-@helper
-def channel_steps_of(job):
-    """How far channels are apart in dy, x and dx."""
-    at = shift(job, B.J_CHANNEL_STEPS)
-    return get(at, 0), get(at, 1), get(at, 2)
+def three(job, field):
+    """How far rows or channels are apart in dy, x and dx."""
+    return get(job, field), get(job, field + 1), get(job, field + 2)
 
 
 @helper
@@ -224,45 +156,28 @@ def next_group(group, left, per_group):
 def sums(operation, dy, x, dx, job):
     """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums."""
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
-    steps, apart, sums = steps_of(job), channel_steps_of(job), sums_of(job)
+    steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2] | apart[2])
-    some = double_buffer(LOTS), double_buffer(LOTS)
+    kept = double_buffer(LOTS), double_buffer(LOTS)
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = min(EIGHT, get(job, B.J_CHANNELS) - start)
         for i in range(n):
-            c, channel = start + i, first + start + i
+            channel = first + start + i
             mean, gain = get(means, group), get(gains, channel)
-            dys, xs, dxs = shift(dy, c * apart[0]), shift(x, c * apart[1]), shift(dx, c * apart[2])
+            terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
+            here = further((dy, x, dx), apart, start + i)
             if rows * run < LANES:
-                few_terms(
-                    operation, dys, xs, dxs, steps, rows, run, mean, gain, weight, sums, channel
-                )
+                few_terms(operation, here, steps, rows, run, mean, terms, sums, channel)
             else:
-                total, projection = sums_of_rows(
-                    operation,
-                    dys,
-                    xs,
-                    dxs,
-                    steps,
-                    rows,
-                    run,
-                    mean,
-                    gain,
-                    weight,
-                    ahead,
-                    streaming,
-                )
-                keep_total(some[0], i, total, sums[0], sums[1], channel)
-                keep_total(some[1], i, projection, sums[2], sums[3], channel)
+                totals = sums_of_rows(operation, here, steps, rows, run, terms, ahead, streaming)
+                keep_totals(kept, i, totals, sums, channel)
             group, left = next_group(group, left, per_group)
         if rows * run >= LANES:
-            zero = zero_lanes(dy, x)
-            add_kept_totals(zero, some[0], n, sums[0], first + start)
-            add_kept_totals(zero, some[1], n, sums[2], first + start)
+            add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start)
 
 
 @helper
@@ -288,7 +203,7 @@ def total_of_rows(x, step, rows, count):
 
 
 @helper
-def moments_about_means(operation, x, dx, step, rows, run, about, weight, sums, c):
+def moments_about_means(operation, x, step, rows, run, about, sums, c):
     """Add the moments of some rows of half data to channel c's, about the elements' own means.
 
     Squares are taken about the mean of so many elements at a time, which are read twice: so float32
@@ -304,19 +219,9 @@ def moments_about_means(operation, x, dx, step, rows, run, about, weight, sums, 
             total, m = total_of_rows(block, step, n, count), double(n * count)
             mean = double(np.float32(total / m))
             mean = mean if isfinite(mean) else 0.0
+            tensors, terms = (block, block, block), (splat_like(x, x, mean), zero_lanes(x, x), x)
             _, squares = sums_of_rows(
-                operation,
-                block,
-                block,
-                dx,
-                (step, step, step),
-                n,
-                count,
-                mean,
-                0.0,
-                weight,
-                False,
-                False,
+                operation, tensors, (step, step, step), n, count, terms, False, False
             )
             away, deviations = mean - about, total - m * mean
             moved = total_of(squares)[0] + away * (2.0 * deviations + m * away)
@@ -361,14 +266,14 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
 
 
 @by_types
-def moments_of_rows(operation, x, dx, step, rows, run, about, weight, sums, c):
+def moments_of_rows(operation, x, step, rows, run, about, sums, c):
     """Add the moments of some rows to channel c's: of half data, or exactly, about its point."""
     if operation.operation == "exact moments":
-        return lambda operation, x, dx, step, rows, run, about, weight, sums, c: (
-            exact_moments_of_rows(x, step, rows, run, about, sums, c)
+        return lambda operation, x, step, rows, run, about, sums, c: exact_moments_of_rows(
+            x, step, rows, run, about, sums, c
         )
-    return lambda operation, x, dx, step, rows, run, about, weight, sums, c: moments_about_means(
-        operation, x, dx, step, rows, run, about, weight, sums, c
+    return lambda operation, x, step, rows, run, about, sums, c: moments_about_means(
+        operation, x, step, rows, run, about, sums, c
     )
 
 
@@ -379,11 +284,9 @@ def moments(operation, dy, x, dx, job):
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     for c in range(first, first + get(job, B.J_CHANNELS)):
-        mean = get(means, c // per_group if per_group > 1 else c)
-        row = shift(x, (c - first) * apart)
-        moments_of_rows(operation, row, dx, step, rows, run, mean, weight, sums, c)
+        row, mean = shift(x, (c - first) * apart), get(means, c // per_group)
+        moments_of_rows(operation, row, step, rows, run, mean, sums, c)
 
 
 @helper
@@ -398,57 +301,54 @@ def lines_to_stream(pointer, count):
 
 
 @helper
-def write_part(operation, dy, x, dx, i, coefficients, weight, bias, part, streaming):
+def write_part(operation, tensors, k, coefficients, along, part, streaming):
     """Write a part of a row."""
-    here = coefficients_at(operation, dy, coefficients, weight, bias, i, part)
-    store_part(dx, i, written(operation, dy, x, i, i, here, part), part, streaming)
+    here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
+    store_part(tensors[2], k, written(operation, tensors, k, here, part), part, streaming)
 
 
 @helper
-def write_row(operation, dy, x, dx, coefficients, weight, bias, count, streaming):
+def write_row(operation, tensors, coefficients, along, count, streaming):
     """Write a row, past the caches where that is asked; the coefficients are lanes."""
     if streaming:
-        i, end = lines_to_stream(dx, count)
-        if i > 0:
-            write_part(operation, dy, x, dx, 0, coefficients, weight, bias, i, False)
-        while i < end:
-            write_part(operation, dy, x, dx, i, coefficients, weight, bias, None, True)
-            i += LANES
-        while i < count:
-            n = min(count - i, LANES)
-            write_part(operation, dy, x, dx, i, coefficients, weight, bias, n, False)
-            i += LANES
+        k, end = lines_to_stream(tensors[2], count)
+        if k > 0:
+            write_part(operation, tensors, 0, coefficients, along, k, False)
+        while k < end:
+            write_part(operation, tensors, k, coefficients, along, None, True)
+            k += LANES
+        while k < count:
+            write_part(operation, tensors, k, coefficients, along, min(count - k, LANES), False)
+            k += LANES
         return
     whole = count // LANES * LANES
-    for i in range(0, whole, LANES):
-        write_part(operation, dy, x, dx, i, coefficients, weight, bias, None, False)
+    for k in range(0, whole, LANES):
+        write_part(operation, tensors, k, coefficients, along, None, False)
     if whole < count:
-        write_part(operation, dy, x, dx, whole, coefficients, weight, bias, count - whole, False)
+        write_part(operation, tensors, whole, coefficients, along, count - whole, False)
 
 
 @helper
 def write(operation, dy, x, dx, job):
     """Write dx or y."""
-    steps, apart = steps_of(job), channel_steps_of(job)
+    steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
     run, streaming = get(job, B.J_RUN), get(job, B.J_STREAM) != 0
     real = real_of(dy, x)
-    weight, bias = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
-    means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
-    offsets = doubles_at(get(job, B.J_SHIFT))
+    along = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
+    gains, offsets = doubles_at(get(job, B.J_GAIN)), doubles_at(get(job, B.J_SHIFT))
+    means = doubles_at(get(job, B.J_MEAN))
     slopes, scales = doubles_at(get(job, B.J_SLOPE)), doubles_at(get(job, B.J_SCALE))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     group, left = first // per_group, per_group - first % per_group
     for c in range(get(job, B.J_CHANNELS)):
         channel = first + c
         coefficients = (
-            splat_like(dy, x, get(means, group)), splat_like(dy, x, get(gains, channel)),
-            splat_like(dy, x, get(offsets, channel)), splat_like(dy, x, get(slopes, group)),
+            splat_like(dy, x, get(gains, channel)), splat_like(dy, x, get(offsets, channel)),
+            splat_like(dy, x, get(means, group)), splat_like(dy, x, get(slopes, group)),
             splat_like(dy, x, get(scales, group)),
         )  # fmt: skip
+        here = further((dy, x, dx), apart, c)
         for r in range(get(job, B.J_ROWS)):
-            write_row(
-                operation, shift(dy, r * steps[0] + c * apart[0]),
-                shift(x, r * steps[1] + c * apart[1]), shift(dx, r * steps[2] + c * apart[2]),
-                coefficients, weight, bias, run, streaming,
-            )  # fmt: skip
+            row = further(here, steps, r)
+            write_row(operation, row, coefficients, along, run, streaming)
         group, left = next_group(group, left, per_group)

@@ -12,7 +12,6 @@ from typing import Any
 
 from numba import types
 
-from .elements import write_early
 from .helpers import by_types, helper
 from .intrinsics import double_buffer, fma, get, load, put, shift, two_sum
 from .lanes import (
@@ -31,7 +30,7 @@ from .lanes import (
     product,
     put_lanes,
     splat,
-    splat_like,
+    store_part,
     sum_and_error_of_lanes,
     sum_of_lanes,
     sums_of_eight,
@@ -70,6 +69,12 @@ def add_chain(total, lanes):
     return lambda total, lanes: total + halves_added(lanes)
 
 
+@helper
+def add_chains(totals, a, b):
+    """Add two chains of two sums each to the sums in registers."""
+    return add_chain(totals[0], a[0] + b[0]), add_chain(totals[1], a[1] + b[1])
+
+
 @by_types
 def total_of(total):
     """A sum in registers as a number and its error."""
@@ -92,44 +97,57 @@ def add_sum(totals, errors, c, addend):
 
 
 @by_types
-def keep_total(some, i, total, totals, errors, c):
-    """Keep a sum in registers as one of several that are added to channels' together.
+def keep_totals(kept, i, totals, sums, c):
+    """Keep two sums in registers as some of several that are added to channels' together.
 
-    In float64 arithmetic it is added to channel c's now, with its error.
+    In float64 arithmetic they are added to channel c's now, with their errors.
     """
-    if isinstance(total, types.BaseTuple):
-        return lambda some, i, total, totals, errors, c: add_sum(totals, errors, c, total_of(total))
-    return lambda some, i, total, totals, errors, c: put_lanes(some, i * HALF, total)
+    if isinstance(totals[0], types.BaseTuple):
 
+        def compensated(kept, i, totals, sums, c):
+            add_sum(sums[0], sums[1], c, total_of(totals[0]))
+            add_sum(sums[2], sums[3], c, total_of(totals[1]))
 
-@by_types
-def add_kept_totals(zero, some, n, totals, first):
-    """Add n sums that were kept to those of channels from the first on."""
-    if _is_double(zero):
-        return lambda zero, some, n, totals, first: None
+        return compensated
 
-    def plain(zero, some, n, totals, first):
-        put_lanes(some, 0, sums_of_eight(some))
-        for i in range(n):
-            put(totals, first + i, get(totals, first + i) + get(some, i))
+    def plain(kept, i, totals, sums, c):
+        put_lanes(kept[0], i * HALF, totals[0])
+        put_lanes(kept[1], i * HALF, totals[1])
 
     return plain
 
 
 @by_types
-def few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
+def add_kept_totals(zero, kept, n, sums, first):
+    """Add n times two sums that were kept to those of channels from the first on."""
+    if _is_double(zero):
+        return lambda zero, kept, n, sums, first: None
+
+    def plain(zero, kept, n, sums, first):
+        put_lanes(kept[0], 0, sums_of_eight(kept[0]))
+        put_lanes(kept[1], 0, sums_of_eight(kept[1]))
+        for i in range(n):
+            put(sums[0], first + i, get(sums[0], first + i) + get(kept[0], i))
+            put(sums[2], first + i, get(sums[2], first + i) + get(kept[1], i))
+
+    return plain
+
+
+@by_types
+def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
     """Add the sums of rows that have fewer elements than lanes, each term in float64.
 
     Where a statistic is over few elements, the rounding of each term shows in the result.
     """
-    along = operation.along
-    if dy.dtype == types.float64 or x.dtype == types.float64:
+    along, evaluates = operation.along, operation.operation == "evaluate"
+    if any(tensor.dtype == types.float64 for tensor in tensors):
 
-        def compensated(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
+        def compensated(operation, tensors, steps, rows, count, mean, terms, sums, c):
+            dy, x, dx = tensors
             for r in range(rows):
                 for k in range(count):
                     d = load(dy, r * steps[0] + k)
-                    w = load(weight, k) if along else 1.0
+                    w = load(terms[2], k) if along else 1.0
                     # w·d·(x − mean), and what each rounding leaves.
                     value, rest = two_sum(load(x, r * steps[1] + k), -mean)
                     d, d_rest = d * w, fma(d, w, -(d * w))
@@ -137,22 +155,25 @@ def few_terms(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums
                     rounding = fma(d, value, -product_) + d * rest + d_rest * value
                     add_sum(sums[0], sums[1], c, (d, d_rest))
                     add_sum(sums[2], sums[3], c, (product_, rounding))
-                o, values = r * steps[2], load_some(dy, r * steps[0], count)
-                write_early(operation, dx, o, values, splat_like(dy, x, gain), count, False)
+                if evaluates:
+                    values = load_some(dy, r * steps[0], count)
+                    store_part(dx, r * steps[2], terms[1] * values, count, False)
 
         return compensated
 
-    def plain(operation, dy, x, dx, steps, rows, count, mean, gain, weight, sums, c):
+    def plain(operation, tensors, steps, rows, count, mean, terms, sums, c):
+        dy, x, dx = tensors
         for r in range(rows):
             values = load_some(dy, r * steps[0], count)
             d = double_lanes(values)
             if along:
-                d = product(d, double_lanes(as_loaded(dy, load_some(weight, 0, count))))
+                d = product(d, double_lanes(as_loaded(dy, load_some(terms[2], 0, count))))
             value = product(d, double_lanes(load_some(x, r * steps[1], count)) - splat(mean))
             add_sum(sums[0], sums[1], c, (sum_of_lanes(d), 0.0))
             value = merge_part(dy, value, splat(0.0), count)
             add_sum(sums[2], sums[3], c, (sum_of_lanes(value), 0.0))
-            write_early(operation, dx, r * steps[2], values, splat_like(dy, x, gain), count, False)
+            if evaluates:
+                store_part(dx, r * steps[2], terms[1] * values, count, False)
 
     return plain
 
@@ -173,6 +194,13 @@ def fold_lanes(zero, total, error, index, lanes):
         put_lanes(total, index, get_lanes(total, index) + double_lanes(lanes))
 
     return plain
+
+
+@helper
+def fold_sums(zero, sums, index, a, b):
+    """Add lanes of two chains of two sums each to those in float64."""
+    fold_lanes(zero, sums[0], sums[1], index, a[0] + b[0])
+    fold_lanes(zero, sums[2], sums[3], index, a[1] + b[1])
 
 
 @by_types
