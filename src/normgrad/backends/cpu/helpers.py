@@ -97,5 +97,5 @@ def by_types(choose: Any) -> Any:
 
 
 def passed(function: Any) -> Any:
-    """A helper that others are given as an argument: kernels with dispatchers are not kept on disk."""
+    """A helper that others are given as an argument: Numba keeps no dispatcher on disk."""
     return by_types(functools.wraps(function)(lambda *arguments: function))
