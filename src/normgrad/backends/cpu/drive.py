@@ -6,9 +6,8 @@ from numba import prange, types
 
 from ... import pages
 from . import block as B
-from .calls import call
 from .helpers import helper
-from .intrinsics import address_of, get, int_buffer, integers_at, put, shift
+from .intrinsics import address_of, call, get, int_buffer, integers_at, put, shift
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

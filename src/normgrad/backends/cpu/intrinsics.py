@@ -16,12 +16,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.extending import intrinsic
+from numba.core import cgutils
 
 from ...memory import LINE
 from .block import WORKSPACE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
-from .helpers import helper
+from .helpers import Emitter, helper, instruction
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -36,7 +36,7 @@ INT_POINTER = types.CPointer(types.int64)
 DOUBLE_POINTER = types.CPointer(types.float64)
 
 
-def _real(*pointers: types.Type) -> types.Type:
+def real_type(*pointers: types.Type) -> types.Type:
     """The arithmetic's type: float64 as soon as one tensor is."""
     return types.float64 if any(p.dtype == types.float64 for p in pointers) else types.float32
 
@@ -52,110 +52,68 @@ def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None
     access.set_metadata("noalias", write if reads else read)
 
 
-def _access(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -> ir.Value:
-    return builder.gep(pointer, [index])
-
-
-@intrinsic
-def load(typingctx: Any, pointer: Any, index: Any) -> Any:
+@instruction(lambda pointer, index: value_type(pointer.dtype)(pointer, types.intp))
+def load(emit: Emitter, pointer: Any, index: Any) -> Any:
     """Element ``index`` of a tensor, in the type of arithmetic."""
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(_access(builder, *args), align=1)
-        _promise(builder, value, reads=True)
-        return widen(builder, value, storage)
-
-    return value_type(storage)(pointer, types.intp), codegen
+    value = emit.builder.load(emit.builder.gep(pointer, [index]), align=1)
+    _promise(emit.builder, value, reads=True)
+    return widen(emit.builder, value, emit.types[0].dtype)
 
 
-@intrinsic
-def store(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
+@instruction(lambda pointer, index, value: types.void(pointer, types.intp, value))
+def store(emit: Emitter, pointer: Any, index: Any, value: Any) -> None:
     """Round ``value`` to the tensor's type and write it to element ``index``."""
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, position, number = args
-        access = builder.store(
-            narrow(builder, number, storage), _access(builder, target, position), align=1
-        )
-        _promise(builder, access, reads=False)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, value), codegen
+    value = narrow(emit.builder, value, emit.types[0].dtype)
+    access = emit.builder.store(value, emit.builder.gep(pointer, [index]), align=1)
+    _promise(emit.builder, access, reads=False)
 
 
-@intrinsic
-def item_size(typingctx: Any, pointer: Any) -> Any:
+@instruction(lambda pointer: types.int64(pointer))
+def item_size(emit: Emitter, pointer: Any) -> Any:
     """The size of an element in bytes."""
-    size = {types.float64: 8, types.float32: 4}.get(pointer.dtype, 2)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return I64(size)
-
-    return types.int64(pointer), codegen
+    return I64({types.float64: 8, types.float32: 4}.get(emit.types[0].dtype, 2))
 
 
-@intrinsic
-def get(typingctx: Any, pointer: Any, index: Any) -> Any:
+@instruction(lambda pointer, index: value_type(pointer.dtype)(pointer, types.intp))
+def get(emit: Emitter, pointer: Any, index: Any) -> Any:
     """Element ``index`` of scratch memory."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return widen(builder, builder.load(_access(builder, *args), align=1), pointer.dtype)
-
-    return value_type(pointer.dtype)(pointer, types.intp), codegen
+    value = emit.builder.load(emit.builder.gep(pointer, [index]), align=1)
+    return widen(emit.builder, value, emit.types[0].dtype)
 
 
-@intrinsic
-def put(typingctx: Any, pointer: Any, index: Any, value: Any) -> Any:
+def _put(pointer: Any, index: Any, value: Any) -> Any:
+    whole = isinstance(pointer.dtype, types.Integer)
+    return types.void(pointer, types.intp, pointer.dtype if whole else value)
+
+
+@instruction(_put)
+def put(emit: Emitter, pointer: Any, index: Any, value: Any) -> None:
     """Write to scratch memory, rounding to its type."""
-    storage = pointer.dtype
-    if isinstance(storage, types.Integer):
-        value = storage
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, position, number = args
-        if not isinstance(storage, types.Integer):
-            number = narrow(builder, number, storage)
-        builder.store(number, _access(builder, target, position), align=1)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, value), codegen
+    storage = emit.types[0].dtype
+    if not isinstance(storage, types.Integer):
+        value = narrow(emit.builder, value, storage)
+    emit.builder.store(value, emit.builder.gep(pointer, [index]), align=1)
 
 
-@intrinsic
-def shift(typingctx: Any, pointer: Any, count: Any) -> Any:
+@instruction(lambda pointer, count: pointer(pointer, types.intp))
+def shift(emit: Emitter, pointer: Any, count: Any) -> Any:
     """The pointer ``count`` elements on."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _access(builder, *args)
-
-    return pointer(pointer, types.intp), codegen
+    return emit.builder.gep(pointer, [count])
 
 
-@intrinsic
-def address_of(typingctx: Any, pointer: Any) -> Any:
+@instruction(lambda pointer: types.int64(pointer))
+def address_of(emit: Emitter, pointer: Any) -> Any:
     """The pointer as an integer."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(args[0], I64)
-
-    return types.int64(pointer), codegen
-
-
-def _cast_to(storage: types.Type) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(types.CPointer(storage)))
-
-    return codegen
+    return emit.builder.ptrtoint(pointer, I64)
 
 
 def _pointer_at(storage: types.Type) -> Any:
-    def typed(typingctx: Any, address: Any) -> Any:
+    @instruction(lambda address: types.CPointer(storage)(types.int64))
+    def at(emit: Emitter, address: Any) -> Any:
         """A pointer to numbers of a type at an address."""
-        return types.CPointer(storage)(types.int64), _cast_to(storage)
+        return emit.builder.inttoptr(address, emit.context.get_value_type(types.CPointer(storage)))
 
-    return intrinsic(typed)
+    return at
 
 
 singles_at, doubles_at = _pointer_at(types.float32), _pointer_at(types.float64)
@@ -163,142 +121,112 @@ float16s_at, bfloat16s_at = _pointer_at(float16), _pointer_at(bfloat16)
 int32s_at, integers_at = _pointer_at(types.int32), _pointer_at(types.int64)
 
 
-@intrinsic
-def array(typingctx: Any, block: Any, field: Any, at: Any) -> Any:
+@instruction(lambda block, field, at: DOUBLE_POINTER(block, types.intp, types.intp))
+def array(emit: Emitter, block: Any, field: Any, at: Any) -> Any:
     """One of the workspace's arrays of float64, from an element on; a field says where it is.
 
-    It is an intrinsic, since a function would be compiled anew for each field.
+    It is an instruction, since a function would be compiled anew for each field.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block, field, at = args
-        base, offset = (
-            builder.load(_access(builder, block, index)) for index in (I64(WORKSPACE), field)
-        )
-        pointer = builder.inttoptr(builder.add(base, offset), F64.as_pointer())
-        return _access(builder, pointer, at)
-
-    return DOUBLE_POINTER(block, types.intp, types.intp), codegen
+    builder = emit.builder
+    base, offset = (builder.load(builder.gep(block, [word])) for word in (I64(WORKSPACE), field))
+    return builder.gep(builder.inttoptr(builder.add(base, offset), F64.as_pointer()), [at])
 
 
-@intrinsic
-def like(typingctx: Any, address: Any, pointer: Any) -> Any:
+@instruction(lambda address, pointer: pointer(types.int64, pointer))
+def like(emit: Emitter, address: Any, pointer: Any) -> Any:
     """A pointer of the same type at another address."""
-    return pointer(types.int64, pointer), _cast_to(pointer.dtype)
+    return emit.builder.inttoptr(address, pointer.type)
 
 
-@intrinsic
-def real_of(typingctx: Any, dy: Any, x: Any) -> Any:
+@instruction(lambda dy, x: types.CPointer(real_type(dy, x))(dy, x))
+def real_of(emit: Emitter, dy: Any, x: Any) -> Any:
     """A null pointer to the type dy and x are computed in: it stands for that type."""
-    pointer = types.CPointer(_real(dy, x))
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.get_constant_null(pointer)
-
-    return pointer(dy, x), codegen
+    return emit.context.get_constant_null(types.CPointer(real_type(*emit.types)))
 
 
-def _on_stack(builder: ir.IRBuilder, element: ir.Type, count: int) -> ir.Value:
+def _on_stack(emit: Emitter, storage: types.Type, count: int) -> ir.Value:
     """An uninitialised array in the function's frame. (Numba's own helper fills it with zeros, by
     an instruction that LLVM takes half a minute to compile.)"""
-    with builder.goto_entry_block():
-        array = builder.alloca(ir.ArrayType(element, count))
+    with emit.builder.goto_entry_block():
+        kind = ir.ArrayType(emit.context.get_value_type(storage), count)
+        array = emit.builder.alloca(kind)
     array.align = LINE
-    return builder.gep(array, [I32(0), I32(0)])
+    return emit.builder.gep(array, [I32(0), I32(0)])
 
 
-@intrinsic(prefer_literal=True)
-def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
+@instruction(lambda count, dy, x: types.CPointer(real_type(dy, x))(count, dy, x), literal=True)
+def real_buffer(emit: Emitter, count: Any, dy: Any, x: Any) -> Any:
     """An array of the arithmetic's type on the stack, 64-byte aligned; ``count`` is a literal."""
-    real = _real(dy, x)
-    size = count.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _on_stack(builder, context.get_value_type(real), size)
-
-    return types.CPointer(real)(count, dy, x), codegen
+    return _on_stack(emit, real_type(*emit.types[1:]), emit.types[0].literal_value)
 
 
 def _buffer(storage: types.Type) -> Any:
-    def typed(typingctx: Any, count: Any) -> Any:
+    @instruction(lambda count: types.CPointer(storage)(count), literal=True)
+    def buffer(emit: Emitter, count: Any) -> Any:
         """An array of numbers of a type on the stack, 64-byte aligned; ``count`` is a literal."""
-        size = count.literal_value
+        return _on_stack(emit, storage, emit.types[0].literal_value)
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _on_stack(builder, context.get_value_type(storage), size)
-
-        return types.CPointer(storage)(count), codegen
-
-    return intrinsic(prefer_literal=True)(typed)
+    return buffer
 
 
 double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
 
 
-@intrinsic
-def double(typingctx: Any, value: Any) -> Any:
+@instruction(lambda value: types.float64(value))
+def double(emit: Emitter, value: Any) -> Any:
     """A number as float64. (Numba's own float() leaves a float32 as it is.)"""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.cast(builder, args[0], value, types.float64)
-
-    return types.float64(value), codegen
+    return emit.context.cast(emit.builder, value, emit.types[0], types.float64)
 
 
-@intrinsic
-def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+@instruction(lambda a, b, c: types.float64(types.float64, types.float64, types.float64))
+def fma(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     """a·b + c in float64, rounded once."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fma(*args)
-
-    return types.float64(types.float64, types.float64, types.float64), codegen
+    return emit.builder.fma(a, b, c)
 
 
-@intrinsic
-def inlined(typingctx: Any) -> Any:
+@instruction(lambda: types.void())
+def inlined(emit: Emitter) -> None:
     """Copy the function this stands in to where it is called: its result stays in registers."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.function.attributes.add("alwaysinline")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    emit.builder.function.attributes.add("alwaysinline")
 
 
-@intrinsic
-def not_inlined(typingctx: Any) -> Any:
+@instruction(lambda: types.void())
+def not_inlined(emit: Emitter) -> None:
     """Keep the function this stands in out of its callers.
 
     LLVM would copy large loops into every place they are called from, and compiling takes as long
     as there are copies.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    emit.builder.function.attributes.add("noinline")
 
 
-@intrinsic
-def bits_to_double(typingctx: Any, bits: Any) -> Any:
+@instruction(lambda bits: types.float64(types.int64))
+def bits_to_double(emit: Emitter, bits: Any) -> Any:
     """The float64 whose bits these are."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], F64)
-
-    return types.float64(types.int64), codegen
+    return emit.builder.bitcast(bits, F64)
 
 
-@intrinsic
-def plain(typingctx: Any, value: Any) -> Any:
+@instruction(lambda value: types.int64(value))
+def plain(emit: Emitter, value: Any) -> Any:
     """A constant as any integer: a function is compiled anew for each constant it is given."""
+    return emit.context.cast(emit.builder, value, emit.types[0], types.int64)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.cast(builder, args[0], value, types.int64)
 
-    return types.int64(value), codegen
+@instruction(lambda function, arguments: types.int64(types.int64, arguments))
+def call(emit: Emitter, function: Any, arguments: Any) -> Any:
+    """Call a C function at an address; the int that it returns, if it returns one.
+
+    The arguments, a tuple, are integers and pointers, which are passed alike. (An operation, the
+    first argument of kernels, is only a type: 0 stands for it.)
+    """
+    builder = emit.builder
+    given = [
+        builder.ptrtoint(value, I64) if isinstance(value.type, ir.PointerType) else value
+        for value in cgutils.unpack_tuple(builder, arguments)
+    ]
+    kind = ir.FunctionType(I32, [I64] * len(given))
+    result = builder.call(builder.inttoptr(function, kind.as_pointer()), given)
+    return builder.sext(result, I64)
 
 
 @helper

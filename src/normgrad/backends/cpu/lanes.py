@@ -19,13 +19,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.extending import intrinsic, models, overload, register_model
+from numba.core.extending import models, overload, register_model
 
 from ...memory import LINE
 from . import access
 from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
-from .helpers import by_types
-from .intrinsics import _access, _promise, _real
+from .helpers import Emitter, by_types, instruction
+from .intrinsics import real_type
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -124,211 +124,144 @@ def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
 
 
 def _vector_at(builder: Any, pointer: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
-    return builder.bitcast(_access(builder, pointer, index), kind.as_pointer())
+    return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer())
+
+
+def _function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
+    """A call of one of LLVM's own functions."""
+    function = builder.module.globals.get(name)
+    if function is None:
+        signature = ir.FunctionType(result, [value.type for value in args])
+        function = ir.Function(builder.module, signature, name)
+    return builder.call(function, args)
 
 
 def _masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) -> ir.Value:
     """A call of llvm.masked.load or llvm.masked.store for vectors of a type."""
     letter = {F32: "f32", F64: "f64"}.get(kind.element, "i16")
-    full = f"llvm.masked.{name}.v{kind.count}{letter}.p0"
-    function = builder.module.globals.get(full)
-    if function is None:
-        signature = ir.FunctionType(result, [value.type for value in args])
-        function = ir.Function(builder.module, signature, full)
-    return builder.call(function, args)
+    return _function(builder, f"llvm.masked.{name}.v{kind.count}{letter}.p0", result, args)
 
 
-@intrinsic
-def zero_lanes(typingctx: Any, dy: Any, x: Any) -> Any:
+@instruction(lambda dy, x: Lanes(real_type(dy, x))(dy, x))
+def zero_lanes(emit: Emitter, dy: Any, x: Any) -> Any:
     """Zeros in the arithmetic's type."""
-    real = _real(dy, x)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _constants(context.get_value_type(real), [0.0] * LANES)
-
-    return Lanes(real)(dy, x), codegen
+    return _constants(emit.context.get_value_type(real_type(*emit.types)), [0.0] * LANES)
 
 
-@intrinsic
-def half_zeros(typingctx: Any) -> Any:
+@instruction(lambda: Lanes(types.float64, HALF)())
+def half_zeros(emit: Emitter) -> Any:
     """Zeros in half as many lanes of float64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _constants(F64, [0.0] * HALF)
-
-    return Lanes(types.float64, HALF)(), codegen
+    return _constants(F64, [0.0] * HALF)
 
 
-@intrinsic
-def splat(typingctx: Any, value: Any) -> Any:
+@instruction(lambda value: Lanes(value)(value))
+def splat(emit: Emitter, value: Any) -> Any:
     """A number in every lane."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _splat(builder, args[0])
-
-    return Lanes(value)(value), codegen
+    return _splat(emit.builder, value)
 
 
-@intrinsic
-def splat_like(typingctx: Any, dy: Any, x: Any, value: Any) -> Any:
+@instruction(lambda dy, x, value: Lanes(real_type(dy, x))(dy, x, types.float64))
+def splat_like(emit: Emitter, dy: Any, x: Any, value: Any) -> Any:
     """A float64 in every lane, rounded to the arithmetic's type."""
-    real = _real(dy, x)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _splat(builder, context.cast(builder, args[2], types.float64, real))
-
-    return Lanes(real)(dy, x, types.float64), codegen
+    real = real_type(*emit.types[:2])
+    return _splat(emit.builder, emit.context.cast(emit.builder, value, types.float64, real))
 
 
-@intrinsic
-def load_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
+@instruction(lambda pointer, index: Lanes(value_type(pointer.dtype))(pointer, types.intp))
+def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
     """Elements ``index`` and following of a tensor, in the type of arithmetic."""
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = _stored_type(context, storage)
-        value = builder.load(_vector_at(builder, args[0], args[1], kind), align=1)
-        _promise(builder, value, reads=True)
-        return _unpacked(builder, value, storage)
-
-    return Lanes(value_type(storage))(pointer, types.intp), codegen
+    storage = emit.types[0].dtype
+    at = _vector_at(emit.builder, pointer, index, _stored_type(emit.context, storage))
+    return _unpacked(emit.builder, emit.builder.load(at, align=1), storage)
 
 
-@intrinsic
-def prefetch_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
+@instruction(lambda pointer, index: types.void(pointer, types.intp))
+def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
     """Bring elements, which may be beyond the tensor, into the second-level cache."""
-    size = {types.float64: 8, types.float32: 4}.get(pointer.dtype, 2)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.IntType(8).as_pointer()
-        name = "llvm.prefetch.p0"
-        function = builder.module.globals.get(name)
-        if function is None:
-            types_ = ir.FunctionType(ir.VoidType(), [kind, I32, I32, I32])
-            function = ir.Function(builder.module, types_, name)
-        read, second_level, data = I32(0), I32(2), I32(1)
-        for line in range(0, LANES, LINE // size):
-            at = _access(builder, args[0], builder.add(args[1], I64(line)))
-            builder.call(function, [builder.bitcast(at, kind), read, second_level, data])
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp), codegen
+    builder = emit.builder
+    size = {types.float64: 8, types.float32: 4}.get(emit.types[0].dtype, 2)
+    read, second_level, data = I32(0), I32(2), I32(1)
+    for line in range(0, LANES, LINE // size):
+        at = builder.gep(pointer, [builder.add(index, I64(line))])
+        at = builder.bitcast(at, ir.IntType(8).as_pointer())
+        _function(builder, "llvm.prefetch.p0", ir.VoidType(), [at, read, second_level, data])
 
 
-@intrinsic
-def load_some(typingctx: Any, pointer: Any, index: Any, count: Any) -> Any:
+def _some(pointer: Any, index: Any, count: Any) -> Any:
+    return Lanes(value_type(pointer.dtype))(pointer, types.intp, types.intp)
+
+
+@instruction(_some)
+def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
     """The same of the first ``count`` of them, 0 to LANES; 0 for the others, which are not read."""
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, index, count = args
-        kind = _vector(context.get_value_type(storage))
-        mask = _first(builder, count, range(LANES))
-        at = _vector_at(builder, pointer, index, kind)
-        others = ir.Constant(kind, None)
-        value = _masked(builder, "load", kind, kind, [at, I32(1), mask, others])
-        _promise(builder, value, reads=True)
-        value = builder.bitcast(value, _stored_type(context, storage))
-        return _unpacked(builder, value, storage)
-
-    return Lanes(value_type(storage))(pointer, types.intp, types.intp), codegen
+    builder, storage = emit.builder, emit.types[0].dtype
+    kind = _vector(emit.context.get_value_type(storage))
+    at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
+    others = ir.Constant(kind, None)
+    value = _masked(builder, "load", kind, kind, [at, I32(1), mask, others])
+    return _unpacked(builder, builder.bitcast(value, _stored_type(emit.context, storage)), storage)
 
 
-@intrinsic
-def merge_some(typingctx: Any, pointer: Any, lanes: Any, others: Any, count: Any) -> Any:
+@instruction(lambda pointer, lanes, others, count: lanes(pointer, lanes, others, types.intp))
+def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any) -> Any:
     """The lanes of a tensor's first ``count`` elements, and others beyond them."""
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, value, others, count = args
-        return builder.select(_first(builder, count, _places(storage)), value, others)
-
-    return lanes(pointer, lanes, others, types.intp), codegen
+    mask = _first(emit.builder, count, _places(emit.types[0].dtype))
+    return emit.builder.select(mask, lanes, others)
 
 
 def _storing(past_caches: bool) -> Any:
-    def typed(typingctx: Any, pointer: Any, index: Any, lanes: Any) -> Any:
+    @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
+    def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
         """Round to a tensor's type and write to elements ``index`` and following."""
-        storage = pointer.dtype
+        value = _packed(emit.builder, lanes, emit.types[0].dtype)
+        at = _vector_at(emit.builder, pointer, index, value.type)
+        access = emit.builder.store(value, at, align=LINE if past_caches else 1)
+        if past_caches:
+            access.set_metadata("nontemporal", emit.builder.module.add_metadata([I32(1)]))
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target, index, value = args
-            value = _packed(builder, value, storage)
-            at = _vector_at(builder, target, index, value.type)
-            access = builder.store(value, at, align=LINE if past_caches else 1)
-            if past_caches:
-                access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-            return context.get_dummy_value()
-
-        return types.void(pointer, types.intp, lanes), codegen
-
-    return intrinsic(typed)
+    return store_all
 
 
 # What is streamed is written past the caches; its first element must be at a cache line.
 _store_lanes, _stream_lanes = _storing(False), _storing(True)
 
 
-@intrinsic
-def _store_some(typingctx: Any, pointer: Any, index: Any, lanes: Any, count: Any) -> Any:
+@instruction(
+    lambda pointer, index, lanes, count: types.void(pointer, types.intp, lanes, types.intp)
+)
+def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any) -> None:
     """The same of the first ``count`` elements, 0 to LANES; the others are not touched."""
-    storage = pointer.dtype
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, index, value, count = args
-        kind = _vector(context.get_value_type(storage))
-        value = builder.bitcast(_packed(builder, value, storage), kind)
-        at = _vector_at(builder, target, index, kind)
-        mask = _first(builder, count, range(LANES))
-        _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, lanes, types.intp), codegen
+    builder, storage = emit.builder, emit.types[0].dtype
+    kind = _vector(emit.context.get_value_type(storage))
+    value = builder.bitcast(_packed(builder, lanes, storage), kind)
+    at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
+    _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
 
 
-@intrinsic
-def get_lanes(typingctx: Any, pointer: Any, index: Any) -> Any:
+@instruction(lambda pointer, index: Lanes(pointer.dtype)(pointer, types.intp))
+def get_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
     """LANES numbers of scratch memory, as they stand."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = _vector(context.get_value_type(pointer.dtype))
-        return builder.load(_vector_at(builder, args[0], args[1], kind), align=1)
-
-    return Lanes(pointer.dtype)(pointer, types.intp), codegen
+    kind = _vector(emit.context.get_value_type(emit.types[0].dtype))
+    return emit.builder.load(_vector_at(emit.builder, pointer, index, kind), align=1)
 
 
-@intrinsic
-def put_lanes(typingctx: Any, pointer: Any, index: Any, lanes: Any) -> Any:
+@instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
+def put_lanes(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
     """Write to scratch memory of the same type."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, index, value = args
-        builder.store(value, _vector_at(builder, target, index, value.type), align=1)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp, lanes), codegen
+    at = _vector_at(emit.builder, pointer, index, lanes.type)
+    emit.builder.store(lanes, at, align=1)
 
 
-@intrinsic
-def double_lanes(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: Lanes(types.float64)(lanes))
+def double_lanes(emit: Emitter, lanes: Any) -> Any:
     """The same numbers as float64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if lanes.real == types.float64:
-            return args[0]
-        return builder.fpext(args[0], _vector(F64))
-
-    return Lanes(types.float64)(lanes), codegen
+    return narrow(emit.builder, lanes, types.float64)
 
 
-@intrinsic
-def single_lanes(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: Lanes(types.float32)(lanes))
+def single_lanes(emit: Emitter, lanes: Any) -> Any:
     """The same numbers, rounded to float32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fptrunc(args[0], _vector(F32))
-
-    return Lanes(types.float32)(lanes), codegen
+    return narrow(emit.builder, lanes, types.float32)
 
 
 def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -348,149 +281,102 @@ def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
     return builder.fpext(value, _vector(F64, value.type.count))
 
 
-@intrinsic
-def halves_added(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: Lanes(types.float64, lanes.count // 2)(lanes))
+def halves_added(emit: Emitter, lanes: Any) -> Any:
     """Half as many lanes in float64: the two halves are added in their own type.
 
     It is the last addition in that type: see rows.py for how many the bound has room for.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _first_halves(builder, *args)
-
-    return Lanes(types.float64, lanes.count // 2)(lanes), codegen
+    return _first_halves(emit.builder, lanes)
 
 
-@intrinsic
-def sum_of_lanes(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: types.float64(lanes))
+def sum_of_lanes(emit: Emitter, lanes: Any) -> Any:
     """The sum of all lanes in float64: the halves are added to each other, and so on."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = args[0]
-        if value.type.element != F64:
-            value = _first_halves(builder, value)
-        while value.type.count > 1:
-            value = builder.fadd(*_halves(builder, value))
-        return builder.extract_element(value, I32(0))
-
-    return types.float64(lanes), codegen
+    if lanes.type.element != F64:
+        lanes = _first_halves(emit.builder, lanes)
+    while lanes.type.count > 1:
+        lanes = emit.builder.fadd(*_halves(emit.builder, lanes))
+    return emit.builder.extract_element(lanes, I32(0))
 
 
-@intrinsic
-def sums_of_eight(typingctx: Any, pointer: Any) -> Any:
+@instruction(lambda pointer: Lanes(types.float64, EIGHT)(pointer))
+def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
     """Of HALF lanes of float64, eight times, the eight sums, each as ``sum_of_lanes`` has it.
 
     One alone takes two instructions for each time that it is halved; here they halve two at a time.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = _vector(F64, HALF)
-        vectors = []
-        for i in range(EIGHT):
-            at = _vector_at(builder, args[0], I64(i * HALF), kind)
-            vectors.append(builder.fadd(*_halves(builder, builder.load(at, align=1))))
-        while len(vectors) > 1:
-            # Half of what is left of each sum: its lower lanes and its upper ones.
-            half = len(vectors) // 2
-            low = [lane for lane in range(2 * EIGHT) if lane % (2 * half) < half]
-            high = [lane + half for lane in low]
-            vectors = [
-                builder.fadd(_shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
-                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        return vectors[0]
-
-    return Lanes(types.float64, EIGHT)(pointer), codegen
+    builder, kind = emit.builder, _vector(F64, HALF)
+    vectors = []
+    for i in range(EIGHT):
+        lanes = builder.load(_vector_at(builder, pointer, I64(i * HALF), kind), align=1)
+        vectors.append(builder.fadd(*_halves(builder, lanes)))
+    while len(vectors) > 1:
+        # Half of what is left of each sum: its lower lanes and its upper ones.
+        half = len(vectors) // 2
+        low = [lane for lane in range(2 * EIGHT) if lane % (2 * half) < half]
+        high = [lane + half for lane in low]
+        vectors = [
+            builder.fadd(_shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
 
 
-@intrinsic
-def sum_and_error_of_lanes(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: types.UniTuple(types.float64, 2)(lanes))
+def sum_and_error_of_lanes(emit: Emitter, lanes: Any) -> Any:
     """The same of float64, and what the roundings left: each addition is a two-sum (Knuth)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = args[0]
-        error = ir.Constant(value.type, [0.0] * value.type.count)
-        while value.type.count > 1:
-            a, b = _halves(builder, value)
-            value = builder.fadd(a, b)
-            z = builder.fsub(value, a)
-            left = builder.fadd(builder.fsub(a, builder.fsub(value, z)), builder.fsub(b, z))
-            error = builder.fadd(builder.fadd(*_halves(builder, error)), left)
-        pair = [builder.extract_element(number, I32(0)) for number in (value, error)]
-        return context.make_tuple(builder, signature.return_type, pair)
-
-    return types.UniTuple(types.float64, 2)(lanes), codegen
+    builder = emit.builder
+    error = ir.Constant(lanes.type, [0.0] * lanes.type.count)
+    while lanes.type.count > 1:
+        a, b = _halves(builder, lanes)
+        lanes = builder.fadd(a, b)
+        z = builder.fsub(lanes, a)
+        left = builder.fadd(builder.fsub(a, builder.fsub(lanes, z)), builder.fsub(b, z))
+        error = builder.fadd(builder.fadd(*_halves(builder, error)), left)
+    pair = [builder.extract_element(number, I32(0)) for number in (lanes, error)]
+    return emit.context.make_tuple(builder, types.UniTuple(types.float64, 2), pair)
 
 
-@intrinsic
-def fused(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+@instruction(lambda a, b, c: a(a, b, c))
+def fused(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, rounded once."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = args[0].type
-        name = f"llvm.fma.v{LANES}{'f64' if kind.element == F64 else 'f32'}"
-        function = builder.module.globals.get(name)
-        if function is None:
-            function = ir.Function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
-        return builder.call(function, args)
-
-    return a(a, b, c), codegen
+    name = f"llvm.fma.v{LANES}{'f64' if a.type.element == F64 else 'f32'}"
+    return _function(emit.builder, name, a.type, [a, b, c])
 
 
-@intrinsic
-def minus(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: lanes(lanes))
+def minus(emit: Emitter, lanes: Any) -> Any:
     """The same numbers with the other sign."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fneg(args[0])
-
-    return lanes(lanes), codegen
+    return emit.builder.fneg(lanes)
 
 
-@intrinsic
-def finite(typingctx: Any, lanes: Any) -> Any:
+@instruction(lambda lanes: lanes(lanes))
+def finite(emit: Emitter, lanes: Any) -> Any:
     """The same numbers, and 0 for those that are infinite or NaN."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (value,) = args
-        kind = value.type.element
-        zeros = _constants(kind, [0.0] * value.type.count)
-        # What is not finite less itself is NaN.
-        is_finite = builder.fcmp_ordered("==", builder.fsub(value, value), zeros)
-        return builder.select(is_finite, value, zeros)
-
-    return lanes(lanes), codegen
+    zeros = _constants(lanes.type.element, [0.0] * lanes.type.count)
+    # What is not finite less itself is NaN.
+    is_finite = emit.builder.fcmp_ordered("==", emit.builder.fsub(lanes, lanes), zeros)
+    return emit.builder.select(is_finite, lanes, zeros)
 
 
-@intrinsic
-def product(typingctx: Any, a: Any, b: Any) -> Any:
+@instruction(lambda a, b: a(a, b))
+def product(emit: Emitter, a: Any, b: Any) -> Any:
     """a·b, rounded: never contracted with an addition."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fmul(*args)
-
-    return a(a, b), codegen
-
-
-def _arithmetic(name: str) -> Any:
-    def typed(typingctx: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            # NaN and Inf must stay what they are, so neither 'nnan' nor 'ninf'. A multiplication
-            # and an addition may become one instruction.
-            return getattr(builder, name)(*args, flags=("contract", "nsz"))
-
-        return a(a, b), codegen
-
-    return intrinsic(typed)
+    return emit.builder.fmul(a, b)
 
 
 def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
-    instruction = _arithmetic(name)
+    @instruction(lambda a, b: a(a, b))
+    def operation(emit: Emitter, a: Any, b: Any) -> Any:
+        # NaN and Inf must stay what they are, so neither 'nnan' nor 'ninf'. A multiplication and an
+        # addition may become one instruction.
+        return getattr(emit.builder, name)(a, b, flags=("contract", "nsz"))
 
     @overload(function)
     def _overload(a, b):
         if isinstance(a, Lanes) and a == b:
-            return lambda a, b: instruction(a, b)
+            return lambda a, b: operation(a, b)
         return None
 
 
@@ -499,27 +385,22 @@ _operator(operator.sub, "fsub")
 _operator(operator.mul, "fmul")
 
 
-def _in_other_order(pointer: Any, lanes: Any, order: Callable[[int], int]) -> Any:
-    storage = pointer.dtype
-    places = [order(lane) for lane in range(LANES)] if storage == bfloat16 else None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, value = args
-        return value if places is None else _shuffled(builder, value, value, places)
-
-    return lanes(pointer, lanes), codegen
+def _in_order(emit: Emitter, lanes: Any, order: Callable[[int], int]) -> Any:
+    if emit.types[0].dtype != bfloat16:
+        return lanes
+    return _shuffled(emit.builder, lanes, lanes, [order(lane) for lane in range(LANES)])
 
 
-@intrinsic
-def as_loaded(typingctx: Any, pointer: Any, lanes: Any) -> Any:
+@instruction(lambda pointer, lanes: lanes(pointer, lanes))
+def as_loaded(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """Numbers that follow each other, in the order in which a tensor's elements are loaded."""
-    return _in_other_order(pointer, lanes, lambda lane: lane % HALF * 2 + lane // HALF)
+    return _in_order(emit, lanes, lambda lane: lane % HALF * 2 + lane // HALF)
 
 
-@intrinsic
-def in_sequence(typingctx: Any, pointer: Any, lanes: Any) -> Any:
+@instruction(lambda pointer, lanes: lanes(pointer, lanes))
+def in_sequence(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """The reverse of ``as_loaded``."""
-    return _in_other_order(pointer, lanes, lambda lane: lane // 2 + lane % 2 * HALF)
+    return _in_order(emit, lanes, lambda lane: lane // 2 + lane % 2 * HALF)
 
 
 # A part of a row: ``part`` is None for all lanes, or how many elements there are. It is known when

@@ -12,10 +12,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.extending import intrinsic
 
 from .conversions import I32, I64, narrow, widen
-from .helpers import helper
+from .helpers import Emitter, helper, instruction
 from .intrinsics import POINTERS, not_inlined, shift
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -25,18 +24,13 @@ def _converted(builder: Any, value: ir.Value, source: Any, target: Any) -> ir.Va
     return value if source == target else narrow(builder, widen(builder, value, source), target)
 
 
-@intrinsic
-def move_element(typingctx: Any, source: Any, i: Any, target: Any, j: Any) -> Any:
+@instruction(lambda source, i, target, j: types.void(source, types.intp, target, types.intp))
+def move_element(emit: Emitter, source: Any, i: Any, target: Any, j: Any) -> None:
     """Copy an element, rounded to the target's type."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        from_pointer, i, to_pointer, j = args
-        value = builder.load(builder.gep(from_pointer, [i]), align=1)
-        value = _converted(builder, value, source.dtype, target.dtype)
-        builder.store(value, builder.gep(to_pointer, [j]), align=1)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, target, types.intp), codegen
+    builder = emit.builder
+    value = builder.load(builder.gep(source, [i]), align=1)
+    value = _converted(builder, value, emit.types[0].dtype, emit.types[2].dtype)
+    builder.store(value, builder.gep(target, [j]), align=1)
 
 
 #: Columns of a panel, four for each lane of 128 bits, within which shuffles are cheap; so that of
@@ -96,45 +90,37 @@ def _joined(builder: Any, parts: list[ir.Value]) -> ir.Value:
 
 
 def _panel(columns: int) -> Any:
-    def typed(typingctx: Any, source: Any, step: Any, target: Any, target_step: Any) -> Any:
+    @instruction(lambda source, step, target, _: types.void(source, types.intp, target, types.intp))
+    def move_panel(emit: Emitter, source: Any, step: Any, target: Any, target_step: Any) -> None:
         """Copy some rows of a panel's columns, which lie ``step`` apart, transposed."""
+        builder, storage = emit.builder, emit.types[0].dtype
+        kind, rows = emit.context.get_value_type(storage), _rows_of(storage)
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            from_pointer, from_step, to_pointer, to_step = args
-            kind = context.get_value_type(source.dtype)
-            rows = _rows_of(source.dtype)
+        def at(pointer: Any, step: Any, index: int, kind: Any) -> Any:
+            place = builder.gep(pointer, [builder.mul(step, I64(index))])
+            return builder.bitcast(place, kind.as_pointer())
 
-            def at(pointer: Any, step: Any, index: int, kind: Any) -> Any:
-                place = builder.gep(pointer, [builder.mul(step, I64(index))])
-                return builder.bitcast(place, kind.as_pointer())
+        vectors = []
+        for first in range(4):
+            places = [
+                at(source, step, column, ir.VectorType(kind, rows))
+                for column in range(first, columns, 4)
+            ]
+            vectors.append(_joined(builder, [builder.load(place, align=1) for place in places]))
+        for index, row in enumerate(_rows(builder, vectors, rows)):
+            value = _converted(builder, row, storage, emit.types[2].dtype)
+            builder.store(value, at(target, target_step, index, value.type), align=1)
 
-            vectors = []
-            for first in range(4):
-                parts = [
-                    builder.load(
-                        at(from_pointer, from_step, column, ir.VectorType(kind, rows)), align=1
-                    )
-                    for column in range(first, columns, 4)
-                ]
-                vectors.append(_joined(builder, parts))
-            for index, row in enumerate(_rows(builder, vectors, rows)):
-                value = _converted(builder, row, source.dtype, target.dtype)
-                builder.store(value, at(to_pointer, to_step, index, value.type), align=1)
-            return context.get_dummy_value()
-
-        return types.void(source, types.intp, target, types.intp), codegen
-
-    return intrinsic(typed)
+    return move_panel
 
 
 _move_wide, _move_narrow = _panel(WIDE), _panel(NARROW)
 
 
-@intrinsic
-def rows_of_panel(typingctx: Any, source: Any) -> Any:
+@instruction(lambda source: types.int64(source))
+def rows_of_panel(emit: Emitter, source: Any) -> Any:
     """How many rows of a panel are copied at once."""
-    rows = _rows_of(source.dtype)
-    return types.int64(source), lambda context, builder, signature, args: I64(rows)
+    return I64(_rows_of(emit.types[0].dtype))
 
 
 @helper

@@ -12,11 +12,11 @@ from numba import types
 from ...dtypes import float32, float64
 from . import access
 from . import block as B
-from .calls import call
 from .helpers import helper
 from .intrinsics import (
     INT_POINTER,
     address_of,
+    call,
     doubles_at,
     get,
     int_buffer,
