@@ -7,7 +7,7 @@ sums come first (see rows.py), and leave it in a cache.
 from __future__ import annotations
 
 from . import block as B
-from .columns import BUFFER, ROWS, gather_sums, over_row, start_sums
+from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
 from .helpers import helper, passed
 from .intrinsics import double_buffer, doubles_at, get, like, put, real_buffer, real_of, shift
 from .lanes import (
@@ -72,23 +72,26 @@ def add_rows(arguments, c, part):
 @helper
 def parameters(operation, dy, x, dx, job):
     """Add what each row gives to its parameters' gradients, and write dx where that is wanted."""
-    width, count = get(job, B.J_CHANNELS), get(job, B.J_ROWS)
-    steps = three(job, B.J_ROW_STEPS)
+    count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     numbers, weights = real_buffer(NUMBERS, dy, x), real_buffer(BUFFER, dy, x)
     columns = (
         double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
     zero = zero_lanes(dy, x)
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
-    for c in range(0, width, LANES):
-        put_lanes(weights, c, as_loaded(dy, load_some(weight, c, min(LANES, width - c))))
     writes = get(job, B.J_WRITES) != 0
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, steps[2])
-    start_sums(columns, width, zero)
-    for i in range(0, count, ROWS):
-        rows = min(ROWS, count - i)
-        read_numbers(job, get(job, B.J_FIRST_ROW) + i, rows, numbers)
-        here = further((dy, x, dx), steps, i)
-        arguments = (here, steps, rows, weights, numbers, columns, writes, streaming)
-        over_row(add_rows, arguments, width)
-    gather_sums(columns, get(job, B.J_CHANNEL), width, 1, 1, dy, zero, sums_of(job))
+    for k in range(0, run, SPAN):
+        width = min(SPAN, run - k)
+        for c in range(0, width, LANES):
+            some = load_some(weight, k + c, min(LANES, width - c))
+            put_lanes(weights, c, as_loaded(dy, some))
+        tensors = further((dy, x, dx), (1, 1, 1), k)
+        streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(tensors[2], width, steps[2])
+        start_sums(columns, width, zero)
+        for i in range(0, count, ROWS):
+            rows = min(ROWS, count - i)
+            read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
+            here = further(tensors, steps, i)
+            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming)
+            over_row(add_rows, arguments, width)
+        gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))

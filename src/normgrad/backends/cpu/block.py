@@ -130,9 +130,9 @@ J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = (
 )  # fmt: skip
 J_SUMS = _job(4)
 J_STREAM, J_AHEAD = _job(), _job()
-# Weight and bias along the rows; and for the sums of parameters which group the first row is, and
-# whether dx is written with them.
-J_WEIGHT, J_BIAS, J_FIRST_ROW, J_WRITES = _job(), _job(), _job(), _job()
+# Weight and bias along the rows; the row's first element, by number among the parameters; and
+# whether dx is written with their sums.
+J_WEIGHT, J_BIAS, J_FIRST, J_WRITES = _job(), _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()

@@ -36,8 +36,6 @@ TILE_POSITIONS, TILE_CHANNELS = 128, access.TILE_CHANNELS
 TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
 #: Sizes of arrays on the stack, which have to be the module's own.
 JOB_FIELDS = B.JOB_FIELDS
-#: The longest row that the sums of parameters take at once.
-SPAN = access.SPAN
 
 
 @helper
@@ -81,42 +79,28 @@ def start_job(block, job, bank, part):
 
 
 @helper
-def start_piece(block, job, c, channels, rows, run, repeat):
-    """Which channels, and how many rows of how many elements."""
+def start_piece(block, job, s, c, channels, rows, k, run):
+    """Which channels, how many rows, and which elements of them."""
     not_inlined()
     put(job, B.J_CHANNEL, c)
     put(job, B.J_CHANNELS, channels)
     put(job, B.J_ROWS, rows)
+    put(job, B.J_FIRST, k)
     put(job, B.J_RUN, run)
-    put(job, B.J_REPEAT, repeat)
+    # Positions follow each other only where all channels are taken.
+    put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
     put(job, B.J_PER_GROUP, get(block, B.PER_GROUP))
     put(job, B.J_STREAM, get(block, B.STREAM))
     put(job, B.J_AHEAD, get(block, B.AHEAD))
-
-
-@helper
-def along(block, job, s, k):
-    """Weight and bias of a row's elements, from element k of a set's rows on."""
+    for tensor in range(3):
+        put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
+        put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
     if get(block, B.ALONG) != 0:
         workspace = get(block, B.WORKSPACE)
         size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
         element = (s * get(block, B.RUN) + k) * size
         put(job, B.J_WEIGHT, workspace + get(block, B.W_WEIGHT) + element)
         put(job, B.J_BIAS, workspace + get(block, B.W_BIAS) + element)
-
-
-@helper
-def as_columns(job, c, first, channels, run):
-    """Turn a job for rows into one for the sums of their elements, each row a group of its own."""
-    for tensor in range(3):
-        put(job, B.J_ROW_STEPS + tensor, get(job, B.J_CHANNEL_STEPS + tensor))
-    put(job, B.J_FIRST_ROW, c)
-    put(job, B.J_CHANNEL, first)
-    put(job, B.J_CHANNELS, run)
-    put(job, B.J_ROWS, channels)
-    put(job, B.J_RUN, 1)
-    put(job, B.J_PER_GROUP, 1)
-    put(job, B.J_REPEAT, 1)
 
 
 @helper
@@ -132,17 +116,19 @@ def move(block, tensor, address, tile, writes, channels, rows, run):
 
 
 @helper
-def call_on_tile(block, kernel, moved, job, s, c, channels, position, rows, k, run, parameters):
+def call_on_tile(block, kernel, moved, job, s, c, channels, position, rows, k, run):
     """Call a kernel for a piece of the tensors that is no larger than a tile."""
     buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
     # dx takes the place of what was moved for it: a kernel writes what it has read.
     dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
     tile_step = TILE_CHANNELS if get(block, B.COLUMNS) != 0 else TILE_POSITIONS
     addresses = int_buffer(3)
+    start_piece(block, job, s, c, channels, rows, k, run)
+    put(job, B.J_REPEAT, 1)
+    put(job, B.J_STREAM, 0)
+    put(job, B.J_AHEAD, 0)
     for tensor in range(3):
         put(addresses, tensor, element_of(block, tensor, s, c, position, k))
-        put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
-        put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
         if moved >> tensor & 1:
             tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
             if tensor < 2:
@@ -150,19 +136,13 @@ def call_on_tile(block, kernel, moved, job, s, c, channels, position, rows, k, r
             put(addresses, tensor, tile)
             put(job, B.J_ROW_STEPS + tensor, tile_step)
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
-    start_piece(block, job, c, channels, rows, run, 1)
-    put(job, B.J_STREAM, 0)
-    put(job, B.J_AHEAD, 0)
-    along(block, job, s, k)
-    if parameters:
-        as_columns(job, c, k, channels, run)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
     if moved & B.USES_DX:
         address = element_of(block, plain(2), s, c, position, k)
         move(block, plain(2), address, dx_tile, 1, channels, rows, run)
 
 
-def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run, parameters):
+def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
     """Call a kernel for a piece of the tensors, of which some are moved to tiles first.
 
     In rows a tile has channels of some elements each, in columns rows of some channels.
@@ -174,37 +154,25 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run, para
             for at in range(0, channels, TILE_CHANNELS):
                 call_on_tile(
                     block, kernel, moved, job, s, c + at, min(TILE_CHANNELS, channels - at),
-                    position + r, min(most, rows - r), k, min(TILE_POSITIONS, run - k), parameters,
+                    position + r, min(most, rows - r), k, min(TILE_POSITIONS, run - k),
                 )  # fmt: skip
 
 
 @helper
-def piece(block, kernel, uses, job, s, c, channels, position, rows, run, parameters):
+def piece(block, kernel, uses, job, s, c, channels, position, rows, run):
     """Call a kernel for some rows of some channels."""
     not_inlined()
     if get(block, B.MOVED) & uses:
-        call(
-            get(block, B.IN_TILES),
-            (block, kernel, uses, job, s, c, channels, position, rows, run, plain(parameters)),
-        )
+        tiles = get(block, B.IN_TILES)
+        call(tiles, (block, kernel, uses, job, s, c, channels, position, rows, run))
         return
-    width = SPAN if parameters else run
-    for k in range(0, run, width):
-        for tensor in range(3):
-            put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
-            put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
-        # Positions follow each other only where all channels are taken.
-        repeat = get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1
-        start_piece(block, job, c, channels, rows, run, repeat)
-        along(block, job, s, k)
-        if parameters:
-            as_columns(job, c, k, channels, min(width, run - k))
-        dy, x, dx = (
-            element_of(block, plain(0), s, c, position, k),
-            element_of(block, plain(1), s, c, position, k),
-            element_of(block, plain(2), s, c, position, k),
-        )
-        call(kernel, (0, dy, x, dx, job))
+    start_piece(block, job, s, c, channels, rows, plain(0), run)
+    dy, x, dx = (
+        element_of(block, plain(0), s, c, position, plain(0)),
+        element_of(block, plain(1), s, c, position, plain(0)),
+        element_of(block, plain(2), s, c, position, plain(0)),
+    )
+    call(kernel, (0, dy, x, dx, job))
 
 
 @helper
@@ -234,7 +202,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
         for c in range(c0, c1, channels):
             n = min(channels, c1 - c)
             length = last_run if ends else run
-            piece(block, kernel, uses, job, s, c, n, start, rows, length, False)
+            piece(block, kernel, uses, job, s, c, n, start, rows, length)
         if not backwards:
             first += rows
 
@@ -262,7 +230,7 @@ def sum_parameters(block, step, job, s, slot, b0, b1):
     kernel = get(step, B.PARAMETER_KERNEL)
     uses = get(step, B.PARAMETER_USES)
     put(job, B.J_WRITES, uses & B.USES_DX)
-    piece(block, kernel, uses, job, s, b0, b1 - b0, plain(0), plain(1), get(block, B.RUN), True)
+    piece(block, kernel, uses, job, s, b0, b1 - b0, plain(0), plain(1), get(block, B.RUN))
 
 
 @helper
@@ -328,6 +296,6 @@ def run_tasks(block, step, first, last):
 
 
 #: The type of what moves tensors to tiles.
-TILES_SIGNATURE = types.void(INT_POINTER, *[types.int64] * 2, INT_POINTER, *[types.int64] * 7)
+TILES_SIGNATURE = types.void(INT_POINTER, *[types.int64] * 2, INT_POINTER, *[types.int64] * 6)
 #: The type of what runs tasks.
 SIGNATURE = types.void(INT_POINTER, INT_POINTER, types.int64, types.int64)
