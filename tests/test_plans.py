@@ -384,7 +384,7 @@ def test_rows_of_columns(shape, layout, row):
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("columns")
     run, repeat = plan._program.template[[block.RUN, block.REPEAT]]
-    chunk = max(step.piece_channels for step in plan._program.steps)
+    chunk = max(step.tiling.piece_channels for step in plan._program.steps)
     assert (run, repeat, chunk) == row
     assert run * repeat * chunk <= 1024
 
@@ -457,7 +457,7 @@ def test_group_norm_s_columns_are_taken_at_once(shape, groups, block):
     case = make("group_norm", shape, layout="channels_last", num_groups=groups)
     plan = plan_of(case)
     assert plan.path == "columns prepare+sums+coefficients+parameters+apply outputs"
-    assert plan._program.steps[0].channel_block == block
+    assert plan._program.steps[0].tiling.channel_block == block
     run(case)
     # Not where it takes more than a core's cache, nor where there is one sample.
     for large in ((4, 64, 200, 200), (1, 256, 32, 32)):

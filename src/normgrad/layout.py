@@ -207,3 +207,13 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
 def elements(shape: Sequence[int]) -> int:
     """How many elements a shape has."""
     return prod(shape)
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // divisor)
+
+
+def rounded_up(number: int, unit: int) -> int:
+    """The least multiple of a unit that is not smaller."""
+    return -(-number // unit) * unit

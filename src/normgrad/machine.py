@@ -21,8 +21,7 @@ class Machine:
     def cache(self) -> int:
         """The bytes that may be hoped to stay in cache from one pass to the next.
 
-        A virtual machine of few cores sees the whole of a server's L3, which others use as well:
-        with two cores and 480 MiB reported, 75 MB did not stay.
+        A virtual machine of few cores sees the whole of a server's L3, which others use as well.
         """
         return min(self.l3, self.cores * CACHE_OF_A_CORE)
 

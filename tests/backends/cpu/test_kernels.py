@@ -306,7 +306,8 @@ def test_cutting_into_parts_follows_the_shape_alone():
                 "batch_norm_backward", training=True,
                 **dict.fromkeys(("grad_out", "input"), ng.TensorSpec((8, 3, 224, 224), "float32")),
             )  # fmt: skip
-            assert max(step.parts for step in plan._program.steps) == 19  # of three rows each
+            parts = max(step.tiling.parts for step in plan._program.steps)
+            assert parts == 19  # of three rows each
         finally:
             ng.set_num_threads(None)
     with cut_finely():

@@ -1,42 +1,57 @@
-"""How tensors are read: which axis is contiguous, how a row is made of it, what is moved first."""
+"""How tensors are read: which axis is contiguous, how a row is made of it, what is moved first.
+
+Its thresholds stand on measurements, which docs/performance.md has in one table.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd
 
+from ... import dtypes
 from ...dtypes import DType
-from ...layout import Axis
+from ...layout import Axis, ceil_div, rounded_up
 from ...machine import Machine
 from ...memory import LINE
 from ...problem import Problem, Role
 
-#: The longest row of columns, and how many rows are summed before they are folded; columns.py says
-#: why.
-SPAN, ROWS = 1024, 16
-#: Rows of columns whose dx is written together.
+#: The longest row of columns: what is kept of each of its elements stays in the nearest cache.
+SPAN = 1024
+#: Rows of columns are folded into float64 after so many, as the bound wants it.
+ROWS = 16
+#: Rows of columns whose dx is written together, so that their coefficients are loaded once.
 DX_ROWS = 4
 #: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 64
-#: Rows of columns that are left where several positions make a row, if it has enough for the lanes:
-#: fewer would not make up for what each element of a row costs.
+#: Fewer rows of columns than these do not make up for what each element of a longer row costs.
 LEAST_ROWS = 128
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
-#: Channels shorter than this are read as columns, several to a row, if they follow each other;
-#: where moments are float64, those shorter than the second; and from FAR_APART bytes on, where a
-#: channel's rows in the images of a batch are so far apart that processors do not foresee them,
-#: those shorter than the third. It is the same on every machine, since sums follow from it.
-COLUMN_RUN, EXACT_RUN, FAR_RUN = 32, 128, 512
-FAR_APART = 32 << 20
+#: Channels that are shorter, and follow each other, are read as columns: one would not fill lanes.
+COLUMN_RUN = 32
+#: So are channels shorter than this where moments are float64, which cost more in rows.
+EXACT_RUN = 128
+#: And those shorter than this in tensors of FAR_APART bytes or more: their rows in the images of a
+#: batch are so far apart that processors do not foresee them.
+FAR_RUN, FAR_APART = 512, 32 << 20
 #: Longer rows are cut into shorter ones, for tasks to take some of them.
 LONGEST_ROW = 1 << 13
-#: Rows of fewer bytes are not written past the caches: their ends are parts of lines.
-STREAMED_ROW = 768
-
+#: Rows of fewer bytes are not written past the caches, since their ends are parts of lines: the
+#: first where the L3 is a large server's, the second where it is these cores' own.
+STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
+#: Beyond these shares of an L3 of these cores' own it pays to write past it: columns, rows of whole
+#: cache lines, and rows that end in parts of lines.
+STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
+#: Tensors beyond this share of the cache are far enough for rows to be fetched ahead.
+FETCHED_ROWS = 0.5
+#: How much of a channel's next row is fetched: more would not stay in the nearest cache.
+FETCHED = 1024
 
 #: What the names of operations end in whose weight and bias are those of a row's elements.
 ALONG = " along"
+
+#: In the place of an axis that there is not.
+_NO_AXIS = Axis(1, (0, 0, 0))
 
 
 @dataclass(frozen=True)
@@ -47,10 +62,10 @@ class Access:
         problem: the problem, in the axes that this way wants.
         dtype: of what kernels see.
         columns: the channels of a position are contiguous, rather than a channel's elements.
-        along: rows are groups of their own, and their elements parameters'.
         rows: the axis of rows.
         run, last_run: elements of a channel in a row, and in the last of the rows.
         run_strides: how far they are apart in (grad_out, input, result).
+        along: rows are groups of their own, and their elements parameters'.
         repeat: positions to a row of columns.
         chunk: channels to a row of columns.
         moved: which of the tensors are moved to tiles first.
@@ -61,8 +76,8 @@ class Access:
     columns: bool
     rows: Axis
     run: int
+    last_run: int
     run_strides: tuple[int, ...] = (1, 1, 1)
-    last_run: int = 0
     along: bool = False
     repeat: int = 1
     chunk: int = 1
@@ -82,19 +97,21 @@ class Access:
         return self.positions * self.run
 
     @property
+    def parameters(self) -> int:
+        """How many elements each gradient of parameters has."""
+        problem = self.problem
+        return problem.sets.size * self.run if self.along else problem.channel.size
+
+    @property
+    def data(self) -> tuple[DType, DType, DType]:
+        """The dtypes of dy, x and dx."""
+        problem = self.problem
+        return problem.grad_out, problem.input, problem.result or problem.input
+
+    @property
     def pattern(self) -> str:
         """Which kernels it takes."""
         return "columns" if self.columns else "rows"
-
-
-def _aligned(unit: int, most: int) -> int:
-    """How many units to a row: as many as fit the span, of a length that suits the lanes."""
-    fit = min(SPAN // unit, most)
-    for lanes in (LANES, LANES // 4):
-        step = lanes // gcd(unit, lanes)
-        if step <= fit:
-            return fit // step * step
-    return fit
 
 
 def read_bytes(problem: Problem) -> int:
@@ -112,9 +129,14 @@ def bytes_of(problem: Problem) -> int:
     return problem.sets.size * problem.channel.size * problem.positions * itemsize
 
 
-def _used(problem: Problem) -> tuple[int, ...]:
-    """Which of (grad_out, input, result) there are."""
-    return (0, 1, 2) if problem.result is not None else (0, 1)
+def _aligned(unit: int, most: int) -> int:
+    """How many units to a row: as many as fit the span, of a length that suits the lanes."""
+    fit = min(SPAN // unit, most)
+    for lanes in (LANES, LANES // 4):
+        step = lanes // gcd(unit, lanes)
+        if step <= fit:
+            return fit // step * step
+    return fit
 
 
 def _rows_as_groups(problem: Problem) -> Problem:
@@ -143,132 +165,110 @@ def _rows_as_groups(problem: Problem) -> Problem:
     )
 
 
-def _cut(problem: Problem, strides: tuple[int, ...]) -> tuple[Axis, int, int, Problem]:
-    """The axis of rows, a row's length and the last one's, and what is left of the problem."""
-    size = problem.inner.size
-    if size <= LONGEST_ROW:
-        if not problem.outer:
-            return Axis(1, (0, 0, 0)), size, size, problem
-        return problem.outer[-1], size, size, replace(problem, outer=problem.outer[:-1])
-    unit = 2 * LANES
-    pieces = -(-size // LONGEST_ROW)
-    run = -(-size // (pieces * unit)) * unit
-    count = -(-size // run)
-    rows = Axis(count, tuple(run * stride for stride in strides))
-    return rows, run, size - (count - 1) * run, problem
-
-
-def _longest_column(problem: Problem) -> int:
+def _least_row(problem: Problem) -> int:
     """The shortest channels that are read as rows even if they follow each other."""
     if bytes_of(problem) >= FAR_APART:
         return FAR_RUN
-    return EXACT_RUN if problem.missing_mean and problem.input.itemsize > 2 else COLUMN_RUN
+    exact = problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
+    return EXACT_RUN if exact else COLUMN_RUN
+
+
+def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
+    """The inner axis as rows, one for each outer index; or cut into rows, if it is long."""
+    inner, outer = problem.inner, problem.outer
+    run, last_run, rows = inner.size, inner.size, _NO_AXIS
+    if inner.size > LONGEST_ROW:
+        run = rounded_up(ceil_div(inner.size, ceil_div(inner.size, LONGEST_ROW)), 2 * LANES)
+        count = ceil_div(inner.size, run)
+        last_run = inner.size - (count - 1) * run
+        rows = Axis(count, tuple(run * stride for stride in inner.strides))
+    elif outer:
+        rows = outer[-1]
+        problem = replace(problem, outer=outer[:-1])
+    return Access(problem, dtype, False, rows, run, last_run, inner.strides, moved=moved)
 
 
 def access_of(problem: Problem) -> Access:
     """How a problem's tensors are read: as most of them can be without being moved."""
     if problem.is_empty or problem.gathers:
-        return Access(problem, problem.arithmetic, False, Axis(1, (0, 0, 0)), 1)
-    used = _used(problem)
-    data = (problem.grad_out, problem.input, problem.result or problem.input)
-    dtypes = {data[tensor] for tensor in used}
-    dtype = dtypes.pop() if len(dtypes) == 1 else problem.arithmetic
+        return Access(problem, problem.arithmetic, False, _NO_AXIS, 1, 0)
     along = problem.per_group > 1 and problem.positions == 1
     if along:
         problem = _rows_as_groups(problem)
     channel, inner = problem.channel, problem.inner
+    data = (problem.grad_out, problem.input, problem.result)
+    present = {found for found in data if found is not None}
+    dtype = problem.grad_out if len(present) == 1 else problem.arithmetic
 
-    def direct(axis: Axis) -> tuple[bool, ...]:
+    def moved_for(axis: Axis) -> tuple[bool, ...]:
+        """Which tensors are not contiguous along an axis, or have another dtype."""
         return tuple(
-            tensor not in used or (data[tensor] == dtype and axis.strides[tensor] == 1)
-            for tensor in range(3)
+            found is not None and (found != dtype or (axis.size > 1 and stride != 1))
+            for found, stride in zip(data, axis.strides, strict=True)
         )
 
-    def all_strides(axis: Axis, stride: int) -> bool:
-        return all(axis.strides[tensor] == stride for tensor in used)
+    def all_strides(axis: Axis, wanted: int) -> bool:
+        strides = zip(data, axis.strides, strict=True)
+        return all(found is None or stride == wanted for found, stride in strides)
 
-    one = Axis(1, (1, 1, 1))
-    in_rows = direct(inner if inner.size > 1 else one if channel.size == 1 else inner)
-    in_columns = direct(channel if channel.size > 1 else one)
-    if inner.size == 1 and channel.size > 1:
-        in_rows = (False, False, False)
-    short = (
-        all(in_rows)
-        and not along
-        and inner.size < _longest_column(problem)
-        and all_strides(channel, inner.size)
-        and problem.outer
-    )
-    if short:
-        *outer, rows = problem.outer
-        chunk = _aligned(inner.size, channel.size)
-        problem = replace(problem, outer=tuple(outer))
-        return Access(problem, dtype, True, rows, inner.size, last_run=inner.size, chunk=chunk)
-    columns = not along and (
-        sum(in_columns) > sum(in_rows)
-        or (sum(in_columns) == sum(in_rows) and channel.size >= LANES > inner.size)
-    )
-    if columns:
+    # Where a channel has one element, rows would be no longer than that.
+    by_rows = moved_for(inner) if inner.size > 1 or channel.size == 1 else (True, True, True)
+    by_columns = moved_for(channel)
+
+    # A row that is a group of its own is one row, however long.
+    if along:
+        rows = Axis(1, (1, 1, 1))
+        return Access(
+            problem, dtype, False, rows, inner.size, inner.size, inner.strides, True, moved=by_rows
+        )
+
+    # Short channels that follow each other make a row together, one to each outer index.
+    follow = not any(by_rows) and all_strides(channel, inner.size)
+    if follow and problem.outer and inner.size < _least_row(problem):
+        rows, chunk = problem.outer[-1], _aligned(inner.size, channel.size)
+        problem = replace(problem, outer=problem.outer[:-1])
+        return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
+
+    # Columns are taken where fewer tensors are moved for them than for rows, or where as many are
+    # and rows are shorter.
+    fewer = sum(by_rows) - sum(by_columns)
+    if fewer > 0 or (fewer == 0 and channel.size >= LANES > inner.size):
         repeat, chunk = 1, min(channel.size, SPAN)
-        if channel.size * 2 <= SPAN and all(in_columns) and all_strides(inner, channel.size):
-            most = max(-(-LANES // channel.size), problem.positions // LEAST_ROWS)
+        # Positions that follow each other make a row together, if enough rows are left.
+        if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
+            most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
             repeat = _aligned(channel.size, min(inner.size, most))
         return Access(
-            problem, dtype, True, inner, 1, last_run=1, repeat=repeat, chunk=chunk,
-            moved=tuple(not found for found in in_columns),
-        )  # fmt: skip
-    if along:
-        rows, run, last_run = one, inner.size, inner.size
-    else:
-        rows, run, last_run, problem = _cut(problem, inner.strides)
-    return Access(
-        problem, dtype, False, rows, run, inner.strides, last_run, along,
-        moved=tuple(not found for found in in_rows),
-    )  # fmt: skip
+            problem, dtype, True, inner, 1, 1, repeat=repeat, chunk=chunk, moved=by_columns
+        )
+
+    return _in_rows(problem, dtype, by_rows)
 
 
 def streams(access: Access, size: int, machine: Machine) -> bool:
     """Whether dx is written past the caches: where it would not stay in them anyway.
 
     A store through the caches reads the line first, which costs most where the L3 is a large
-    server's. There, past the caches, training batch norm took (1 core, everything in a loop):
-    float32 (4, 64, 32, 32) 0.73 of the time, (16, 80, 700) 0.73, (16, 64, 20, 20) 0.91, (32, 64,
-    14, 14) 0.82 to 0.96; channels-last (16, 384, 10, 10) 0.66; bfloat16 (16, 80, 700) 0.96; but
-    (2, 64, 32, 32), which is in L2, 1.2, and bfloat16 (16, 384, 14, 14) 1.10.
-
-    Where the L3 is that of a few cores (32 MiB), float32 (32, 64, 14, 14) took 1.44 times as long,
-    (16, 80, 700) 1.15; rows of whole lines and columns gained from what is in the L3.
+    server's; what is in an L3 of these cores' own is found there.
     """
     result = access.problem.result
     if result is None:
         return False
     row = access.run * result.itemsize
     if machine.shares_l3:
-        return (access.columns or row >= STREAMED_ROW) and size > machine.l2
+        return size > machine.l2 and (access.columns or row >= STREAMED_ROW)
     if access.columns:
-        return size > machine.cache // 4
-    return row >= STREAMED_ROW // 2 and size > machine.cache * (2 if row % LINE else 0.5)
-
-
-#: How much of a channel's next row is asked for: more would not stay in the nearest cache.
-FETCHED = 1024
+        return size > STREAMED_COLUMNS * machine.cache
+    share = STREAMED_PARTS if row % LINE else STREAMED_LINES
+    return size > share * machine.cache and row >= STREAMED_ROW_OF_FEW
 
 
 def fetches_ahead(access: Access, size: int, machine: Machine) -> bool:
-    """Whether sums ask for the next rows ahead of time.
+    """Whether sums ask for the next rows ahead of time, where no processor foresees them.
 
-    Of rows it is a channel's next one, in another image. With it, batch_norm_stats took (1 core,
-    another machine) float32 (32, 512, 28, 28) 0.56 of the time, (32, 256, 24, 24) 0.63, bfloat16
-    0.81 and 1.05; training's gradients float32 0.87 and 0.78, bfloat16 0.96 and 0.81; longer rows
-    1.0.
-
-    Of columns it is several rows: sixteen of two tensors at once are more streams than a processor
-    foresees by itself. With it, training batch norm took (2 cores, channels-last) bfloat16 (32, 64,
-    112, 112) 0.47 of the time, float32 (32, 512, 28, 28) 0.79, bfloat16 (32, 64, 56, 56), 38 MB in
-    all, 1.0; what is in L2 takes longer, float32 (2, 320, 16, 16) 1.15 of the time. Rows of
-    channels that go along the batch are far apart, and asking for them took longer: float32 (32,
-    1024, 14, 14) 1.3 of the time.
+    Of rows it is a channel's next one, in another image. Of columns it is several, which are more
+    streams than a processor foresees; those of short channels go along the batch, too far apart.
     """
     if access.columns:
-        return access.run == 1 and size > machine.l2
-    return size > machine.cache // 2
+        return size > machine.l2 and access.run == 1
+    return size > FETCHED_ROWS * machine.cache

@@ -141,7 +141,7 @@ PARALLEL, THREAD_NUMBER, THREAD_COUNT, TEAM = _team(), _team(), _team(), _team()
 TEAM_BLOCK, TEAM_STEP = _team(), _team()
 TEAM_FIELDS = _team.end
 
-# What arithmetic there is, in the order in which it is done.
+# What arithmetic there is, in the order in which it is done; plans' paths have the names from here.
 DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32
 DO_CENTRE, DO_COEFFICIENTS, DO_PARAMETERS, DO_OUTPUTS, DO_GATHER = 64, 128, 256, 512, 1024
 

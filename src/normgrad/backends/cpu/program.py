@@ -5,13 +5,14 @@ Made from specs and a description of the machine alone; nothing is compiled or c
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
+from ...layout import rounded_up
 from ...machine import Machine
 from ...memory import LINE
 from ...problem import Problem
@@ -29,87 +30,125 @@ class Program:
     """What a plan runs.
 
     Attributes:
-        pattern: which kernels go through the tensors, "rows" or "columns".
-        dtype: the dtype code of the tensors that kernels see.
-        moved: the dtype codes of those of dy, x and dx that are moved to tiles first, else None.
-        coefficients: what they are made by: "batch", "groups" or "constant".
+        access: how the tensors are read, which decides what kernels are compiled for.
         steps: run one after the other, the tasks of each in any order.
         template: the parameter block but for its addresses.
         workspace_size: bytes, including what aligning the caller's buffer may cost.
         input_is_grad_out: x is not needed, and dy is read in its place.
     """
 
-    pattern: str
-    dtype: int
-    moved: tuple[int | None, ...]
-    coefficients: str
+    access: Access
     steps: tuple[Step, ...]
     template: npt.NDArray[np.int64]
     workspace_size: int
     input_is_grad_out: bool
 
     @property
+    def coefficients(self) -> str:
+        """What makes coefficients: the arithmetic "batch", "groups" or "constant"."""
+        problem = self.access.problem
+        if problem.forward or problem.constant:
+            return "constant"
+        return "groups" if problem.grouped else "batch"
+
+    @property
     def path(self) -> str:
         """The way chosen, for people and tests: the pattern and what each step does."""
-        moved = ("moved",) if any(code is not None for code in self.moved) else ()
-        return " ".join((self.pattern, *moved, *(step.name for step in self.steps)))
+        moved = ("moved",) if any(self.access.moved) else ()
+        return " ".join((self.access.pattern, *moved, *(step.name for step in self.steps)))
+
+
+#: What fields of the block hold, one number or several that follow each other.
+_Fields = dict[int, int | Sequence[int]]
 
 
 def _bits(value: float) -> int:
-    (bits,) = struct.unpack("<q", struct.pack("<d", value))
-    return int(bits)
+    return int(np.float64(value).view(np.int64))
 
 
-def _fill_axes(block: npt.NDArray[np.int64], access: Access) -> None:
-    problem = access.problem
-    for word, strides_word, axis in (
-        (B.SETS, B.SET_STRIDES, problem.sets),
-        (B.CHANNELS, B.CHANNEL_STRIDES, problem.channel),
-        (B.ROWS, B.ROW_STRIDES, access.rows),
-    ):
-        block[word] = axis.size
-        block[strides_word : strides_word + 3] = axis.strides
-    block[B.RUN], block[B.LAST_RUN] = access.run, access.last_run
-    block[B.RUN_STRIDES : B.RUN_STRIDES + 3] = access.run_strides
-    block[B.OUTER_RANK] = len(problem.outer)
-    for index, axis in enumerate(problem.outer):
-        block[B.OUTER_SIZES + index] = axis.size
-        for tensor, stride in enumerate(axis.strides):
-            block[B.OUTER_STRIDES + B.OUTER_MAX * tensor + index] = stride
-    block[B.POSITIONS] = access.positions
+def _axes(access: Access) -> _Fields:
+    problem, outer = access.problem, access.problem.outer
+    return {
+        B.SETS: problem.sets.size,
+        B.SET_STRIDES: problem.sets.strides,
+        B.CHANNELS: problem.channel.size,
+        B.CHANNEL_STRIDES: problem.channel.strides,
+        B.ROWS: access.rows.size,
+        B.ROW_STRIDES: access.rows.strides,
+        B.RUN: access.run,
+        B.LAST_RUN: access.last_run,
+        B.RUN_STRIDES: access.run_strides,
+        B.OUTER_RANK: len(outer),
+        B.OUTER_SIZES: [axis.size for axis in outer],
+        **{
+            B.OUTER_STRIDES + B.OUTER_MAX * tensor: [axis.strides[tensor] for axis in outer]
+            for tensor in range(3)
+        },
+        B.POSITIONS: access.positions,
+    }
 
 
-def _fill_vectors(block: npt.NDArray[np.int64], problem: Problem) -> None:
+def _vectors(problem: Problem) -> _Fields:
+    fields: _Fields = {}
     for role, vector in problem.vectors.items():
-        word = B.VECTORS + B.VECTOR_FIELDS * (int(role) - B.MEAN)
-        block[word + B.SET_STRIDE] = vector.set_stride
-        block[word + B.STRIDE] = vector.stride
-        block[word + B.CODE] = vector.dtype.code
+        word = B.VECTORS + B.VECTOR_FIELDS * (role - B.MEAN)
+        fields[word + B.SET_STRIDE] = vector.set_stride
+        fields[word + B.STRIDE] = vector.stride
+        fields[word + B.CODE] = vector.dtype.code
     if problem.count is not None:
-        spec = problem.count
-        block[B.COUNT_CODE] = spec.dtype.code
-        block[B.COUNT_RANK] = spec.rank
-        block[B.COUNT_SIZES : B.COUNT_SIZES + spec.rank] = spec.shape
-        block[B.COUNT_STRIDES : B.COUNT_STRIDES + spec.rank] = spec.strides
+        fields[B.COUNT_CODE] = problem.count.dtype.code
+        fields[B.COUNT_RANK] = problem.count.rank
+        fields[B.COUNT_SIZES] = problem.count.shape
+        fields[B.COUNT_STRIDES] = problem.count.strides
+    return fields
 
 
-def _fill_workspace(block: npt.NDArray[np.int64], access: Access, tiling: Tiling) -> int:
-    """Lay out the workspace; its size in bytes."""
+def _facts(access: Access, size: int, machine: Machine) -> _Fields:
+    """What holds of a problem, its numbers, and how it is read."""
+    problem = access.problem
+    return {
+        B.FORWARD: problem.forward,
+        B.GIVEN_SUMS: problem.given_sums,
+        B.EPS: _bits(problem.eps),
+        B.MOMENTUM: _bits(problem.momentum),
+        B.DIVISOR: _bits(problem.divisor),
+        B.PER_GROUP: problem.per_group,
+        B.INVSTD_IS_VARIANCE: problem.invstd_is_variance,
+        B.SINGLE: problem.arithmetic is dtypes.float32,
+        B.MISSING_MEAN: problem.missing_mean,
+        B.MISSING_INVSTD: problem.missing_invstd,
+        B.X_CODE: problem.input.code,
+        B.ALONG: access.along,
+        B.COLUMNS: access.columns,
+        B.MOVED: sum(moved << tensor for tensor, moved in enumerate(access.moved)),
+        B.DATA_SIZES: [dtype.itemsize for dtype in access.data],
+        B.REPEAT: access.repeat,
+        B.STREAM: streams(access, size, machine),
+        B.AHEAD: fetches_ahead(access, size, machine),
+        B.BANK_SETS: 1,
+    }
+
+
+def _workspace(access: Access, tiling: Tiling) -> tuple[_Fields, int]:
+    """How the workspace is laid out, and its size in bytes."""
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
-    channels = problem.channel.size
-    banks = -(-problem.sets.size // tiling.sets)
-    slots, parameters = banks, channels
-    if access.along:
-        slots, parameters = -(-channels // tiling.channels), problem.sets.size * access.run
-    block[B.BANKS], block[B.BANK_SETS], block[B.PARTS_OF_SUMS] = banks, tiling.sets, tiling.parts
-    block[B.SLOTS], block[B.PARAMETERS] = slots, parameters
+    banks, slots = tiling.turns, tiling.blocks if access.along else tiling.turns
+    channels, parameters = problem.channel.size, access.parameters
     groups = banks * (channels // problem.per_group) * double
     sums = tiling.parts * banks * channels * double
     wanted = problem.wants_parameters and not problem.forward
     gradients = slots * parameters * double if wanted else 0
     along = parameters * real if access.along else 0
-    layout = (
+    fields: _Fields = {
+        B.BANKS: banks,
+        B.BANK_SETS: tiling.sets_per_task,
+        B.PARTS_OF_SUMS: tiling.parts,
+        B.SLOTS: slots,
+        B.PARAMETERS: parameters,
+    }
+    end = 0
+    for field, size in (
         *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],
         *[(field, banks * channels * double) for field in (B.W_GAIN, B.W_SHIFT)],
         *[(field, sums) for field in range(B.W_SUM_DY, B.W_BIASES)],
@@ -117,12 +156,10 @@ def _fill_workspace(block: npt.NDArray[np.int64], access: Access, tiling: Tiling
         (B.W_COUNT, 3 * double),
         (B.W_WEIGHT, along),
         (B.W_BIAS, along),
-    )
-    end = 0
-    for field, size in layout:
-        block[field] = end
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return end + ALIGNMENT - 1
+    ):
+        fields[field] = end
+        end += rounded_up(size, ALIGNMENT)
+    return fields, end + ALIGNMENT - 1
 
 
 def build(problem: Problem, machine: Machine) -> Program:
@@ -133,48 +170,14 @@ def build(problem: Problem, machine: Machine) -> Program:
     access = access_of(problem)
     problem = access.problem
     steps, tiling = steps_of(access)
-    template = np.zeros(B.BLOCK_FIELDS, np.int64)
-    _fill_axes(template, access)
-    _fill_vectors(template, problem)
-    for field, value in (
-        (B.FORWARD, problem.forward),
-        (B.GIVEN_SUMS, problem.given_sums),
-        (B.EPS, _bits(problem.eps)),
-        (B.MOMENTUM, _bits(problem.momentum)),
-        (B.DIVISOR, _bits(problem.divisor)),
-        (B.PER_GROUP, problem.per_group),
-        (B.INVSTD_IS_VARIANCE, problem.invstd_is_variance),
-        (B.SINGLE, problem.arithmetic is dtypes.float32),
-        (B.MISSING_MEAN, problem.missing_mean),
-        (B.MISSING_INVSTD, problem.missing_invstd),
-        (B.X_CODE, problem.input.code),
-        (B.ALONG, access.along),
-        (B.COLUMNS, access.columns),
-        (B.MOVED, sum(1 << tensor for tensor in range(3) if access.moved[tensor])),
-        (B.REPEAT, access.repeat),
-        (B.STREAM, streams(access, size, machine)),
-        (B.AHEAD, fetches_ahead(access, size, machine)),
-        (B.BANK_SETS, 1),
-    ):
-        template[field] = value
-    data = (problem.grad_out, problem.input, problem.result or problem.input)
-    template[B.DATA_SIZES : B.DATA_SIZES + 3] = [dtype.itemsize for dtype in data]
-    workspace_size = _fill_workspace(template, access, tiling) if tiling and steps else 0
-    return Program(
-        pattern=access.pattern,
-        dtype=access.dtype.code,
-        moved=tuple(
-            dtype.code if moved else None for dtype, moved in zip(data, access.moved, strict=True)
-        ),
-        coefficients=(
-            "constant"
-            if problem.forward or problem.constant
-            else "groups"
-            if problem.grouped
-            else "batch"
-        ),
-        steps=steps,
-        template=template,
-        workspace_size=workspace_size,
-        input_is_grad_out=input_is_grad_out,
-    )
+    fields = _axes(access) | _vectors(problem) | _facts(access, size, machine)
+    workspace_size = 0
+    if tiling and steps:
+        workspace, workspace_size = _workspace(access, tiling)
+        fields |= workspace
+    words = [0] * B.BLOCK_FIELDS
+    for field, value in fields.items():
+        numbers = [value] if isinstance(value, int) else value
+        words[field : field + len(numbers)] = numbers
+    template = np.array(words, np.int64)
+    return Program(access, steps, template, workspace_size, input_is_grad_out)

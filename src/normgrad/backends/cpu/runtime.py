@@ -34,6 +34,7 @@ from .disk import cache_for
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
 from .program import Program
+from .steps import Step
 
 #: What goes through the tensors: its module and function, by operation. Those of rows may have
 #: weights along them, which the operation's name says.
@@ -255,16 +256,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.forked)
 
 
-def _uses(operation: str | None) -> int:
-    """Which of the data tensors a kernel goes through, by bit."""
-    if operation is None:
-        return 0
-    name = operation.removesuffix(ALONG)
-    dy = 0 if name in ("moments", "exact moments", "normalise") else B.USES_DY
-    x = 0 if name == "scale" else B.USES_X
-    return dy | x | (0 if name in ("sums", "moments", "exact moments") else B.USES_DX)
-
-
 class Runner:
     """A program with its kernel compiled, ready for addresses."""
 
@@ -273,47 +264,40 @@ class Runner:
         #: What is compiled, kept for as long as its addresses are.
         self._compiled: list[CFunc] = []
         self._template = program.template.copy()
-        for tensor, code in enumerate(program.moved):
-            if code is not None:
-                mover = self._address(compiled_mover(code, program.dtype))
+        access = program.access
+        for tensor, (dtype, moved) in enumerate(zip(access.data, access.moved, strict=True)):
+            if moved:
+                mover = self._address(compiled_mover(dtype.code, access.dtype.code))
                 self._template[B.MOVERS + tensor] = mover
                 self._template[B.IN_TILES] = self._address(compiled_tiles())
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(steps, program.steps, strict=True):
-            # Where parameters are summed down the rows, dx is written with them.
-            write = None if step.columns else step.write
-            for field, operation in ((B.SUMS_KERNEL, step.sums), (B.WRITE_KERNEL, write)):
-                if operation:
-                    kernel = compiled_kernel(program.pattern, operation, program.dtype)
-                    fields[field] = self._address(kernel)
-            if step.columns:
-                kernel = compiled_kernel("along", "parameters", program.dtype)
-                fields[B.PARAMETER_KERNEL] = self._address(kernel)
-            fields[B.SUMS_USES] = _uses(step.sums)
-            fields[B.WRITE_USES] = _uses(step.write)
-            fields[B.PARAMETER_USES] = B.USES_DY | B.USES_X | (B.USES_DX if step.write else 0)
-            fields[B.RUN_TASKS] = self._address(compiled_walk())
-            name = "gather" if step.last == B.DO_GATHER else "channels"
-            fields[B.ARITHMETIC] = self._address(compiled_arithmetic(name))
-            if (step.before | step.after) & B.DO_COEFFICIENTS:
-                kernel = compiled_arithmetic(program.coefficients)
-                fields[B.COEFFICIENTS] = self._address(kernel)
-            fields[B.TASKS] = step.tasks
-            fields[B.SETS_PER_TASK] = step.sets_per_task
-            fields[B.ALL_CHANNELS] = step.channels
-            fields[B.CHANNEL_BLOCK] = step.channel_block
-            fields[B.PARTS] = step.parts
-            fields[B.PART_SIZE] = step.part_size
-            fields[B.AT_ONCE] = step.at_once
-            fields[B.PIECE_CHANNELS] = step.piece_channels
-            fields[B.PIECE_ROWS] = step.piece_rows
-            fields[B.BEFORE], fields[B.AFTER], fields[B.LAST] = step.before, step.after, step.last
-            fields[B.THREADS] = step.parallel and step.tasks > 1
+            for field, value in step.fields().items():
+                fields[field] = value
+            for field, function in self._functions(program, step).items():
+                fields[field] = self._address(function)
         self._steps: npt.NDArray[np.int64] = steps
         self._program = self._template.ctypes.data, steps.ctypes.data, len(program.steps)
         self._guard = guards.ctypes.data
         self._parallel = bool(steps[:, B.THREADS].any())
         self._serial = None if self._parallel else _serial_driver()
+
+    @staticmethod
+    def _functions(program: Program, step: Step) -> dict[int, CFunc]:
+        """What is compiled for a step, by the fields that hold its addresses."""
+        access = program.access
+        name = "gather" if step.last == B.DO_GATHER else "channels"
+        found = {B.RUN_TASKS: compiled_walk(), B.ARITHMETIC: compiled_arithmetic(name)}
+        for field, pattern, operation in (
+            (B.SUMS_KERNEL, access.pattern, step.sums),
+            (B.WRITE_KERNEL, access.pattern, None if step.columns else step.write),
+            (B.PARAMETER_KERNEL, "along", "parameters" if step.columns else None),
+        ):
+            if operation:
+                found[field] = compiled_kernel(pattern, operation, access.dtype.code)
+        if (step.before | step.after) & B.DO_COEFFICIENTS:
+            found[B.COEFFICIENTS] = compiled_arithmetic(program.coefficients)
+        return found
 
     def _address(self, function: CFunc) -> int:
         self._compiled.append(function)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import dtypes
+from ...layout import ceil_div
 from ...problem import VECTORS, Problem, Role, Vector
 from ...tensor import TensorSpec
 from .config import (
@@ -36,7 +37,6 @@ from .tiling import (
     Layout,
     Tile,
     axis_words,
-    ceil_div,
     element_bytes,
     fitting,
     groups_of,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import dtypes
-from ...layout import Axis
+from ...layout import Axis, ceil_div
 from ...problem import Problem, Role, Vector
 from .device import Device
 from .tiling import (
@@ -19,7 +19,6 @@ from .tiling import (
     Layout,
     Tile,
     by_threads,
-    ceil_div,
     element_bytes,
     groups_of,
     itemsize,

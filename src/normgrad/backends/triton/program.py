@@ -14,24 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...layout import Axis
+from ...layout import Axis, ceil_div
 from ...problem import Problem, Role
 from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .lines import Cut, Lines, cut_of, lines_of, reads_lines
-from .tiling import (
-    LEAST,
-    SHORT,
-    Tile,
-    ceil_div,
-    element_bytes,
-    layout_of,
-    persistent_tile,
-    tile_of,
-    tiles_of,
-)
+from .tiling import LEAST, SHORT, Tile, element_bytes, layout_of, persistent_tile, tile_of, tiles_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...dtypes import FLOATS, DType
-from ...layout import Axis
+from ...layout import Axis, ceil_div
 from ...problem import Problem
 from .config import ALONG_CHANNELS, ALONG_POSITIONS, SCATTERED, Tensor
 from .config import Axis as AxisWords
@@ -45,11 +45,6 @@ ITEMSIZES = {dtype.code: dtype.itemsize for dtype in FLOATS}
 def power_of_two(number: int) -> int:
     """The least power of two that is not smaller."""
     return 1 << max(0, number - 1).bit_length()
-
-
-def ceil_div(number: int, divisor: int) -> int:
-    """The quotient, rounded up."""
-    return -(-number // divisor)
 
 
 @dataclass(frozen=True)
