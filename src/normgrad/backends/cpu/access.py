@@ -256,7 +256,8 @@ def streams(access: Access, size: int, machine: Machine) -> bool:
         return False
     row = access.run * result.itemsize
     if machine.shares_l3:
-        return size > machine.l2 and (access.columns or row >= STREAMED_ROW)
+        beyond = size > machine.cores * machine.l2
+        return beyond and (access.columns or row >= STREAMED_ROW)
     if access.columns:
         return size > STREAMED_COLUMNS * machine.cache
     share = STREAMED_PARTS if row % LINE else STREAMED_LINES
