@@ -19,7 +19,6 @@ from numba import types
 from numba.core.extending import intrinsic
 
 from ...memory import LINE
-from .block import WORKSPACE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
 from .helpers import helper
 
@@ -164,24 +163,6 @@ int32s_at, integers_at = _pointer_at(types.int32), _pointer_at(types.int64)
 
 
 @intrinsic
-def array(typingctx: Any, block: Any, field: Any, at: Any) -> Any:
-    """One of the workspace's arrays of float64, from an element on; a field says where it is.
-
-    It is an intrinsic, since a function would be compiled anew for each field.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block, field, at = args
-        base, offset = (
-            builder.load(_access(builder, block, index)) for index in (I64(WORKSPACE), field)
-        )
-        pointer = builder.inttoptr(builder.add(base, offset), F64.as_pointer())
-        return _access(builder, pointer, at)
-
-    return DOUBLE_POINTER(block, types.intp, types.intp), codegen
-
-
-@intrinsic
 def like(typingctx: Any, address: Any, pointer: Any) -> Any:
     """A pointer of the same type at another address."""
     return pointer(types.int64, pointer), _cast_to(pointer.dtype)
@@ -219,20 +200,29 @@ def real_buffer(typingctx: Any, count: Any, dy: Any, x: Any) -> Any:
     return types.CPointer(real)(count, dy, x), codegen
 
 
-def _buffer(storage: types.Type) -> Any:
+def _buffer(storage: types.Type, pair: bool = False) -> Any:
+    pointer = types.CPointer(storage)
+    arrays = types.UniTuple(pointer, 2)
+
     def typed(typingctx: Any, count: Any) -> Any:
-        """An array of numbers of a type on the stack, 64-byte aligned; ``count`` is a literal."""
+        """One array of a type on the stack, or two, 64-byte aligned; ``count`` is a literal."""
         size = count.literal_value
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _on_stack(builder, context.get_value_type(storage), size)
+            element = context.get_value_type(storage)
+            first = _on_stack(builder, element, size)
+            if not pair:
+                return first
+            return context.make_tuple(builder, arrays, (first, _on_stack(builder, element, size)))
 
-        return types.CPointer(storage)(count), codegen
+        return (arrays if pair else pointer)(count), codegen
 
     return intrinsic(prefer_literal=True)(typed)
 
 
 double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
+#: Numbers and their errors (see pairs.py).
+pairs_buffer = _buffer(types.float64, pair=True)
 
 
 @intrinsic

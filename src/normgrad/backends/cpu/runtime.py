@@ -27,7 +27,7 @@ from numba.np.ufunc import parallel as numba_threads
 
 from ... import dtypes, threads
 from ...loading import compiling, loading
-from . import arithmetic, columns, drive, moves, openmp, rows, walk
+from . import arithmetic, coefficients, columns, drive, moves, openmp, rows, statistics, walk
 from . import block as B
 from .access import ALONG
 from .disk import cache_for
@@ -95,11 +95,15 @@ def compiled_kernel(pattern: str, operation: str, code: int) -> CFunc:
 #: Arithmetic of channels, by a program's name for it: one does not wait for another to compile.
 _ARITHMETIC = {
     "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
-    "gather": (arithmetic.gather, arithmetic.SIGNATURE),
-    "batch": (arithmetic.batch_coefficients, arithmetic.COEFFICIENTS),
-    "groups": (arithmetic.group_coefficients, arithmetic.COEFFICIENTS),
-    "constant": (arithmetic.constant_coefficients, arithmetic.COEFFICIENTS),
+    "count": (coefficients.count, arithmetic.SIGNATURE),
+    "weights": (coefficients.weights, arithmetic.SIGNATURE),
+    "gather": (statistics.gather, arithmetic.SIGNATURE),
+    "batch": (coefficients.batch, arithmetic.COEFFICIENTS),
+    "groups": (coefficients.groups, arithmetic.COEFFICIENTS),
+    "constant": (coefficients.constant, arithmetic.COEFFICIENTS),
 }
+#: What has a step to itself, by its flag.
+_ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
 
 
 @cache
@@ -292,8 +296,8 @@ class Runner:
             fields[B.SUMS_USES] = _uses(step.sums)
             fields[B.WRITE_USES] = _uses(step.write)
             fields[B.RUN_TASKS] = self._address(compiled_walk())
-            name = "gather" if step.last == B.DO_GATHER else "channels"
-            fields[B.ARITHMETIC] = self._address(compiled_arithmetic(name))
+            arithmetic_ = compiled_arithmetic(_ALONE.get(step.last, "channels"))
+            fields[B.ARITHMETIC] = self._address(arithmetic_)
             if (step.before | step.after) & B.DO_COEFFICIENTS:
                 kernel = compiled_arithmetic(program.coefficients)
                 fields[B.COEFFICIENTS] = self._address(kernel)
