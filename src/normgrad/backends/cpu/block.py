@@ -72,11 +72,11 @@ COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 # How much is in the workspace at once: a bank has the statistics and coefficients of one set at a
 # time, and BANK_SETS sets take turns in it. Sums come in parts.
 BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
-# Where things stand in the workspace, in bytes; all are float64 but weight and bias. A pair of fields
-# is an array of numbers and the next one of their errors (see pairs.py). Of each group of channels
-# in a bank: the mean as the arithmetic's type holds it, and what that leaves of a mean that was
-# found; invstd and its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x -
-# mean))). Of each channel: gain and shift.
+# Where things stand in the workspace, in bytes; all are float64 but weight and bias. Two fields at
+# once are those of numbers and of their errors (see pairs.py). Of each group of channels in a bank:
+# the mean as the arithmetic's type holds it, and what that leaves of a mean that was found; invstd
+# and its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Of each
+# channel: gain and shift.
 W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
 # Of each part, bank and channel: sums, with their errors.
