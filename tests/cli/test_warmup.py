@@ -27,5 +27,5 @@ def test_everything_is_every_kernel_a_program_can_name():
     assert len(names) == len(set(names))
     # Rows have six operations and three along them, columns seven, for four dtypes, and moments of
     # half data; what moves tiles for nine pairs of dtypes; two drivers, a team, tasks, those in
-    # tiles, and five units of arithmetic.
-    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 9 + 5 + 5
+    # tiles, and seven units of arithmetic.
+    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 9 + 5 + 7

@@ -72,19 +72,19 @@ COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 # How much is in the workspace at once: a bank has the statistics and coefficients of one set at a
 # time, and BANK_SETS sets take turns in it. Sums come in parts.
 BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
-# Where things stand in the workspace, in bytes; all are float64 but weight and bias. Of each group
-# of channels in a bank: the mean as the arithmetic's type holds it, and what that leaves of a mean
-# that was found; invstd and its error; slope and scale of dx = scale * (gain * dy - (shift +
-# slope * (x - mean))). Of each channel: gain and shift.
-W_MEAN, W_MEAN_REST, W_INVSTD, W_INVSTD_ERROR = _block(), _block(), _block(), _block()
+# Where things stand in the workspace, in bytes; all are float64 but weight and bias. Two fields at
+# once are those of numbers and of their errors (see pairs.py). Of each group of channels in a bank:
+# the mean as the arithmetic's type holds it, and what that leaves of a mean that was found; invstd
+# and its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Of each
+# channel: gain and shift.
+W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
-# Of each part, bank and channel: sums, each followed by the array of their errors.
-W_SUM_DY, W_SUM_DY_ERROR, W_SUM_DY_XMU, W_SUM_DY_XMU_ERROR = (
-    _block(), _block(), _block(), _block()
-)  # fmt: skip
-# Of each slot and parameter: what grad_bias and grad_weight are sums of.
-W_BIASES, W_BIAS_ERRORS, W_WEIGHTS, W_WEIGHT_ERRORS = _block(), _block(), _block(), _block()
+# Of each part, bank and channel: sums, with their errors.
+W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
+# Of each slot and parameter: what grad_bias and grad_weight are sums of, with their errors.
+W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
+# The total of counts; the least and the largest of weights along rows but 0.
 W_COUNT = _block()
 # Where a row's elements are parameters' (ALONG), weight and bias in the arithmetic's type.
 ALONG, W_WEIGHT, W_BIAS = _block(), _block(), _block()

@@ -19,7 +19,6 @@ from numba import types
 from numba.core import cgutils
 
 from ...memory import LINE
-from .block import WORKSPACE
 from .conversions import F64, I32, I64, bfloat16, float16, narrow, value_type, widen
 from .helpers import Emitter, helper, instruction
 
@@ -121,17 +120,6 @@ float16s_at, bfloat16s_at = _pointer_at(float16), _pointer_at(bfloat16)
 int32s_at, integers_at = _pointer_at(types.int32), _pointer_at(types.int64)
 
 
-@instruction(lambda block, field, at: DOUBLE_POINTER(block, types.intp, types.intp))
-def array(emit: Emitter, block: Any, field: Any, at: Any) -> Any:
-    """One of the workspace's arrays of float64, from an element on; a field says where it is.
-
-    It is an instruction, since a function would be compiled anew for each field.
-    """
-    builder = emit.builder
-    base, offset = (builder.load(builder.gep(block, [word])) for word in (I64(WORKSPACE), field))
-    return builder.gep(builder.inttoptr(builder.add(base, offset), F64.as_pointer()), [at])
-
-
 @instruction(lambda address, pointer: pointer(types.int64, pointer))
 def like(emit: Emitter, address: Any, pointer: Any) -> Any:
     """A pointer of the same type at another address."""
@@ -170,6 +158,13 @@ def _buffer(storage: types.Type) -> Any:
 
 
 double_buffer, int_buffer = _buffer(types.float64), _buffer(types.int64)
+
+
+@instruction(lambda count: types.UniTuple(DOUBLE_POINTER, 2)(count), literal=True)
+def pairs_buffer(emit: Emitter, count: Any) -> Any:
+    """Two arrays on the stack, for numbers and their errors (see pairs.py)."""
+    arrays = [_on_stack(emit, types.float64, emit.types[0].literal_value) for _ in range(2)]
+    return emit.context.make_tuple(emit.builder, types.UniTuple(DOUBLE_POINTER, 2), arrays)
 
 
 @instruction(lambda value: types.float64(value))

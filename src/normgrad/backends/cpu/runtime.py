@@ -27,7 +27,7 @@ from numba.np.ufunc import parallel as numba_threads
 
 from ... import dtypes, threads
 from ...loading import compiling, loading
-from . import along, arithmetic, columns, drive, moves, openmp, rows, walk
+from . import along, arithmetic, coefficients, columns, drive, moves, openmp, rows, statistics, walk
 from . import block as B
 from .access import ALONG
 from .disk import cache_for
@@ -97,11 +97,15 @@ def compiled_kernel(pattern: str, operation: str, code: int) -> CFunc:
 #: Arithmetic of channels, by a program's name for it: one does not wait for another to compile.
 _ARITHMETIC = {
     "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
-    "gather": (arithmetic.gather, arithmetic.SIGNATURE),
-    "batch": (arithmetic.batch_coefficients, arithmetic.COEFFICIENTS),
-    "groups": (arithmetic.group_coefficients, arithmetic.COEFFICIENTS),
-    "constant": (arithmetic.constant_coefficients, arithmetic.COEFFICIENTS),
+    "count": (coefficients.count, arithmetic.SIGNATURE),
+    "weights": (coefficients.weights, arithmetic.SIGNATURE),
+    "gather": (statistics.gather, arithmetic.SIGNATURE),
+    "batch": (coefficients.batch, arithmetic.COEFFICIENTS),
+    "groups": (coefficients.groups, arithmetic.COEFFICIENTS),
+    "constant": (coefficients.constant, arithmetic.COEFFICIENTS),
 }
+#: What has a step to itself, by its flag.
+_ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
 
 
 @cache
@@ -286,8 +290,8 @@ class Runner:
     def _functions(program: Program, step: Step) -> dict[int, CFunc]:
         """What is compiled for a step, by the fields that hold its addresses."""
         access = program.access
-        name = "gather" if step.last == B.DO_GATHER else "channels"
-        found = {B.RUN_TASKS: compiled_walk(), B.ARITHMETIC: compiled_arithmetic(name)}
+        arithmetic_ = compiled_arithmetic(_ALONE.get(step.last, "channels"))
+        found = {B.RUN_TASKS: compiled_walk(), B.ARITHMETIC: arithmetic_}
         for field, pattern, operation in (
             (B.SUMS_KERNEL, access.pattern, step.sums),
             (B.WRITE_KERNEL, access.pattern, None if step.columns else step.write),

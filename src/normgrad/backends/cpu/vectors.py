@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite, nan
+from math import nan
 
 import numpy as np
 
@@ -23,8 +23,12 @@ from .intrinsics import (
     singles_at,
     store,
 )
+from .pairs import get_pair, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Channels that are treated together, on the stack.
+SOME = 128
 
 
 @helper
@@ -37,12 +41,6 @@ def held(block, value):
 def canonical(value):
     """The number; any NaN as the one that survives rounding to bfloat16 (see lanes.py)."""
     return value if value == value else nan
-
-
-@helper
-def corrected(total, error):
-    """A compensated sum. The error of an infinite one is NaN and must not spoil it."""
-    return total + error if isfinite(total) else total
 
 
 @helper
@@ -70,6 +68,14 @@ def fill(row, count, value):
 
 
 @helper
+def place_of(block, slot, s, first):
+    """Where element ``first`` of a vector stands, how far elements are apart, and their type."""
+    words = shift(block, B.VECTORS + B.VECTOR_FIELDS * (slot - B.MEAN))
+    stride = get(words, B.STRIDE)
+    return s * get(words, B.SET_STRIDE) + first * stride, stride, get(words, B.CODE)
+
+
+@helper
 def read_row(block, slot, s, first, count, otherwise, row):
     """A per-channel input from ``first`` on, as the arithmetic reads it; a number if it is absent.
 
@@ -80,9 +86,7 @@ def read_row(block, slot, s, first, count, otherwise, row):
     if address == 0:
         fill(row, count, otherwise)
         return
-    words = shift(block, B.VECTORS + B.VECTOR_FIELDS * (slot - B.MEAN))
-    stride, code = get(words, B.STRIDE), get(words, B.CODE)
-    at = s * get(words, B.SET_STRIDE) + first * stride
+    at, stride, code = place_of(block, slot, s, first)
     if code == 0 and stride == 1:  # a loop that can be vectorised
         source = shift(singles_at(address), at)
         for c in range(count):
@@ -107,23 +111,20 @@ def write(address, code, index, value):
 
 
 @helper
-def write_row(block, slot, s, first, count, totals, errors):
-    """Sums and their errors to a per-channel output from ``first`` on, if it is asked for."""
+def write_row(block, slot, s, first, count, numbers):
+    """Numbers with their errors to a per-channel output from ``first`` on, if it is asked for."""
     not_inlined()
     address = get(block, slot)
     if address == 0:
         return
-    words = shift(block, B.VECTORS + B.VECTOR_FIELDS * (slot - B.MEAN))
-    stride, code = get(words, B.STRIDE), get(words, B.CODE)
-    at = s * get(words, B.SET_STRIDE) + first * stride
+    at, stride, code = place_of(block, slot, s, first)
     if code == 0 and stride == 1:  # a loop that can be vectorised
         target = shift(singles_at(address), at)
         for c in range(count):
-            store(target, c, corrected(load(totals, c), load(errors, c)))
+            store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
     else:
         for c in range(count):
-            value = corrected(get(totals, c), get(errors, c))
-            write(address, code, at + c * stride, value)
+            write(address, code, at + c * stride, rounded(get_pair(numbers, c)))
 
 
 @helper
@@ -146,3 +147,12 @@ def counts(block):
     for axis in range(get(block, B.COUNT_RANK)):
         elements *= get(block, B.COUNT_SIZES + axis)
     return elements
+
+
+@helper
+def total_count(block):
+    """The sum of all elements of ``count``."""
+    total = 0.0
+    for element in range(counts(block)):
+        total += count_of(block, element)
+    return total

@@ -1,0 +1,208 @@
+"""The coefficients of dx or y for channels (whole groups of them) of one set.
+
+With T = Σγ·dy and P = Σγ·dy·(x − μ), taken over the channels that share a statistic and divided by
+its number of elements, and with o the weight times r for batch norm, whose γ is 1, and r for group
+norm:
+
+    dx = o · (γ·dy − (T + r²·P·(x − μ)))
+
+Multiplied out, dx = oγ·dy − (oT + or²P·(x − μ)) has two roundings fewer for each element; given
+exact sums it is within 4 roundoffs on any data. Where a factor is infinite or NaN, or vanishes,
+only the formula as it stands gives what it should, so there it is used: `scale` is o, and 1
+otherwise.
+Group norm's T and P are sums of terms that hold γ and r: where one of those is infinite there are
+infinities of both signs among several terms, and the sum is NaN (γ − γ).
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from . import block as B
+from .helpers import helper
+from .intrinsics import (
+    bits_to_double,
+    double_buffer,
+    doubles_at,
+    fma,
+    get,
+    inlined,
+    not_inlined,
+    pairs_buffer,
+    plain,
+    put,
+    shift,
+    singles_at,
+)
+from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
+from .vectors import SOME, canonical, fill, read_row, total_count
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The smallest and the largest normal number of each type of arithmetic.
+NORMAL_SINGLES = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+NORMAL_DOUBLES = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
+
+
+@helper
+def holds(product, factor, other, normal):
+    """Whether a product is held to full precision: it is normal, or 0 as one of its factors is."""
+    vanishes = (factor == 0.0) | (other == 0.0)
+    size = abs(product)
+    return ((product == 0.0) & vanishes) | ((normal[0] <= size) & (size <= normal[1]))
+
+
+@helper
+def taken_off(total, projection, m, o, r, multiplied, normal):
+    """T and r²·P of sums; times o where nothing is lost by that, which ``multiplied`` says."""
+    inlined()
+    t, p = over(total, m), times(over(projection, m), times(r, r))
+    ot, op = rounded(times(o, t)), rounded(times(o, p))
+    multiplied &= holds(ot, o[0], t[0], normal) & holds(op, o[0], p[0], normal)
+    return ot if multiplied else rounded(t), op if multiplied else rounded(p), multiplied
+
+
+@helper
+def read_weights(block, first, count, w):
+    """The weights of some channels; 1 where rows' elements have them, and sums hold them."""
+    if get(block, B.ALONG) != 0:
+        fill(w, count, 1.0)
+    else:
+        read_row(block, B.WEIGHT, plain(0), first, count, 1.0, w)
+
+
+def batch(block, s, bank, c0, c1):
+    """The coefficients of channels with statistics of their own: o is w·r."""
+    base = bank * get(block, B.CHANNELS)
+    normal = NORMAL_SINGLES if get(block, B.SINGLE) != 0 else NORMAL_DOUBLES
+    m = bits_to_double(get(block, B.DIVISOR))
+    if get(block, B.GIVEN_SUMS) != 0:
+        m = get(array(block, B.W_COUNT, plain(0)), 0)
+    w = double_buffer(SOME)
+    for first in range(c0, c1, SOME):
+        n, at = min(SOME, c1 - first), base + first
+        read_weights(block, first, n, w)
+        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+        mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
+        gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
+        slope, scale = array(block, B.W_SLOPE, at), array(block, B.W_SCALE, at)
+        for c in range(n):
+            weight, r = get(w, c), get_pair(invstd, c)
+            o = times((weight, 0.0), r)
+            wr = rounded(o)
+            multiplied = holds(wr, weight, r[0], normal)
+            t, p, multiplied = taken_off(
+                get_pair(sums, c), get_pair(xmus, c), m, o, r, multiplied, normal
+            )
+            # The loops use a mean that was found as it was rounded.
+            change = fma(-p, get(mean[1], c), t)
+            put(offset, c, canonical(change if isfinite(p) else t))
+            put(slope, c, canonical(p))
+            put(gain, c, canonical(wr) if multiplied else 1.0)
+            put(scale, c, 1.0 if multiplied else canonical(wr))
+
+
+@helper
+def sum_of(block, terms, count, total):
+    """Add numbers to a sum in their order; with their errors in float64 arithmetic."""
+    not_inlined()
+    if get(block, B.SINGLE) != 0:
+        value = total[0]
+        for c in range(count):
+            value += get(terms[0], c)
+        return value, 0.0
+    for c in range(count):
+        total = plus(total, get_pair(terms, c))
+    return total
+
+
+def groups(block, s, bank, c0, c1):
+    """The coefficients of groups of channels: o is r, and the sums hold γ."""
+    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
+    group = base // per_group
+    invstd = pairs(block, B.W_INVSTD, group)
+    slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
+    gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
+    m = bits_to_double(get(block, B.DIVISOR))
+    normal = NORMAL_SINGLES if get(block, B.SINGLE) != 0 else NORMAL_DOUBLES
+    found = array(block, B.W_COUNT, plain(0))
+    least, most = get(found, 1), get(found, 2)
+    w, terms, xmu_terms = double_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
+    for g in range(c0 // per_group, c1 // per_group):
+        r = get_pair(invstd, g)
+        start, end = g * per_group, (g + 1) * per_group
+        total, projection, multiplied = (0.0, 0.0), (0.0, 0.0), True
+        if get(block, B.ALONG) != 0:  # gain is multiplied by each of the weights later
+            size = abs(r[0])
+            multiplied = (most == 0.0) | ((least * size >= normal[0]) & (most * size <= normal[1]))
+        for first in range(start, end, SOME):
+            n, at = min(SOME, end - first), base + first
+            sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+            read_weights(block, first, n, w)
+            for c in range(n):  # a loop that can be vectorised
+                v = get(w, c)
+                multiplied &= holds(v * r[0], v, r[0], normal)
+                v = v + (v - v) if m > per_group else v
+                put_pair(terms, c, times((v, 0.0), get_pair(sums, c)))
+                put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
+            total = sum_of(block, terms, n, total)
+            projection = sum_of(block, xmu_terms, n, projection)
+        if m > 1.0:
+            projection = (projection[0] + (r[0] - r[0]), projection[1])
+        t, p, multiplied = taken_off(total, projection, m, r, r, multiplied, normal)
+        put(slope, g, canonical(p))
+        put(scale, g, 1.0 if multiplied else canonical(r[0]))
+        for first in range(start, end, SOME):
+            n = min(SOME, end - first)
+            if n < per_group:
+                read_weights(block, first, n, w)
+            for c in range(n):
+                v = get(w, c)
+                put(gain, first + c, canonical(v * r[0] if multiplied else v))
+                put(offset, first + c, canonical(t))
+
+
+def constant(block, s, bank, c0, c1):
+    """The coefficients where no sum takes part: w·r, and the bias."""
+    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
+    gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
+    invstd = array(block, B.W_INVSTD, base // per_group)
+    w = double_buffer(SOME)
+    for first in range(c0, c1, SOME):
+        n = min(SOME, c1 - first)
+        read_weights(block, first, n, w)
+        if get(block, B.ALONG) == 0:
+            read_row(block, B.BIAS, plain(0), first, n, 0.0, shift(offset, first))
+        for c in range(first, first + n):
+            r = get(invstd, c // per_group if per_group > 1 else c)
+            put(gain, c, canonical(get(w, c - first) * r))
+
+
+def count(block, flags, s, bank, c0, c1):
+    """How many elements given sums are over, on all ranks together."""
+    put(array(block, B.W_COUNT, plain(0)), 0, total_count(block))
+
+
+def weights(block, flags, s, bank, c0, c1):
+    """Read weight and bias of rows' elements, as the arithmetic's type; find the weights' range."""
+    row, parameters = double_buffer(SOME), get(block, B.PARAMETERS)
+    least, most = np.inf, 0.0
+    for first in range(0, parameters, SOME):
+        n = min(SOME, parameters - first)
+        for slot, field, otherwise in ((B.BIAS, B.W_BIAS, 0.0), (B.WEIGHT, B.W_WEIGHT, 1.0)):
+            read_row(block, slot, plain(0), first, n, otherwise, row)
+            address = get(block, B.WORKSPACE) + get(block, field)
+            for c in range(n):
+                if get(block, B.SINGLE) != 0:
+                    put(singles_at(address), first + c, get(row, c))
+                else:
+                    put(doubles_at(address), first + c, get(row, c))
+        for c in range(n):
+            size = abs(get(row, c))
+            if size != 0.0:
+                least, most = min(least, size), max(most, size)
+    found = array(block, B.W_COUNT, plain(0))
+    put(found, 1, least)
+    put(found, 2, most)

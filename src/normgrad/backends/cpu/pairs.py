@@ -1,0 +1,92 @@
+"""Numbers with the errors of their roundings, and arrays of them.
+
+A pair is a float64 and what roundings have left of it. Where there are many, numbers are an array
+and their errors another, and a tuple has both: LLVM vectorises loops over them. The error of an
+infinite number may be NaN, and is disregarded.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from . import block as B
+from .helpers import helper
+from .intrinsics import doubles_at, fma, get, not_inlined, put, shift, two_sum
+from .sums import add_sum
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@helper
+def times(a, b):
+    """A product."""
+    value = a[0] * b[0]
+    return value, fma(a[0], b[0], -value) + a[0] * b[1] + a[1] * b[0]
+
+
+@helper
+def plus(a, b):
+    """A sum."""
+    value, error = two_sum(a[0], b[0])
+    return value, error + (a[1] + b[1])
+
+
+@helper
+def over(a, divisor):
+    """A quotient. By an infinite number of elements nothing is left over."""
+    value = a[0] / divisor
+    rest = (fma(-value, divisor, a[0]) + a[1]) / divisor
+    return value, rest if isfinite(divisor) else 0.0
+
+
+@helper
+def rounded(a):
+    """The number, its error added."""
+    return a[0] + a[1] if isfinite(a[0]) else a[0]
+
+
+@helper
+def array(block, field, at):
+    """One of the workspace's arrays of float64, from an element on; a field says where it is."""
+    return shift(doubles_at(get(block, B.WORKSPACE) + get(block, field)), at)
+
+
+@helper
+def pairs(block, field, at):
+    """An array of numbers and that of their errors, whose field is the next."""
+    return array(block, field, at), array(block, field + 1, at)
+
+
+@helper
+def get_pair(numbers, i):
+    """An array's number i with its error."""
+    return get(numbers[0], i), get(numbers[1], i)
+
+
+@helper
+def put_pair(numbers, i, number):
+    """Write a number with its error to an array."""
+    put(numbers[0], i, number[0])
+    put(numbers[1], i, number[1])
+
+
+@helper
+def clear_pairs(numbers, count):
+    """Start an array's numbers from zero."""
+    not_inlined()
+    for i in range(count):
+        put_pair(numbers, i, (0.0, 0.0))
+
+
+@helper
+def add_pair(numbers, i, number):
+    """Add a number with its error to an array's number i."""
+    add_sum(numbers[0], numbers[1], i, number)
+
+
+@helper
+def add_pairs(numbers, others, count):
+    """Add an array's numbers to another's, one by one."""
+    not_inlined()
+    for i in range(count):
+        add_pair(numbers, i, get_pair(others, i))

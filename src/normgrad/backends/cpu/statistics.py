@@ -1,0 +1,207 @@
+"""Statistics of channels and groups: those that are given, and those found from moments of x.
+
+Every loop goes over channels, without a branch, so that LLVM vectorises it.
+"""
+
+from __future__ import annotations
+
+from math import isfinite, nan, sqrt
+
+from . import block as B
+from .helpers import helper
+from .intrinsics import (
+    bits_to_double,
+    double_buffer,
+    fma,
+    get,
+    not_inlined,
+    pairs_buffer,
+    plain,
+    put,
+)
+from .pairs import add_pair, clear_pairs, get_pair, over, pairs, plus, put_pair, rounded, times
+from .vectors import SOME, canonical, count_of, counts, held, read, read_row, total_count, write_row
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@helper
+def prepare(block, s, bank, c0, c1):
+    """Read a set's given statistics and sums; choose what moments are about, if there is no mean.
+
+    That is the first element that shares a statistic, or 0. An element is no further from the mean
+    than sqrt(m) deviations, of which float64's sums of float32 data can lose m·2⁻⁵³: so one pass is
+    enough.
+    """
+    not_inlined()
+    per_group = get(block, B.PER_GROUP)
+    first, n = c0 // per_group, (c1 - c0) // per_group
+    at = bank * (get(block, B.CHANNELS) // per_group) + first
+    mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
+    clear_pairs(mean, n)
+    clear_pairs(invstd, n)
+    read_row(block, B.MEAN, s, first, n, 0.0, mean[0])
+    read_row(block, B.INVSTD, s, first, n, 1.0, invstd[0])
+    if get(block, B.GIVEN_SUMS) != 0:
+        sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+        clear_pairs(sums, n)
+        clear_pairs(xmus, n)
+        read_row(block, B.SUM_DY, plain(0), first, n, 0.0, sums[0])
+        read_row(block, B.SUM_DY_XMU, plain(0), first, n, 0.0, xmus[0])
+    if get(block, B.INVSTD_IS_VARIANCE) != 0:
+        eps = bits_to_double(get(block, B.EPS))
+        for g in range(n):
+            put(invstd[0], g, 1.0 / sqrt(get(invstd[0], g) + eps))
+    if get(block, B.MISSING_MEAN) != 0:
+        element = s * get(block, B.SET_STRIDES + 1)
+        step = per_group * get(block, B.CHANNEL_STRIDES + 1)
+        for g in range(n):
+            value = read(get(block, B.X), get(block, B.X_CODE), element + (first + g) * step)
+            put(mean[0], g, value if isfinite(value) else 0.0)
+
+
+@helper
+def inverse_root(a):
+    """1/sqrt, by a step of Newton's: of 1 − root²·value half is what the root lacks, relatively."""
+    root = 1.0 / sqrt(a[0])
+    square, error = times((root, 0.0), (root, 0.0))
+    lack = fma(-square, a[0], 1.0) - error * a[0] - square * a[1]
+    rest = 0.5 * root * lack
+    return root, rest if isfinite(rest) else 0.0
+
+
+@helper
+def means_of_groups(sums, groups, per_group, m, means):
+    """Sums over groups of channels, in their order, divided by m."""
+    not_inlined()
+    for g in range(groups):
+        total = get_pair(sums, g * per_group)
+        if per_group != 1:  # else a loop that can be vectorised
+            for c in range(g * per_group + 1, (g + 1) * per_group):
+                total = plus(total, get_pair(sums, c))
+        put_pair(means, g, over(total, m))
+
+
+@helper
+def update(block, slot, out_slot, first, count, new, n, factor):
+    """Running statistics: (1 − momentum)·old + momentum·factor·new, if they are asked for.
+
+    They take the new ones' place. No elements, no news.
+    """
+    not_inlined()
+    if get(block, out_slot) == 0:
+        return
+    momentum = bits_to_double(get(block, B.MOMENTUM))
+    old = double_buffer(SOME)
+    read_row(block, slot, plain(0), first, count, 0.0, old)
+    for c in range(count):
+        value = (1.0 - momentum) * get(old, c) + momentum * (get(new[0], c) * factor)
+        put(new[0], c, get(old, c) if n == 0.0 else value)
+    write_row(block, out_slot, plain(0), first, count, new)
+
+
+@helper
+def write_statistics(block, s, first, count, mean, invstd, variance, n):
+    """Statistics over n elements, rounded, to the outputs and into the running ones.
+
+    As an estimate of the elements' source their variance is over n − 1; of one element it stays.
+    """
+    write_row(block, B.OUT_MEAN, s, first, count, mean)
+    write_row(block, B.OUT_INVSTD, s, first, count, invstd)
+    factor = n / (n - 1.0) if n > 1.0 else 1.0
+    update(block, B.RUNNING_MEAN, B.OUT_RUNNING_MEAN, first, count, mean, n, 1.0)
+    update(block, B.RUNNING_VAR, B.OUT_RUNNING_VAR, first, count, variance, n, factor)
+
+
+@helper
+def statistics(block, flags, s, bank, c0, c1):
+    """The mean and 1/std that are missing, from the moments of x; or the mean, for another round.
+
+    Moments are about the mean in use, where one is given, else about what is close to the mean.
+    What they leave of the mean corrects it, and the variance: so both are as exact as the sums. A
+    mean that is found is rounded to the arithmetic's type, for the loops over tensors, and what
+    rounding leaves is kept beside it (see ``centre``). 1/std is not rounded for gradients; y is
+    normalised with both as the arithmetic's type holds them. Without elements they are 0.
+    """
+    not_inlined()
+    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
+    m, eps = bits_to_double(get(block, B.DIVISOR)), bits_to_double(get(block, B.EPS))
+    forward = get(block, B.FORWARD) != 0
+    changes, variances = pairs_buffer(SOME), pairs_buffer(SOME)
+    means, invstds = pairs_buffer(SOME), pairs_buffer(SOME)
+    last = c1 // per_group
+    for first in range(c0 // per_group, last, SOME):
+        count = min(SOME, last - first)
+        there = count if m > 0.0 else 0
+        at = base + first * per_group
+        mean = pairs(block, B.W_MEAN, at // per_group)
+        invstd = pairs(block, B.W_INVSTD, at // per_group)
+        clear_pairs(means, count)
+        clear_pairs(invstds, count)
+        clear_pairs(variances, count)
+        means_of_groups(pairs(block, B.W_SUM_DY, at), there, per_group, m, changes)
+        means_of_groups(pairs(block, B.W_SUM_DY_XMU, at), there, per_group, m, variances)
+        for g in range(there if get(block, B.MISSING_MEAN) != 0 else 0):
+            change = get_pair(changes, g)
+            variance = plus(get_pair(variances, g), times((-change[0], -change[1]), change))
+            put(variances[0], g, 0.0 if variance[0] < 0.0 else variance[0])
+            put(variances[1], g, 0.0 if variance[0] < 0.0 else variance[1])
+            about = get(mean[0], g)
+            new = plus((about, 0.0), change)
+            value = rounded(new) if isfinite(about) else about
+            nearest = held(block, canonical(value))
+            left = new[1] + (new[0] - nearest)
+            put(means[0], g, value)
+            put_pair(mean, g, (nearest, left if isfinite(left) else 0.0))
+        if not flags & B.DO_STATISTICS:
+            continue
+        for g in range(there if get(block, B.MISSING_INVSTD) != 0 else 0):
+            variance = get_pair(variances, g)
+            r = inverse_root(plus(variance, (eps, 0.0)))
+            put_pair(variances, g, (rounded(variance), 0.0))
+            put(invstds[0], g, rounded(r))
+            put(invstd[0], g, held(block, canonical(rounded(r))) if forward else r[0])
+            put(invstd[1], g, 0.0 if forward else r[1])
+        write_statistics(block, s, first, count, means, invstds, variances, m)
+
+
+def gather(block, flags, s, bank, c0, c1):
+    """The mean and 1/std of all ranks' elements, from each rank's own and how many it has.
+
+    With 1/r² the variance and eps, their mean over all elements and the ranks' own deviations from
+    the common mean make the common variance and eps: eps need not be taken off first. Without
+    elements they are 0.
+    """
+    eps = bits_to_double(get(block, B.EPS))
+    means, variances, invstds = pairs_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
+    mean, invstd = double_buffer(SOME), double_buffer(SOME)
+    n = total_count(block)
+    ranks = counts(block) if n != 0.0 else 0
+    for first in range(c0, c1, SOME):
+        count = min(SOME, c1 - first)
+        there = count if n != 0.0 else 0
+        clear_pairs(means, count)
+        clear_pairs(variances, count)
+        clear_pairs(invstds, count)
+        for rank in range(ranks):
+            mine = count_of(block, rank)
+            if mine != 0.0:
+                read_row(block, B.MEAN, rank, first, count, 0.0, mean)
+                for c in range(count):
+                    add_pair(means, c, (mine * get(mean, c), 0.0))
+        for c in range(there):
+            put_pair(means, c, (rounded(get_pair(means, c)) / n, 0.0))
+        for rank in range(ranks):
+            mine = count_of(block, rank)
+            if mine != 0.0:
+                read_row(block, B.MEAN, rank, first, count, 0.0, mean)
+                read_row(block, B.INVSTD, rank, first, count, 0.0, invstd)
+                for c in range(count):
+                    r, d = get(invstd, c), get(mean, c) - get(means[0], c)
+                    add_pair(variances, c, (mine * (1.0 / (r * r) + d * d), 0.0))
+        for c in range(there):
+            value = rounded(get_pair(variances, c)) / n
+            put(invstds[0], c, 1.0 / sqrt(value))
+            value -= eps
+            put_pair(variances, c, (max(value, 0.0) if value == value else nan, 0.0))
+        write_statistics(block, plain(0), first, count, means, invstds, variances, n)
