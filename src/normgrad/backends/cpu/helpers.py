@@ -25,6 +25,10 @@ from numba.core.lowering import Lower
 class _Part(JITCodeLibrary):  # type: ignore[misc]
     """LLVM's code of a function and of what it calls, for kernels to be linked with."""
 
+    def _optimize_functions(self, ll_module: Any) -> None:
+        """Leave it to the kernel's own passes, but say what the machine is."""
+        ll_module.data_layout = self._codegen._data_layout
+
     def finalize(self) -> None:
         """Put together what the function calls."""
         for library in dict.fromkeys(self._linking_libraries):

@@ -28,10 +28,7 @@ from .intrinsics import (
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
-#: A tile of what is moved: its longer side, and its shorter one, of channels. 64 KiB in float64.
-#: Both sides are long enough to fill some cache lines: of 32 by 256, 64 by 128 and 128 by 64 the
-#: second was 1.05 to 1.3 times as fast as the first, the third slower again (x channels-last, dy
-#: contiguous, training batch norm, 2 cores).
+#: A tile of what is moved, whose sides fill some cache lines; 64 KiB in float64.
 TILE_POSITIONS, TILE_CHANNELS = 128, access.TILE_CHANNELS
 TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
 #: Sizes of arrays on the stack, which have to be the module's own.
