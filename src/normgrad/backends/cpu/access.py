@@ -37,7 +37,8 @@ FAR_RUN, FAR_APART = 512, 32 << 20
 #: Longer rows are cut into shorter ones, for tasks to take some of them.
 LONGEST_ROW = 1 << 13
 #: Rows of fewer bytes are not written past the caches, since their ends are parts of lines: the
-#: first where the L3 is a large server's, the second where it is these cores' own.
+#: first where the L3 is a large server's (twice as many, but for whole lines), the second where it
+#: is these cores' own.
 STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
 #: Beyond these shares of an L3 of these cores' own it pays to write past it: columns, rows of whole
 #: cache lines, and rows that end in parts of lines.
@@ -257,7 +258,8 @@ def streams(access: Access, size: int, machine: Machine) -> bool:
     row = access.run * result.itemsize
     if machine.shares_l3:
         beyond = size > machine.cores * machine.l2
-        return beyond and (access.columns or row >= STREAMED_ROW)
+        least = STREAMED_ROW * (2 if row % LINE else 1)
+        return beyond and (access.columns or row >= least)
     if access.columns:
         return size > STREAMED_COLUMNS * machine.cache
     share = STREAMED_PARTS if row % LINE else STREAMED_LINES
