@@ -10,7 +10,7 @@ from .files import InputError
 
 
 def warmup() -> None:
-    """Compile every kernel that is not on disk yet; some two minutes the first time."""
+    """Compile every kernel that is not on disk yet; about a minute the first time."""
     choice.check_numba()
     from ..backends.cpu import runtime
 
