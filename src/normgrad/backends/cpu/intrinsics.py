@@ -4,10 +4,10 @@ A kernel sees a tensor as a typed pointer. ``load`` converts to the type arithme
 ``store`` rounds to the tensor's type, to nearest even.
 
 ``load`` and ``store`` carry metadata that says a load never sees an element that a store of
-another element wrote. That is what the operators promise (an output is either a tensor of its own
-or the very same memory as an input), and without it LLVM tests up to seven ranges for overlap
-before each loop, and runs in-place calls one element at a time. Scratch memory, which is written
-and read back, goes through ``get`` and ``put``, which promise nothing.
+another element wrote. The operators promise it (an output is either a tensor of its own or the very
+same memory as an input), and without it LLVM tests ranges for overlap before each loop that it
+vectorises. Memory that is written and read back goes through ``get`` and ``put``, which promise
+nothing.
 """
 
 from __future__ import annotations

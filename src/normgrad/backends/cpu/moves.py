@@ -15,7 +15,7 @@ from numba import types
 
 from .conversions import I32, I64, narrow, widen
 from .helpers import Emitter, helper, instruction
-from .intrinsics import POINTERS, not_inlined, shift
+from .intrinsics import POINTERS, not_inlined, plain, shift
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -124,26 +124,31 @@ def rows_of_panel(emit: Emitter, source: Any) -> Any:
 
 
 @helper
+def move_panels(move_panel, width, source, source_step, target, target_step, high, first, columns):
+    """Copy whole panels of so many columns, from the first one on; the column after them."""
+    j = first
+    while j + width <= columns:
+        for i in range(0, high, rows_of_panel(source)):
+            move_panel(
+                shift(source, i + j * source_step), source_step,
+                shift(target, i * target_step + j), target_step,
+            )  # fmt: skip
+        j += width
+    return j
+
+
+@helper
 def transpose(source, source_step, target, target_step, rows, columns):
     """Copy so many rows, whose columns follow each other in the target and rows in the source."""
     not_inlined()
     unit = rows_of_panel(source)
     high = rows // unit * unit
-    j = 0
-    while j + WIDE <= columns:
-        for i in range(0, high, unit):
-            _move_wide(
-                shift(source, i + j * source_step), source_step,
-                shift(target, i * target_step + j), target_step,
-            )  # fmt: skip
-        j += WIDE
-    if j + NARROW <= columns:
-        for i in range(0, high, unit):
-            _move_narrow(
-                shift(source, i + j * source_step), source_step,
-                shift(target, i * target_step + j), target_step,
-            )  # fmt: skip
-        j += NARROW
+    j = move_panels(
+        _move_wide, WIDE, source, source_step, target, target_step, high, plain(0), columns
+    )
+    j = move_panels(
+        _move_narrow, NARROW, source, source_step, target, target_step, high, j, columns
+    )
     for c in range(columns):
         for i in range(high if c < j else 0, rows):
             move_element(source, i + c * source_step, target, i * target_step + c)
