@@ -26,15 +26,19 @@ found = []
 def work():
     for _ in range(40):
         found.append(digest() == alone)
-if hasattr(signal, "setitimer"):
-    signal.signal(signal.SIGALRM, lambda *_: found.append(digest() == alone))
-    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+def handle(*_):
+    found.append(digest() == alone)
+    # Only now: a handler that is slower than its timer would interrupt itself without end.
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+if hasattr(signal, "SIGALRM"):
+    signal.signal(signal.SIGALRM, handle)
+    signal.raise_signal(signal.SIGALRM)
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads: thread.start()
 work()
 for thread in threads: thread.join()
-if hasattr(signal, "setitimer"):
-    signal.setitimer(signal.ITIMER_REAL, 0)
+if hasattr(signal, "SIGALRM"):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
 print(all(found), len(found) >= 200)
 import numba
 print(numba.threading_layer() if len(sys.argv) == 1 else "none")
