@@ -16,10 +16,11 @@ import numpy as np
 
 from normgrad import devices, dlpack, frameworks, plans
 from normgrad.backends import choice
-from normgrad.backends.cpu import guard
 from normgrad.backends.cpu import program as cpu
 from normgrad.backends.cpu import runtime as cpu_runtime
 from normgrad.machine import Machine
+from normgrad.overlap import used
+from normgrad.problem import WORKSPACE
 
 PACKAGE = "normgrad.backends.triton"
 ALIGNMENT = 256
@@ -41,7 +42,7 @@ class Program:
     @property
     def workspace_size(self) -> int:
         size: int = self.cpu.workspace_size
-        return size and guard.used(size) + ALIGNMENT - 1
+        return size and used(size, cpu.ALIGNMENT) + ALIGNMENT - 1
 
     @property
     def path(self) -> str:
@@ -79,14 +80,13 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
     class Runner:
         def __init__(self, program: Program, index: int | None) -> None:
             assert program.device == Device(index)
-            words = np.zeros(guard.GUARD_FIELDS, np.int64)
-            self._cpu = cpu_runtime.Runner(program.cpu, words)
+            self._cpu = cpu_runtime.Runner(program.cpu, (), ())
             self._index = index
 
         def run(self, addresses: Any) -> None:
-            assert addresses[guard.WORKSPACE] % ALIGNMENT == 0
+            assert addresses[WORKSPACE] % ALIGNMENT == 0
             seen.launches.append((self._index, list(addresses)))
-            self._cpu.run(addresses, guard.UNGUARDED)
+            self._cpu.run(addresses)
 
     def settled(where: str, device: Device) -> bool:
         seen.checked.append((where, device))
@@ -123,6 +123,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
 def forget(monkeypatch: Any) -> None:
     """Nothing is known of devices and plans, now and afterwards."""
     monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "_seen", {})
     monkeypatch.setattr(devices, "_known", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._triton.__wrapped__))
 

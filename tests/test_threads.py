@@ -15,23 +15,17 @@ from normgrad import threads
 
 CORES = numba.config.NUMBA_NUM_THREADS
 
-#: How many threads a call of some size really uses, told by Numba inside its driver, or by what
-#: hands the tasks to PyTorch's threads.
+#: How many threads a call of some size really uses, told by what makes its team.
 USED = """
 import sys, numpy as np, numba, normgrad as ng
-from normgrad.backends.cpu import runtime
+from normgrad.backends.cpu import teams
 {before}
 used = []
-whole = runtime._parallel_driver()
-def watched(*arguments):
-    used.append(numba.get_num_threads())
-    return whole(*arguments)
-runtime._parallel_driver = lambda: watched
-serially = runtime.Runner._run_serially
-def in_a_team(self, addresses, given, team=0, count=0):
-    used.extend([count] * (count > 0))
-    return serially(self, addresses, given, team, count)
-runtime.Runner._run_serially = in_a_team
+team = teams._team
+def watched(functions, count):
+    used.append(numba.get_num_threads() if functions is None else count)
+    return team(functions, count)
+teams._team = watched
 x = np.ones((16, 8, 64, 64), np.float32)
 ng.batch_norm_backward(x, x, training=True)
 print(ng.get_num_threads(), *(used or [1]), numba.get_num_threads())

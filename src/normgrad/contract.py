@@ -89,7 +89,7 @@ class Operator:
     Attributes:
         name: as in the public API.
         parameters: the tensors, in the order of the function's arguments.
-        read_options: checks the other arguments, given by keyword.
+        read_options: checks the other arguments, in the order of the function's.
         outputs: under some options.
         roles: what each input and output is to a problem; what has none takes no part in the
             arithmetic.

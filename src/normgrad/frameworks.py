@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import devices, dlpack, dtypes, layout, memory, pages
+from . import devices, dlpack, dtypes, layout, memory, native, pages
 from .dtypes import DType
 from .tensor import TensorSpec
 
@@ -59,14 +59,13 @@ class Framework(ABC):
     def device(self, name: str, value: Any) -> str:
         """Where it is: "cpu", "cuda:0"."""
 
-    @abstractmethod
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         """What a plan depends on, of inputs and outputs together, and where they are.
 
         In one pass, as cheap as can be: it is most of what a small call costs. None where a value
-        is not one of this framework's plain tensors on the CPU or on a GPU, the same for all, or an
-        output cannot be written.
+        is not one of this framework's plain tensors on a GPU, the same for all.
         """
+        return None
 
     @abstractmethod
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
@@ -108,6 +107,10 @@ class Framework(ABC):
     @abstractmethod
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, opened."""
+
+    def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
+        """What makes new tensors on the CPU from one of the caller's, which may be alike."""
+        return lambda like: self.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         """A new tensor on a GPU, opened; ``like`` is one of the caller's there."""
@@ -170,22 +173,6 @@ class NumPy(Framework):
     def device(self, name: str, value: Any) -> str:
         return devices.CPU
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        key: list[Any] = []
-        addresses: list[int] = []
-        for value in (*values, *given):
-            if value is None:
-                key.append(None)
-                addresses.append(0)
-            elif type(value) is np.ndarray:
-                key += value.shape, value.strides, value.dtype
-                addresses.append(value.ctypes.data)
-            else:
-                return None
-        if not all(value is None or value.flags.writeable for value in given):
-            return None
-        return Look(tuple(key), addresses)
-
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = dtypes.from_numpy(value.dtype)
         if dtype is None:
@@ -220,6 +207,10 @@ class NumPy(Framework):
         strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
         return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
 
+    def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
+        small = spec.nbytes < memory.ALIGNED
+        return np.empty_like if alike and small else super().maker(spec, alike)
+
     def result(self, value: Any, like: Any) -> Any:
         return value
 
@@ -240,6 +231,7 @@ class Torch(Framework):
         self._cpu = torch.device("cpu")
         self._plain = (torch.Tensor, torch.nn.Parameter)
         BY_TYPE.update(dict.fromkeys(self._plain, self))
+        native.find_torch(torch)
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
         plain = self._torch.Tensor.__torch_dispatch__
@@ -307,27 +299,6 @@ class Torch(Framework):
 
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         plain = self._plain
-        key: list[Any] = []
-        addresses: list[int] = []
-        rooms: list[int] = []
-        try:
-            for value in (*values, *given):
-                if value is None:
-                    key.append(None)
-                    addresses.append(0)
-                    rooms.append(0)
-                elif type(value) in plain and value.is_cpu and not value.is_neg():
-                    key += value.shape, value.stride(), value.dtype
-                    addresses.append(value.data_ptr())
-                    rooms.append(self._room(value))
-                else:
-                    return self._look_on_gpu(values, given)
-        except (RuntimeError, NotImplementedError):
-            return None  # nested and sparse tensors have no strides
-        return Look(tuple(key), addresses, rooms)
-
-    def _look_on_gpu(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        plain = self._plain
         gpu = -1
         key: list[Any] = [gpu]
         addresses: list[int] = []
@@ -379,6 +350,15 @@ class Torch(Framework):
         if spec.nbytes >= pages.HUGE:
             pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
+
+    def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
+        if spec.nbytes >= pages.HUGE:
+            return super().maker(spec, alike)
+        if alike:
+            return self._torch.empty_like  # type: ignore[no-any-return]
+        options = {"dtype": self._to_torch[spec.dtype], "device": self._cpu}
+        empty, shape, strides = self._torch.empty_strided, spec.shape, spec.strides
+        return lambda like: empty(shape, strides, **options)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         dtype, where = self._to_torch[spec.dtype], device if like is None else like.device
@@ -442,9 +422,6 @@ class DLPack(Framework):
 
     def device(self, name: str, value: Any) -> str:
         return dlpack.device_of(name, value)
-
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        return None  # opening tells more than any look
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         if value.dtype is None:

@@ -54,6 +54,11 @@ class Role(IntEnum):
     COUNT = 19
 
 
+#: A call's addresses: the roles', the workspace's, and those of inputs that take no part in the
+#: arithmetic, whose memory is not to be written all the same.
+WORKSPACE = len(Role)
+OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
+
 #: The roles of per-channel vectors.
 VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
 #: Those that are outputs.

@@ -89,11 +89,11 @@ def test_a_folder_that_is_a_file(tmp_path):
 #: What is said where a kernel cannot be kept.
 ONE_KERNEL = """
 import warnings
-from normgrad.backends.cpu import runtime
+from normgrad.backends.cpu import teams
 warnings.simplefilter("always", RuntimeWarning)
 warnings.showwarning = lambda message, *rest: print(message)
 {before}
-print(runtime._team((0, 0, 0))[-1] != 0)
+print(teams.compiled_share().address != 0)
 """
 WARNING = (
     "compiled kernels cannot be kept on disk ({}); each process compiles them again. Set "

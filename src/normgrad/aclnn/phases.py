@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, layout
-from ..arguments import memory_of
 from ..contract import Operator, Options
 from ..memory import LINE, array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
@@ -22,6 +21,7 @@ from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
+from ..workspaces import memory_of
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import frameworks, layout
-from ..arguments import Memory, memory_of
 from ..memory import array_at
 from ..unusable import shown
+from ..workspaces import Memory, memory_of
 from .status import AclnnError, Status
 
 

@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .. import devices, memory
 from ..loading import loading
 from ..machine import this_machine
 from ..settings import SettingError
-from .cpu import guard
 from .cpu import program as cpu
 
 if TYPE_CHECKING:
-    from ..arguments import Place
+    from ..overlap import Place
     from ..problem import Problem
 
 #: Which backend computes CPU tensors: "cpu", which is the default, or "triton".
@@ -79,16 +78,43 @@ class Program(Protocol):
 class Runner(Protocol):
     """A program that is ready for addresses."""
 
-    def run(self, addresses: Sequence[int], given: int) -> int:
-        """Compute, with the addresses of a block in their order.
+    def run(self, addresses: Sequence[int]) -> None:
+        """Compute, with a call's addresses in their order."""
 
-        ``given`` has a bit for each output that the caller brought. Where memory may be wrong,
-        nothing is done and the result is not 0; ``guard.UNGUARDED`` says that it was looked at.
+
+@runtime_checkable
+class Entry(Runner, Protocol):
+    """A program that compiled code takes a call's tensors to, if it has seen such before."""
+
+    def learn(self, tensors: tuple[Any, ...], results: tuple[Any, ...]) -> bool:
+        """Take it that calls may be entered with tensors that look like these.
+
+        False where compiled code does not know them.
+        """
+
+    def enter(
+        self,
+        tensors: tuple[Any, ...],
+        results: tuple[Any, ...],
+        given: int,
+        workspace: Any,
+        scratch: int,
+    ) -> bool:
+        """Compute, if the tensors look as was learned, are whole, and can be written.
+
+        Args:
+            tensors, results: all of the operator's, None for those that are not there.
+            given: a bit for each result that the caller brought.
+            workspace: the caller's, or None.
+            scratch: the address of one of our own, where there is none.
+
+        Returns:
+            Whether that was done; if not, nothing was.
         """
 
 
-#: Tensors by their slots in the list of addresses.
-Places = Mapping[int, "Place"]
+#: Tensors by their numbers; None for those that are not there.
+Places = Sequence["Place | None"]
 
 
 class Backend(ABC):
@@ -109,14 +135,8 @@ class Backend(ABC):
         """Whether there is anything to run."""
 
     @abstractmethod
-    def runner(
-        self,
-        program: Any,
-        inputs: Places,
-        outputs: Places,
-        in_place: Mapping[int, tuple[str, ...]],
-    ) -> Runner:
-        """What runs it, for tensors at these places; ``in_place`` as for ``guard.table``."""
+    def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
+        """What runs it, for tensors at these places."""
 
 
 class _Cpu(Backend):
@@ -128,35 +148,11 @@ class _Cpu(Backend):
     def computes(self, program: cpu.Program) -> bool:
         return bool(program.steps)
 
-    def runner(
-        self,
-        program: cpu.Program,
-        inputs: Places,
-        outputs: Places,
-        in_place: Mapping[int, tuple[str, ...]],
-    ) -> Runner:
+    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Entry:
         check_numba()
         with loading():
             from .cpu.runtime import Runner
-        return Runner(program, guard.table(inputs, outputs, in_place, program.workspace_size))
-
-
-class _Launcher:
-    """Triton's runner, which looks at nothing: what a plan has to look at is sent back to it."""
-
-    def __init__(self, runner: Any, inputs: Places) -> None:
-        self._run = runner.run
-        self._there = tuple(slot for slot, place in inputs.items() if place.low < place.high)
-
-    def run(self, addresses: Sequence[int], given: int) -> int:
-        if given != guard.UNGUARDED:
-            if given:
-                return 1
-            for slot in self._there:
-                if addresses[slot] == 0:
-                    return 1
-        self._run(addresses)
-        return 0
+        return Runner(program, inputs, outputs)
 
 
 def _unchecked(where: str, device: Any) -> bool:
@@ -187,18 +183,13 @@ class _Triton(Backend):
     def computes(self, program: Any) -> bool:
         return bool(program.launches)
 
-    def runner(
-        self,
-        program: Any,
-        inputs: Places,
-        outputs: Places,
-        in_place: Mapping[int, tuple[str, ...]],
-    ) -> Runner:
+    def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
         if not self._checked:
             self._checked = first_use(f"cuda:{self._index}", self._device)
         with loading():
-            from .triton.runtime import Runner
-        return _Launcher(Runner(program, self._index), inputs)
+            from .triton import runtime
+        runner: Runner = runtime.Runner(program, self._index)
+        return runner
 
 
 _CPU = _Cpu()

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from .. import aclnn
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
-from ..arguments import Allocation, Memory
 from ..unusable import Unusable
+from ..workspaces import Allocation, Memory
 from . import libc
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
 from .declarations import functions_of

@@ -12,8 +12,8 @@ from collections import deque
 import numpy as np
 
 from .. import pages
-from ..arguments import Allocation, Memory
 from ..memory import LINE
+from ..workspaces import Allocation, Memory
 from . import pointers
 from .errors import HOST_MEMORY_VARIABLE, is_on
 

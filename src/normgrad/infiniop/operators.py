@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, frameworks, layout
-from ..arguments import memory_of
 from ..contract import Options
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
@@ -36,6 +35,7 @@ from ..rules import (
 )
 from ..tensor import TensorSpec
 from ..unusable import described, shown
+from ..workspaces import memory_of
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.

@@ -21,7 +21,7 @@ class BatchNormGradients(NamedTuple):
     grad_bias: Any
 
 
-def _options(*, training: Any, eps: Any, output_mask: Any, channel_axis: Any) -> Options:
+def _options(training: Any, eps: Any, output_mask: Any, channel_axis: Any) -> Options:
     return Options(
         training=contract.flag("training", training),
         eps=contract.real("eps", eps),
@@ -154,8 +154,6 @@ def batch_norm_backward(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a device, read-only or overlapping outputs.
     """
-    options = _options(
-        training=training, eps=eps, output_mask=output_mask, channel_axis=channel_axis
-    )
+    choices = (training, eps, output_mask, channel_axis)
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
-    return call(BATCH_NORM_BACKWARD, options, tensors, out)  # type: ignore[no-any-return]
+    return call(BATCH_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]

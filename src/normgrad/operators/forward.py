@@ -23,7 +23,7 @@ class BatchNormOutput(NamedTuple):
     running_var: Any
 
 
-def _options(*, training: Any, momentum: Any, eps: Any, channel_axis: Any) -> Options:
+def _options(training: Any, momentum: Any, eps: Any, channel_axis: Any) -> Options:
     return Options(
         training=contract.flag("training", training),
         momentum=contract.real("momentum", momentum),
@@ -148,12 +148,12 @@ def batch_norm(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a device, read-only or overlapping outputs.
     """
-    options = _options(training=training, momentum=momentum, eps=eps, channel_axis=channel_axis)
+    choices = (training, momentum, eps, channel_axis)
     tensors = (input, weight, bias, running_mean, running_var)
-    return call(BATCH_NORM, options, tensors, out)  # type: ignore[no-any-return]
+    return call(BATCH_NORM, tensors, out, choices)  # type: ignore[no-any-return]
 
 
-def _elemt_options(*, channel_axis: Any) -> Options:
+def _elemt_options(channel_axis: Any) -> Options:
     return Options(channel_axis=contract.integer("channel_axis", channel_axis))
 
 
@@ -225,8 +225,7 @@ def batch_norm_elemt(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a device, a read-only or overlapping output.
     """
-    options = _elemt_options(channel_axis=channel_axis)
-    return call(BATCH_NORM_ELEMT, options, (input, weight, bias, mean, invstd), out)
+    return call(BATCH_NORM_ELEMT, (input, weight, bias, mean, invstd), out, (channel_axis,))
 
 
 class GroupNormOutput(NamedTuple):
@@ -237,7 +236,7 @@ class GroupNormOutput(NamedTuple):
     rstd: Any
 
 
-def _group_options(*, num_groups: Any, eps: Any, channel_axis: Any) -> Options:
+def _group_options(num_groups: Any, eps: Any, channel_axis: Any) -> Options:
     return Options(
         eps=contract.real("eps", eps),
         channel_axis=contract.integer("channel_axis", channel_axis),
@@ -334,5 +333,5 @@ def group_norm(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a number of groups, a device, read-only or overlapping outputs.
     """
-    options = _group_options(num_groups=num_groups, eps=eps, channel_axis=channel_axis)
-    return call(GROUP_NORM, options, (input, gamma, beta), out)  # type: ignore[no-any-return]
+    choices = (num_groups, eps, channel_axis)
+    return call(GROUP_NORM, (input, gamma, beta), out, choices)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ class GroupNormGradients(NamedTuple):
     grad_beta: Any
 
 
-def _options(*, num_groups: Any, output_mask: Any, channel_axis: Any) -> Options:
+def _options(num_groups: Any, output_mask: Any, channel_axis: Any) -> Options:
     return Options(
         mask=contract.mask("output_mask", output_mask, _OUTPUTS),
         channel_axis=contract.integer("channel_axis", channel_axis),
@@ -118,6 +118,6 @@ def group_norm_backward(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a number of groups, a device, read-only or overlapping outputs.
     """
-    options = _options(num_groups=num_groups, output_mask=output_mask, channel_axis=channel_axis)
+    choices = (num_groups, output_mask, channel_axis)
     tensors = (grad_out, input, mean, rstd, gamma)
-    return call(GROUP_NORM_BACKWARD, options, tensors, out)  # type: ignore[no-any-return]
+    return call(GROUP_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ class BatchNormStatistics(NamedTuple):
     invstd: Any
 
 
-def _options(*, eps: Any, channel_axis: Any) -> Options:
+def _options(eps: Any, channel_axis: Any) -> Options:
     return Options(
         eps=contract.real("eps", eps),
         channel_axis=contract.integer("channel_axis", channel_axis),
@@ -93,8 +93,7 @@ def batch_norm_stats(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a device, read-only or overlapping outputs.
     """
-    options = _options(eps=eps, channel_axis=channel_axis)
-    return call(BATCH_NORM_STATS, options, (input,), out)  # type: ignore[no-any-return]
+    return call(BATCH_NORM_STATS, (input,), out, (eps, channel_axis))  # type: ignore[no-any-return]
 
 
 class GatheredStatistics(NamedTuple):
@@ -106,7 +105,7 @@ class GatheredStatistics(NamedTuple):
     running_var: Any
 
 
-def _gather_options(*, momentum: Any, eps: Any) -> Options:
+def _gather_options(momentum: Any, eps: Any) -> Options:
     return Options(momentum=contract.real("momentum", momentum), eps=contract.real("eps", eps))
 
 
@@ -218,8 +217,8 @@ def batch_norm_gather_stats_with_counts(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a device, read-only or overlapping outputs.
     """
-    options = _gather_options(momentum=momentum, eps=eps)
+    choices = (momentum, eps)
     tensors = (input, mean, invstd, running_mean, running_var, counts)
     return call(  # type: ignore[no-any-return]
-        BATCH_NORM_GATHER_STATS_WITH_COUNTS, options, tensors, out
+        BATCH_NORM_GATHER_STATS_WITH_COUNTS, tensors, out, choices
     )

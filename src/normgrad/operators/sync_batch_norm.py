@@ -20,7 +20,7 @@ class BatchNormReductions(NamedTuple):
     grad_bias: Any
 
 
-def _reduce_options(*, input_g: Any, weight_g: Any, bias_g: Any, channel_axis: Any) -> Options:
+def _reduce_options(input_g: Any, weight_g: Any, bias_g: Any, channel_axis: Any) -> Options:
     return Options(
         mask=(
             contract.flag("input_g", input_g),
@@ -119,14 +119,12 @@ def batch_norm_backward_reduce(
         TypeError: a dtype, or something that is no tensor.
         ValueError: a shape, a device, read-only or overlapping outputs.
     """
-    options = _reduce_options(
-        input_g=input_g, weight_g=weight_g, bias_g=bias_g, channel_axis=channel_axis
-    )
+    choices = (input_g, weight_g, bias_g, channel_axis)
     tensors = (grad_out, input, mean, invstd, weight)
-    return call(BATCH_NORM_BACKWARD_REDUCE, options, tensors, out)  # type: ignore[no-any-return]
+    return call(BATCH_NORM_BACKWARD_REDUCE, tensors, out, choices)  # type: ignore[no-any-return]
 
 
-def _elemt_options(*, channel_axis: Any) -> Options:
+def _elemt_options(channel_axis: Any) -> Options:
     return Options(channel_axis=contract.integer("channel_axis", channel_axis))
 
 
@@ -218,5 +216,4 @@ def batch_norm_backward_elemt(
         ValueError: a shape, a device, a read-only or overlapping output.
     """
     tensors = (grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
-    options = _elemt_options(channel_axis=channel_axis)
-    return call(BATCH_NORM_BACKWARD_ELEMT, options, tensors, out)
+    return call(BATCH_NORM_BACKWARD_ELEMT, tensors, out, (channel_axis,))

@@ -21,7 +21,7 @@ from support import OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
-from normgrad.backends.cpu import disk, runtime
+from normgrad.backends.cpu import compiling, disk, runtime
 
 X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
@@ -275,7 +275,7 @@ def test_kernels_are_kept_and_found_again(monkeypatch):
     case.call()
     kernel = runtime.compiled_kernel("rows", "sums", 0)
     function = runtime.kernel_of("rows", "sums")
-    again = runtime._compiled(function, runtime.signature("sums", 0))
+    again = compiling.compiled(function, runtime.signature("sums", 0))
     assert again.cache_hits == 1
     assert again.address != 0
     # ... until a source changes.

@@ -28,7 +28,7 @@ _block = _Fields()
 
 # Addresses, in the order of their roles, and that of the workspace. That of DY, X, DX is the order
 # of the kernels' arguments.
-_block(len(Role))
+_block(problem.WORKSPACE + 1)
 DY, X, DX = int(Role.GRAD_OUT), int(Role.INPUT), int(Role.RESULT)
 MEAN, INVSTD = int(Role.MEAN), int(Role.INVSTD)
 WEIGHT, BIAS = int(Role.WEIGHT), int(Role.BIAS)
@@ -39,7 +39,7 @@ GRAD_WEIGHT, GRAD_BIAS = int(Role.GRAD_WEIGHT), int(Role.GRAD_BIAS)
 OUT_MEAN, OUT_INVSTD = int(Role.OUT_MEAN), int(Role.OUT_INVSTD)
 OUT_RUNNING_MEAN, OUT_RUNNING_VAR = int(Role.OUT_RUNNING_MEAN), int(Role.OUT_RUNNING_VAR)
 COUNT = int(Role.COUNT)
-WORKSPACE = _block()
+WORKSPACE = problem.WORKSPACE
 ADDRESSES = _block.end
 
 # Per-channel vectors: three fields each at VECTORS + VECTOR_FIELDS * (role - MEAN).
@@ -136,8 +136,10 @@ J_WEIGHT, J_BIAS, J_FIRST, J_WRITES = _job(), _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()
-# What OpenMP's threads are told: its functions' addresses, what each thread does, and on what.
-PARALLEL, THREAD_NUMBER, THREAD_COUNT, TEAM = _team(), _team(), _team(), _team()
+# A team: what starts Numba's threads on a step; or 0, then the addresses of OpenMP's functions and
+# of what each thread does, and, while it does it, on what.
+START = _team()
+PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team(), _team(), _team(), _team()
 TEAM_BLOCK, TEAM_STEP = _team(), _team()
 TEAM_FIELDS = _team.end
 
@@ -149,8 +151,21 @@ DO_CENTRE, DO_COEFFICIENTS, DO_PARAMETERS, DO_OUTPUTS, DO_GATHER = 64, 128, 256,
 # those of inputs that take no part in it; the first byte and one past the last, from the address
 # on, and flags: whether there is any byte, and from the second bit on, which outputs may be this
 # input's very memory. Then the addresses of madvise(2) and msync(2), or 0, and the size of a page.
-OTHERS, PLACES = ADDRESSES, ADDRESSES + 3
+PLACES = problem.PLACES
 GUARD_LOW, GUARD_HIGH, GUARD_FLAGS, GUARD_SLOT = 0, 1, 2, 3
 HAS_BYTES, MAY_BE = 1, 1
 GUARD_MADVISE = GUARD_SLOT * PLACES
 GUARD_MSYNC, GUARD_PAGE, GUARD_FIELDS = GUARD_MADVISE + 1, GUARD_MADVISE + 2, GUARD_MADVISE + 3
+
+# How a plan's calls enter compiled code (see enter.py): what is known of Python's objects, the
+# driver and what it is given, and how many bytes a workspace has to have. Then how many inputs and
+# results there are, the slot of each among the addresses, and the words that describe them all.
+_entry = _Fields()
+E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_GUARDS, E_WORKSPACE = (
+    _entry(), _entry(), _entry(), _entry(), _entry(), _entry(), _entry()
+)  # fmt: skip
+ENTRIES_MAX, WORDS_MAX = 16, 320
+E_INPUTS, E_RESULTS, E_SLOTS = _entry(), _entry(), _entry(ENTRIES_MAX)
+E_READS_DY, E_READS_X = _entry(), _entry()
+E_LENGTH, E_WORDS = _entry(), _entry(WORDS_MAX)
+ENTRY_FIELDS = _entry.end

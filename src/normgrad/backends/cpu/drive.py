@@ -12,12 +12,19 @@ from .intrinsics import address_of, call, get, int_buffer, integers_at, put, shi
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Sizes of arrays on the stack, which have to be the module's own.
-PLACES, BLOCK_FIELDS, TEAM_FIELDS = B.PLACES, B.BLOCK_FIELDS, B.TEAM_FIELDS
-#: The type of a call's addresses.
-ADDRESSES_TYPE = types.UniTuple(types.int64, B.PLACES)
+BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
+SIGNATURE = types.int64(*[types.int64] * 8)
+START_SIGNATURE = types.void(*[types.int64] * 2)
+SHARE_SIGNATURE = types.void(types.int64)
 
 
-def team(words):
+def start_numba(block, step):
+    """Have Numba's threads, as many as it is set to, share a step's tasks."""
+    for task in prange(get(integers_at(step), B.TASKS)):
+        call(get(integers_at(step), B.RUN_TASKS), (block, step, task, task + 1))
+
+
+def share(words):
     """What each of OpenMP's threads does: its share of a step's tasks."""
     told = integers_at(words)
     me = call(get(told, B.THREAD_NUMBER), ())
@@ -93,39 +100,33 @@ def passes(guards, given, addresses):
     return True
 
 
-def drive(template, steps, step_count, openmp, threads, guards, given, places):
+def drive(template, steps, step_count, team, threads, guards, given, places):
     """Run a program: copy its block, fill in the addresses, and call its steps one by one.
 
-    ``threads`` share the tasks: OpenMP's, if ``openmp`` is the address of a team's functions.
-    0 if that was done; 1 if the alias check found something wrong first.
+    ``threads`` of a team share the tasks of steps that are for several. 0 if that was done; 1 if
+    the alias check found something wrong first, which it does not look for if ``given`` is below 0.
     """
-    addresses = int_buffer(PLACES)
-    for slot in range(B.PLACES):
-        put(addresses, slot, places[slot])
+    addresses = integers_at(places)
     if given >= 0 and not passes(integers_at(guards), given, addresses):
         return 1
     block = int_buffer(BLOCK_FIELDS)
-    source = integers_at(template)
     for slot in range(B.ADDRESSES):
         put(block, slot, get(addresses, slot))
     for word in range(B.ADDRESSES, B.BLOCK_FIELDS):
-        put(block, word, get(source, word))
+        put(block, word, get(integers_at(template), word))
     here = address_of(block)
     for index in range(step_count):
         step = steps + 8 * B.STEP_FIELDS * index
-        tasks = get(integers_at(step), B.TASKS)
         if get(integers_at(step), B.THREADS) == 0 or threads <= 1:
-            run = get(integers_at(step), B.RUN_TASKS)
-            call(run, (here, step, 0, tasks))
-        elif openmp != 0:
+            tasks = get(integers_at(step), B.TASKS)
+            call(get(integers_at(step), B.RUN_TASKS), (here, step, 0, tasks))
+        elif get(integers_at(team), B.START) != 0:
+            call(get(integers_at(team), B.START), (here, step))
+        else:
             told = int_buffer(TEAM_FIELDS)
             for word in range(B.TEAM_BLOCK):
-                put(told, word, get(integers_at(openmp), word))
+                put(told, word, get(integers_at(team), word))
             put(told, B.TEAM_BLOCK, here)
             put(told, B.TEAM_STEP, step)
-            call(get(told, B.PARALLEL), (get(told, B.TEAM), told, threads, 0))
-        else:
-            for task in prange(tasks):
-                run = get(integers_at(step), B.RUN_TASKS)
-                call(run, (here, step, task, task + 1))
+            call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))
     return 0

@@ -201,6 +201,12 @@ def bits_to_double(emit: Emitter, bits: Any) -> Any:
     return emit.builder.bitcast(bits, F64)
 
 
+@instruction(lambda value: types.int64(types.float64))
+def bits_of(emit: Emitter, value: Any) -> Any:
+    """The bits of a float64."""
+    return emit.builder.bitcast(value, I64)
+
+
 @instruction(lambda value: types.int64(value))
 def plain(emit: Emitter, value: Any) -> Any:
     """A constant as any integer: a function is compiled anew for each constant it is given."""
@@ -215,13 +221,32 @@ def call(emit: Emitter, function: Any, arguments: Any) -> Any:
     first argument of kernels, is only a type: 0 stands for it.)
     """
     builder = emit.builder
-    given = [
-        builder.ptrtoint(value, I64) if isinstance(value.type, ir.PointerType) else value
-        for value in cgutils.unpack_tuple(builder, arguments)
-    ]
+    given = _as_words(builder, arguments)
     kind = ir.FunctionType(I32, [I64] * len(given))
     result = builder.call(builder.inttoptr(function, kind.as_pointer()), given)
     return builder.sext(result, I64)
+
+
+def external(name: str, returns: types.Type = types.int64) -> Any:
+    """A function of Python's C API for kernels, by its name. It takes a tuple of integers and
+    pointers, and returns an integer, a pointer as one, or nothing that is of use."""
+
+    @instruction(lambda arguments: returns(arguments))
+    def function(emit: Emitter, arguments: Any) -> Any:
+        builder = emit.builder
+        given = _as_words(builder, arguments)
+        kind = ir.FunctionType(emit.context.get_value_type(returns), [I64] * len(given))
+        found = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(builder.bitcast(found, kind.as_pointer()), given)
+
+    return function
+
+
+def _as_words(builder: ir.IRBuilder, arguments: Any) -> list[ir.Value]:
+    return [
+        builder.ptrtoint(value, I64) if isinstance(value.type, ir.PointerType) else value
+        for value in cgutils.unpack_tuple(builder, arguments)
+    ]
 
 
 @helper

@@ -5,36 +5,40 @@ Numba is imported with this module, which happens when the first program runs.
 
 from __future__ import annotations
 
-import _thread
-import contextlib
-import os
-import sys
-import threading
-import time
-import types as python_types
-import warnings
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
-import numpy.typing as npt
 from numba import types
 from numba.core.ccallback import CFunc
-from numba.np.ufunc import parallel as numba_threads
 
-from ... import dtypes, threads
-from ...loading import compiling, loading
-from . import along, arithmetic, coefficients, columns, drive, moves, openmp, rows, statistics, walk
+from ... import dtypes, native
+from ...overlap import Place
+from . import (
+    along,
+    arithmetic,
+    coefficients,
+    columns,
+    drive,
+    enter,
+    guard,
+    moves,
+    rows,
+    statistics,
+    teams,
+    walk,
+)
 from . import block as B
 from .access import ALONG
+from .compiling import compiled, python_function
 from .disk import cache_for
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
 from .program import Program
 from .steps import Step
+from .teams import ALONE, Team
 
 #: What goes through the tensors: its module and function, by operation. Those of rows may have
 #: weights along them, which the operation's name says.
@@ -75,23 +79,10 @@ def kernel_of(pattern: str, operation: str) -> Any:
     return function.py_func
 
 
-def _compiled(function: Any, signature: Any) -> CFunc:
-    compiled = CFunc(
-        function,
-        (signature.args, signature.return_type),
-        locals={},
-        options={"error_model": "numpy", "nopython": True},
-    )
-    compiled._cache = cache_for(function)
-    with compiling():
-        compiled.compile()
-    return compiled
-
-
 @cache
 def compiled_kernel(pattern: str, operation: str, code: int) -> CFunc:
     """The kernel for an access pattern, an operation and a dtype, compiled or from the disk."""
-    return _compiled(kernel_of(pattern, operation), signature(operation, code))
+    return compiled(kernel_of(pattern, operation), signature(operation, code))
 
 
 #: Arithmetic of channels, by a program's name for it: one does not wait for another to compile.
@@ -111,180 +102,105 @@ _ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
 @cache
 def compiled_arithmetic(name: str) -> CFunc:
     """Arithmetic of channels, compiled or from the disk."""
-    return _compiled(*_ARITHMETIC[name])
+    return compiled(*_ARITHMETIC[name])
 
 
 @cache
 def compiled_walk() -> CFunc:
     """What goes through the tensors for a task, compiled or from the disk."""
-    return _compiled(walk.run_tasks, walk.SIGNATURE)
+    return compiled(walk.run_tasks, walk.SIGNATURE)
 
 
 @cache
 def compiled_tiles() -> CFunc:
     """What goes through tensors that are moved to tiles, compiled or from the disk."""
-    return _compiled(walk.in_tiles, walk.TILES_SIGNATURE)
+    return compiled(walk.in_tiles, walk.TILES_SIGNATURE)
 
 
 @cache
 def compiled_mover(code: int, tile: int) -> CFunc:
     """What copies between a tensor of a dtype and a tile's, compiled or from the disk."""
-    return _compiled(moves.mover, moves.mover_signature(code, tile))
-
-
-def _driver(name: str, parallel: bool) -> Any:
-    # Under a name of its own: Numba's cache tells functions apart by name, not by options.
-    template = drive.drive
-    function = python_types.FunctionType(template.__code__, template.__globals__, name)
-    function.__qualname__ = name
-    function.__module__ = template.__module__
-    dispatcher = numba.njit(parallel=parallel, nogil=True, error_model="numpy")(function)
-    dispatcher._cache = cache_for(function)
-    numbers = [types.int64] * (template.__code__.co_argcount - 1)
-    signature = types.int64(*numbers, drive.ADDRESSES_TYPE)
-    with compiling():
-        dispatcher.compile(signature)
-    # Past the dispatcher, which would find out every argument's type again.
-    return dispatcher.overloads[signature.args].entry_point
+    return compiled(moves.mover, moves.mover_signature(code, tile))
 
 
 @cache
-def _team(functions: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """A team's table for the driver: OpenMP's functions, and what each thread does."""
-    team = _compiled(drive.team, types.void(types.int64))
-    return np.array([*functions, team.address], np.int64)
+def compiled_driver() -> CFunc:
+    """What runs a program's steps, compiled or from the disk."""
+    return compiled(drive.drive, drive.SIGNATURE)
 
 
 @cache
-def _serial_driver() -> Any:
-    return _driver("drive_serially", parallel=False)
+def compiled_entry() -> CFunc:
+    """What Python calls, compiled or from the disk."""
+    return compiled(enter.enter, enter.SIGNATURE)
 
 
 @cache
-def _parallel_driver() -> Any:
-    with warnings.catch_warnings():
-        # Not every function it calls has a loop that can be shared out; the one that matters has.
-        warnings.simplefilter("ignore", numba.core.errors.NumbaPerformanceWarning)
-        return _driver("drive_in_parallel", parallel=True)
+def compiled_look() -> CFunc:
+    """What tells calls apart, compiled or from the disk."""
+    return compiled(enter.look, enter.SIGNATURE)
 
 
-class _Team(threading.local):
-    """What this thread runs kernels with.
-
-    Attributes:
-        size: the most threads that it has run with, itself among them: they wait for more.
-    """
-
-    size = 1
+@cache
+def look() -> Callable[..., bytes | None]:
+    """What tells calls apart: of tensors, results and choices it makes bytes, unless it finds
+    something that compiled code does not know."""
+    return python_function("look", compiled_look(), native.known.ctypes.data)
 
 
-class _Threads:
-    """Who may run in parallel, and with how many threads."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self.usable = True
-        self.team = _Team()
-        self._new_locks()
-
-    def _new_locks(self) -> None:
-        # Reentrant: a signal's handler may compute where a call has them already.
-        #: Held while a thread's team is started.
-        self.starting = threading.RLock()
-        # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
-        # two threads use it at once.
-        self.one_at_a_time: contextlib.AbstractContextManager[Any] = threading.RLock()
-
-    def forked(self) -> None:
-        # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child.
-        # Whoever started them: a function of the user's, a question about their number, PyTorch.
-        started = getattr(numba_threads, "_is_initialized", True) or "torch" in sys.modules
-        self.usable = self.usable and not started
-        self._new_locks()
-
-    def usual(self) -> int | None:
-        """How many threads Numba has for this thread, started if they were not; None for none."""
-        if self.started:
-            return int(numba.get_num_threads())
-        with self.starting:
-            if not _can_start(numba.config.NUMBA_NUM_THREADS - 1):
-                return None
-            try:
-                with loading():
-                    return int(numba.get_num_threads())
-            except ValueError as error:
-                self.usable = False
-                why = " ".join(str(error).split())
-                warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
-                return None
-
-
-def _can_start(count: int) -> bool:
-    """Whether so many threads can be started now: as many are, and end at once.
-
-    OpenMP ends the process where it cannot start its own, for want of memory or because there is a
-    limit to their number.
-    """
-    gate = threading.Lock()
-    numbers: list[int] = []
-    told = threading.Semaphore(0)
-
-    def wait() -> None:
-        numbers.append(threading.get_native_id())
-        told.release()
-        with gate:
-            pass
-
-    started = 0
-    with gate:
-        try:
-            for _ in range(count):
-                _thread.start_new_thread(wait, ())
-                started += 1
-        except RuntimeError:
-            pass
-        for _ in range(started):
-            told.acquire()
-    # What they had is there for others when the system has done with them.
-    for number in numbers:
-        while _TASKS.joinpath(str(number)).exists():
-            time.sleep(0)
-    return started == count
-
-
-#: Where Linux shows a process its threads.
-_TASKS = Path("/proc/self/task")
-
-_threads = _Threads()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.forked)
+#: In the place of the outputs that were given: nothing is looked at.
+UNGUARDED = -1
 
 
 class Runner:
-    """A program with its kernel compiled, ready for addresses."""
+    """A program with its kernels compiled, ready for a call's tensors, or for their addresses."""
 
-    def __init__(self, program: Program, guards: npt.NDArray[np.int64]) -> None:
-        self._guards = guards
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[Place | None],
+        outputs: Sequence[Place | None],
+    ) -> None:
         #: What is compiled, kept for as long as its addresses are.
         self._compiled: list[CFunc] = []
-        self._template = program.template.copy()
+        template = program.template.copy()
         access = program.access
         for tensor, (dtype, moved) in enumerate(zip(access.data, access.moved, strict=True)):
             if moved:
                 mover = self._address(compiled_mover(dtype.code, access.dtype.code))
-                self._template[B.MOVERS + tensor] = mover
-                self._template[B.IN_TILES] = self._address(compiled_tiles())
+                template[B.MOVERS + tensor] = mover
+                template[B.IN_TILES] = self._address(compiled_tiles())
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(steps, program.steps, strict=True):
             for field, value in step.fields().items():
                 fields[field] = value
             for field, function in self._functions(program, step).items():
                 fields[field] = self._address(function)
-        self._steps: npt.NDArray[np.int64] = steps
-        self._program = self._template.ctypes.data, steps.ctypes.data, len(program.steps)
-        self._guard = guards.ctypes.data
         self._parallel = bool(steps[:, B.THREADS].any())
-        self._serial = None if self._parallel else _serial_driver()
+        driver, entry = compiled_driver(), compiled_entry()
+        guards = guard.table(inputs, outputs, program.workspace_size)
+        table = np.zeros(B.ENTRY_FIELDS, np.int64)
+        self._arrays = template, steps, guards, table
+        for field, value in {
+            B.E_KNOWN: native.known.ctypes.data,
+            B.E_DRIVE: driver.address,
+            B.E_TEMPLATE: template.ctypes.data,
+            B.E_STEPS: steps.ctypes.data,
+            B.E_STEP_COUNT: len(steps),
+            B.E_GUARDS: guards.ctypes.data,
+            B.E_WORKSPACE: program.workspace_size,
+            B.E_INPUTS: len(inputs),
+            B.E_RESULTS: len(outputs),
+            B.E_READS_DY: program.input_is_grad_out,
+            B.E_READS_X: all(place is None or place.slot != B.DY for place in inputs),
+        }.items():
+            table[field] = value
+        for index, place in enumerate((*inputs, *outputs)):
+            table[B.E_SLOTS + index] = -1 if place is None else place.slot
+        self._table = table
+        self._enter = python_function("enter", entry, table.ctypes.data)
+        native.look = look()
+        self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)(driver.address)
 
     @staticmethod
     def _functions(program: Program, step: Step) -> dict[int, CFunc]:
@@ -307,73 +223,57 @@ class Runner:
         self._compiled.append(function)
         return int(function.address)
 
-    def run(self, addresses: Sequence[int], given: int) -> int:
-        """Compute, with the addresses of a block in their order; the GIL is released.
+    def run(self, addresses: Sequence[int]) -> None:
+        """Compute, with the addresses of a block in their order; the GIL is released."""
+        places = np.array(addresses, np.int64)
 
-        ``given`` has a bit for each output that the caller brought. If something is wrong with
-        their memory, or with an input's, nothing is done and the result is not 0.
+        def drive(team: Team) -> None:
+            template, steps, *_ = self._arrays
+            program = template.ctypes.data, steps.ctypes.data, len(steps)
+            self._drive(*program, *team, 0, UNGUARDED, places.ctypes.data)
+
+        team = teams.ready() if self._parallel else ALONE
+        if team is not None:
+            drive(team)
+        else:
+            with teams.made() as made:
+                drive(made)
+
+    def learn(self, tensors: tuple[Any, ...], results: tuple[Any, ...]) -> bool:
+        """Take it that calls may be entered with tensors that look like these.
+
+        False where compiled code does not know them.
         """
-        if not self._parallel or not _threads.usable:
-            return self._run_serially(addresses, given)
-        wanted = threads.wanted_threads()
-        functions = openmp.of_torch()
-        usual: int | None = None
-        if functions is None or wanted is None:
-            functions = None
-            usual = 1 if wanted == 1 else _threads.usual()
-            if usual is None:
-                return self._run_serially(addresses, given)
-        count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
-        if count is None or count == 1:
-            return self._run_serially(addresses, given)
-        if count <= _threads.team.size:
-            return self._run_in_parallel(addresses, given, functions, count, usual)
-        with _threads.starting:
-            if not _can_start(count - _threads.team.size):
-                return self._run_serially(addresses, given)
-            status = self._run_in_parallel(addresses, given, functions, count, usual)
-            _threads.team.size = count
-        return status
+        key = look()(tensors, results, ())
+        if key is None:
+            return False
+        words = np.frombuffer(key, np.int64)
+        self._table[B.E_WORDS : B.E_WORDS + len(words)] = words
+        self._table[B.E_LENGTH] = len(words)
+        return True
 
-    def _run_in_parallel(
-        self,
-        addresses: Sequence[int],
-        given: int,
-        functions: tuple[int, ...] | None,
-        count: int,
-        usual: int | None,
-    ) -> int:
-        """With so many threads: OpenMP's by its functions, or Numba's, of which there are usually
-        so many."""
-        if functions is not None:
-            return self._run_serially(addresses, given, _team(functions).ctypes.data, count)
-        driver, places = _parallel_driver(), tuple(addresses)
-        with _threads.one_at_a_time:
-            if count == usual:
-                status: int = driver(*self._program, 0, count, self._guard, given, places)
-            else:
-                # Numba's number is the calling thread's own, and its user's.
-                numba.set_num_threads(count)
-                try:
-                    status = driver(*self._program, 0, count, self._guard, given, places)
-                finally:
-                    numba.set_num_threads(usual)
-        if not _threads.started:
-            _threads.started = True
-            if numba.threading_layer() != "workqueue":
-                _threads.one_at_a_time = contextlib.nullcontext()
-        return status
+    def enter(
+        self, tensors: tuple[Any, ...], results: tuple[Any, ...], given: int, workspace: Any,
+        scratch: int,
+    ) -> bool:  # fmt: skip
+        """Compute, if the tensors look as was learned, are whole, and can be written.
 
-    def _run_serially(
-        self, addresses: Sequence[int], given: int, team: int = 0, count: int = 0
-    ) -> int:
-        """In this thread, or in a team of so many."""
-        if self._serial is None:  # not compiled before it is needed: it takes most of a second
-            self._serial = _serial_driver()
-        status: int = self._serial(
-            *self._program, team, count, self._guard, given, tuple(addresses)
-        )
-        return status
+        Args:
+            tensors, results: all of the operator's, None for those that are not there.
+            given: a bit for each result that the caller brought.
+            workspace: the caller's, or None.
+            scratch: the address of one of our own, where there is none.
+
+        Returns:
+            Whether that was done; if not, nothing was.
+        """
+        team = teams.ready() if self._parallel else ALONE
+        if team is not None:
+            done: bool = self._enter(tensors, results, given, workspace, scratch, *team)
+        else:
+            with teams.made() as made:
+                done = self._enter(tensors, results, given, workspace, scratch, *made)
+        return done
 
 
 def everything() -> list[tuple[str, Callable[[], Any]]]:
@@ -381,11 +281,13 @@ def everything() -> list[tuple[str, Callable[[], Any]]]:
     singles, doubles = dtypes.float32.code, dtypes.float64.code
     names = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
     units: list[tuple[str, Callable[[], Any]]] = [
-        ("driver", _serial_driver),
-        ("team", partial(_team, (0, 0, 0))),
+        ("what Python calls", compiled_entry),
+        ("what tells calls apart", compiled_look),
+        ("driver", compiled_driver),
+        ("threads of OpenMP", teams.compiled_share),
     ]
-    if _threads.usual() is not None:  # else Numba compiles nothing for them
-        units.append(("driver with threads", _parallel_driver))
+    if teams.has_numbas():  # else Numba compiles nothing for them
+        units.append(("threads of Numba", teams.compiled_start))
     units += [("tasks", compiled_walk), ("tasks in tiles", compiled_tiles)]
     units += [(f"arithmetic: {name}", partial(compiled_arithmetic, name)) for name in _ARITHMETIC]
     units += [

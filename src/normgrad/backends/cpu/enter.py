@@ -1,0 +1,241 @@
+"""A call's way into compiled code: from the Python objects to the driver, if nothing is new.
+
+A plan remembers how the tensors of its last call looked. If those of the next look alike, are whole
+and can be written, they are computed with at once; if not, nothing was done, and Python looks at
+them (see plans.py). Both functions are called by Python itself, with an array of borrowed objects.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from ... import native
+from . import block as B
+from .helpers import helper
+from .intrinsics import bits_of, call, external, get, int_buffer, integers_at, put
+from .objects import (
+    ADDRESS,
+    BYTES,
+    FLAGS,
+    bytes_from,
+    clear_error,
+    describe,
+    entry,
+    float_value,
+    holds_all,
+    integer,
+    is_none,
+    is_tuple,
+    length,
+    long_value,
+    raised,
+    retain,
+    truth,
+    type_of,
+)
+from .program import ALIGNMENT
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: Of a function that Python calls with an array of arguments: what it belongs to, the array, and
+#: how many there are.
+SIGNATURE = types.int64(types.int64, types.int64, types.int64)
+#: Sizes of arrays on the stack, which have to be the module's own.
+WORDS_MAX, KEY_MAX, PLACES = B.WORDS_MAX, 2 * B.WORDS_MAX, B.PLACES
+#: What stands before results in a key, and before a number among the choices.
+_RESULTS = -2
+
+let_others_run = external("PyEval_SaveThread")
+come_back = external("PyEval_RestoreThread")
+
+
+@helper
+def describe_choice(known, value, words, at):
+    """Append to the words what an argument is that is no tensor; their new number, or -1."""
+    kind = type_of(value)
+    put(words, at, kind)
+    if kind == get(known, native.BOOL):
+        put(words, at + 1, value)
+    elif kind == get(known, native.FLOAT):
+        put(words, at + 1, bits_of(float_value((value,))))
+    elif kind == get(known, native.INT):
+        put(words, at + 1, long_value((value,)))
+        if raised(()) != 0:
+            clear_error(())
+            return -1
+    else:
+        return -1
+    return at + 2
+
+
+@helper
+def describe_all(known, values, words, at):
+    """Append what is to be known of a tuple of tensors; the words' new number, or -1."""
+    found = int_buffer(3)
+    for index in range(length(values)):
+        if at < 0 or index >= B.ENTRIES_MAX:
+            return -1
+        at = describe(known, entry(known, values, index), words, at, found)
+    return at
+
+
+@helper
+def key_of(known, tensors, out, choices, words):
+    """The number of words that tell a call from others, or -1."""
+    if not (is_tuple(known, tensors) and is_tuple(known, choices)):
+        return -1
+    at = describe_all(known, tensors, words, 0)
+    if at < 0:
+        return -1
+    if is_tuple(known, out):
+        put(words, at, _RESULTS)
+        at = describe_all(known, out, words, at + 1)
+    else:
+        at = describe(known, out, words, at, int_buffer(3))
+    for index in range(length(choices)):
+        choice = entry(known, choices, index)
+        if at < 0 or index >= B.ENTRIES_MAX:
+            return -1
+        if is_tuple(known, choice):
+            put(words, at, length(choice))
+            at += 1
+            for inner in range(length(choice)):
+                if at < 0 or inner >= B.ENTRIES_MAX:
+                    return -1
+                at = describe_choice(known, entry(known, choice, inner), words, at)
+        else:
+            at = describe_choice(known, choice, words, at)
+    return at
+
+
+def look(table, arguments, count):
+    """What tells a call from others, as bytes: of its tensors, results and choices.
+
+    None where there is something among them that is only known to Python.
+    """
+    known, given = integers_at(long_value((table,))), integers_at(arguments)
+    words = int_buffer(KEY_MAX)
+    at = -1
+    if count == 3:
+        at = key_of(known, get(given, 0), get(given, 1), get(given, 2), words)
+    if at < 0:
+        retain((get(known, native.NONE),))
+        return get(known, native.NONE)
+    return bytes_from((words, 8 * at))
+
+
+@helper
+def tell_addresses(plan, known, tensors, first, words, at, given, addresses):
+    """Find where tensors are, if they are as the plan has them and whole; the words' new number.
+
+    -1 where they are not. ``first`` is the number of the first, and ``given`` has a bit for each
+    that the caller brought.
+    """
+    found = int_buffer(3)
+    for index in range(length(tensors)):
+        value = entry(known, tensors, index)
+        end = describe(known, value, words, at, found)
+        if end < 0:
+            return -1
+        for word in range(at, end):
+            if get(words, word) != get(plan, B.E_WORDS + word):
+                return -1
+        if given >> index & 1:
+            if not holds_all(known, value, words, at, get(found, BYTES)):
+                return -1
+            if first > 0 and get(found, FLAGS) & native.ARRAY_WRITEABLE == 0:
+                return -1
+        at = end
+        slot = get(plan, B.E_SLOTS + first + index)
+        if slot >= 0:
+            put(addresses, slot, get(found, ADDRESS))
+    return at
+
+
+@helper
+def room_of(plan, known, workspace, words):
+    """The first aligned address of a workspace, if it is large enough; else 0."""
+    found = int_buffer(3)
+    if describe(known, workspace, words, 0, found) < 0 or get(words, 0) == 0:
+        return 0
+    whole = get(words, 4)
+    if get(words, 1) != get(known, native.NDARRAY):
+        whole *= get(found, BYTES)
+        if get(words, 4) != 1 or not holds_all(known, workspace, words, 0, get(found, BYTES)):
+            return 0
+    elif get(found, FLAGS) & native.ARRAY_FLAT == 0 or get(words, 3) < 2:
+        return 0
+    if (
+        get(words, 2) != 1
+        or get(found, FLAGS) & native.ARRAY_WRITEABLE == 0
+        or whole * get(words, 3) < get(plan, B.E_WORKSPACE)
+    ):
+        return 0
+    return (get(found, ADDRESS) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@helper
+def run(plan, arguments):
+    """Compute with a call's objects; 0 if that was done."""
+    known, given = integers_at(get(plan, B.E_KNOWN)), integers_at(arguments)
+    tensors, results, brought = get(given, 0), get(given, 1), integer(get(given, 2))
+    if not (
+        is_tuple(known, tensors)
+        and is_tuple(known, results)
+        and length(tensors) == get(plan, B.E_INPUTS)
+        and length(results) == get(plan, B.E_RESULTS)
+    ):
+        return 1
+    words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
+    for slot in range(B.PLACES):
+        put(addresses, slot, 0)
+    inputs = length(tensors)
+    at = tell_addresses(plan, known, tensors, 0, words, 0, -1, addresses)
+    if at < 0:
+        return 1
+    put(words, at, _RESULTS)
+    at = tell_addresses(plan, known, results, inputs, words, at + 1, brought, addresses)
+    if at != get(plan, B.E_LENGTH):
+        return 1
+    if get(plan, B.E_READS_DY) != 0:
+        put(addresses, B.X, get(addresses, B.DY))
+    if get(plan, B.E_READS_X) != 0:
+        put(addresses, B.DY, get(addresses, B.X))
+    slots = 0
+    for index in range(length(results)):
+        if brought >> index & 1:
+            slots |= 1 << get(plan, B.E_SLOTS + inputs + index)
+    if get(plan, B.E_WORKSPACE) > 0:
+        if is_none(known, get(given, 3)):
+            put(addresses, B.WORKSPACE, integer(get(given, 4)))
+        else:
+            slots |= 1 << B.WORKSPACE
+            put(addresses, B.WORKSPACE, room_of(plan, known, get(given, 3), words))
+            if get(addresses, B.WORKSPACE) == 0:
+                return 1
+    team, threads = integer(get(given, 5)), integer(get(given, 6))
+    state = let_others_run(())
+    status = call(
+        get(plan, B.E_DRIVE),
+        (
+            get(plan, B.E_TEMPLATE),
+            get(plan, B.E_STEPS),
+            get(plan, B.E_STEP_COUNT),
+            team,
+            threads,
+            get(plan, B.E_GUARDS),
+            slots,
+            addresses,
+        ),
+    )
+    come_back((state,))
+    return status
+
+
+def enter(table, arguments, count):
+    """Compute with a call's tensors, results, workspace and team; whether that was done."""
+    plan = integers_at(long_value((table,)))
+    status = 1
+    if count == 7:
+        status = run(plan, arguments)
+    return truth((1 - status,))

@@ -1,0 +1,159 @@
+"""Compiled code reads tensors from the Python objects that hold them.
+
+NumPy's arrays are read through their C structure, PyTorch's tensors through DLPack's C exchange API
+and the C functions that PyTorch offers to compiled models. ``known`` is the table of
+:mod:`normgrad.native`: the types and functions that there are in this process. Python's lock is
+held, references are borrowed from the caller, and what raises leaves no error behind.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from ... import native
+from .helpers import helper
+from .intrinsics import address_of, call, external, get, int32s_at, int_buffer, integers_at, put
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+#: The most axes that a tensor is read with, and the words that describe such a one.
+MAX_RANK = native.MAX_RANK
+TENSOR_WORDS = 4 + 2 * MAX_RANK
+#: What is found besides: where the first element is, an element's size in bytes where the tensor is
+#: PyTorch's, and NumPy's flags.
+ADDRESS, BYTES, FLAGS = 0, 1, 2
+#: The words of DLPack's DLTensor.
+DLTENSOR_WORDS = 6
+_CPU = 1  # DLPack's device of number 0 on the CPU, type and number as one word
+
+call_function = external("PyObject_CallOneArg")
+get_attribute = external("PyObject_GetAttr")
+truth = external("PyBool_FromLong")
+long_value = external("PyLong_AsLongLong")
+float_value = external("PyFloat_AsDouble", types.float64)
+bytes_from = external("PyBytes_FromStringAndSize")
+release = external("Py_DecRef")
+retain = external("Py_IncRef")
+clear_error = external("PyErr_Clear")
+raised = external("PyErr_Occurred")
+
+
+@helper
+def type_of(value):
+    """The address of an object's type."""
+    return get(integers_at(value), 1)
+
+
+@helper
+def is_tuple(known, value):
+    """Whether an object is a tuple, and of no class derived from it."""
+    return type_of(value) == get(known, native.TUPLE)
+
+
+@helper
+def length(values):
+    """How many entries a tuple has."""
+    return get(integers_at(values), 2)
+
+
+@helper
+def entry(known, values, index):
+    """An entry of a tuple, borrowed."""
+    return get(integers_at(values + get(known, native.TUPLE_ENTRIES)), index)
+
+
+@helper
+def integer(value):
+    """An object's value, where it is an integer of 64 bits; else -1."""
+    number = long_value((value,))
+    if number == -1 and raised(()) != 0:
+        clear_error(())
+    return number
+
+
+@helper
+def is_none(known, value):
+    """Whether an object is None."""
+    return value == get(known, native.NONE)
+
+
+@helper
+def describe(known, value, words, at, found):
+    """Append to the words what a plan depends on of a tensor or None; their new number, or -1.
+
+    ``found`` gets the address, and what else there is to know but not to be compared.
+    -1 says that it is nothing that is known here, or not on the CPU.
+    """
+    kind = type_of(value)
+    put(found, ADDRESS, 0)
+    put(found, FLAGS, native.ARRAY_WRITEABLE)
+    if is_none(known, value):
+        put(words, at, 0)
+        return at + 1
+    if kind == get(known, native.NDARRAY):
+        array = integers_at(value)
+        rank = get(int32s_at(value), native.ARRAY_RANK)
+        sizes, strides = get(array, native.ARRAY_SIZES), get(array, native.ARRAY_STRIDES)
+        put(words, at, get(array, native.ARRAY_DTYPE))
+        put(found, ADDRESS, get(array, native.ARRAY_DATA))
+        put(found, FLAGS, get(int32s_at(value), native.ARRAY_FLAGS))
+    elif kind != 0 and (kind == get(known, native.TENSOR) or kind == get(known, native.PARAMETER)):
+        read = int_buffer(DLTENSOR_WORDS)
+        if call(get(known, native.READ_TENSOR), (value, read)) != 0:
+            clear_error(())
+            return -1
+        if get(read, native.DL_DEVICE) != _CPU:
+            return -1
+        dtype = get(read, native.DL_DTYPE_AND_RANK)
+        rank = dtype & 0xFFFFFFFF
+        sizes, strides = get(read, native.DL_SIZES), get(read, native.DL_STRIDES)
+        put(words, at, dtype)
+        put(found, ADDRESS, get(read, native.DL_DATA) + get(read, native.DL_OFFSET))
+        put(found, BYTES, (dtype >> 40 & 0xFF) >> 3)
+    else:
+        return -1
+    if rank > MAX_RANK:
+        return -1
+    put(words, at + 1, kind)
+    put(words, at + 2, rank)
+    at += 3
+    for axis in range(rank):
+        put(words, at + axis, get(integers_at(sizes), axis))
+        put(words, at + rank + axis, get(integers_at(strides), axis))
+    return at + 2 * rank
+
+
+@helper
+def holds_all(known, value, words, at, size):
+    """Whether a tensor's storage holds the elements its words name, and they mean what they say.
+
+    A storage can be resized under a tensor. A view that negates has other elements than its memory.
+    """
+    if get(words, at) == 0 or get(words, at + 1) == get(known, native.NDARRAY):
+        return True
+    negates = call_function((get(known, native.IS_NEG), value))
+    if negates == 0:
+        clear_error(())
+        return False
+    release((negates,))
+    held = get_attribute((value, get(known, native.CDATA)))
+    if held == 0:
+        clear_error(())
+        return False
+    # PyTorch's functions take a tensor's handle: the address of what holds the implementation's.
+    handle, room = int_buffer(1), int_buffer(2)
+    put(handle, 0, long_value((held,)))
+    release((held,))
+    if (
+        call(get(known, native.STORAGE_SIZE), (handle, room)) != 0
+        or call(get(known, native.STORAGE_OFFSET), (handle, address_of(room) + 8)) != 0
+    ):
+        return False
+    last, rank = 0, get(words, at + 2)
+    for axis in range(rank):
+        count = get(words, at + 3 + axis)
+        if count == 0:
+            return negates != get(known, native.TRUE)
+        last += (count - 1) * get(words, at + 3 + rank + axis)
+    reach = (get(room, 1) + last + 1) * size
+    return negates != get(known, native.TRUE) and reach <= get(room, 0)

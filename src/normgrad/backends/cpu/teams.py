@@ -1,0 +1,222 @@
+"""The threads that share a call's tasks: PyTorch's OpenMP's where it is loaded, else Numba's."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba.core.ccallback import CFunc
+from numba.np.ufunc import parallel as numba_threads
+
+from ... import threads
+from ...loading import loading
+from . import drive, openmp
+from .compiling import compiled
+
+
+class Team(NamedTuple):
+    """Threads that share the tasks of a step.
+
+    Attributes:
+        address: of the table that tells the driver how to start them; 0 for nobody.
+        size: how many there are, with the calling thread.
+    """
+
+    address: int
+    size: int
+
+
+#: The calling thread by itself.
+ALONE = Team(0, 1)
+
+
+class _Most(threading.local):
+    """The largest team that a thread has had."""
+
+    size = 1
+
+
+class _Threads:
+    """Who may run in parallel, and with how many threads."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.usable = True
+        self.most = _Most()
+        self._new_locks()
+
+    def _new_locks(self) -> None:
+        # Reentrant: a signal's handler may compute where a call has them already.
+        #: Held while a thread's team is started.
+        self.starting = threading.RLock()
+        # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
+        # two threads use it at once.
+        self.one_at_a_time: Any = threading.RLock()
+
+    def forked(self) -> None:
+        # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child.
+        # Whoever started them: a function of the user's, a question about their number, PyTorch.
+        started = getattr(numba_threads, "_is_initialized", True) or "torch" in sys.modules
+        self.usable = self.usable and not started
+        self._new_locks()
+
+    def usual(self) -> int | None:
+        """How many threads Numba has for this thread, started if they were not; None for none."""
+        if self.started:
+            return int(numba.get_num_threads())
+        with self.starting:
+            if not _can_start(numba.config.NUMBA_NUM_THREADS - 1):
+                return None
+            try:
+                with loading():
+                    return int(numba.get_num_threads())
+            except ValueError as error:
+                self.usable = False
+                why = " ".join(str(error).split())
+                warnings.warn(f"{why} Calls use one thread.", RuntimeWarning, stacklevel=4)
+                return None
+
+
+def _can_start(count: int) -> bool:
+    """Whether so many threads can be started now: as many are, and end at once.
+
+    OpenMP ends the process where it cannot start its own, for want of memory or because there is a
+    limit to their number.
+    """
+    gate = threading.Lock()
+    numbers: list[int] = []
+    told = threading.Semaphore(0)
+
+    def wait() -> None:
+        numbers.append(threading.get_native_id())
+        told.release()
+        with gate:
+            pass
+
+    started = 0
+    with gate:
+        try:
+            for _ in range(count):
+                _thread.start_new_thread(wait, ())
+                started += 1
+        except RuntimeError:
+            pass
+        for _ in range(started):
+            told.acquire()
+    # What they had is there for others when the system has done with them.
+    for number in numbers:
+        while _TASKS.joinpath(str(number)).exists():
+            time.sleep(0)
+    return started == count
+
+
+#: Where Linux shows a process its threads.
+_TASKS = Path("/proc/self/task")
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.forked)
+
+
+@cache
+def compiled_share() -> CFunc:
+    """What each of OpenMP's threads does, compiled or from the disk."""
+    return compiled(drive.share, drive.SHARE_SIGNATURE)
+
+
+@cache
+def compiled_start() -> CFunc:
+    """What starts Numba's threads on a step, compiled or from the disk."""
+    with warnings.catch_warnings():
+        # Not every function it calls has a loop that can be shared out; the one that matters has.
+        warnings.simplefilter("ignore", numba.core.errors.NumbaPerformanceWarning)
+        return compiled(drive.start_numba, drive.START_SIGNATURE, parallel=True)
+
+
+#: The driver's tables of teams, kept for as long as their addresses are in use.
+_tables: list[npt.NDArray[np.int64]] = []
+
+
+@cache
+def _team(functions: tuple[int, ...] | None, count: int) -> Team:
+    """So many of OpenMP's threads, by the addresses of its functions, or of Numba's."""
+    if functions is None:
+        table = np.array([compiled_start().address], np.int64)
+    else:
+        table = np.array([0, *functions, compiled_share().address], np.int64)
+    _tables.append(table)
+    return Team(table.ctypes.data, count)
+
+
+def has_numbas() -> bool:
+    """Whether Numba has threads, which are started if they were not."""
+    return _threads.usual() is not None
+
+
+def ready() -> Team | None:
+    """The team of this thread's next call; None where it has to be made first, or waited for."""
+    if not _threads.usable:
+        return ALONE
+    wanted = threads.wanted_threads()
+    if wanted == 1:
+        return ALONE
+    functions = openmp.of_torch()
+    if wanted is None or functions is None:
+        return None
+    count = min(wanted, numba.config.NUMBA_NUM_THREADS)
+    if count == 1:
+        return ALONE
+    return _team(functions, count) if count <= _threads.most.size else None
+
+
+@contextmanager
+def made() -> Iterator[Team]:
+    """A team for a call, whose threads are started and wait for nobody else's."""
+    wanted = threads.wanted_threads()
+    functions = None if wanted is None else openmp.of_torch()
+    usual = _threads.usual() if functions is None else None
+    count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
+    if count is None or count == 1 or (functions is None and usual is None):
+        yield ALONE
+        return
+    with ExitStack() as held:
+        if count > _threads.most.size:
+            held.enter_context(_threads.starting)
+            if not _can_start(count - _threads.most.size):
+                yield ALONE
+                return
+        if functions is None and usual is not None:
+            held.enter_context(_numbas(count, usual))
+        yield _team(functions, count)
+        _threads.most.size = max(count, _threads.most.size)
+
+
+@contextmanager
+def _numbas(count: int, usual: int) -> Iterator[None]:
+    """A context in which Numba has so many threads, of which there are usually another number."""
+    with _threads.one_at_a_time:
+        if count == usual:
+            yield
+        else:
+            # Numba's number is the calling thread's own, and its user's.
+            numba.set_num_threads(count)
+            try:
+                yield
+            finally:
+                numba.set_num_threads(usual)
+    if not _threads.started:
+        _threads.started = True
+        if numba.threading_layer() != "workqueue":
+            _threads.one_at_a_time = nullcontext()

@@ -1,0 +1,129 @@
+"""Where compiled code finds what tensors are made of: types, functions and structures in C.
+
+The addresses are those of this process. What is missing (a PyTorch without DLPack's C exchange API,
+a Python whose objects are laid out otherwise) is left 0, which is no object's type: such tensors
+are read by Python, as all are that nothing else is known of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: The most axes of a tensor that compiled code reads; operators take no more.
+MAX_RANK = 8
+
+# The fields of the table, int64 each.
+(
+    NONE, TRUE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
+    NDARRAY, TENSOR, PARAMETER, READ_TENSOR, IS_NEG, CDATA, STORAGE_SIZE, STORAGE_OFFSET,
+    FIELDS,
+) = range(16)  # fmt: skip
+
+# NumPy's PyArrayObject, whose fields programs in C may use: in words, or half words where it says
+# so. The type is the second word of every object.
+ARRAY_DATA, ARRAY_SIZES, ARRAY_STRIDES, ARRAY_DTYPE = 2, 4, 5, 7
+ARRAY_RANK, ARRAY_FLAGS = 6, 16  # half words
+ARRAY_FLAT, ARRAY_WRITEABLE = 0x1, 0x400
+
+# DLPack's DLTensor, in words.
+DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6)
+
+#: An object's reference count and type, where Python is built as usual.
+_HEADER = 16
+
+#: PyTorch's functions for compiled models; they take the address of a tensor's handle.
+_STORAGE = {
+    STORAGE_SIZE: "aoti_torch_get_storage_size",
+    STORAGE_OFFSET: "aoti_torch_get_storage_offset",
+}
+
+
+class _Exchange(ctypes.Structure):
+    """DLPack's DLPackExchangeAPI of version 1."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", ctypes.c_void_p),
+        ("to_object", ctypes.c_void_p),
+        ("read", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+#: What is known, and what has to live as long as it is.
+known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)
+_kept: list[Any] = []
+
+
+def _find_python() -> None:
+    if object.__basicsize__ != _HEADER or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return
+    array = np.zeros((2, 3), np.float32)[:, ::2]
+    words = (ctypes.c_int64 * 8).from_address(id(array))
+    halves = (ctypes.c_int32 * (ARRAY_FLAGS + 1)).from_address(id(array))
+    as_said = (
+        np.ndarray.__basicsize__ >= 4 * (ARRAY_FLAGS + 1)
+        and (words[1], words[ARRAY_DATA]) == (id(np.ndarray), array.ctypes.data)
+        and (halves[ARRAY_RANK], halves[ARRAY_FLAGS]) == (array.ndim, array.flags.num)
+        and words[ARRAY_DTYPE] == id(array.dtype)
+        and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_SIZES])) == array.shape
+        and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_STRIDES])) == array.strides
+    )
+    known[NONE], known[TRUE] = id(None), id(True)
+    known[TUPLE], known[TUPLE_ENTRIES] = id(tuple), tuple.__basicsize__
+    known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
+    known[NDARRAY] = id(np.ndarray) if as_said else 0
+
+
+def find_torch(torch: Any) -> None:
+    """Learn how PyTorch's tensors are read, where this version of it has what that takes."""
+    with suppress(AttributeError, OSError, ValueError):
+        capsule = torch.Tensor.__dlpack_c_exchange_api__
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+        get_pointer = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
+        exchange = _Exchange.from_address(get_pointer(capsule, b"dlpack_exchange_api"))
+        if exchange.major != 1 or not exchange.read or not known[TUPLE]:
+            return
+        library = _library(torch)
+        functions = {
+            field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            for field, name in _STORAGE.items()
+        }
+        is_neg, name = torch.Tensor.is_neg, "_cdata"
+        _kept.extend((is_neg, name, library))
+        for field, address in functions.items():
+            known[field] = address or 0
+        known[READ_TENSOR], known[IS_NEG], known[CDATA] = exchange.read, id(is_neg), id(name)
+        known[TENSOR], known[PARAMETER] = id(torch.Tensor), id(torch.nn.Parameter)
+
+
+def _library(torch: Any) -> ctypes.CDLL:
+    """PyTorch's own library, which is loaded already."""
+    folder = Path(torch.__file__).parent / "lib"
+    found = [
+        path for path in folder.glob("*torch_cpu.*") if path.suffix in (".so", ".dylib", ".dll")
+    ]
+    if not found:
+        raise OSError(f"{folder}: no library of PyTorch's")
+    return ctypes.CDLL(str(found[0]))
+
+
+def _nothing_known(tensors: Any, out: Any, choices: Any) -> bytes | None:
+    return None
+
+
+#: What tells calls apart: of tensors, results and choices it makes bytes; None where there is
+#: something among them that compiled code does not know. The CPU's backend brings it.
+look: Callable[[Any, Any, Any], bytes | None] = _nothing_known
+
+_find_python()

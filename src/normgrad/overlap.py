@@ -1,0 +1,173 @@
+"""What must hold of a call's memory before anything is written, exactly and in words.
+
+Every tensor has memory. The caller's outputs can be written, and share it with no other argument
+but for those that an output may be the very memory of. The CPU's compiled check (see guard.py of
+its backend) lets pass what is plainly right; what does not pass there is looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from . import layout, memory, pages
+from .frameworks import Framework
+from .tensor import TensorSpec
+
+
+def used(workspace_size: int, alignment: int) -> int:
+    """How many bytes of a workspace are used, from its first aligned one on."""
+    return max(0, workspace_size - alignment + 1)
+
+
+class Place:
+    """Where a tensor of known spec is allowed to be.
+
+    Attributes:
+        slot: its number among a call's addresses.
+        name, spec: of the tensor.
+        shown: how messages call it.
+        low, high: its first byte and one past its last, from its address on.
+        in_place: the inputs that this output may be the very memory of; and words for them.
+    """
+
+    __slots__ = ("high", "in_place", "low", "name", "shown", "slot", "spec", "words")
+
+    def __init__(
+        self,
+        slot: int,
+        name: str,
+        spec: TensorSpec,
+        shown: str | None = None,
+        in_place: Sequence[str] = (),
+        in_place_shown: Iterable[str] = (),
+    ) -> None:
+        self.slot = slot
+        self.name = name
+        self.spec = spec
+        self.shown = name if shown is None else shown
+        self.low, self.high = spec.region(0).bounds()
+        self.in_place = in_place
+        inputs = " or ".join(in_place_shown)
+        self.words = f", or all of {inputs} with the same strides and dtype" if in_place else ""
+
+    def may_be(self, other: Place) -> bool:
+        """Whether this output may be the very memory of an input."""
+        return other.name in self.in_place and other.spec == self.spec
+
+    def check_memory(self, value: Any) -> None:
+        """Raise a TypeError for a tensor at address 0, unless it has no elements."""
+        if self.spec.elements:
+            raise TypeError(
+                f"{self.shown}: a {type(value).__name__} without memory; allowed: a tensor with "
+                "data"
+            )
+
+    def check_aligned(self, address: int) -> None:
+        """Raise a ValueError for what a GPU cannot read: its error would end all work there."""
+        size = self.spec.dtype.itemsize
+        if self.spec.elements and address % size:
+            raise ValueError(
+                f"{self.shown}: {self.spec.dtype} at an address that is no multiple of {size}; "
+                "allowed: elements at multiples of their size"
+            )
+
+    def check_readable(self, framework: Framework, value: Any, address: int) -> None:
+        """Raise a ValueError if an input cannot be read."""
+        reason = framework.unreadable(value, address + self.low, address + self.high)
+        if reason is not None:
+            raise ValueError(f"{self.shown}: {reason}")
+
+    def check_writable(self, framework: Framework, value: Any, address: int) -> None:
+        """Raise a ValueError if an output cannot be written."""
+        reason = framework.unwritable(value, address + self.low, address + self.high)
+        if reason is not None:
+            raise ValueError(f"{self.shown}: {reason}")
+
+    def check_room(self, room: int) -> None:
+        """Raise a ValueError if so much memory is less than the tensor reaches over."""
+        if room < self.high:
+            raise ValueError(f"{self.shown}: {memory.lacking(room, self.high)}")
+
+    def overlaps(self, address: int, other: Place, other_address: int) -> bool:
+        """Whether two tensors share a byte."""
+        if (
+            address + self.high <= other_address + other.low
+            or other_address + other.high <= address + self.low
+        ):
+            return False
+        return layout.overlap(self.spec.region(address), other.spec.region(other_address))
+
+
+class Taken:
+    """The memory that a call's arguments take, one after the other.
+
+    ``copied`` is that of inputs that were copied to be read, by their names in messages: to write
+    there would change them.
+    """
+
+    def __init__(
+        self, framework: Framework, on_gpu: bool, copied: dict[str, layout.Region]
+    ) -> None:
+        self._framework = framework
+        self._on_gpu = on_gpu
+        self._copied = copied
+        self._places: list[tuple[Place, int]] = []
+
+    def read(self, place: Place, value: Any, address: int) -> None:
+        """Take an input's.
+
+        Raises:
+            TypeError: a tensor without memory.
+            ValueError: one that cannot be read.
+        """
+        self._check_address(place, value, address)
+        place.check_readable(self._framework, value, address)
+        self._places.append((place, address))
+
+    def write(self, place: Place, value: Any, opened: Any, address: int) -> None:
+        """Take an output's that the caller brought.
+
+        Raises:
+            TypeError: a tensor without memory.
+            ValueError: one that cannot be written, or shares its memory.
+        """
+        self._check_address(place, value, address)
+        place.check_writable(self._framework, opened, address)
+        for other, elsewhere in self._places:
+            if address == elsewhere and place.may_be(other):
+                continue
+            if place.overlaps(address, other, elsewhere):
+                raise _shares(place.shown, other.shown, place.words)
+        self._check_copied(place.shown, place.spec.region(address))
+        self._places.append((place, address))
+
+    def work_in(self, start: int, size: int) -> None:
+        """Take the bytes of a workspace that the caller brought.
+
+        Raises:
+            ValueError: they cannot be written, or are shared.
+        """
+        reason = None if self._on_gpu else pages.unwritable(start, start + size)
+        if reason is not None:
+            raise ValueError(f"workspace: {reason}")
+        region = layout.Region(start, (size,), (1,), 1)
+        for other, elsewhere in self._places:
+            if layout.overlap(region, other.spec.region(elsewhere)):
+                raise _shares("workspace", other.shown)
+        self._check_copied("workspace", region)
+
+    def _check_address(self, place: Place, value: Any, address: int) -> None:
+        if address == 0:
+            place.check_memory(value)
+        if self._on_gpu:
+            place.check_aligned(address)
+
+    def _check_copied(self, shown: str, region: layout.Region) -> None:
+        for name, source in self._copied.items():
+            if layout.overlap(region, source):
+                raise _shares(shown, name)
+
+
+def _shares(shown: str, other: str, words: str = "") -> ValueError:
+    return ValueError(f"{shown}: shares memory with {other}; allowed: memory of its own{words}")

@@ -1,0 +1,185 @@
+"""Workspaces: whose memory they are, and where in it they begin."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import devices, frameworks, memory
+
+#: Workspaces up to this many bytes are kept, one for each thread, for calls that bring none.
+KEPT = 1 << 20
+
+
+class Scratch:
+    """A workspace: its first aligned address, and what keeps it alive."""
+
+    __slots__ = ("address", "owner")
+
+    def __init__(
+        self, size: int, alignment: int, workspace: Any = None, device: str = devices.CPU
+    ) -> None:
+        self.owner: Any
+        start: int
+        if workspace is not None:
+            found = (
+                memory_of("workspace", workspace, writing=True)
+                if device == devices.CPU
+                else _memory_on(device, "workspace", workspace)
+            )
+            start, given, self.owner, *_ = found
+            if given < size:
+                raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
+        elif device == devices.CPU:
+            try:
+                self.owner = np.empty(size, np.uint8)
+            except MemoryError:
+                raise memory.missing("workspace", size) from None
+            start = self.owner.ctypes.data
+        else:
+            # Gone before the kernels are through: PyTorch's allocator gives it to nobody but those
+            # who come after them on their stream.
+            self.owner = frameworks.of_torch().bytes_on(device, size)
+            start = self.owner.data_ptr()
+        self.address = -(-start // alignment) * alignment
+
+
+class Memory(NamedTuple):
+    """Bytes, most often such as follow each other, and what keeps them alive.
+
+    ``problem`` says why they cannot be used, where that is so.
+    """
+
+    address: int
+    nbytes: int
+    owner: Any
+    writeable: bool
+    problem: str | None = None
+
+    def lost(self) -> str | None:
+        """Why they can no longer be used, though they could; None if they can."""
+        owner = self.owner
+        moved = False
+        if isinstance(owner, np.ndarray):
+            # Only an array with memory of its own can be resized.
+            moved = owner.flags.owndata and (
+                owner.ctypes.data != self.address or owner.nbytes != self.nbytes
+            )
+        elif isinstance(owner, Allocation):
+            return None if owner.freed_by is None else f"its memory was freed by {owner.freed_by}"
+        else:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(owner, torch.Tensor):
+                moved = (
+                    owner.data_ptr() != self.address
+                    or owner.nbytes != self.nbytes
+                    or frameworks.of_torch().lacking(owner) is not None
+                )
+        return "its memory was moved" if moved else None
+
+
+class Allocation:
+    """An owner of memory that can be freed while others still hold it.
+
+    Attributes:
+        freed_by: the function that freed it, or None.
+    """
+
+    freed_by: str | None = None
+
+
+def _memory_on(device: str, name: str, value: Any) -> Memory:
+    """The memory of a contiguous tensor on a GPU, of any dtype, to be written.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: not contiguous, read-only, or elsewhere.
+    """
+    allowed = f"a writable, contiguous tensor on {device}"
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
+    try:
+        framework = frameworks.of(name, value)
+    except TypeError:
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
+    where = framework.device(name, value)
+    if where != device:
+        raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
+    opened = framework.opened(name, value, writing=True)
+    size = framework.contiguous_bytes(opened)
+    if size is None:
+        raise ValueError(f"{name}: not contiguous; allowed: {allowed}")
+    address = framework.address(name, opened)
+    reason = framework.unwritable(opened, address, address + size)
+    if reason is not None:
+        raise ValueError(f"{name}: {reason}")
+    return Memory(address, size, opened, True)
+
+
+def memory_of(name: str, value: Any, writing: bool) -> Memory:
+    """The memory of a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype.
+
+    Raises:
+        TypeError: none of them.
+        ValueError: not contiguous, not on the CPU, or read-only where it is to be written.
+    """
+    if type(value) is Memory:
+        if value.problem is not None:
+            raise ValueError(f"{name}: {value.problem}")
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        framework = frameworks.of_torch()
+        device = framework.device(name, value)
+        if device != devices.CPU:
+            raise ValueError(f"{name}: on device {device}; allowed: cpu")
+        try:
+            opened = framework.opened(name, value, writing=True)
+        except TypeError:
+            opened = None
+        size = None if opened is None else framework.contiguous_bytes(opened)
+        if size is None:
+            raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
+        return Memory(framework.address(name, opened), size, opened, True)
+    try:
+        if isinstance(value, np.ndarray):  # of any dtype; not all can be a memoryview
+            array = np.asarray(value)
+            holds_objects, writeable = array.dtype.hasobject, array.flags.writeable
+            contiguous = array.flags.c_contiguous
+        else:
+            view = memoryview(value)
+            holds_objects, writeable = "O" in view.format, not view.readonly
+            contiguous = view.c_contiguous
+    except (TypeError, ValueError):
+        allowed = "a writable buffer" if writing else "a buffer"
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
+    if holds_objects:
+        raise TypeError(f"{name}: a buffer of Python objects; allowed: one of plain bytes")
+    if not contiguous or (writing and not writeable):
+        allowed = "a writable, contiguous buffer" if writing else "a contiguous buffer"
+        raise ValueError(
+            f"{name}: {'read-only' if contiguous else 'not contiguous'}; allowed: {allowed}"
+        )
+    if not isinstance(value, np.ndarray):
+        array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
+    return Memory(array.ctypes.data, array.nbytes, array, writeable)
+
+
+class _Kept(threading.local):
+    scratch: Scratch | None = None
+    size = -1
+
+
+_kept = _Kept()
+
+
+def scratch(size: int, alignment: int) -> Scratch:
+    """This thread's own workspace on the CPU. Nothing runs in a thread while it is in a kernel."""
+    if size > KEPT:
+        return Scratch(size, alignment)
+    if _kept.size < size or _kept.scratch is None:
+        _kept.scratch, _kept.size = Scratch(size, alignment), size
+    return _kept.scratch
