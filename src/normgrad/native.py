@@ -22,9 +22,10 @@ MAX_RANK = 8
 # The fields of the table, int64 each.
 (
     NONE, TRUE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
-    NDARRAY, TENSOR, PARAMETER, READ_TENSOR, IS_NEG, CDATA, STORAGE_SIZE, STORAGE_OFFSET,
+    NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
+    IMPLEMENTATION, KEYS, NEGATES,
     FIELDS,
-) = range(16)  # fmt: skip
+) = range(17)  # fmt: skip
 
 # NumPy's PyArrayObject, whose fields programs in C may use: in words, or half words where it says
 # so. The type is the second word of every object.
@@ -37,6 +38,9 @@ DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6
 
 #: An object's reference count and type, where Python is built as usual.
 _HEADER = 16
+
+#: So much of a tensor's implementation is looked through; PyTorch's has 24 words.
+_IMPLEMENTATION_WORDS = 24
 
 #: PyTorch's functions for compiled models; they take the address of a tensor's handle.
 _STORAGE = {
@@ -99,12 +103,33 @@ def find_torch(torch: Any) -> None:
             field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             for field, name in _STORAGE.items()
         }
-        is_neg, name = torch.Tensor.is_neg, "_cdata"
-        _kept.extend((is_neg, name, library))
+        _kept.append(library)
+        known[IMPLEMENTATION], known[KEYS], known[NEGATES] = _layout(torch)
         for field, address in functions.items():
             known[field] = address or 0
-        known[READ_TENSOR], known[IS_NEG], known[CDATA] = exchange.read, id(is_neg), id(name)
+        known[READ_TENSOR] = exchange.read
         known[TENSOR], known[PARAMETER] = id(torch.Tensor), id(torch.nn.Parameter)
+
+
+def _layout(torch: Any) -> tuple[int, int, int]:
+    """Where a tensor's object has the address of its implementation, which words of that are its
+    dispatch keys, and the bit among them that a view which negates has.
+
+    Raises:
+        ValueError: they are not where all of some tensors have them.
+    """
+    plain = torch.zeros(2, 3)
+    tensors = plain, torch._neg_view(plain), torch.nn.Parameter(plain), torch.zeros(4).double()
+    keys = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in tensors]
+    places = set(range(2, torch.Tensor.__basicsize__ // 8))
+    words = set(range(_IMPLEMENTATION_WORDS))
+    for tensor, key in zip(tensors, keys, strict=True):
+        held = (ctypes.c_uint64 * (max(places) + 1)).from_address(id(tensor))
+        places = {place for place in places if held[place] == tensor._cdata}
+        impl = (ctypes.c_uint64 * _IMPLEMENTATION_WORDS).from_address(tensor._cdata)
+        words = {word for word in words if impl[word] == key}
+    (place,), (word,) = places, words
+    return place, word, keys[0] ^ keys[1]
 
 
 def _library(torch: Any) -> ctypes.CDLL:

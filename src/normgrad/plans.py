@@ -40,6 +40,10 @@ def _fits(spec: TensorSpec | None, expected: TensorSpec | None) -> bool:
     return (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
 
 
+def _nothing(like: Any) -> None:
+    """Make the result that is masked off."""
+
+
 class Plan:
     """An operator bound to the specs of its tensors; made by :func:`normgrad.plan`.
 
@@ -80,8 +84,8 @@ class Plan:
         self._runner: choice.Runner | None = None
         # What makes new results, and of which of the tensors that came in; once calls are entered
         # by compiled code.
-        self._makers: tuple[tuple[Callable[[Any], Any], int] | None, ...] = ()
-        self._entry: choice.Entry
+        self._makers: tuple[tuple[Callable[[Any], Any], int], ...] = ()
+        self._enter: Callable[[Any, Any, Any, Any, int], bool]
         self._wrote: Callable[[Sequence[Any]], None]
         # What has been compared with the plan's specs and found equal, in each framework's terms.
         self._known: set[Hashable] = set()
@@ -150,19 +154,8 @@ class Plan:
             ValueError: a tensor unlike the plan's, or on another device; overlapping outputs, a
                 small workspace.
         """
-        names = self._names
-        if len(tensors) > len(names):
-            raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
-        if named or len(tensors) < len(names):
-            values = dict(zip(names, tensors, strict=False))
-            for name, value in named.items():
-                if name not in names:
-                    allowed = ", ".join(names)
-                    raise TypeError(f"{name}: no tensor of {self.name}; allowed: {allowed}")
-                if name in values:
-                    raise TypeError(f"{name}: given twice, by position and by name")
-                values[name] = value
-            tensors = tuple([values.get(name) for name in names])
+        if named or len(tensors) != len(self._names):
+            tensors = self._in_order(tensors, named)
         again = self.run_again(tensors, out, workspace)
         if again is not None:
             return again
@@ -176,6 +169,21 @@ class Plan:
                     self._known.add(arguments.key)
         return self.run_checked(arguments, workspace)
 
+    def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The tensors that :meth:`run` was given, by position and by name."""
+        names = self._names
+        if len(tensors) > len(names):
+            raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
+        values = dict(zip(names, tensors, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                allowed = ", ".join(names)
+                raise TypeError(f"{name}: no tensor of {self.name}; allowed: {allowed}")
+            if name in values:
+                raise TypeError(f"{name}: given twice, by position and by name")
+            values[name] = value
+        return tuple([values.get(name) for name in names])
+
     def run_again(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
         """Compute on tensors like the last ones; None, with nothing done, where they are not.
 
@@ -184,34 +192,28 @@ class Plan:
         makers = self._makers
         if not makers:
             return None
-        given = 0
         try:
             if out is None:
-                results = tuple([made and made[0](tensors[made[1]]) for made in makers])
+                results = tuple([make(tensors[like]) for make, like in makers])
             else:
-                entries = (out,) if self._operator.out_is_tensor else out
-                if type(entries) is not tuple or len(entries) != len(makers):
-                    return None
-                found = []
-                for index, (value, made) in enumerate(zip(entries, makers, strict=True)):
-                    if made is None:
-                        value = None
-                    elif value is None:
-                        value = made[0](tensors[made[1]])
-                    else:
-                        given |= 1 << index
-                    found.append(value)
-                results = tuple(found)
-        except Exception:  # modes of PyTorch's and too little memory: said in words in run_checked
+                if self._operator.out_is_tensor:
+                    out = (out,)
+                results = tuple(
+                    [
+                        make(tensors[like]) if value is None else value
+                        for value, (make, like) in zip(out, makers, strict=True)
+                    ]
+                )
+        except Exception:  # whatever it is, run_checked has words for it
             return None
-        scratch = None
+        scratch, address = None, 0
         if workspace is None and self.workspace_size:
             scratch = workspaces.scratch(self.workspace_size, self._backend.alignment)
-        address = 0 if scratch is None else scratch.address
-        if not self._entry.enter(tensors, results, given, workspace, address):
+            address = scratch.address
+        if not self._enter(tensors, results, out, workspace, address):
             return None
-        if given:
-            self._wrote([value for index, value in enumerate(results) if given >> index & 1])
+        if out is not None:
+            self._wrote([value for value in out if value is not None])
         return self._operator.result(results)
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
@@ -223,10 +225,10 @@ class Plan:
             or not entry.learn(arguments.values, tuple(results))
         ):
             return
-        makers: list[tuple[Callable[[Any], Any], int] | None] = []
+        makers: list[tuple[Callable[[Any], Any], int]] = []
         for place in self._outputs:
             if place is None:
-                makers.append(None)
+                makers.append((_nothing, 0))
                 continue
             spec = place.spec
             alike = (
@@ -236,7 +238,7 @@ class Plan:
                 else -1
             )
             makers.append((framework.maker(spec, alike >= 0), max(alike, 0)))
-        self._entry, self._wrote = entry, framework.wrote
+        self._enter, self._wrote = entry.enter, framework.wrote
         self._makers = tuple(makers)
 
     def _compare(self, arguments: Arguments) -> None:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from normgrad.backends.cpu import runtime
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from normgrad import dtypes
+from normgrad.backends.cpu import disk, processes, runtime
+from normgrad.backends.cpu.runtime import Unit
+from normgrad.cli import typical, warmup
+from normgrad.machine import Machine
+from normgrad.operators.by_name import PLANNED
 
 
-def test_it_goes_through_everything(cli, monkeypatch):
-    done = []
-    units = [(f"kernel {number}", lambda number=number: done.append(number)) for number in range(5)]
+def named(programs):
+    return {unit.name for program in programs for unit in runtime.units_of(program)}
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of what is compiled, of the true units, which are as good as on disk."""
+    names = []
+    units = [Unit(unit.name, lambda name=unit.name: names.append(name))
+             for unit in runtime.everything()]  # fmt: skip
     monkeypatch.setattr(runtime, "everything", lambda: units)
+    return names
+
+
+def test_it_goes_through_everything(cli, compiled):
     result = cli("warmup")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert done == [0, 1, 2, 3, 4]
-    assert "5, in " in result.stdout
+    assert compiled == [unit.name for unit in runtime.everything()]
+    assert f"{len(compiled)}, in " in result.stdout
 
 
 def test_without_a_folder_it_says_so(cli, monkeypatch):
@@ -23,9 +49,167 @@ def test_without_a_folder_it_says_so(cli, monkeypatch):
 
 
 def test_everything_is_every_kernel_a_program_can_name():
-    names = [name for name, _ in runtime.everything()]
+    names = [unit.name for unit in runtime.all_units()]
     assert len(names) == len(set(names))
     # Rows have six operations and three along them, columns seven, for four dtypes, and moments of
-    # half data; what moves tiles for nine pairs of dtypes; two drivers, a team, tasks, those in
-    # tiles, and seven units of arithmetic.
-    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 9 + 5 + 7
+    # half data; what moves tiles for ten pairs of dtypes; the driver and the two ways to it,
+    # two kinds of threads, tasks, those in tiles, and seven units of arithmetic.
+    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 10 + 3 + 2 + 2 + 7
+    assert named(typical.programs([*PLANNED], dtypes.FLOATS, typical.LAYOUTS)) == set(names)
+
+
+# What is asked for
+
+#: What every program takes that is for several threads.
+ALWAYS = ("driver", "entry", "look", "threads of OpenMP", "threads of Numba", "tasks")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--operator", "batch_norm_gather_stats_with_counts"],
+            {*ALWAYS, "arithmetic: gather"},
+        ),
+        (
+            ["--operator", "batch_norm_stats", "--layout", "channels-last", "--dtype", "float16"],
+            {
+                *ALWAYS,
+                "arithmetic: channels",
+                "moments of columns, float16",
+            },
+        ),
+    ],
+)
+def test_options_narrow_it(cli, compiled, options, expected):
+    assert cli("warmup", *options).exit_code == 0
+    assert set(compiled) == expected
+
+
+def test_options_can_be_given_again(cli, compiled):
+    assert cli("warmup", "--dtype", "float32", "--dtype", "float64").exit_code == 0
+    both = list(compiled)
+    compiled.clear()
+    assert cli("warmup", "--dtype", "float32").exit_code == 0
+    assert set(compiled) < set(both)
+    assert not [name for name in both if "float16" in name]
+    assert "tiles of float64 from float32" in both
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ("--operator", "batch_norm_backward, batch_norm_backward_reduce, "),
+        ("--dtype", "float32, float16, bfloat16, float64\n"),
+        ("--layout", "contiguous, channels-last, mixed\n"),
+    ],
+)
+def test_what_there_is_not(cli, compiled, option, allowed):
+    result = cli("warmup", option, "nothing")
+    assert (result.exit_code, result.stdout, compiled) == (2, "", [])
+    assert result.stderr.startswith(f"normgrad: {option}: 'nothing'; allowed: {allowed}")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_typical_calls_stand_for_all_of_their_kind(seed):
+    rng = random.Random(seed)
+    name, dtype = rng.choice([*PLANNED]), rng.choice(dtypes.FLOATS)
+    look = rng.choice(typical.LAYOUTS[:2]), dtype
+    kept = named(typical.programs([name], [dtype], look[:1]))
+    for _ in range(5):
+        samples, channels = rng.choice((1, 2, 7, 64)), rng.choice((16, 24, 64, 512, 8000))
+        shape = samples, channels, rng.choice((1, 2, 9, 20, 49, 100, 784, 3000, 50_000))
+        choices = rng.choice([*typical._choices(name)])
+        program = typical._program(PLANNED[name], choices, shape, look, look, rng.random() < 0.5)
+        assert named([program]) <= kept, (name, look, shape, choices)
+
+
+# Processes
+
+
+#: What compiles fast.
+FEW = ("threads of OpenMP", "arithmetic: count", "arithmetic: constant", "arithmetic: weights")
+
+
+def kept(folder):
+    return [path for path in folder.rglob("*.nbc") if path.stat().st_size]
+
+
+def test_processes_leave_kernels_on_disk(monkeypatch, tmp_path):
+    """And where one of them fails, the other goes on."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    units = [unit for unit in runtime.all_units() if unit.name in FEW]
+    unknown = Unit("driver of nobody's", lambda: pytest.fail("here"))
+    done = list(processes.compiled([*units, unknown], 2))
+    assert {unit.name for unit in done} == {*FEW}
+    assert len(kept(tmp_path)) == len(FEW)
+
+
+def not_kept(name, done):
+    def compile_it():
+        if not disk._compiling.allowed:
+            raise disk.NotKeptError
+        done.append(name)
+
+    return Unit(name, compile_it)
+
+
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
+def test_what_processes_fail_to_do_is_done_here(monkeypatch, executable):
+    """There it fails too, if it fails at all, and says why."""
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=2))
+    done = []
+    units = [not_kept(str(number), done) for number in range(2 * processes.UNITS)]
+    with disk.beforehand():
+        warmup._compile(units, lambda *arguments: None)
+    assert done == [unit.name for unit in units]
+
+
+@pytest.mark.parametrize(("cores", "missing"), [(1, 90), (64, 2 * processes.UNITS - 1), (64, 0)])
+def test_none_is_started_for_little(monkeypatch, cores, missing):
+    monkeypatch.setattr(processes, "compiled", lambda *arguments: pytest.fail("processes"))
+    monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=cores))
+    done, named = [], []
+    units = [not_kept(str(number), done) for number in range(missing)]
+    units += [Unit("kept", lambda: None)]
+    with disk.beforehand():
+        warmup._compile(units, lambda name, step=1: named.append(name) if step else None)
+    assert sorted(named) == sorted(unit.name for unit in units)
+    assert len(done) == missing
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at the system's processes")
+def test_an_interrupt_ends_all_processes(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normgrad.cli", "warmup"],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background of a shell has them ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    started = time.monotonic()
+    while not kept(tmp_path) and time.monotonic() - started < 60:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, b"", b"normgrad: interrupted\n")
+    assert others_in(tmp_path) == []
+
+
+def others_in(folder):
+    """The processes that keep kernels in a folder."""
+    return [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if str(folder) in environment(path)
+    ]
+
+
+def environment(path):
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # gone, or another user's
+        return ""

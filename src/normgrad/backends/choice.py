@@ -92,24 +92,14 @@ class Entry(Runner, Protocol):
         False where compiled code does not know them.
         """
 
-    def enter(
-        self,
-        tensors: tuple[Any, ...],
-        results: tuple[Any, ...],
-        given: int,
-        workspace: Any,
-        scratch: int,
-    ) -> bool:
-        """Compute, if the tensors look as was learned, are whole, and can be written.
+    @property
+    def enter(self) -> Callable[[Any, Any, Any, Any, int], bool]:
+        """What computes, if the tensors look as was learned, are whole, and can be written.
 
-        Args:
-            tensors, results: all of the operator's, None for those that are not there.
-            given: a bit for each result that the caller brought.
-            workspace: the caller's, or None.
-            scratch: the address of one of our own, where there is none.
-
-        Returns:
-            Whether that was done; if not, nothing was.
+        It takes tuples of all of the operator's tensors and results, None for those that are not
+        there; None, or a tuple that has those of the results that the caller brought; the caller's
+        workspace, or None; and the address of one of our own. It says whether it computed; if not,
+        nothing was done.
         """
 
 

@@ -165,14 +165,7 @@ def _info() -> None:
 
 app.command("bench")(show.one_line_errors()(bench.bench))
 app.command("verify")(show.one_line_errors()(verify.verify))
-
-
-@app.command("warmup")
-def _warmup() -> None:
-    """Compile every kernel now, so that no first call has to; a minute or two the first time."""
-    with show.one_line_errors():
-        warmup.warmup()
-
+app.command("warmup")(show.one_line_errors()(warmup.warmup))
 
 app.add_typer(aclnn.app, name="aclnn")
 app.add_typer(capi.app, name="capi")

@@ -1,30 +1,75 @@
-"""``normgrad warmup``: compile every kernel, so that no first call has to."""
+"""``normgrad warmup``: compile kernels, so that no first call has to."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from .. import dtypes
 from ..backends import choice
-from . import info, show
+from ..machine import this_machine
+from ..operators.by_name import PLANNED
+from . import info, show, typical
 from .files import InputError
 
+if TYPE_CHECKING:
+    from ..backends.cpu.runtime import Unit
 
-def warmup() -> None:
-    """Compile every kernel that is not on disk yet; about a minute the first time."""
+_DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
+
+
+def warmup(
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Only for this operator: {', '.join(PLANNED)}."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Only for data of this dtype: {', '.join(_DTYPES)}."),
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Only for data in this layout: {', '.join(typical.LAYOUTS)} (several layouts, or "
+            "dtypes, in one call).",
+        ),
+    ] = None,
+) -> None:
+    """Compile kernels now, so that no first call has to.
+
+    As many processes compile as there are cores: all kernels take two of them some 25 seconds,
+    and less than one where they are on disk. Options can be given several times; without any,
+    everything is compiled.
+    """
+    for option, given, allowed in (
+        ("--operator", operator, PLANNED),
+        ("--dtype", dtype, _DTYPES),
+        ("--layout", layout, typical.LAYOUTS),
+    ):
+        for name in given or ():
+            if name not in allowed:
+                raise InputError(option, f"{name!r}; allowed: {', '.join(allowed)}")
     choice.check_numba()
-    from ..backends.cpu import runtime
+    from ..backends.cpu import disk, runtime
 
     if runtime.cache_folder() is None:
         raise InputError(
             "warmup", "no folder for compiled kernels can be written; set NUMBA_CACHE_DIR to one"
         )
     units = runtime.everything()
+    if operator or dtype or layout:
+        kinds = [dtypes.BY_NAME[name] for name in dtype or _DTYPES]
+        programs = typical.programs(operator or tuple(PLANNED), kinds, layout or typical.LAYOUTS)
+        wanted = {unit.name for program in programs for unit in runtime.units_of(program)}
+        units = [unit for unit in units if unit.name in wanted]
     start = time.perf_counter()
-    with show.progress(len(units)) as advance:
-        for name, compile_it in units:
-            advance(name, 0)
-            compile_it()
-            advance(name)
+    with show.progress(len(units)) as advance, disk.beforehand():
+        _compile(units, advance)
     seconds = time.perf_counter() - start
     show.table(
         [
@@ -37,3 +82,26 @@ def warmup() -> None:
             )
         ]
     )
+
+
+def _compile(units: Sequence[Unit], advance: Callable[..., Any]) -> None:
+    """Compile what is not on disk: in processes of their own if it is much, and else here."""
+    from ..backends.cpu import processes
+
+    rest = []
+    for unit in units:
+        if processes.is_kept(unit):
+            advance(unit.name)
+        else:
+            rest.append(unit)
+    count = min(this_machine().cores, len(rest) // processes.UNITS)
+    if count > 1:
+        advance(f"starting {count} processes", 0)
+        with closing(processes.compiled(rest, count)) as done:
+            for unit in done:
+                advance(unit.name)
+                rest.remove(unit)
+    for unit in rest:
+        advance(unit.name, 0)
+        unit.compile()
+        advance(unit.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import functional, nn, ops
 from .conversion import convert, convert_sync_batchnorm, revert
 from .overriding import install, override
+from .warming import warmup
 
 __all__ = [
     "convert",
@@ -15,4 +16,5 @@ __all__ = [
     "ops",
     "override",
     "revert",
+    "warmup",
 ]

@@ -9,8 +9,13 @@ own name, which begins with a digest of what it is for and of all that is in it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import pickle
+import sys
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,6 +88,71 @@ def _warn(why: object) -> None:
     )
 
 
+#: After so many seconds of compiling, whoever waits for it is told why.
+LONG = 2.0
+
+
+class NotKeptError(Exception):
+    """A kernel is not on disk, and none is to be compiled."""
+
+
+class _Compiling:
+    """What this process compiles, and whether whoever waits for it has been told.
+
+    Attributes:
+        allowed: whether anything may be compiled, rather than read from disk.
+        told: whether it has been said that kernels are compiled once, or is not to be.
+    """
+
+    def __init__(self) -> None:
+        self.allowed, self.told = True, False
+        self._seconds = self._start = 0.0
+
+    def begins(self) -> None:
+        """A kernel is not there. Forks wait meanwhile, for what is said too: see loading.py."""
+        if not self.allowed:
+            raise NotKeptError
+        if not self.told and self._seconds >= LONG:
+            self.told = True
+            _tell()
+        self._start = time.monotonic()
+
+    def ends(self) -> None:
+        """It is compiled."""
+        self._seconds += time.monotonic() - self._start
+
+
+_compiling = _Compiling()
+
+
+def _tell() -> None:
+    text = (
+        "compiling kernels, which is done once and takes some seconds: they are kept on disk. "
+        "`normgrad warmup` does it beforehand."
+    )
+    logging.getLogger("normgrad").info(text)
+    with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+        if sys.stderr.isatty():
+            print(f"normgrad: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def beforehand(compiles: bool = True) -> Iterator[None]:
+    """A context in which kernels are compiled for later, or only read: nobody waits for a call.
+
+    It is the whole process's.
+
+    Raises:
+        NotKeptError: inside, where a kernel would be compiled that is not to be.
+    """
+    before = _compiling.allowed, _compiling.told
+    _compiling.allowed, _compiling.told = compiles, True
+    try:
+        yield
+    finally:
+        _compiling.allowed, _compiling.told = before
+
+
 class KernelCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache on disk, with files of our own, and never in the way.
 
@@ -94,14 +164,17 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(self.cache_path, self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """A kernel from disk, or None."""
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # what cannot be read can raise anything
-            return None
+        """A kernel from disk, or None, where it is compiled next."""
+        found = None
+        with suppress(Exception):  # what cannot be read can raise anything
+            found = super().load_overload(sig, target_context)
+        if found is None:
+            _compiling.begins()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a kernel, or warn."""
+        """Keep a kernel that has been compiled, or warn."""
+        _compiling.ends()
         try:
             super().save_overload(sig, data)
         except Exception as error:

@@ -12,7 +12,7 @@ from numba import types
 from ... import native
 from . import block as B
 from .helpers import helper
-from .intrinsics import bits_of, call, external, get, int_buffer, integers_at, put
+from .intrinsics import bits_of, call, external, get, int_buffer, integers_at, not_inlined, put
 from .objects import (
     ADDRESS,
     BYTES,
@@ -125,12 +125,19 @@ def look(table, arguments, count):
 
 
 @helper
-def tell_addresses(plan, known, tensors, first, words, at, given, addresses):
+def is_brought(known, out, index):
+    """Whether the caller brought a result; ``out`` is None or a tuple."""
+    return not is_none(known, out) and not is_none(known, entry(known, out, index))
+
+
+@helper
+def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
     """Find where tensors are, if they are as the plan has them and whole; the words' new number.
 
-    -1 where they are not. ``first`` is the number of the first, and ``given`` has a bit for each
-    that the caller brought.
+    -1 where they are not. ``first`` is the number of the first. Those that ``out`` has were brought
+    to be written; the others, unless they are inputs, are our own.
     """
+    not_inlined()
     found = int_buffer(3)
     for index in range(length(tensors)):
         value = entry(known, tensors, index)
@@ -140,11 +147,11 @@ def tell_addresses(plan, known, tensors, first, words, at, given, addresses):
         for word in range(at, end):
             if get(words, word) != get(plan, B.E_WORDS + word):
                 return -1
-        if given >> index & 1:
-            if not holds_all(known, value, words, at, get(found, BYTES)):
-                return -1
-            if first > 0 and get(found, FLAGS) & native.ARRAY_WRITEABLE == 0:
-                return -1
+        brought = first > 0 and is_brought(known, out, index)
+        if (first == 0 or brought) and not holds_all(known, value, words, at, get(found, BYTES)):
+            return -1
+        if brought and get(found, FLAGS) & native.ARRAY_WRITEABLE == 0:
+            return -1
         at = end
         slot = get(plan, B.E_SLOTS + first + index)
         if slot >= 0:
@@ -178,23 +185,24 @@ def room_of(plan, known, workspace, words):
 def run(plan, arguments):
     """Compute with a call's objects; 0 if that was done."""
     known, given = integers_at(get(plan, B.E_KNOWN)), integers_at(arguments)
-    tensors, results, brought = get(given, 0), get(given, 1), integer(get(given, 2))
+    tensors, results, out, workspace = get(given, 2), get(given, 3), get(given, 4), get(given, 5)
     if not (
         is_tuple(known, tensors)
         and is_tuple(known, results)
         and length(tensors) == get(plan, B.E_INPUTS)
         and length(results) == get(plan, B.E_RESULTS)
+        and (is_none(known, out) or (is_tuple(known, out) and length(out) == length(results)))
     ):
         return 1
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(B.PLACES):
         put(addresses, slot, 0)
     inputs = length(tensors)
-    at = tell_addresses(plan, known, tensors, 0, words, 0, -1, addresses)
+    at = tell_addresses(plan, known, tensors, out, 0, words, 0, addresses)
     if at < 0:
         return 1
     put(words, at, _RESULTS)
-    at = tell_addresses(plan, known, results, inputs, words, at + 1, brought, addresses)
+    at = tell_addresses(plan, known, results, out, inputs, words, at + 1, addresses)
     if at != get(plan, B.E_LENGTH):
         return 1
     if get(plan, B.E_READS_DY) != 0:
@@ -203,17 +211,18 @@ def run(plan, arguments):
         put(addresses, B.DY, get(addresses, B.X))
     slots = 0
     for index in range(length(results)):
-        if brought >> index & 1:
-            slots |= 1 << get(plan, B.E_SLOTS + inputs + index)
+        slot = get(plan, B.E_SLOTS + inputs + index)
+        if slot >= 0 and is_brought(known, out, index):
+            slots |= 1 << slot
     if get(plan, B.E_WORKSPACE) > 0:
-        if is_none(known, get(given, 3)):
-            put(addresses, B.WORKSPACE, integer(get(given, 4)))
+        if is_none(known, workspace):
+            put(addresses, B.WORKSPACE, integer(get(given, 6)))
         else:
             slots |= 1 << B.WORKSPACE
-            put(addresses, B.WORKSPACE, room_of(plan, known, get(given, 3), words))
+            put(addresses, B.WORKSPACE, room_of(plan, known, workspace, words))
             if get(addresses, B.WORKSPACE) == 0:
                 return 1
-    team, threads = integer(get(given, 5)), integer(get(given, 6))
+    team, threads = integer(get(given, 0)), integer(get(given, 1))
     state = let_others_run(())
     status = call(
         get(plan, B.E_DRIVE),
@@ -233,7 +242,7 @@ def run(plan, arguments):
 
 
 def enter(table, arguments, count):
-    """Compute with a call's tensors, results, workspace and team; whether that was done."""
+    """Compute with a team, and a call's tensors, results and workspace; whether that was done."""
     plan = integers_at(long_value((table,)))
     status = 1
     if count == 7:

@@ -12,7 +12,17 @@ from numba import types
 
 from ... import native
 from .helpers import helper
-from .intrinsics import address_of, call, external, get, int32s_at, int_buffer, integers_at, put
+from .intrinsics import (
+    address_of,
+    call,
+    external,
+    get,
+    int32s_at,
+    int_buffer,
+    integers_at,
+    not_inlined,
+    put,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -26,13 +36,10 @@ ADDRESS, BYTES, FLAGS = 0, 1, 2
 DLTENSOR_WORDS = 6
 _CPU = 1  # DLPack's device of number 0 on the CPU, type and number as one word
 
-call_function = external("PyObject_CallOneArg")
-get_attribute = external("PyObject_GetAttr")
 truth = external("PyBool_FromLong")
 long_value = external("PyLong_AsLongLong")
 float_value = external("PyFloat_AsDouble", types.float64)
 bytes_from = external("PyBytes_FromStringAndSize")
-release = external("Py_DecRef")
 retain = external("Py_IncRef")
 clear_error = external("PyErr_Clear")
 raised = external("PyErr_Occurred")
@@ -84,6 +91,7 @@ def describe(known, value, words, at, found):
     ``found`` gets the address, and what else there is to know but not to be compared.
     -1 says that it is nothing that is known here, or not on the CPU.
     """
+    not_inlined()
     kind = type_of(value)
     put(found, ADDRESS, 0)
     put(found, FLAGS, native.ARRAY_WRITEABLE)
@@ -129,21 +137,15 @@ def holds_all(known, value, words, at, size):
 
     A storage can be resized under a tensor. A view that negates has other elements than its memory.
     """
+    not_inlined()
     if get(words, at) == 0 or get(words, at + 1) == get(known, native.NDARRAY):
         return True
-    negates = call_function((get(known, native.IS_NEG), value))
-    if negates == 0:
-        clear_error(())
+    implementation = get(integers_at(value), get(known, native.IMPLEMENTATION))
+    if get(integers_at(implementation), get(known, native.KEYS)) & get(known, native.NEGATES):
         return False
-    release((negates,))
-    held = get_attribute((value, get(known, native.CDATA)))
-    if held == 0:
-        clear_error(())
-        return False
-    # PyTorch's functions take a tensor's handle: the address of what holds the implementation's.
+    # PyTorch's functions take a tensor's handle: the address of what holds its implementation's.
     handle, room = int_buffer(1), int_buffer(2)
-    put(handle, 0, long_value((held,)))
-    release((held,))
+    put(handle, 0, implementation)
     if (
         call(get(known, native.STORAGE_SIZE), (handle, room)) != 0
         or call(get(known, native.STORAGE_OFFSET), (handle, address_of(room) + 8)) != 0
@@ -153,7 +155,6 @@ def holds_all(known, value, words, at, size):
     for axis in range(rank):
         count = get(words, at + 3 + axis)
         if count == 0:
-            return negates != get(known, native.TRUE)
+            return True
         last += (count - 1) * get(words, at + 3 + rank + axis)
-    reach = (get(room, 1) + last + 1) * size
-    return negates != get(known, native.TRUE) and reach <= get(room, 0)
+    return (get(room, 1) + last + 1) * size <= get(room, 0)

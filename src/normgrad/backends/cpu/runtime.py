@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -164,18 +164,14 @@ class Runner:
         #: What is compiled, kept for as long as its addresses are.
         self._compiled: list[CFunc] = []
         template = program.template.copy()
-        access = program.access
-        for tensor, (dtype, moved) in enumerate(zip(access.data, access.moved, strict=True)):
-            if moved:
-                mover = self._address(compiled_mover(dtype.code, access.dtype.code))
-                template[B.MOVERS + tensor] = mover
-                template[B.IN_TILES] = self._address(compiled_tiles())
+        for field, unit in _of_program(program).items():
+            template[field] = self._address(unit.compile())
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)
         for fields, step in zip(steps, program.steps, strict=True):
             for field, value in step.fields().items():
                 fields[field] = value
-            for field, function in self._functions(program, step).items():
-                fields[field] = self._address(function)
+            for field, unit in _of_step(program, step).items():
+                fields[field] = self._address(unit.compile())
         self._parallel = bool(steps[:, B.THREADS].any())
         driver, entry = compiled_driver(), compiled_entry()
         guards = guard.table(inputs, outputs, program.workspace_size)
@@ -199,25 +195,12 @@ class Runner:
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
         self._enter = python_function("enter", entry, table.ctypes.data)
+        #: As in choice.Entry.
+        self.enter: Callable[[Any, Any, Any, Any, int], bool] = (
+            self._enter_with_threads if self._parallel else partial(self._enter, *ALONE)
+        )
         native.look = look()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)(driver.address)
-
-    @staticmethod
-    def _functions(program: Program, step: Step) -> dict[int, CFunc]:
-        """What is compiled for a step, by the fields that hold its addresses."""
-        access = program.access
-        arithmetic_ = compiled_arithmetic(_ALONE.get(step.last, "channels"))
-        found = {B.RUN_TASKS: compiled_walk(), B.ARITHMETIC: arithmetic_}
-        for field, pattern, operation in (
-            (B.SUMS_KERNEL, access.pattern, step.sums),
-            (B.WRITE_KERNEL, access.pattern, None if step.columns else step.write),
-            (B.PARAMETER_KERNEL, "along", "parameters" if step.columns else None),
-        ):
-            if operation:
-                found[field] = compiled_kernel(pattern, operation, access.dtype.code)
-        if (step.before | step.after) & B.DO_COEFFICIENTS:
-            found[B.COEFFICIENTS] = compiled_arithmetic(program.coefficients)
-        return found
 
     def _address(self, function: CFunc) -> int:
         self._compiled.append(function)
@@ -252,57 +235,111 @@ class Runner:
         self._table[B.E_LENGTH] = len(words)
         return True
 
-    def enter(
-        self, tensors: tuple[Any, ...], results: tuple[Any, ...], given: int, workspace: Any,
-        scratch: int,
-    ) -> bool:  # fmt: skip
-        """Compute, if the tensors look as was learned, are whole, and can be written.
-
-        Args:
-            tensors, results: all of the operator's, None for those that are not there.
-            given: a bit for each result that the caller brought.
-            workspace: the caller's, or None.
-            scratch: the address of one of our own, where there is none.
-
-        Returns:
-            Whether that was done; if not, nothing was.
-        """
-        team = teams.ready() if self._parallel else ALONE
+    def _enter_with_threads(self, *call: Any) -> bool:
+        """Enter with a team, whose threads are started if need be."""
+        team = teams.ready()
         if team is not None:
-            done: bool = self._enter(tensors, results, given, workspace, scratch, *team)
+            done: bool = self._enter(*team, *call)
         else:
             with teams.made() as made:
-                done = self._enter(tensors, results, given, workspace, scratch, *made)
+                done = self._enter(*made, *call)
         return done
 
 
-def everything() -> list[tuple[str, Callable[[], Any]]]:
-    """All that can be compiled: what it is called, and what compiles it or reads it from disk."""
+class Unit(NamedTuple):
+    """One of the things that are compiled.
+
+    Attributes:
+        name: what it is called, for people and among all that there are.
+        compile: compiles it, or reads it from disk.
+    """
+
+    name: str
+    compile: Callable[[], Any]
+
+
+_WALK, _TILES = Unit("tasks", compiled_walk), Unit("tasks in tiles", compiled_tiles)
+_ENTRIES = (
+    Unit("driver", compiled_driver),
+    Unit("entry", compiled_entry),
+    Unit("look", compiled_look),
+)
+_OPENMP = Unit("threads of OpenMP", teams.compiled_share)
+_NUMBA = Unit("threads of Numba", teams.compiled_start)
+_DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
+
+
+def _arithmetic(name: str) -> Unit:
+    return Unit(f"arithmetic: {name}", partial(compiled_arithmetic, name))
+
+
+def _kernel(pattern: str, operation: str, code: int) -> Unit:
+    name = f"{operation} of {pattern}, {_DTYPES[code]}"
+    return Unit(name, partial(compiled_kernel, pattern, operation, code))
+
+
+def _mover(code: int, tile: int) -> Unit:
+    name = f"tiles of {_DTYPES[tile]} from {_DTYPES[code]}"
+    return Unit(name, partial(compiled_mover, code, tile))
+
+
+def _of_program(program: Program) -> dict[int, Unit]:
+    """What all steps of a program have in common, by the block's fields that hold its addresses."""
+    access = program.access
+    found = {
+        B.MOVERS + tensor: _mover(dtype.code, access.dtype.code)
+        for tensor, (dtype, moved) in enumerate(zip(access.data, access.moved, strict=True))
+        if moved
+    }
+    return {**found, B.IN_TILES: _TILES} if found else {}
+
+
+def _of_step(program: Program, step: Step) -> dict[int, Unit]:
+    """What a step takes, by the step's fields that hold its addresses."""
+    access = program.access
+    found = {B.RUN_TASKS: _WALK, B.ARITHMETIC: _arithmetic(_ALONE.get(step.last, "channels"))}
+    for field, pattern, operation in (
+        (B.SUMS_KERNEL, access.pattern, step.sums),
+        (B.WRITE_KERNEL, access.pattern, None if step.columns else step.write),
+        (B.PARAMETER_KERNEL, "along", "parameters" if step.columns else None),
+    ):
+        if operation:
+            found[field] = _kernel(pattern, operation, access.dtype.code)
+    if (step.before | step.after) & B.DO_COEFFICIENTS:
+        found[B.COEFFICIENTS] = _arithmetic(program.coefficients)
+    return found
+
+
+def units_of(program: Program) -> list[Unit]:
+    """All that a program may take, whoever's threads it will run with."""
+    units = [*_ENTRIES, *_of_program(program).values()]
+    for step in program.steps:
+        units += _of_step(program, step).values()
+    if any(step.fields()[B.THREADS] for step in program.steps):
+        units += [_OPENMP, _NUMBA]
+    return units
+
+
+def everything() -> list[Unit]:
+    """All that can be compiled here."""
+    # Where there are no threads, Numba compiles nothing for them.
+    return [unit for unit in all_units() if unit != _NUMBA or teams.has_numbas()]
+
+
+def all_units() -> list[Unit]:
+    """All that there is to compile."""
     singles, doubles = dtypes.float32.code, dtypes.float64.code
-    names = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
-    units: list[tuple[str, Callable[[], Any]]] = [
-        ("what Python calls", compiled_entry),
-        ("what tells calls apart", compiled_look),
-        ("driver", compiled_driver),
-        ("threads of OpenMP", teams.compiled_share),
-    ]
-    if teams.has_numbas():  # else Numba compiles nothing for them
-        units.append(("threads of Numba", teams.compiled_start))
-    units += [("tasks", compiled_walk), ("tasks in tiles", compiled_tiles)]
-    units += [(f"arithmetic: {name}", partial(compiled_arithmetic, name)) for name in _ARITHMETIC]
+    units = [*_ENTRIES, _OPENMP, _NUMBA, _WALK, _TILES, *map(_arithmetic, _ARITHMETIC)]
     units += [
-        (
-            f"{operation} of {pattern}, {names[code]}",
-            partial(compiled_kernel, pattern, operation, code),
-        )
+        _kernel(pattern, operation, code)
         for pattern, operation in KERNELS
-        for code in names
+        for code in _DTYPES
         if operation != "moments" or code not in (singles, doubles)
     ]
     units += [
-        (f"tiles of {names[tile]} from {names[code]}", partial(compiled_mover, code, tile))
-        for tile in names
-        for code in names
-        if tile in (code, doubles) or (tile == singles and code != doubles)
+        _mover(code, tile)
+        for tile in _DTYPES
+        for code in _DTYPES
+        if tile in (code, singles, doubles)
     ]
     return units

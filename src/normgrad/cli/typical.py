@@ -1,0 +1,105 @@
+"""Calls that stand for all of their kind: what ``normgrad warmup`` compiles for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..backends.cpu.program import Program, build
+from ..contract import Kind, Operator, check_inputs, check_outputs
+from ..dtypes import DType
+from ..layout import contiguous_strides
+from ..machine import this_machine
+from ..operators.by_name import PLANNED, choices_of
+from ..tensor import TensorSpec
+
+CONTIGUOUS, CHANNELS_LAST, MIXED = "contiguous", "channels-last", "mixed"
+LAYOUTS = (CONTIGUOUS, CHANNELS_LAST, MIXED)
+
+#: Samples, channels and positions: long channels, short ones, and those of one element. All are
+#: large enough for threads.
+_SHAPES = ((4, 64, 4096), (64, 64, 16), (256, 512, 1))
+_GROUPS, _RANKS = 8, 64
+#: What is asked for in a layer, in a network's first layer, and in one whose parameters are frozen.
+_MASKS = ((True, True, True), (False, True, True), (True, False, False))
+
+#: A layout and a dtype.
+_Look = tuple[str, DType]
+
+
+def programs(
+    operators: Sequence[str], dtypes: Sequence[DType], layouts: Sequence[str]
+) -> Iterator[Program]:
+    """Programs that take, all together, whatever such calls may take.
+
+    Args:
+        operators: by name.
+        dtypes: of the data; in mixed layouts, each tensor's its own.
+        layouts: of LAYOUTS; mixed are tensors of several layouts or dtypes.
+    """
+    looks = [(layout, dtype) for layout in (CONTIGUOUS, CHANNELS_LAST) for dtype in dtypes]
+    pairs = [(look, look) for look in looks if look[0] in layouts]
+    if MIXED in layouts:
+        pairs += itertools.permutations(looks, 2)
+    for name in operators:
+        operator = PLANNED[name]
+        for choices, shape in itertools.product(_choices(name), _SHAPES):
+            for one, other in pairs:
+                for optional in (True, False):
+                    yield _program(operator, choices, shape, one, other, optional)
+
+
+def _choices(name: str) -> Iterator[dict[str, Any]]:
+    """An operator's arguments that are not tensors, in every way that matters."""
+    known = choices_of(name)
+    values: dict[str, Sequence[Any]] = {"training": (True, False), "output_mask": _MASKS}
+    values |= {"eps": (1e-5,), "num_groups": (_GROUPS,)}
+    names = [choice for choice in known if choice in values]
+    for found in itertools.product(*(values[choice] for choice in names)):
+        yield {**known, **dict(zip(names, found, strict=True))}
+
+
+def _data(shape: tuple[int, ...], look: _Look) -> TensorSpec:
+    layout, dtype = look
+    samples, channels, positions = shape
+    if layout == CONTIGUOUS:
+        return TensorSpec(shape, dtype)
+    outer, position, channel = contiguous_strides((samples, positions, channels))
+    return TensorSpec(shape, dtype, (outer, channel, position))
+
+
+def _program(
+    operator: Operator,
+    choices: Mapping[str, Any],
+    shape: tuple[int, ...],
+    one: _Look,
+    other: _Look,
+    optional: bool,
+) -> Program:
+    """A program for data of one look, but for the first tensor and where optional ones are there.
+
+    The first is grad_out, or a forward pass's input.
+    """
+    samples, channels, _ = shape
+    small = {
+        Kind.CHANNEL: TensorSpec((channels,), "float32"),
+        Kind.GROUP: TensorSpec((samples, _GROUPS), "float32"),
+        Kind.RANKS: TensorSpec((_RANKS, channels), "float32"),
+        Kind.COUNT: TensorSpec((_RANKS,), "int32"),
+    }
+    options = operator.read_options(**choices)
+    specs: dict[str, TensorSpec | None] = {}
+    for index, parameter in enumerate(operator.parameters):
+        if parameter.kind is Kind.DATA:
+            specs[parameter.name] = _data(shape, other if index else one)
+        elif parameter.required or optional:
+            specs[parameter.name] = small[parameter.kind]
+    out = {
+        output.name: _data(shape, other)
+        for output in operator.outputs(options)
+        if output.kind is Kind.DATA
+    }
+    present = check_inputs(operator, options, specs)
+    outputs = check_outputs(operator, options, present, out)
+    return build(operator.problem(options, present, outputs), this_machine())
