@@ -398,6 +398,8 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
             plan = Plan(operator, options, *arguments.specs(), device=arguments.device)
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
+    if seen is None:  # the first plan of all brings what looks
+        seen = native.look(tensors, out, choices)
     if seen is not None:
         keep(_seen, (operator.name, seen), plan)
     return result

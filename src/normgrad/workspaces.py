@@ -170,7 +170,7 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
 
 class _Kept(threading.local):
     scratch: Scratch | None = None
-    size = -1
+    size = alignment = -1
 
 
 _kept = _Kept()
@@ -180,6 +180,6 @@ def scratch(size: int, alignment: int) -> Scratch:
     """This thread's own workspace on the CPU. Nothing runs in a thread while it is in a kernel."""
     if size > KEPT:
         return Scratch(size, alignment)
-    if _kept.size < size or _kept.scratch is None:
-        _kept.scratch, _kept.size = Scratch(size, alignment), size
+    if _kept.size < size or _kept.alignment != alignment or _kept.scratch is None:
+        _kept.scratch, _kept.size, _kept.alignment = Scratch(size, alignment), size, alignment
     return _kept.scratch

@@ -47,6 +47,7 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(kind, "runner", runner)
     monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "_seen", {})
     return names
 
 

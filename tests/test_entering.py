@@ -1,0 +1,302 @@
+"""Calls that compiled code takes at once, and those that it leaves to Python."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import normgrad as ng
+from normgrad import native, plans
+from normgrad.operators.by_name import PLANNED
+from normgrad.testing import FORWARD
+
+from .support import INTERPRETED, OPERATORS, bits, make, named
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(INTERPRETED, reason="it is the CPU's compiled code"),
+]
+
+KINDS = (*OPERATORS, *FORWARD)
+SHAPE = (3, 4, 5, 6)
+
+
+def as_torch(tensors):
+    return {name: None if v is None else torch.from_numpy(v) for name, v in tensors.items()}
+
+
+def call(case, tensors, **more):
+    return getattr(ng, case.name)(**tensors, **case.options, **more)
+
+
+def raw(result):
+    return [np.asarray(v).tobytes() for v in flat(result)]
+
+
+def flat(result):
+    return [v for v in named(result).values() if v is not None]
+
+
+@pytest.fixture
+def entered(monkeypatch):
+    """How often compiled code took a call, by what it said each time."""
+    said = []
+    again = plans.Plan.run_again
+
+    def watched(plan, *arguments):
+        found = again(plan, *arguments)
+        said.append(found is not None)
+        return found
+
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans.Plan, "run_again", watched)
+    return said
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_call_of_a_kind(entered, kind, framework):
+    case = make(kind, SHAPE, num_groups=2)
+    tensors = as_torch(case.tensors) if framework == "torch" else case.tensors
+    first = raw(call(case, tensors))
+    assert entered == []
+    again = call(case, tensors)
+    assert entered == [True]
+    assert raw(again) == first
+    # With results of the caller's: all of them, and the first alone.
+    out = again if len(named(again)) == 1 else tuple(again)
+    some = out if len(named(again)) == 1 else (again[0], *[None] * (len(again) - 1))
+    for given in (out, some):
+        del entered[:]
+        for _ in range(2):
+            flat(again)[0][...] = 7
+            found = call(case, tensors, out=given)
+            assert flat(found)[0] is flat(again)[0]
+            assert raw(found) == first
+        assert entered[-1:] == [True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_s_second_run(entered, kind):
+    case = make(kind, SHAPE, num_groups=2)
+    plan = ng.plan(case.name, **case.tensors, **case.options)
+    expected = bits(plan.run(**case.tensors))
+    size = max(plan.workspace_size, 2)
+    for make_workspace in (np.zeros, lambda n, dtype: torch.zeros(n, dtype=torch.uint8)):
+        workspace = make_workspace(size + 1, np.uint8)
+        for offset in (0, 1):
+            assert bits(plan.run(**case.tensors, workspace=workspace[offset:])) == expected
+    assert entered == [False, True, True, True, True]
+
+
+def test_arguments_that_are_no_tensors_tell_calls_apart():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    stats = np.zeros(3, np.float32), np.ones(3, np.float32)
+
+    def results():
+        for training in (True, False):
+            for mask in ((True, True, True), (True, False, True)):
+                for eps in (1e-5, 0.5, 2):
+                    found = ng.batch_norm_backward(
+                        x, x, None, *stats, training=training, eps=eps, output_mask=mask
+                    )
+                    yield bits(found)
+
+    first = list(results())
+    assert list(results()) == first
+    assert len({str(each) for each in first}) == 12
+    with pytest.raises(TypeError, match=r"^training: 1; allowed: True or False"):
+        ng.batch_norm_backward(x, x, None, *stats, training=1)
+    with pytest.raises(TypeError, match=r"^channel_axis: True; allowed: an integer"):
+        ng.batch_norm_backward(x, x, None, *stats, training=True, channel_axis=True)
+
+
+def other_strides(x):
+    return x.flip(0)[:1].expand(2, -1, -1)
+
+
+def shrunk(x):
+    x = x.clone()
+    x.untyped_storage().resize_(x.nbytes - 1)
+    return x
+
+
+#: What looks like a tensor that compiled code has taken, and is not, and what is said of it.
+UNLIKE = {
+    "another class": (lambda x: x.as_subclass(type("Mine", (torch.Tensor,), {})), None),
+    "negated": (torch._neg_view, None),
+    "another dtype": (lambda x: x.double(), None),
+    "other strides": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), None),
+    "another shape": (lambda x: x[:1], None),
+    "gradients": (lambda x: x.clone().requires_grad_(), None),
+    "a parameter": (torch.nn.Parameter, None),
+    "sparse": (lambda x: x.to_sparse(), (TypeError, "input: a tensor with layout torch.sparse")),
+    "complex": (lambda x: x.to(torch.complex64), (TypeError, "input: dtype complex64; allowed: ")),
+    "meta": (lambda x: x.to("meta"), (ValueError, "input: on device meta")),
+    "nested": (
+        lambda x: torch.nested.nested_tensor(list(x)),
+        (TypeError, "input: a nested tensor; allowed"),
+    ),
+    "shrunk": (shrunk, (ValueError, "input: a storage of 95 bytes from the first element on")),
+    "freed": (
+        lambda x: (y := x.clone(), y.untyped_storage().resize_(0))[0],
+        (ValueError, "input: a storage of 0 bytes"),
+    ),
+    "number": (lambda x: 1.0, (TypeError, "input: a float; allowed: ")),
+    "NumPy's": (lambda x: x.numpy(), (TypeError, "input: a NumPy array among PyTorch tensors")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("what", UNLIKE)
+def test_what_compiled_code_does_not_know(what):
+    change, wrong = UNLIKE[what]
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    for _ in range(2):
+        ng.batch_norm_backward(x, x, training=True)
+    other = change(x)
+    if wrong is None:
+        y = x[:1] if what == "another shape" else x
+        dense = other.detach().as_subclass(torch.Tensor).resolve_neg().clone()
+        expected = ng.batch_norm_backward(y.numpy(), dense.numpy(), training=True)
+        for _ in range(3):
+            found = ng.batch_norm_backward(y, other, training=True)
+            for mine, theirs in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(mine.numpy(), theirs)
+        return
+    error, message = wrong
+    out = torch.full((2, 3, 4), 7.0)
+    for _ in range(3):
+        with pytest.raises(error) as raised:
+            ng.batch_norm_backward(x, other, training=True, out=(out, None, None))
+        assert str(raised.value).startswith(message)
+    assert (out == 7).all()
+
+
+def test_batched_tensors():
+    """They are of PyTorch's own class, and have no memory of their own."""
+    x = torch.randn(2, 2, 3, 4)
+    ng.batch_norm_backward(x[0], x[0], training=True)
+
+    def inside(part):
+        with pytest.raises(TypeError, match=r"^grad_out: a Tensor without memory of its own"):
+            ng.batch_norm_backward(part, part, training=True)
+        return part
+
+    torch.func.vmap(inside)(x)
+
+
+def test_results_that_cannot_be_written():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    out = np.zeros_like(x)
+    for _ in range(2):
+        ng.batch_norm_backward(x, x + 1, training=True, out=(out, None, None))
+    out[...] = 7
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^out\[0\] \(grad_input\): a read-only array"):
+        ng.batch_norm_backward(x, x + 1, training=True, out=(out, None, None))
+    assert (out == 7).all()
+
+
+def test_results_that_share_memory():
+    memory = np.zeros(60, np.float32)
+    x, out = memory[:24].reshape(2, 3, 4), memory[24:48].reshape(2, 3, 4)
+    for _ in range(2):
+        ng.batch_norm_backward(x, x, training=True, out=(out, None, None))
+    memory[...] = 7
+    shifted = memory[20:44].reshape(2, 3, 4)
+    with pytest.raises(ValueError, match=r"^out\[0\] \(grad_input\): shares memory with grad_out"):
+        ng.batch_norm_backward(x, x, training=True, out=(shifted, None, None))
+    # Between each other's elements, which takes an exact look.
+    pairs = memory[:48].reshape(2, 3, 4, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    even[...] = np.arange(24).reshape(2, 3, 4)
+    expected = ng.batch_norm_backward(even.copy(), even.copy(), training=True).grad_input
+    for _ in range(3):
+        ng.batch_norm_backward(even, even, training=True, out=(odd, None, None))
+        np.testing.assert_array_equal(odd, expected)
+
+
+def test_nothing_is_kept_or_lost():
+    """References are as before, whether a call was taken or not."""
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    a = x.numpy()
+    held = [x, a, a.dtype, torch.Tensor, np.ndarray, type(None)]
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
+    scratch = torch.zeros(plan.workspace_size, dtype=torch.uint8)
+    negated = torch._neg_view(x)
+
+    def calls():
+        ng.batch_norm_backward(x, x, training=True)
+        ng.batch_norm_backward(a, a, training=True)
+        plan.run(x, x, workspace=scratch)
+        native.look((x, negated.to_sparse(), None), None, (True, 1.5, 3, (False,)))
+        native.look([x], None, ())
+        ng.batch_norm_backward(x, negated, training=True)
+
+    for _ in range(5):
+        calls()
+    gc.collect()
+    before = [sys.getrefcount(each) for each in held]
+    blocks = sys.getallocatedblocks()
+    for _ in range(500):
+        calls()
+    gc.collect()
+    assert [sys.getrefcount(each) for each in held] == before
+    assert sys.getallocatedblocks() - blocks < 200
+
+
+def test_under_python_s_debug_allocator():
+    """Nothing is written beyond its memory, or released twice."""
+    code = (
+        "import gc, torch, numpy as np, normgrad as ng\n"
+        "x = torch.randn(2, 3, 4, 5)\n"
+        "for n in range(300):\n"
+        "    y = x if n % 3 else x.numpy()\n"
+        "    out = (y.clone(), None, None) if n % 7 == 1 and n % 3 else None\n"
+        "    ng.batch_norm_backward(y, y, training=True, out=out)\n"
+        "    ng.batch_norm_backward(x[:, :, n % 4:], x[:, :, n % 4:], training=True)\n"
+        "    try: ng.batch_norm_backward(x, x.to_sparse(), training=True)\n"
+        "    except TypeError: pass\n"
+        "    gc.collect() if n % 100 == 0 else None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("missing", [native.TENSOR, native.NDARRAY])
+def test_without_what_it_takes_to_read_them(entered, monkeypatch, missing):
+    """A PyTorch without the exchange API, or a Python with other objects."""
+    without = native.known.copy()
+    without[missing] = 0
+    if missing == native.TENSOR:
+        without[native.PARAMETER] = 0
+    case = make("train", SHAPE)
+    tensors = as_torch(case.tensors) if missing == native.TENSOR else case.tensors
+    expected = raw(call(case, tensors))
+    before = native.known.copy()
+    native.known[:] = without
+    try:
+        del entered[:]
+        for _ in range(3):
+            found = call(case, tensors)
+            assert raw(found) == expected
+        assert True not in entered
+    finally:
+        native.known[:] = before
+
+
+def test_every_operator_is_tried_here():
+    assert {make(kind, SHAPE, num_groups=2).name for kind in KINDS} <= set(PLANNED)
