@@ -377,13 +377,9 @@ def keep(cache: dict[Hashable, _T], key: Hashable, value: _T) -> None:
 
 def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]) -> Any:
     """What the public functions do; ``choices`` are their arguments that are no tensors."""
-    seen = native.look(tensors, out, choices)
-    if seen is not None:
-        plan = _seen.get((operator.name, seen))
-        if plan is not None:
-            again = plan.run_again(tensors, out, None)
-            if again is not None:
-                return again
+    again = call_again(operator, tensors, out, choices)
+    if again is not None:
+        return again
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
@@ -398,8 +394,23 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
             plan = Plan(operator, options, *arguments.specs(), device=arguments.device)
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
-    if seen is None:  # the first plan of all brings what looks
-        seen = native.look(tensors, out, choices)
+    seen = native.look(tensors, out, choices)
     if seen is not None:
         keep(_seen, (operator.name, seen), plan)
     return result
+
+
+def call_again(
+    operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]
+) -> Any:
+    """Compute by the plan of an earlier call that looked alike; None where there is none."""
+    plan = planned(operator, tensors, out, choices)
+    return None if plan is None else plan.run_again(tensors, out, None)
+
+
+def planned(
+    operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]
+) -> Plan | None:
+    """The plan of an earlier call that looked alike."""
+    seen = native.look(tensors, out, choices)
+    return None if seen is None else _seen.get((operator.name, seen))

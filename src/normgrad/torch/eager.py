@@ -7,6 +7,8 @@ to the same kernels, and to the same derivatives of higher order.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +16,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .. import operators
+from .. import native, operators, plans
+from ..contract import Operator
+from ..operators.by_name import PLANNED
+from ..plans import Plan
 from . import ops
 from .kernels import output_for
 from .nodes import given, kept_statistics
@@ -22,33 +27,43 @@ from .nodes import given, kept_statistics
 _C = torch._C
 _CPU, _CUDA = _C.DispatchKey.CPU, _C.DispatchKey.CUDA
 _NONE = (None, None)
+_any_requires_grad = _C._any_requires_grad
+BATCH_NORM, BATCH_NORM_BACKWARD = PLANNED["batch_norm"], PLANNED["batch_norm_backward"]
+GROUP_NORM, GROUP_NORM_BACKWARD = PLANNED["group_norm"], PLANNED["group_norm_backward"]
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
-def alone(*tensors: Any) -> bool:
-    """Whether these are plain tensors (or None), and nothing but autograd sees what is called."""
-    if (
+def unwatched() -> bool:
+    """Whether nothing but autograd sees what is called."""
+    return not (
         torch.compiler.is_compiling()
         or _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or _C._get_tracing_state()
-    ):
-        return False
-    for value in tensors:  # noqa: SIM110 - a small call's time
-        if type(value) not in _PLAIN:
-            return False
-    return True
+    )
+
+
+def plain(*tensors: Any) -> bool:
+    """Whether these are plain tensors, or None."""
+    return all(type(value) in _PLAIN for value in tensors)
 
 
 def _kernels_suffice(grad_out: Tensor) -> bool:
     """Whether a gradient is wanted for itself alone, not to be differentiated or transformed."""
-    if torch.is_grad_enabled() or not alone(grad_out):
+    if torch.is_grad_enabled() or not unwatched() or not plain(grad_out):
         return False
     # Autograd has a vmap of its own, whose tensors look like any others.
     keys = _C._dispatch_keys(grad_out)
     return bool(keys.has(_CPU) or keys.has(_CUDA))
+
+
+def _gradients_again(operator: Operator, tensors: Any, choices: Any) -> Any:
+    """Gradients that are wanted for themselves alone, as such tensors had them before; or None."""
+    if torch.is_grad_enabled() or not unwatched():
+        return None
+    return plans.call_again(operator, tensors, None, choices)
 
 
 class BatchNorm(_SingleLevelFunction):
@@ -75,8 +90,12 @@ class BatchNorm(_SingleLevelFunction):
         mask = ctx.needs_input_grad[1:4]
         training = ctx.training
         statistics = (None, None, mean, spread) if training else (mean, spread, None, None)
-        if _kernels_suffice(grad_out):
-            found: Any = operators.batch_norm_backward(
+        tensors = (grad_out, input, weight, *statistics)
+        found = _gradients_again(BATCH_NORM_BACKWARD, tensors, (training, ctx.eps, mask, 1))
+        if found is not None:
+            pass
+        elif _kernels_suffice(grad_out):
+            found = operators.batch_norm_backward(
                 grad_out, input, weight, *statistics, training=training, eps=ctx.eps,
                 output_mask=mask,
             )  # fmt: skip
@@ -89,15 +108,13 @@ class BatchNorm(_SingleLevelFunction):
 
 
 class GroupNorm(_SingleLevelFunction):
-    """Group norm's node: ``apply((output, mean, rstd), input, weight, bias, sizes, group)``."""
+    """Group norm's node: ``apply((output, mean, rstd), input, weight, bias, group)``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, sizes: Any, group: int
-    ) -> Tensor:
+    def forward(ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, group: int) -> Tensor:
         """Keep what the gradients need."""
         output, mean, rstd = made
-        ctx.sizes, ctx.group = sizes, group
+        ctx.group = group
         ctx.save_for_backward(input, weight, mean, rstd)
         return output
 
@@ -106,24 +123,47 @@ class GroupNorm(_SingleLevelFunction):
         """The gradients."""
         input, weight, mean, rstd = ctx.saved_tensors
         mask = ctx.needs_input_grad[1:4]
-        if _kernels_suffice(grad_out):
-            found: Any = operators.group_norm_backward(
+        tensors = (grad_out, input, mean, rstd, weight)
+        found = _gradients_again(GROUP_NORM_BACKWARD, tensors, (ctx.group, mask, 1))
+        if found is not None:
+            pass
+        elif _kernels_suffice(grad_out):
+            found = operators.group_norm_backward(
                 grad_out, input, mean, rstd, weight, num_groups=ctx.group, output_mask=mask
             )
         else:
+            sizes = input.shape[0], input.shape[1], prod(input.shape[2:])
             found = ops.native_group_norm_backward(
-                grad_out, input, mean, rstd, weight, *ctx.sizes, ctx.group, mask
+                grad_out, input, mean, rstd, weight, *sizes, ctx.group, mask
             )
             found = given(found, mask)
-        return None, *found, None, None
+        return None, *found, None
 
 
-def _needs_node(*tensors: Any) -> bool:
-    if torch.is_grad_enabled():
-        for value in tensors:
-            if value is not None and value.requires_grad:
-                return True
-    return False
+#: The plans of layers' calls that were made before, by how they looked.
+_batch_norms: dict[Hashable, Plan] = {}
+_group_norms: dict[Hashable, Plan] = {}
+
+
+def batch_norm_again(
+    input: Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor | None:
+    """What :func:`batch_norm` does, if it has done it for such arguments; else None."""
+    tensors = (input, weight, bias, running_mean, running_var)
+    seen = native.look(tensors, None, (training, momentum, eps))
+    plan = None if seen is None else _batch_norms.get(seen)
+    if plan is None or _any_requires_grad(running_mean, running_var):
+        return None
+    out = (None, None, None, running_mean, running_var) if training else None
+    made = plan.run_again(tensors, out, None)
+    return None if made is None else _with_batch_norm_s_node(made, *tensors, training, eps)
 
 
 def batch_norm(
@@ -137,12 +177,32 @@ def batch_norm(
     eps: float,
 ) -> Tensor:
     """Batch norm; in training the running statistics are updated in place."""
-    output, mean, spread, _, _ = operators.batch_norm(
-        input, weight, bias, running_mean, running_var,
-        training=training, momentum=momentum, eps=eps,
-        out=(output_for(input), None, None, *((running_mean, running_var) if training else _NONE)),
-    )  # fmt: skip
-    if not _needs_node(input, weight, bias):
+    output = output_for(input)
+    tensors = (input, weight, bias, running_mean, running_var)
+    out = (output, None, None, *((running_mean, running_var) if training else _NONE))
+    made = operators.batch_norm(*tensors, training=training, momentum=momentum, eps=eps, out=out)
+    if output is None:
+        plan = plans.planned(BATCH_NORM, tensors, out, (training, momentum, eps, 1))
+        seen = native.look(tensors, None, (training, momentum, eps))
+        if plan is not None and seen is not None:
+            plans.keep(_batch_norms, seen, plan)
+    return _with_batch_norm_s_node(made, *tensors, training, eps)
+
+
+def _with_batch_norm_s_node(
+    made: Any,
+    input: Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    eps: float,
+) -> Tensor:
+    """The output, with a node of autograd where gradients may be wanted."""
+    output: Tensor
+    output, mean, spread, _, _ = made
+    if not (torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)):
         return output
     if not training:
         # They may be updated before the gradients are asked for.
@@ -150,17 +210,35 @@ def batch_norm(
     return BatchNorm.apply((output, mean, spread), input, weight, bias, training, eps)
 
 
+def group_norm_again(
+    input: Tensor, weight: Any, bias: Any, group: int, eps: float
+) -> Tensor | None:
+    """What :func:`group_norm` does, if it has done it for such arguments; else None."""
+    tensors = (input, weight, bias)
+    seen = native.look(tensors, None, (group, eps))
+    plan = None if seen is None else _group_norms.get(seen)
+    made = None if plan is None else plan.run_again(tensors, None, None)
+    return None if made is None else _with_group_norm_s_node(made, *tensors, group)
+
+
 def group_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    sizes: tuple[int, int, int],
-    group: int,
-    eps: float,
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float
 ) -> Tensor:
     """Group norm."""
-    out = (output_for(input), None, None)
-    made = operators.group_norm(input, weight, bias, num_groups=group, eps=eps, out=out)
-    if not _needs_node(input, weight, bias):
-        return made[0]
-    return GroupNorm.apply(made, input, weight, bias, sizes, group)
+    output = output_for(input)
+    tensors, out = (input, weight, bias), (output, None, None)
+    made = operators.group_norm(*tensors, num_groups=group, eps=eps, out=out)
+    if output is None:
+        plan = plans.planned(GROUP_NORM, tensors, out, (group, eps, 1))
+        seen = native.look(tensors, None, (group, eps))
+        if plan is not None and seen is not None:
+            plans.keep(_group_norms, seen, plan)
+    return _with_group_norm_s_node(made, *tensors, group)
+
+
+def _with_group_norm_s_node(made: Any, input: Tensor, weight: Any, bias: Any, group: int) -> Tensor:
+    """The output, with a node of autograd where gradients may be wanted."""
+    output: Tensor = made[0]
+    if not (torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)):
+        return output
+    return GroupNorm.apply(made, input, weight, bias, group)

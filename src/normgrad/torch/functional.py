@@ -50,7 +50,14 @@ def batch_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    alone = eager.alone(input, running_mean, running_var, weight, bias)
+    unwatched = eager.unwatched()
+    if unwatched:
+        again = eager.batch_norm_again(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+        if again is not None:
+            return again
+    alone = unwatched and eager.plain(input, running_mean, running_var, weight, bias)
     if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         return handle_torch_function(
             batch_norm,
@@ -239,7 +246,12 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    alone = eager.alone(input, weight, bias)
+    unwatched = eager.unwatched()
+    if unwatched:
+        again = eager.group_norm_again(input, weight, bias, num_groups, eps)
+        if again is not None:
+            return again
+    alone = unwatched and eager.plain(input, weight, bias)
     if not alone and has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(
             group_norm, (input, weight, bias), input, num_groups, weight, bias, eps
@@ -257,11 +269,10 @@ def group_norm(
     if input.is_cuda and torch.is_autocast_enabled("cuda"):
         input = _as_autocast_has_it(input)
         weight, bias = _as_autocast_has_it(weight), _as_autocast_has_it(bias)
+    if alone:
+        return eager.group_norm(input, weight, bias, num_groups, eps)
     samples, channels = input.shape[0], input.shape[1]
     positions = prod(input.shape[2:])
-    if alone:
-        sizes = (samples, channels, positions)
-        return eager.group_norm(input, weight, bias, sizes, num_groups, eps)
     return ops.native_group_norm(
         input, weight, bias, samples, channels, positions, num_groups, eps
     )[0]
