@@ -27,7 +27,6 @@ from .nodes import given, kept_statistics
 _C = torch._C
 _CPU, _CUDA = _C.DispatchKey.CPU, _C.DispatchKey.CUDA
 _NONE = (None, None)
-_any_requires_grad = _C._any_requires_grad
 BATCH_NORM, BATCH_NORM_BACKWARD = PLANNED["batch_norm"], PLANNED["batch_norm_backward"]
 GROUP_NORM, GROUP_NORM_BACKWARD = PLANNED["group_norm"], PLANNED["group_norm_backward"]
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
@@ -140,6 +139,17 @@ class GroupNorm(_SingleLevelFunction):
         return None, *found, None
 
 
+def _requires_grad(value: Tensor | None) -> bool:
+    return value is not None and value.requires_grad
+
+
+def _needs_node(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether gradients may be wanted."""
+    return torch.is_grad_enabled() and (
+        input.requires_grad or _requires_grad(weight) or _requires_grad(bias)
+    )
+
+
 #: The plans of layers' calls that were made before, by how they looked.
 _batch_norms: dict[Hashable, Plan] = {}
 _group_norms: dict[Hashable, Plan] = {}
@@ -159,7 +169,7 @@ def batch_norm_again(
     tensors = (input, weight, bias, running_mean, running_var)
     seen = native.look(tensors, None, (training, momentum, eps))
     plan = None if seen is None else _batch_norms.get(seen)
-    if plan is None or _any_requires_grad(running_mean, running_var):
+    if plan is None or _requires_grad(running_mean) or _requires_grad(running_var):
         return None
     out = (None, None, None, running_mean, running_var) if training else None
     made = plan.run_again(tensors, out, None)
@@ -202,7 +212,7 @@ def _with_batch_norm_s_node(
     """The output, with a node of autograd where gradients may be wanted."""
     output: Tensor
     output, mean, spread, _, _ = made
-    if not (torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)):
+    if not _needs_node(input, weight, bias):
         return output
     if not training:
         # They may be updated before the gradients are asked for.
@@ -239,6 +249,6 @@ def group_norm(
 def _with_group_norm_s_node(made: Any, input: Tensor, weight: Any, bias: Any, group: int) -> Tensor:
     """The output, with a node of autograd where gradients may be wanted."""
     output: Tensor = made[0]
-    if not (torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)):
+    if not _needs_node(input, weight, bias):
         return output
     return GroupNorm.apply(made, input, weight, bias, group)
