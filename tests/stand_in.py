@@ -123,7 +123,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
 def forget(monkeypatch: Any) -> None:
     """Nothing is known of devices and plans, now and afterwards."""
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     monkeypatch.setattr(devices, "_known", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._triton.__wrapped__))
 

@@ -106,7 +106,7 @@ def on_device(made_up: Device) -> Iterator[None]:
         mock.patch.object(device, "INTERPRETED", made_up),
         mock.patch.object(choice, "_triton", cache(choice._Triton)),
         mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._seen, clear=True),
+        mock.patch.dict(plans._ready, clear=True),
     ):
         yield
 
@@ -130,6 +130,6 @@ def cut_finely() -> Iterator[None]:
         mock.patch.object(program, "streams", return_value=True),
         mock.patch.object(program, "fetches_ahead", return_value=True),
         mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._seen, clear=True),
+        mock.patch.dict(plans._ready, clear=True),
     ):
         yield

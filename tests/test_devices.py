@@ -552,7 +552,7 @@ def test_the_cpu_s_tensors_by_triton_s_interpreter(interpreted, monkeypatch, kin
     assert interpreted.scratch == []
     monkeypatch.delenv("NORMGRAD_BACKEND")
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     assert bits(case.call()) == got
     assert len(interpreted.launches) == 1
 

@@ -185,7 +185,7 @@ def test_specs_that_no_memory_could_hold():
 
 def test_nan_options_are_cached_too(monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     case = make("train", (3, 4, 5))
     for eps in (float("nan"), np.float32("nan"), -float("nan")):
         case.options["eps"] = eps
@@ -312,7 +312,7 @@ def test_errors_of_the_workspace():
 
 def test_functions_use_cached_plans(monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     case = make("train", (3, 4, 5))
     for _ in range(3):
         case.call()

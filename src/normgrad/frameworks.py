@@ -507,8 +507,8 @@ def of_torch() -> Torch:
     return _torch
 
 
-def written(value: Any) -> None:
-    """Tell the framework of what may be a tensor that its memory was written."""
-    framework = BY_TYPE.get(type(value))
+def written(values: Sequence[Any]) -> None:
+    """Tell the framework of what may be tensors, all of one kind, that their memory was written."""
+    framework = BY_TYPE.get(type(values[0])) if values else None
     if framework is not None:
-        framework.wrote([value])
+        framework.wrote(values)

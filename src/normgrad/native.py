@@ -8,7 +8,7 @@ are read by Python, as all are that nothing else is known of.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ MAX_RANK = 8
 (
     NONE, TRUE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
-    IMPLEMENTATION, KEYS, NEGATES,
+    IMPLEMENTATION, KEYS, NEGATES, TEAM,
     FIELDS,
-) = range(17)  # fmt: skip
+) = range(18)  # fmt: skip
 
 # NumPy's PyArrayObject, whose fields programs in C may use: in words, or half words where it says
 # so. The type is the second word of every object.
@@ -63,6 +63,9 @@ class _Exchange(ctypes.Structure):
         ("stream", ctypes.c_void_p),
     )
 
+
+#: A plan that is ready: its table's address, and what makes new results.
+Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...]]
 
 #: What is known, and what has to live as long as it is.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)
@@ -143,12 +146,13 @@ def _library(torch: Any) -> ctypes.CDLL:
     return ctypes.CDLL(str(found[0]))
 
 
-def _nothing_known(tensors: Any, out: Any, choices: Any) -> bytes | None:
+def _nothing_known(plans: Any, tensors: Any, out: Any, choices: Any) -> Any:
     return None
 
 
-#: What tells calls apart: of tensors, results and choices it makes bytes; None where there is
-#: something among them that compiled code does not know. The CPU's backend brings it.
-look: Callable[[Any, Any, Any], bytes | None] = _nothing_known
+#: What compiled code makes of a call, by plans that are ready for some: the results; or, where none
+#: is, what tells the call from others, as bytes; or None where it does not know some argument. The
+#: CPU's backend brings it.
+answer: Callable[[Mapping[bytes, Ready] | None, Any, Any, Any], Any] = _nothing_known
 
 _find_python()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from . import contract, devices, layout, memory, native, workspaces
+from . import contract, devices, frameworks, layout, memory, native
 from .arguments import Arguments, out_entries
 from .backends import choice
 from .contract import Operator, Options
@@ -20,6 +20,7 @@ from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
 from .workspaces import Scratch
 
+_K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
 #: Plans kept; a training loop needs one for each layer's shape.
@@ -38,10 +39,6 @@ def _fits(spec: TensorSpec | None, expected: TensorSpec | None) -> bool:
     if spec is None or expected is None or spec.elements:
         return spec == expected
     return (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
-
-
-def _nothing(like: Any) -> None:
-    """Make the result that is masked off."""
 
 
 class Plan:
@@ -82,11 +79,9 @@ class Plan:
         self.workspace_size = self._program.workspace_size
         self.path = self._program.path
         self._runner: choice.Runner | None = None
-        # What makes new results, and of which of the tensors that came in; once calls are entered
-        # by compiled code.
-        self._makers: tuple[tuple[Callable[[Any], Any], int], ...] = ()
-        self._enter: Callable[[Any, Any, Any, Any, int], bool]
-        self._wrote: Callable[[Sequence[Any]], None]
+        #: What compiled code computes with; None before it has been told how the tensors look.
+        self.ready: native.Ready | None = None
+        self._entry: choice.Entry
         # What has been compared with the plan's specs and found equal, in each framework's terms.
         self._known: set[Hashable] = set()
 
@@ -189,46 +184,29 @@ class Plan:
 
         Compiled code compares them, and finds out whether their memory can be used.
         """
-        makers = self._makers
-        if not makers:
+        if self.ready is None:
             return None
+        if out is not None and self._operator.out_is_tensor:
+            out = (out,)
         try:
-            if out is None:
-                results = tuple([make(tensors[like]) for make, like in makers])
-            else:
-                if self._operator.out_is_tensor:
-                    out = (out,)
-                results = tuple(
-                    [
-                        make(tensors[like]) if value is None else value
-                        for value, (make, like) in zip(out, makers, strict=True)
-                    ]
-                )
-        except Exception:  # whatever it is, run_checked has words for it
+            results = self._entry.enter(tensors, out, workspace)
+        except Exception:  # whatever new results raised, run_checked has words for it
             return None
-        scratch, address = None, 0
-        if workspace is None and self.workspace_size:
-            scratch = workspaces.scratch(self.workspace_size, self._backend.alignment)
-            address = scratch.address
-        if not self._enter(tensors, results, out, workspace, address):
+        if results is None:
             return None
         if out is not None:
-            self._wrote([value for value in out if value is not None])
+            frameworks.written([value for value in out if value is not None])
         return self._operator.result(results)
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
         """Have compiled code take tensors like these, where all are as the caller gave them."""
         entry, framework = self._runner, arguments.framework
-        if (
-            arguments.changed
-            or not isinstance(entry, choice.Entry)
-            or not entry.learn(arguments.values, tuple(results))
-        ):
+        if arguments.changed or not isinstance(entry, choice.Entry):
             return
-        makers: list[tuple[Callable[[Any], Any], int]] = []
+        makers: list[tuple[Callable[[Any], Any], int] | None] = []
         for place in self._outputs:
             if place is None:
-                makers.append((_nothing, 0))
+                makers.append(None)
                 continue
             spec = place.spec
             alike = (
@@ -238,8 +216,8 @@ class Plan:
                 else -1
             )
             makers.append((framework.maker(spec, alike >= 0), max(alike, 0)))
-        self._enter, self._wrote = entry.enter, framework.wrote
-        self._makers = tuple(makers)
+        self.ready = entry.learn(arguments.values, tuple(results), makers)
+        self._entry = entry
 
     def _compare(self, arguments: Arguments) -> None:
         """Compare the tensors with the plan's device and specs."""
@@ -301,7 +279,7 @@ class Plan:
             results[index] = new
             addresses[place.slot] = framework.address(place.name, new)
         if self.workspace_size:
-            scratch = self._scratch(workspace)
+            scratch = Scratch(self.workspace_size, self._backend.alignment, workspace, self.device)
             addresses[WORKSPACE] = scratch.address
 
         if not arguments.looked_at or self._may_be_wrong(arguments, workspace):
@@ -321,12 +299,6 @@ class Plan:
                 )
         self._learn(arguments, results)
         return self._operator.result(results)
-
-    def _scratch(self, workspace: Any) -> Scratch:
-        size, alignment = self.workspace_size, self._backend.alignment
-        if workspace is None and not self._on_gpu:
-            return workspaces.scratch(size, alignment)
-        return Scratch(size, alignment, workspace, self.device)
 
     def _may_be_wrong(self, arguments: Arguments, workspace: Any) -> bool:
         """Whether memory on a GPU has to be looked at: what is given to be written, or nowhere."""
@@ -363,11 +335,11 @@ class Plan:
 
 
 _plans: dict[Hashable, Plan] = {}
-#: The same plans, by how compiled code tells calls apart.
-_seen: dict[Hashable, Plan] = {}
+#: Those that compiled code is told of, by their operator and what tells calls apart.
+_ready: dict[str, dict[bytes, native.Ready]] = {}
 
 
-def keep(cache: dict[Hashable, _T], key: Hashable, value: _T) -> None:
+def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
     """Remember a value, and forget the oldest where there are too many."""
     while len(cache) >= CACHE_SIZE:
         with suppress(StopIteration, RuntimeError):  # another thread came in between
@@ -394,23 +366,36 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
             plan = Plan(operator, options, *arguments.specs(), device=arguments.device)
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
-    seen = native.look(tensors, out, choices)
-    if seen is not None:
-        keep(_seen, (operator.name, seen), plan)
+    if plan.ready is not None:
+        seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
+        if seen is not None:
+            keep(_ready.setdefault(operator.name, {}), seen, plan.ready)
     return result
+
+
+def _as_tuple(operator: Operator, out: Any) -> Any:
+    return (out,) if operator.out_is_tensor and out is not None else out
+
+
+def ready_for(operator: Operator, key: bytes) -> native.Ready | None:
+    """The plan of earlier calls that ``native.answer`` gave this key."""
+    return _ready.get(operator.name, {}).get(key)
 
 
 def call_again(
     operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]
 ) -> Any:
     """Compute by the plan of an earlier call that looked alike; None where there is none."""
-    plan = planned(operator, tensors, out, choices)
-    return None if plan is None else plan.run_again(tensors, out, None)
-
-
-def planned(
-    operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]
-) -> Plan | None:
-    """The plan of an earlier call that looked alike."""
-    seen = native.look(tensors, out, choices)
-    return None if seen is None else _seen.get((operator.name, seen))
+    plans = _ready.get(operator.name)
+    if plans is None:
+        return None
+    out = _as_tuple(operator, out)
+    try:
+        results = native.answer(plans, tensors, out, choices)
+    except Exception:  # whatever new results raised, run_checked has words for it
+        return None
+    if type(results) is not tuple:
+        return None
+    if out is not None:
+        frameworks.written([value for value in out if value is not None])
+    return operator.result(results)

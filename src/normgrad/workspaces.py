@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import devices, frameworks, memory
-
-#: Workspaces up to this many bytes are kept, one for each thread, for calls that bring none.
-KEPT = 1 << 20
 
 
 class Scratch:
@@ -166,20 +162,3 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     if not isinstance(value, np.ndarray):
         array = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
     return Memory(array.ctypes.data, array.nbytes, array, writeable)
-
-
-class _Kept(threading.local):
-    scratch: Scratch | None = None
-    size = alignment = -1
-
-
-_kept = _Kept()
-
-
-def scratch(size: int, alignment: int) -> Scratch:
-    """This thread's own workspace on the CPU. Nothing runs in a thread while it is in a kernel."""
-    if size > KEPT:
-        return Scratch(size, alignment)
-    if _kept.size < size or _kept.alignment != alignment or _kept.scratch is None:
-        _kept.scratch, _kept.size, _kept.alignment = Scratch(size, alignment), size, alignment
-    return _kept.scratch

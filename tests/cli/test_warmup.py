@@ -61,7 +61,7 @@ def test_everything_is_every_kernel_a_program_can_name():
 # What is asked for
 
 #: What every program takes that is for several threads.
-ALWAYS = ("driver", "entry", "look", "threads of OpenMP", "threads of Numba", "tasks")
+ALWAYS = ("driver", "entry", "answer", "threads of OpenMP", "threads of Numba", "tasks")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def planned_for(made_up: Device) -> Iterator[None]:
         mock.patch.object(selfcheck, "settled", return_value=True),
         mock.patch.object(choice, "_triton", cache(choice._Triton)),
         mock.patch.dict(plans._plans, clear=True),
-        mock.patch.dict(plans._seen, clear=True),
+        mock.patch.dict(plans._ready, clear=True),
     ):
         yield
 

@@ -22,7 +22,7 @@ def test_the_first_use_checks_all_cases(monkeypatch, tmp_path):
     monkeypatch.setattr(selfcheck, "_known", {})
     monkeypatch.setattr(choice, "_triton", cache(choice._Triton))
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     found = device.of(0)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.ones(1, device=GPU)

@@ -47,7 +47,7 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(kind, "runner", runner)
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     return names
 
 

@@ -228,7 +228,7 @@ class aclTensor:
 
     def wrote(self) -> None:
         """Told after its memory was written."""
-        frameworks.written(self.memory.owner)
+        frameworks.written([self.memory.owner])
 
     def __repr__(self) -> str:
         return (

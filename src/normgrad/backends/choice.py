@@ -22,6 +22,7 @@ from ..settings import SettingError
 from .cpu import program as cpu
 
 if TYPE_CHECKING:
+    from ..native import Ready
     from ..overlap import Place
     from ..problem import Problem
 
@@ -86,20 +87,36 @@ class Runner(Protocol):
 class Entry(Runner, Protocol):
     """A program that compiled code takes a call's tensors to, if it has seen such before."""
 
-    def learn(self, tensors: tuple[Any, ...], results: tuple[Any, ...]) -> bool:
+    def learn(
+        self,
+        tensors: tuple[Any, ...],
+        results: tuple[Any, ...],
+        makers: Sequence[tuple[Callable[[Any], Any], int] | None],
+    ) -> Ready | None:
         """Take it that calls may be entered with tensors that look like these.
 
-        False where compiled code does not know them.
+        Args:
+            tensors, results: all of the operator's, None for those that are not there.
+            makers: what makes each result, and of which tensor; None where there is none.
+
+        Returns:
+            What calls compute with that come by their key; None where compiled code does not know
+            the tensors.
         """
 
-    @property
-    def enter(self) -> Callable[[Any, Any, Any, Any, int], bool]:
-        """What computes, if the tensors look as was learned, are whole, and can be written.
+    def enter(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
+        """Compute, if the tensors look as was learned, are whole, and can be written.
 
-        It takes tuples of all of the operator's tensors and results, None for those that are not
-        there; None, or a tuple that has those of the results that the caller brought; the caller's
-        workspace, or None; and the address of one of our own. It says whether it computed; if not,
-        nothing was done.
+        Args:
+            tensors: all of the operator's, None for those that are not there.
+            out: None, or a tuple that has those of the results that the caller brought.
+            workspace: the caller's, or None.
+
+        Returns:
+            The results as a tuple; None, with nothing done, where the tensors are not such.
+
+        Raises:
+            Exception: whatever new results raise.
         """
 
 

@@ -471,7 +471,7 @@ def infiniopBatchNormBackward(
     except Exception as error:
         raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
     for name in OUTPUTS:
-        frameworks.written(values[name])
+        frameworks.written([values[name]])
 
 
 def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:

@@ -7,7 +7,6 @@ to the same kernels, and to the same derivatives of higher order.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import prod
 from typing import Any
 
@@ -16,10 +15,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .. import native, operators, plans
+from .. import frameworks, native, operators
 from ..contract import Operator
 from ..operators.by_name import PLANNED
-from ..plans import Plan
+from ..plans import call_again, keep, ready_for
 from . import ops
 from .kernels import output_for
 from .nodes import given, kept_statistics
@@ -62,7 +61,7 @@ def _gradients_again(operator: Operator, tensors: Any, choices: Any) -> Any:
     """Gradients that are wanted for themselves alone, as such tensors had them before; or None."""
     if torch.is_grad_enabled() or not unwatched():
         return None
-    return plans.call_again(operator, tensors, None, choices)
+    return call_again(operator, tensors, None, choices)
 
 
 class BatchNorm(_SingleLevelFunction):
@@ -139,8 +138,8 @@ class GroupNorm(_SingleLevelFunction):
         return None, *found, None
 
 
-def _requires_grad(value: Tensor | None) -> bool:
-    return value is not None and value.requires_grad
+def _requires_grad(value: Any) -> bool:
+    return value is not None and getattr(value, "requires_grad", False)
 
 
 def _needs_node(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -150,9 +149,28 @@ def _needs_node(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bo
     )
 
 
-#: The plans of layers' calls that were made before, by how they looked.
-_batch_norms: dict[Hashable, Plan] = {}
-_group_norms: dict[Hashable, Plan] = {}
+#: The plans of calls that were made before, for ``native.answer``.
+_batch_norms: dict[bytes, native.Ready] = {}
+_group_norms: dict[bytes, native.Ready] = {}
+
+
+def _again(plans: dict[bytes, native.Ready], tensors: Any, out: Any, choices: Any) -> Any:
+    """The results of a call, if such a one was made before; else None."""
+    try:
+        made = native.answer(plans, tensors, out, choices)
+    except Exception:  # whatever new results raised, the long way has words for it
+        return None
+    return made if type(made) is tuple else None
+
+
+def _remember(
+    plans: dict[bytes, native.Ready], operator: Operator, tensors: Any, out: Any, choices: Any
+) -> None:
+    """Have such a call made again without a look at its arguments."""
+    key = native.answer(None, tensors, out, choices)
+    ready = None if key is None else ready_for(operator, key)
+    if key is not None and ready is not None:
+        keep(plans, key, ready)
 
 
 def batch_norm_again(
@@ -166,14 +184,16 @@ def batch_norm_again(
     eps: float,
 ) -> Tensor | None:
     """What :func:`batch_norm` does, if it has done it for such arguments; else None."""
-    tensors = (input, weight, bias, running_mean, running_var)
-    seen = native.look(tensors, None, (training, momentum, eps))
-    plan = None if seen is None else _batch_norms.get(seen)
-    if plan is None or _requires_grad(running_mean) or _requires_grad(running_var):
+    if _requires_grad(running_mean) or _requires_grad(running_var):
         return None
-    out = (None, None, None, running_mean, running_var) if training else None
-    made = plan.run_again(tensors, out, None)
-    return None if made is None else _with_batch_norm_s_node(made, *tensors, training, eps)
+    tensors = (input, weight, bias, running_mean, running_var)
+    updated = (running_mean, running_var) if training else _NONE
+    made = _again(_batch_norms, tensors, (None, None, None, *updated), (training, momentum, eps, 1))
+    if made is None:
+        return None
+    if updated[0] is not None:
+        frameworks.written(updated)
+    return _with_batch_norm_s_node(made, *tensors, training, eps)
 
 
 def batch_norm(
@@ -192,10 +212,7 @@ def batch_norm(
     out = (output, None, None, *((running_mean, running_var) if training else _NONE))
     made = operators.batch_norm(*tensors, training=training, momentum=momentum, eps=eps, out=out)
     if output is None:
-        plan = plans.planned(BATCH_NORM, tensors, out, (training, momentum, eps, 1))
-        seen = native.look(tensors, None, (training, momentum, eps))
-        if plan is not None and seen is not None:
-            plans.keep(_batch_norms, seen, plan)
+        _remember(_batch_norms, BATCH_NORM, tensors, out, (training, momentum, eps, 1))
     return _with_batch_norm_s_node(made, *tensors, training, eps)
 
 
@@ -225,9 +242,7 @@ def group_norm_again(
 ) -> Tensor | None:
     """What :func:`group_norm` does, if it has done it for such arguments; else None."""
     tensors = (input, weight, bias)
-    seen = native.look(tensors, None, (group, eps))
-    plan = None if seen is None else _group_norms.get(seen)
-    made = None if plan is None else plan.run_again(tensors, None, None)
+    made = _again(_group_norms, tensors, None, (group, eps, 1))
     return None if made is None else _with_group_norm_s_node(made, *tensors, group)
 
 
@@ -236,13 +251,10 @@ def group_norm(
 ) -> Tensor:
     """Group norm."""
     output = output_for(input)
-    tensors, out = (input, weight, bias), (output, None, None)
+    tensors, out = (input, weight, bias), None if output is None else (output, None, None)
     made = operators.group_norm(*tensors, num_groups=group, eps=eps, out=out)
     if output is None:
-        plan = plans.planned(GROUP_NORM, tensors, out, (group, eps, 1))
-        seen = native.look(tensors, None, (group, eps))
-        if plan is not None and seen is not None:
-            plans.keep(_group_norms, seen, plan)
+        _remember(_group_norms, GROUP_NORM, tensors, None, (group, eps, 1))
     return _with_group_norm_s_node(made, *tensors, group)
 
 

@@ -65,7 +65,7 @@ def test_pytorch_s_results_are_the_oracle_s(case):
 def test_our_results_are_within_their_bound(monkeypatch):
     """By Triton's interpreter where tests are, else by the CPU's kernels; none of it is kept."""
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     verdict = selfcheck.check("cpu", MADE_UP)
     assert verdict == selfcheck.Verdict(date.today().isoformat(), 26, "")
     assert plans._plans == {}
@@ -334,7 +334,7 @@ def test_a_first_call_checks_before_it_computes(checks, monkeypatch):
     backend._checked = False
     monkeypatch.setattr(choice, "_triton", lambda index: backend)
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(plans, "_seen", {})
+    monkeypatch.setattr(plans, "_ready", {})
     run(make("train", (3, 4, 5)))
     assert checks == [MADE_UP]
     assert backend._checked

@@ -166,6 +166,8 @@ E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_GUARDS, E_WORKSPACE = (
 )  # fmt: skip
 ENTRIES_MAX, WORDS_MAX = 16, 320
 E_INPUTS, E_RESULTS, E_SLOTS = _entry(), _entry(), _entry(ENTRIES_MAX)
-E_READS_DY, E_READS_X = _entry(), _entry()
+E_READS_DY, E_READS_X, E_PARALLEL = _entry(), _entry(), _entry()
+# Which of the inputs each result is made like.
+E_LIKES = _entry(ENTRIES_MAX)
 E_LENGTH, E_WORDS = _entry(), _entry(WORDS_MAX)
 ENTRY_FIELDS = _entry.end

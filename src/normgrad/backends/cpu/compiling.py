@@ -43,12 +43,12 @@ _FASTCALL = 0x80
 _methods: dict[str, tuple[CFunc, _Method]] = {}
 
 
-def python_function(name: str, function: CFunc, table: int) -> Callable[..., Any]:
-    """A function that Python calls without anything between, with a table's address."""
+def python_function(name: str, function: CFunc, owner: Any) -> Callable[..., Any]:
+    """A function that Python calls without anything between; it gets its owner too."""
     if name not in _methods:
         _methods[name] = function, _Method(name.encode(), function.address, _FASTCALL, None)
     make = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.c_void_p
     )(("PyCFunction_NewEx", ctypes.pythonapi))
-    made: Callable[..., Any] = make(ctypes.byref(_methods[name][1]), table, None)
+    made: Callable[..., Any] = make(ctypes.byref(_methods[name][1]), owner, None)
     return made

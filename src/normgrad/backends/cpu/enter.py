@@ -17,20 +17,28 @@ from .objects import (
     ADDRESS,
     BYTES,
     FLAGS,
+    allocate,
     bytes_from,
+    call_nothing,
+    call_object,
     clear_error,
     describe,
     entry,
+    find,
+    first_entry,
     float_value,
+    free,
     holds_all,
     integer,
     is_none,
     is_tuple,
     length,
     long_value,
+    new_tuple,
     raised,
+    release,
     retain,
-    truth,
+    set_entry,
     type_of,
 )
 from .program import ALIGNMENT
@@ -108,22 +116,6 @@ def key_of(known, tensors, out, choices, words):
     return at
 
 
-def look(table, arguments, count):
-    """What tells a call from others, as bytes: of its tensors, results and choices.
-
-    None where there is something among them that is only known to Python.
-    """
-    known, given = integers_at(long_value((table,))), integers_at(arguments)
-    words = int_buffer(KEY_MAX)
-    at = -1
-    if count == 3:
-        at = key_of(known, get(given, 0), get(given, 1), get(given, 2), words)
-    if at < 0:
-        retain((get(known, native.NONE),))
-        return get(known, native.NONE)
-    return bytes_from((words, 8 * at))
-
-
 @helper
 def is_brought(known, out, index):
     """Whether the caller brought a result; ``out`` is None or a tuple."""
@@ -160,6 +152,12 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
 
 
 @helper
+def aligned(address):
+    """The first address from one on where a workspace may begin."""
+    return (address + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@helper
 def room_of(plan, known, workspace, words):
     """The first aligned address of a workspace, if it is large enough; else 0."""
     found = int_buffer(3)
@@ -178,22 +176,13 @@ def room_of(plan, known, workspace, words):
         or whole * get(words, 3) < get(plan, B.E_WORKSPACE)
     ):
         return 0
-    return (get(found, ADDRESS) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return aligned(get(found, ADDRESS))
 
 
 @helper
-def run(plan, arguments):
+def run(plan, known, team, threads, tensors, results, out, workspace):
     """Compute with a call's objects; 0 if that was done."""
-    known, given = integers_at(get(plan, B.E_KNOWN)), integers_at(arguments)
-    tensors, results, out, workspace = get(given, 2), get(given, 3), get(given, 4), get(given, 5)
-    if not (
-        is_tuple(known, tensors)
-        and is_tuple(known, results)
-        and length(tensors) == get(plan, B.E_INPUTS)
-        and length(results) == get(plan, B.E_RESULTS)
-        and (is_none(known, out) or (is_tuple(known, out) and length(out) == length(results)))
-    ):
-        return 1
+    not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(B.PLACES):
         put(addresses, slot, 0)
@@ -214,15 +203,17 @@ def run(plan, arguments):
         slot = get(plan, B.E_SLOTS + inputs + index)
         if slot >= 0 and is_brought(known, out, index):
             slots |= 1 << slot
+    scratch, own = 0, 0
     if get(plan, B.E_WORKSPACE) > 0:
         if is_none(known, workspace):
-            put(addresses, B.WORKSPACE, integer(get(given, 6)))
+            own = allocate((get(plan, B.E_WORKSPACE),))
+            scratch = aligned(own)
         else:
             slots |= 1 << B.WORKSPACE
-            put(addresses, B.WORKSPACE, room_of(plan, known, workspace, words))
-            if get(addresses, B.WORKSPACE) == 0:
-                return 1
-    team, threads = integer(get(given, 0)), integer(get(given, 1))
+            scratch = room_of(plan, known, workspace, words)
+        if scratch == 0:
+            return 1
+    put(addresses, B.WORKSPACE, scratch)
     state = let_others_run(())
     status = call(
         get(plan, B.E_DRIVE),
@@ -238,13 +229,109 @@ def run(plan, arguments):
         ),
     )
     come_back((state,))
+    free((own,))
     return status
 
 
-def enter(table, arguments, count):
-    """Compute with a team, and a call's tensors, results and workspace; whether that was done."""
-    plan = integers_at(long_value((table,)))
+@helper
+def results_of(plan, known, makers, tensors, out):
+    """A new tuple of the caller's results and of new ones; 0 if Python raised an error."""
+    results = new_tuple((length(makers),))
+    if results == 0:
+        return 0
+    for index in range(length(makers)):
+        maker = entry(known, makers, index)
+        if is_brought(known, out, index):
+            value = entry(known, out, index)
+            retain((value,))
+        elif is_none(known, maker):
+            value = maker
+            retain((value,))
+        else:
+            value = call_object((maker, entry(known, tensors, get(plan, B.E_LIKES + index))))
+            if value == 0:
+                release((results,))
+                return 0
+        set_entry((results, index, value))
+    return results
+
+
+@helper
+def compute(known, ready, tensors, out, workspace, team, threads):
+    """The results, computed as a plan does that is ready; None if not, 0 if Python raised."""
+    plan, makers = integers_at(integer(entry(known, ready, 0))), entry(known, ready, 1)
+    nothing = get(known, native.NONE)
+    retain((nothing,))
+    if not (
+        is_tuple(known, tensors)
+        and length(tensors) == get(plan, B.E_INPUTS)
+        and (is_none(known, out) or (is_tuple(known, out) and length(out) == length(makers)))
+    ):
+        return nothing
+    results = results_of(plan, known, makers, tensors, out)
     status = 1
-    if count == 7:
-        status = run(plan, arguments)
-    return truth((1 - status,))
+    if results != 0:
+        status = run(plan, known, team, threads, tensors, results, out, workspace)
+    if results == 0 or status == 0:
+        release((nothing,))
+        return results
+    release((results,))
+    return nothing
+
+
+def enter(ready, arguments, count):
+    """The results of a call, from its tensors, results or None, workspace or None, and team's
+    address and size.
+
+    None, with nothing done, if the plan is not ready for them.
+    """
+    plan, given = integers_at(integer(first_entry(ready))), integers_at(arguments)
+    known = integers_at(get(plan, B.E_KNOWN))
+    team, threads = integer(get(given, 3)), integer(get(given, 4))
+    return compute(known, ready, get(given, 0), get(given, 1), get(given, 2), team, threads)
+
+
+@helper
+def compute_alone(known, ready, tensors, out):
+    """As ``compute``, with a workspace of our own and this thread's team."""
+    plan, nothing = integers_at(integer(entry(known, ready, 0))), get(known, native.NONE)
+    if get(plan, B.E_PARALLEL) == 0:
+        return compute(known, ready, tensors, out, nothing, 0, 1)
+    team = call_nothing((get(known, native.TEAM),))
+    if team == 0 or is_none(known, team):
+        return team
+    address, threads = integer(entry(known, team, 0)), integer(entry(known, team, 1))
+    release((team,))
+    return compute(known, ready, tensors, out, nothing, address, threads)
+
+
+def answer(table, arguments, count):
+    """The results of a call, if it looks like one that a plan is ready for; else its key.
+
+    The arguments are the plans by their calls' keys, tensors, results or None, and choices. A key
+    is bytes; there is none, but None, where something is only known to Python.
+    """
+    known, given = integers_at(long_value((table,))), integers_at(arguments)
+    plans, tensors, out = get(given, 0), get(given, 1), get(given, 2)
+    words = int_buffer(KEY_MAX)
+    at = -1
+    if count == 4:
+        at = key_of(known, tensors, out, get(given, 3), words)
+    if at < 0:
+        retain((get(known, native.NONE),))
+        return get(known, native.NONE)
+    key = bytes_from((words, 8 * at))
+    if key == 0 or is_none(known, plans):
+        return key
+    ready = find((plans, key))
+    if ready != 0:
+        # Another thread may forget it meanwhile.
+        retain((ready,))
+        results = compute_alone(known, ready, tensors, out)
+        release((ready,))
+        if results == get(known, native.NONE):
+            release((results,))
+        else:
+            release((key,))
+            return results
+    return key

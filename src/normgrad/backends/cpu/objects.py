@@ -36,11 +36,15 @@ ADDRESS, BYTES, FLAGS = 0, 1, 2
 DLTENSOR_WORDS = 6
 _CPU = 1  # DLPack's device of number 0 on the CPU, type and number as one word
 
-truth = external("PyBool_FromLong")
 long_value = external("PyLong_AsLongLong")
 float_value = external("PyFloat_AsDouble", types.float64)
 bytes_from = external("PyBytes_FromStringAndSize")
-retain = external("Py_IncRef")
+retain, release = external("Py_IncRef"), external("Py_DecRef")
+call_object, call_nothing = external("PyObject_CallOneArg"), external("PyObject_CallNoArgs")
+new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem")
+tuple_entry = external("PyTuple_GetItem")
+find = external("PyDict_GetItemWithError")
+allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
 clear_error = external("PyErr_Clear")
 raised = external("PyErr_Occurred")
 
@@ -67,6 +71,12 @@ def length(values):
 def entry(known, values, index):
     """An entry of a tuple, borrowed."""
     return get(integers_at(values + get(known, native.TUPLE_ENTRIES)), index)
+
+
+@helper
+def first_entry(values):
+    """The first entry of a tuple, borrowed, where nothing is known yet."""
+    return tuple_entry((values, 0))
 
 
 @helper

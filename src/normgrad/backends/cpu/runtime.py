@@ -136,16 +136,16 @@ def compiled_entry() -> CFunc:
 
 
 @cache
-def compiled_look() -> CFunc:
-    """What tells calls apart, compiled or from the disk."""
-    return compiled(enter.look, enter.SIGNATURE)
+def compiled_answer() -> CFunc:
+    """What Python calls without a plan, compiled or from the disk."""
+    return compiled(enter.answer, enter.SIGNATURE)
 
 
 @cache
-def look() -> Callable[..., bytes | None]:
-    """What tells calls apart: of tensors, results and choices it makes bytes, unless it finds
-    something that compiled code does not know."""
-    return python_function("look", compiled_look(), native.known.ctypes.data)
+def answer() -> Callable[..., Any]:
+    """As ``native.answer``."""
+    native.known[native.TEAM] = id(teams.ready)
+    return python_function("answer", compiled_answer(), native.known.ctypes.data)
 
 
 #: In the place of the outputs that were given: nothing is looked at.
@@ -173,7 +173,7 @@ class Runner:
             for field, unit in _of_step(program, step).items():
                 fields[field] = self._address(unit.compile())
         self._parallel = bool(steps[:, B.THREADS].any())
-        driver, entry = compiled_driver(), compiled_entry()
+        driver = compiled_driver()
         guards = guard.table(inputs, outputs, program.workspace_size)
         table = np.zeros(B.ENTRY_FIELDS, np.int64)
         self._arrays = template, steps, guards, table
@@ -184,6 +184,7 @@ class Runner:
             B.E_STEPS: steps.ctypes.data,
             B.E_STEP_COUNT: len(steps),
             B.E_GUARDS: guards.ctypes.data,
+            B.E_PARALLEL: self._parallel,
             B.E_WORKSPACE: program.workspace_size,
             B.E_INPUTS: len(inputs),
             B.E_RESULTS: len(outputs),
@@ -194,12 +195,7 @@ class Runner:
         for index, place in enumerate((*inputs, *outputs)):
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
-        self._enter = python_function("enter", entry, table.ctypes.data)
-        #: As in choice.Entry.
-        self.enter: Callable[[Any, Any, Any, Any, int], bool] = (
-            self._enter_with_threads if self._parallel else partial(self._enter, *ALONE)
-        )
-        native.look = look()
+        native.answer = answer()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)(driver.address)
 
     def _address(self, function: CFunc) -> int:
@@ -222,28 +218,32 @@ class Runner:
             with teams.made() as made:
                 drive(made)
 
-    def learn(self, tensors: tuple[Any, ...], results: tuple[Any, ...]) -> bool:
-        """Take it that calls may be entered with tensors that look like these.
-
-        False where compiled code does not know them.
-        """
-        key = look()(tensors, results, ())
+    def learn(
+        self,
+        tensors: tuple[Any, ...],
+        results: tuple[Any, ...],
+        makers: Sequence[tuple[Callable[[Any], Any], int] | None],
+    ) -> native.Ready | None:
+        """As :meth:`.choice.Entry.learn`."""
+        key = answer()(None, tensors, results, ())
         if key is None:
-            return False
+            return None
         words = np.frombuffer(key, np.int64)
         self._table[B.E_WORDS : B.E_WORDS + len(words)] = words
         self._table[B.E_LENGTH] = len(words)
-        return True
+        for index, made in enumerate(makers):
+            self._table[B.E_LIKES + index] = 0 if made is None else made[1]
+        ready = self._table.ctypes.data, tuple([made and made[0] for made in makers])
+        self._enter = python_function("enter", compiled_entry(), ready)
+        return ready
 
-    def _enter_with_threads(self, *call: Any) -> bool:
-        """Enter with a team, whose threads are started if need be."""
-        team = teams.ready()
+    def enter(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
+        """As :meth:`.choice.Entry.enter`."""
+        team = teams.ready() if self._parallel else ALONE
         if team is not None:
-            done: bool = self._enter(*team, *call)
-        else:
-            with teams.made() as made:
-                done = self._enter(*made, *call)
-        return done
+            return self._enter(tensors, out, workspace, *team)
+        with teams.made() as made:
+            return self._enter(tensors, out, workspace, *made)
 
 
 class Unit(NamedTuple):
@@ -262,7 +262,7 @@ _WALK, _TILES = Unit("tasks", compiled_walk), Unit("tasks in tiles", compiled_ti
 _ENTRIES = (
     Unit("driver", compiled_driver),
     Unit("entry", compiled_entry),
-    Unit("look", compiled_look),
+    Unit("answer", compiled_answer),
 )
 _OPENMP = Unit("threads of OpenMP", teams.compiled_share)
 _NUMBA = Unit("threads of Numba", teams.compiled_start)

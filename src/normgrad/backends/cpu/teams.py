@@ -172,13 +172,23 @@ def ready() -> Team | None:
     wanted = threads.wanted_threads()
     if wanted == 1:
         return ALONE
-    functions = openmp.of_torch()
+    functions = None if wanted is None else openmp.of_torch()
     if wanted is None or functions is None:
-        return None
+        return _numbas_usual(wanted)
     count = min(wanted, numba.config.NUMBA_NUM_THREADS)
     if count == 1:
         return ALONE
     return _team(functions, count) if count <= _threads.most.size else None
+
+
+def _numbas_usual(wanted: int | None) -> Team | None:
+    """Numba's threads, if they are started, as many as it is set to, and for several calls."""
+    if not _threads.started or not isinstance(_threads.one_at_a_time, nullcontext):
+        return None
+    usual = int(numba.get_num_threads())
+    if usual > _threads.most.size or wanted not in (None, usual):
+        return None
+    return ALONE if usual == 1 else _team(None, usual)
 
 
 @contextmanager
