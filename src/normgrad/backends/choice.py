@@ -104,19 +104,14 @@ class Entry(Runner, Protocol):
             the tensors.
         """
 
-    def enter(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Compute, if the tensors look as was learned, are whole, and can be written.
+    @property
+    def enter(self) -> Callable[[tuple[Any, ...], Any, Any], Any]:
+        """What computes, if the tensors look as was learned, are whole, and can be written.
 
-        Args:
-            tensors: all of the operator's, None for those that are not there.
-            out: None, or a tuple that has those of the results that the caller brought.
-            workspace: the caller's, or None.
-
-        Returns:
-            The results as a tuple; None, with nothing done, where the tensors are not such.
-
-        Raises:
-            Exception: whatever new results raise.
+        It takes all of the operator's tensors, None for those that are not there; None, or a tuple
+        that has those of the results that the caller brought; and the caller's workspace, or None.
+        It returns the results as a tuple; or None, with nothing done, where the tensors are not
+        such. It raises whatever new results raise.
         """
 
 

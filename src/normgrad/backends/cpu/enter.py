@@ -280,14 +280,16 @@ def compute(known, ready, tensors, out, workspace, team, threads):
 
 
 def enter(ready, arguments, count):
-    """The results of a call, from its tensors, results or None, workspace or None, and team's
-    address and size.
+    """The results of a call, from its tensors, results or None, and workspace or None.
 
-    None, with nothing done, if the plan is not ready for them.
+    Then may come a team's address and size. None, with nothing done, if the plan is not ready for
+    them.
     """
     plan, given = integers_at(integer(first_entry(ready))), integers_at(arguments)
     known = integers_at(get(plan, B.E_KNOWN))
-    team, threads = integer(get(given, 3)), integer(get(given, 4))
+    team, threads = 0, 1
+    if count == 5:
+        team, threads = integer(get(given, 3)), integer(get(given, 4))
     return compute(known, ready, get(given, 0), get(given, 1), get(given, 2), team, threads)
 
 

@@ -152,6 +152,10 @@ def answer() -> Callable[..., Any]:
 UNGUARDED = -1
 
 
+def _not_ready(tensors: tuple[Any, ...], out: Any, workspace: Any) -> None:
+    """Enter before any tensors were learned."""
+
+
 class Runner:
     """A program with its kernels compiled, ready for a call's tensors, or for their addresses."""
 
@@ -195,6 +199,8 @@ class Runner:
         for index, place in enumerate((*inputs, *outputs)):
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
+        #: As in choice.Entry.
+        self.enter: Callable[[tuple[Any, ...], Any, Any], Any] = _not_ready
         native.answer = answer()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)(driver.address)
 
@@ -235,11 +241,12 @@ class Runner:
             self._table[B.E_LIKES + index] = 0 if made is None else made[1]
         ready = self._table.ctypes.data, tuple([made and made[0] for made in makers])
         self._enter = python_function("enter", compiled_entry(), ready)
+        self.enter = self._enter_in_a_team if self._parallel else self._enter
         return ready
 
-    def enter(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """As :meth:`.choice.Entry.enter`."""
-        team = teams.ready() if self._parallel else ALONE
+    def _enter_in_a_team(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
+        """Enter with this thread's team, which is made if need be."""
+        team = teams.ready()
         if team is not None:
             return self._enter(tensors, out, workspace, *team)
         with teams.made() as made:
