@@ -260,6 +260,20 @@ def test_nothing_is_kept_or_lost():
     assert sys.getallocatedblocks() - blocks < 200
 
 
+def test_a_plan_that_is_forgotten(monkeypatch):
+    """What compiled code reads of a plan outlives it."""
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "_ready", {})
+    case = make("train", SHAPE)
+    expected = bits(case.call())
+    plans._plans.clear()
+    gc.collect()
+    rubbish = [np.full(1 << n, -1, np.int64) for n in range(4, 12) for _ in range(50)]
+    assert bits(case.call()) == expected
+    assert not plans._plans
+    del rubbish
+
+
 def test_under_python_s_debug_allocator():
     """Nothing is written beyond its memory, or released twice."""
     code = (

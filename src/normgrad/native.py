@@ -64,8 +64,8 @@ class _Exchange(ctypes.Structure):
     )
 
 
-#: A plan that is ready: its table's address, and what makes new results.
-Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...]]
+#: A plan that is ready: its table's address, what makes new results, and what has to live as long.
+Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], Any]
 
 #: What is known, and what has to live as long as it is.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)

@@ -237,9 +237,10 @@ class Runner:
         words = np.frombuffer(key, np.int64)
         self._table[B.E_WORDS : B.E_WORDS + len(words)] = words
         self._table[B.E_LENGTH] = len(words)
-        for index, made in enumerate(makers):
-            self._table[B.E_LIKES + index] = 0 if made is None else made[1]
-        ready = self._table.ctypes.data, tuple([made and made[0] for made in makers])
+        for index, each in enumerate(makers):
+            self._table[B.E_LIKES + index] = 0 if each is None else each[1]
+        made = tuple([None if each is None else each[0] for each in makers])
+        ready = self._table.ctypes.data, made, self._arrays
         self._enter = python_function("enter", compiled_entry(), ready)
         self.enter = self._enter_in_a_team if self._parallel else self._enter
         return ready
