@@ -52,16 +52,16 @@ def test_everything_is_every_kernel_a_program_can_name():
     names = [unit.name for unit in runtime.all_units()]
     assert len(names) == len(set(names))
     # Rows have six operations and three along them, columns seven, for four dtypes, and moments of
-    # half data; what moves tiles for ten pairs of dtypes; the driver and the two ways to it,
+    # half data; what moves tiles for ten pairs of dtypes; the driver and the way to it,
     # two kinds of threads, tasks, those in tiles, and seven units of arithmetic.
-    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 10 + 3 + 2 + 2 + 7
+    assert len(names) == (6 + 3 + 7) * 4 + 2 * 2 + 10 + 2 + 2 + 2 + 7
     assert named(typical.programs([*PLANNED], dtypes.FLOATS, typical.LAYOUTS)) == set(names)
 
 
 # What is asked for
 
 #: What every program takes that is for several threads.
-ALWAYS = ("driver", "entry", "answer", "threads of OpenMP", "threads of Numba", "tasks")
+ALWAYS = ("driver", "entry", "threads of OpenMP", "threads of Numba", "tasks")
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,7 @@ def compute(known, ready, tensors, out, workspace, team, threads):
     return nothing
 
 
+@helper
 def enter(ready, arguments, count):
     """The results of a call, from its tensors, results or None, and workspace or None.
 
@@ -307,7 +308,8 @@ def compute_alone(known, ready, tensors, out):
     return compute(known, ready, tensors, out, nothing, address, threads)
 
 
-def answer(table, arguments, count):
+@helper
+def answer(table, arguments):
     """The results of a call, if it looks like one that a plan is ready for; else its key.
 
     The arguments are the plans by their calls' keys, tensors, results or None, and choices. A key
@@ -316,9 +318,7 @@ def answer(table, arguments, count):
     known, given = integers_at(long_value((table,))), integers_at(arguments)
     plans, tensors, out = get(given, 0), get(given, 1), get(given, 2)
     words = int_buffer(KEY_MAX)
-    at = -1
-    if count == 4:
-        at = key_of(known, tensors, out, get(given, 3), words)
+    at = key_of(known, tensors, out, get(given, 3), words)
     if at < 0:
         retain((get(known, native.NONE),))
         return get(known, native.NONE)
@@ -337,3 +337,11 @@ def answer(table, arguments, count):
             release((key,))
             return results
     return key
+
+
+def function(owner, arguments, count):
+    """What Python calls: ``answer`` with four arguments, else ``enter``; in one, which compiles once
+    what both do."""
+    if count == 4:
+        return answer(owner, arguments)
+    return enter(owner, arguments, count)

@@ -131,21 +131,15 @@ def compiled_driver() -> CFunc:
 
 @cache
 def compiled_entry() -> CFunc:
-    """What Python calls, compiled or from the disk."""
-    return compiled(enter.enter, enter.SIGNATURE)
-
-
-@cache
-def compiled_answer() -> CFunc:
-    """What Python calls without a plan, compiled or from the disk."""
-    return compiled(enter.answer, enter.SIGNATURE)
+    """What Python calls, with a plan or without one, compiled or from the disk."""
+    return compiled(enter.function, enter.SIGNATURE)
 
 
 @cache
 def answer() -> Callable[..., Any]:
     """As ``native.answer``."""
     native.known[native.TEAM] = id(teams.ready)
-    return python_function("answer", compiled_answer(), native.known.ctypes.data)
+    return python_function("answer", compiled_entry(), native.known.ctypes.data)
 
 
 #: In the place of the outputs that were given: nothing is looked at.
@@ -267,11 +261,7 @@ class Unit(NamedTuple):
 
 
 _WALK, _TILES = Unit("tasks", compiled_walk), Unit("tasks in tiles", compiled_tiles)
-_ENTRIES = (
-    Unit("driver", compiled_driver),
-    Unit("entry", compiled_entry),
-    Unit("answer", compiled_answer),
-)
+_ENTRIES = Unit("driver", compiled_driver), Unit("entry", compiled_entry)
 _OPENMP = Unit("threads of OpenMP", teams.compiled_share)
 _NUMBA = Unit("threads of Numba", teams.compiled_start)
 _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
