@@ -12,11 +12,13 @@ from numba import types
 from ... import native
 from . import block as B
 from .helpers import helper
-from .intrinsics import bits_of, call, external, get, int_buffer, integers_at, not_inlined, put
+from .intrinsics import bits_of, call, external, get, int_buffer, not_inlined, put, word
 from .objects import (
     ADDRESS,
     BYTES,
     FLAGS,
+    LENGTH,
+    TYPE,
     allocate,
     bytes_from,
     call_nothing,
@@ -25,21 +27,17 @@ from .objects import (
     describe,
     entry,
     find,
-    first_entry,
     float_value,
     free,
     holds_all,
     integer,
-    is_none,
     is_tuple,
-    length,
     long_value,
     new_tuple,
     raised,
     release,
     retain,
     set_entry,
-    type_of,
 )
 from .program import ALIGNMENT
 
@@ -55,18 +53,19 @@ _RESULTS = -2
 
 let_others_run = external("PyEval_SaveThread")
 come_back = external("PyEval_RestoreThread")
+tuple_entry = external("PyTuple_GetItem")
 
 
 @helper
 def describe_choice(known, value, words, at):
     """Append to the words what an argument is that is no tensor; their new number, or -1."""
-    kind = type_of(value)
+    kind = word(value, TYPE)
     put(words, at, kind)
-    if kind == get(known, native.BOOL):
+    if kind == word(known, native.BOOL):
         put(words, at + 1, value)
-    elif kind == get(known, native.FLOAT):
+    elif kind == word(known, native.FLOAT):
         put(words, at + 1, bits_of(float_value((value,))))
-    elif kind == get(known, native.INT):
+    elif kind == word(known, native.INT):
         put(words, at + 1, long_value((value,)))
         if raised(()) != 0:
             clear_error(())
@@ -80,7 +79,7 @@ def describe_choice(known, value, words, at):
 def describe_all(known, values, words, at):
     """Append what is to be known of a tuple of tensors; the words' new number, or -1."""
     found = int_buffer(3)
-    for index in range(length(values)):
+    for index in range(word(values, LENGTH)):
         if at < 0 or index >= B.ENTRIES_MAX:
             return -1
         at = describe(known, entry(known, values, index), words, at, found)
@@ -100,14 +99,14 @@ def key_of(known, tensors, out, choices, words):
         at = describe_all(known, out, words, at + 1)
     else:
         at = describe(known, out, words, at, int_buffer(3))
-    for index in range(length(choices)):
+    for index in range(word(choices, LENGTH)):
         choice = entry(known, choices, index)
         if at < 0 or index >= B.ENTRIES_MAX:
             return -1
         if is_tuple(known, choice):
-            put(words, at, length(choice))
+            put(words, at, word(choice, LENGTH))
             at += 1
-            for inner in range(length(choice)):
+            for inner in range(word(choice, LENGTH)):
                 if at < 0 or inner >= B.ENTRIES_MAX:
                     return -1
                 at = describe_choice(known, entry(known, choice, inner), words, at)
@@ -119,7 +118,8 @@ def key_of(known, tensors, out, choices, words):
 @helper
 def is_brought(known, out, index):
     """Whether the caller brought a result; ``out`` is None or a tuple."""
-    return not is_none(known, out) and not is_none(known, entry(known, out, index))
+    nothing = word(known, native.NONE)
+    return out != nothing and entry(known, out, index) != nothing
 
 
 @helper
@@ -131,13 +131,13 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
     """
     not_inlined()
     found = int_buffer(3)
-    for index in range(length(tensors)):
+    for index in range(word(tensors, LENGTH)):
         value = entry(known, tensors, index)
         end = describe(known, value, words, at, found)
         if end < 0:
             return -1
-        for word in range(at, end):
-            if get(words, word) != get(plan, B.E_WORDS + word):
+        for at_word in range(at, end):
+            if get(words, at_word) != word(plan, B.E_WORDS + at_word):
                 return -1
         brought = first > 0 and is_brought(known, out, index)
         if (first == 0 or brought) and not holds_all(known, value, words, at, get(found, BYTES)):
@@ -145,7 +145,7 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
         if brought and get(found, FLAGS) & native.ARRAY_WRITEABLE == 0:
             return -1
         at = end
-        slot = get(plan, B.E_SLOTS + first + index)
+        slot = word(plan, B.E_SLOTS + first + index)
         if slot >= 0:
             put(addresses, slot, get(found, ADDRESS))
     return at
@@ -164,7 +164,7 @@ def room_of(plan, known, workspace, words):
     if describe(known, workspace, words, 0, found) < 0 or get(words, 0) == 0:
         return 0
     whole = get(words, 4)
-    if get(words, 1) != get(known, native.NDARRAY):
+    if get(words, 1) != word(known, native.NDARRAY):
         whole *= get(found, BYTES)
         if get(words, 4) != 1 or not holds_all(known, workspace, words, 0, get(found, BYTES)):
             return 0
@@ -173,7 +173,7 @@ def room_of(plan, known, workspace, words):
     if (
         get(words, 2) != 1
         or get(found, FLAGS) & native.ARRAY_WRITEABLE == 0
-        or whole * get(words, 3) < get(plan, B.E_WORKSPACE)
+        or whole * get(words, 3) < word(plan, B.E_WORKSPACE)
     ):
         return 0
     return aligned(get(found, ADDRESS))
@@ -186,27 +186,27 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(B.PLACES):
         put(addresses, slot, 0)
-    inputs = length(tensors)
+    inputs = word(tensors, LENGTH)
     at = tell_addresses(plan, known, tensors, out, 0, words, 0, addresses)
     if at < 0:
         return 1
     put(words, at, _RESULTS)
     at = tell_addresses(plan, known, results, out, inputs, words, at + 1, addresses)
-    if at != get(plan, B.E_LENGTH):
+    if at != word(plan, B.E_LENGTH):
         return 1
-    if get(plan, B.E_READS_DY) != 0:
+    if word(plan, B.E_READS_DY) != 0:
         put(addresses, B.X, get(addresses, B.DY))
-    if get(plan, B.E_READS_X) != 0:
+    if word(plan, B.E_READS_X) != 0:
         put(addresses, B.DY, get(addresses, B.X))
     slots = 0
-    for index in range(length(results)):
-        slot = get(plan, B.E_SLOTS + inputs + index)
+    for index in range(word(results, LENGTH)):
+        slot = word(plan, B.E_SLOTS + inputs + index)
         if slot >= 0 and is_brought(known, out, index):
             slots |= 1 << slot
     scratch, own = 0, 0
-    if get(plan, B.E_WORKSPACE) > 0:
-        if is_none(known, workspace):
-            own = allocate((get(plan, B.E_WORKSPACE),))
+    if word(plan, B.E_WORKSPACE) > 0:
+        if workspace == word(known, native.NONE):
+            own = allocate((word(plan, B.E_WORKSPACE),))
             scratch = aligned(own)
         else:
             slots |= 1 << B.WORKSPACE
@@ -216,14 +216,14 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
     put(addresses, B.WORKSPACE, scratch)
     state = let_others_run(())
     status = call(
-        get(plan, B.E_DRIVE),
+        word(plan, B.E_DRIVE),
         (
-            get(plan, B.E_TEMPLATE),
-            get(plan, B.E_STEPS),
-            get(plan, B.E_STEP_COUNT),
+            word(plan, B.E_TEMPLATE),
+            word(plan, B.E_STEPS),
+            word(plan, B.E_STEP_COUNT),
             team,
             threads,
-            get(plan, B.E_GUARDS),
+            word(plan, B.E_GUARDS),
             slots,
             addresses,
         ),
@@ -236,19 +236,19 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
 @helper
 def results_of(plan, known, makers, tensors, out):
     """A new tuple of the caller's results and of new ones; 0 if Python raised an error."""
-    results = new_tuple((length(makers),))
+    results = new_tuple((word(makers, LENGTH),))
     if results == 0:
         return 0
-    for index in range(length(makers)):
+    for index in range(word(makers, LENGTH)):
         maker = entry(known, makers, index)
         if is_brought(known, out, index):
             value = entry(known, out, index)
             retain((value,))
-        elif is_none(known, maker):
+        elif maker == word(known, native.NONE):
             value = maker
             retain((value,))
         else:
-            value = call_object((maker, entry(known, tensors, get(plan, B.E_LIKES + index))))
+            value = call_object((maker, entry(known, tensors, word(plan, B.E_LIKES + index))))
             if value == 0:
                 release((results,))
                 return 0
@@ -259,13 +259,13 @@ def results_of(plan, known, makers, tensors, out):
 @helper
 def compute(known, ready, tensors, out, workspace, team, threads):
     """The results, computed as a plan does that is ready; None if not, 0 if Python raised."""
-    plan, makers = integers_at(integer(entry(known, ready, 0))), entry(known, ready, 1)
-    nothing = get(known, native.NONE)
+    plan, makers = long_value((entry(known, ready, 0),)), entry(known, ready, 1)
+    nothing = word(known, native.NONE)
     retain((nothing,))
     if not (
         is_tuple(known, tensors)
-        and length(tensors) == get(plan, B.E_INPUTS)
-        and (is_none(known, out) or (is_tuple(known, out) and length(out) == length(makers)))
+        and word(tensors, LENGTH) == word(plan, B.E_INPUTS)
+        and (out == nothing or (is_tuple(known, out) and word(out, LENGTH) == word(makers, LENGTH)))
     ):
         return nothing
     results = results_of(plan, known, makers, tensors, out)
@@ -286,22 +286,22 @@ def enter(ready, arguments, count):
     Then may come a team's address and size. None, with nothing done, if the plan is not ready for
     them.
     """
-    plan, given = integers_at(integer(first_entry(ready))), integers_at(arguments)
-    known = integers_at(get(plan, B.E_KNOWN))
+    known = word(long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
+    tensors, out, workspace = word(arguments, 0), word(arguments, 1), word(arguments, 2)
     team, threads = 0, 1
     if count == 5:
-        team, threads = integer(get(given, 3)), integer(get(given, 4))
-    return compute(known, ready, get(given, 0), get(given, 1), get(given, 2), team, threads)
+        team, threads = integer(word(arguments, 3)), integer(word(arguments, 4))
+    return compute(known, ready, tensors, out, workspace, team, threads)
 
 
 @helper
 def compute_alone(known, ready, tensors, out):
     """As ``compute``, with a workspace of our own and this thread's team."""
-    plan, nothing = integers_at(integer(entry(known, ready, 0))), get(known, native.NONE)
-    if get(plan, B.E_PARALLEL) == 0:
+    plan, nothing = long_value((entry(known, ready, 0),)), word(known, native.NONE)
+    if word(plan, B.E_PARALLEL) == 0:
         return compute(known, ready, tensors, out, nothing, 0, 1)
-    team = call_nothing((get(known, native.TEAM),))
-    if team == 0 or is_none(known, team):
+    team = call_nothing((word(known, native.TEAM),))
+    if team == 0 or team == word(known, native.NONE):
         return team
     address, threads = integer(entry(known, team, 0)), integer(entry(known, team, 1))
     release((team,))
@@ -315,15 +315,15 @@ def answer(table, arguments):
     The arguments are the plans by their calls' keys, tensors, results or None, and choices. A key
     is bytes; there is none, but None, where something is only known to Python.
     """
-    known, given = integers_at(long_value((table,))), integers_at(arguments)
-    plans, tensors, out = get(given, 0), get(given, 1), get(given, 2)
+    known = long_value((table,))
+    plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
     words = int_buffer(KEY_MAX)
-    at = key_of(known, tensors, out, get(given, 3), words)
+    at = key_of(known, tensors, out, word(arguments, 3), words)
     if at < 0:
-        retain((get(known, native.NONE),))
-        return get(known, native.NONE)
+        retain((word(known, native.NONE),))
+        return word(known, native.NONE)
     key = bytes_from((words, 8 * at))
-    if key == 0 or is_none(known, plans):
+    if key == 0 or plans == word(known, native.NONE):
         return key
     ready = find((plans, key))
     if ready != 0:
@@ -331,7 +331,7 @@ def answer(table, arguments):
         retain((ready,))
         results = compute_alone(known, ready, tensors, out)
         release((ready,))
-        if results == get(known, native.NONE):
+        if results == word(known, native.NONE):
             release((results,))
         else:
             release((key,))
@@ -340,8 +340,10 @@ def answer(table, arguments):
 
 
 def function(owner, arguments, count):
-    """What Python calls: ``answer`` with four arguments, else ``enter``; in one, which compiles once
-    what both do."""
+    """What Python calls: ``answer`` with four arguments, else ``enter``.
+
+    Both are in one, so that what they share is compiled once.
+    """
     if count == 4:
         return answer(owner, arguments)
     return enter(owner, arguments, count)

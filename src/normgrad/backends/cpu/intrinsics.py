@@ -120,6 +120,13 @@ float16s_at, bfloat16s_at = _pointer_at(float16), _pointer_at(bfloat16)
 int32s_at, integers_at = _pointer_at(types.int32), _pointer_at(types.int64)
 
 
+@instruction(lambda address, index: types.int64(types.int64, types.intp))
+def word(emit: Emitter, address: Any, index: Any) -> Any:
+    """An integer of a table, or of an object's structure, at an address."""
+    words = emit.builder.inttoptr(address, I64.as_pointer())
+    return emit.builder.load(emit.builder.gep(words, [index]), align=1)
+
+
 @instruction(lambda address, pointer: pointer(types.int64, pointer))
 def like(emit: Emitter, address: Any, pointer: Any) -> Any:
     """A pointer of the same type at another address."""

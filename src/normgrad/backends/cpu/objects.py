@@ -1,7 +1,7 @@
 """Compiled code reads tensors from the Python objects that hold them.
 
 NumPy's arrays are read through their C structure, PyTorch's tensors through DLPack's C exchange API
-and the C functions that PyTorch offers to compiled models. ``known`` is the table of
+and the C functions that PyTorch offers to compiled models. ``known`` is the address of the table of
 :mod:`normgrad.native`: the types and functions that there are in this process. Python's lock is
 held, references are borrowed from the caller, and what raises leaves no error behind.
 """
@@ -19,9 +19,9 @@ from .intrinsics import (
     get,
     int32s_at,
     int_buffer,
-    integers_at,
     not_inlined,
     put,
+    word,
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -34,6 +34,8 @@ TENSOR_WORDS = 4 + 2 * MAX_RANK
 ADDRESS, BYTES, FLAGS = 0, 1, 2
 #: The words of DLPack's DLTensor.
 DLTENSOR_WORDS = 6
+#: The words of every object, and of a tuple, that are an object's type and a tuple's length.
+TYPE, LENGTH = 1, 2
 _CPU = 1  # DLPack's device of number 0 on the CPU, type and number as one word
 
 long_value = external("PyLong_AsLongLong")
@@ -42,7 +44,6 @@ bytes_from = external("PyBytes_FromStringAndSize")
 retain, release = external("Py_IncRef"), external("Py_DecRef")
 call_object, call_nothing = external("PyObject_CallOneArg"), external("PyObject_CallNoArgs")
 new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem")
-tuple_entry = external("PyTuple_GetItem")
 find = external("PyDict_GetItemWithError")
 allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
 clear_error = external("PyErr_Clear")
@@ -50,33 +51,15 @@ raised = external("PyErr_Occurred")
 
 
 @helper
-def type_of(value):
-    """The address of an object's type."""
-    return get(integers_at(value), 1)
-
-
-@helper
 def is_tuple(known, value):
     """Whether an object is a tuple, and of no class derived from it."""
-    return type_of(value) == get(known, native.TUPLE)
-
-
-@helper
-def length(values):
-    """How many entries a tuple has."""
-    return get(integers_at(values), 2)
+    return word(value, TYPE) == word(known, native.TUPLE)
 
 
 @helper
 def entry(known, values, index):
     """An entry of a tuple, borrowed."""
-    return get(integers_at(values + get(known, native.TUPLE_ENTRIES)), index)
-
-
-@helper
-def first_entry(values):
-    """The first entry of a tuple, borrowed, where nothing is known yet."""
-    return tuple_entry((values, 0))
+    return word(values + word(known, native.TUPLE_ENTRIES), index)
 
 
 @helper
@@ -89,12 +72,6 @@ def integer(value):
 
 
 @helper
-def is_none(known, value):
-    """Whether an object is None."""
-    return value == get(known, native.NONE)
-
-
-@helper
 def describe(known, value, words, at, found):
     """Append to the words what a plan depends on of a tensor or None; their new number, or -1.
 
@@ -102,22 +79,23 @@ def describe(known, value, words, at, found):
     -1 says that it is nothing that is known here, or not on the CPU.
     """
     not_inlined()
-    kind = type_of(value)
+    kind = word(value, TYPE)
     put(found, ADDRESS, 0)
     put(found, FLAGS, native.ARRAY_WRITEABLE)
-    if is_none(known, value):
+    if value == word(known, native.NONE):
         put(words, at, 0)
         return at + 1
-    if kind == get(known, native.NDARRAY):
-        array = integers_at(value)
+    if kind == word(known, native.NDARRAY):
         rank = get(int32s_at(value), native.ARRAY_RANK)
-        sizes, strides = get(array, native.ARRAY_SIZES), get(array, native.ARRAY_STRIDES)
-        put(words, at, get(array, native.ARRAY_DTYPE))
-        put(found, ADDRESS, get(array, native.ARRAY_DATA))
+        sizes, strides = word(value, native.ARRAY_SIZES), word(value, native.ARRAY_STRIDES)
+        put(words, at, word(value, native.ARRAY_DTYPE))
+        put(found, ADDRESS, word(value, native.ARRAY_DATA))
         put(found, FLAGS, get(int32s_at(value), native.ARRAY_FLAGS))
-    elif kind != 0 and (kind == get(known, native.TENSOR) or kind == get(known, native.PARAMETER)):
+    elif kind != 0 and (
+        kind == word(known, native.TENSOR) or kind == word(known, native.PARAMETER)
+    ):
         read = int_buffer(DLTENSOR_WORDS)
-        if call(get(known, native.READ_TENSOR), (value, read)) != 0:
+        if call(word(known, native.READ_TENSOR), (value, read)) != 0:
             clear_error(())
             return -1
         if get(read, native.DL_DEVICE) != _CPU:
@@ -136,8 +114,8 @@ def describe(known, value, words, at, found):
     put(words, at + 2, rank)
     at += 3
     for axis in range(rank):
-        put(words, at + axis, get(integers_at(sizes), axis))
-        put(words, at + rank + axis, get(integers_at(strides), axis))
+        put(words, at + axis, word(sizes, axis))
+        put(words, at + rank + axis, word(strides, axis))
     return at + 2 * rank
 
 
@@ -148,17 +126,17 @@ def holds_all(known, value, words, at, size):
     A storage can be resized under a tensor. A view that negates has other elements than its memory.
     """
     not_inlined()
-    if get(words, at) == 0 or get(words, at + 1) == get(known, native.NDARRAY):
+    if get(words, at) == 0 or get(words, at + 1) == word(known, native.NDARRAY):
         return True
-    implementation = get(integers_at(value), get(known, native.IMPLEMENTATION))
-    if get(integers_at(implementation), get(known, native.KEYS)) & get(known, native.NEGATES):
+    implementation = word(value, word(known, native.IMPLEMENTATION))
+    if word(implementation, word(known, native.KEYS)) & word(known, native.NEGATES):
         return False
     # PyTorch's functions take a tensor's handle: the address of what holds its implementation's.
     handle, room = int_buffer(1), int_buffer(2)
     put(handle, 0, implementation)
     if (
-        call(get(known, native.STORAGE_SIZE), (handle, room)) != 0
-        or call(get(known, native.STORAGE_OFFSET), (handle, address_of(room) + 8)) != 0
+        call(word(known, native.STORAGE_SIZE), (handle, room)) != 0
+        or call(word(known, native.STORAGE_OFFSET), (handle, address_of(room) + 8)) != 0
     ):
         return False
     last, rank = 0, get(words, at + 2)
