@@ -21,11 +21,11 @@ MAX_RANK = 8
 
 # The fields of the table, int64 each.
 (
-    NONE, TRUE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
+    NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
     IMPLEMENTATION, KEYS, NEGATES, TEAM,
     FIELDS,
-) = range(18)  # fmt: skip
+) = range(17)  # fmt: skip
 
 # NumPy's PyArrayObject, whose fields programs in C may use: in words, or half words where it says
 # so. The type is the second word of every object.
@@ -86,15 +86,14 @@ def _find_python() -> None:
         and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_SIZES])) == array.shape
         and tuple((ctypes.c_int64 * 2).from_address(words[ARRAY_STRIDES])) == array.strides
     )
-    known[NONE], known[TRUE] = id(None), id(True)
-    known[TUPLE], known[TUPLE_ENTRIES] = id(tuple), tuple.__basicsize__
+    known[NONE], known[TUPLE], known[TUPLE_ENTRIES] = id(None), id(tuple), tuple.__basicsize__
     known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
     known[NDARRAY] = id(np.ndarray) if as_said else 0
 
 
 def find_torch(torch: Any) -> None:
     """Learn how PyTorch's tensors are read, where this version of it has what that takes."""
-    with suppress(AttributeError, OSError, ValueError):
+    with suppress(AttributeError, OSError, RuntimeError, TypeError, ValueError):
         capsule = torch.Tensor.__dlpack_c_exchange_api__
         prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
         get_pointer = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
@@ -131,8 +130,10 @@ def _layout(torch: Any) -> tuple[int, int, int]:
         places = {place for place in places if held[place] == tensor._cdata}
         impl = (ctypes.c_uint64 * _IMPLEMENTATION_WORDS).from_address(tensor._cdata)
         words = {word for word in words if impl[word] == key}
-    (place,), (word,) = places, words
-    return place, word, keys[0] ^ keys[1]
+    (place,), (word,), negates = places, words, keys[0] ^ keys[1]
+    if negates.bit_count() != 1:
+        raise ValueError("no one bit says that a view negates")
+    return place, word, negates
 
 
 def _library(torch: Any) -> ctypes.CDLL:
