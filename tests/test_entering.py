@@ -239,25 +239,33 @@ def test_nothing_is_kept_or_lost():
     scratch = torch.zeros(plan.workspace_size, dtype=torch.uint8)
     negated = torch._neg_view(x)
 
-    def calls():
+    sparse = negated.to_sparse()
+
+    def taken():
         ng.batch_norm_backward(x, x, training=True)
         ng.batch_norm_backward(a, a, training=True)
         plan.run(x, x, workspace=scratch)
-        native.answer({}, (x, negated.to_sparse(), None), None, (True, 1.5, 3, (False,)))
+        native.answer({}, (x, sparse, None), None, (True, 1.5, 3, (False,)))
         native.answer(None, (x,), (x, None), (True, 1.5, 3, (False,)))
         native.answer({}, [x], None, ())
+
+    def left():
         ng.batch_norm_backward(x, negated, training=True)
 
-    for _ in range(5):
-        calls()
+    for _ in range(20):
+        taken()
+        left()
     gc.collect()
     before = [sys.getrefcount(each) for each in held]
     blocks = sys.getallocatedblocks()
-    for _ in range(500):
-        calls()
+    for _ in range(1000):
+        taken()
+    gc.collect()
+    assert sys.getallocatedblocks() - blocks < 20
+    for _ in range(1000):
+        left()
     gc.collect()
     assert [sys.getrefcount(each) for each in held] == before
-    assert sys.getallocatedblocks() - blocks < 200
 
 
 def test_a_plan_that_is_forgotten(monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
+from pathlib import Path
 
 import numba
 import pytest
@@ -84,6 +86,19 @@ def test_a_folder_that_is_a_file(tmp_path):
     file.write_bytes(b"")
     assert call(file, "float32") == RIGHT
     assert file.read_bytes() == b""
+
+
+def test_the_digest_is_of_all_that_kernels_have_constants_from():
+    """What the files of compiled code import from above their folder."""
+    imports = re.compile(r"^from \.\.\. import (.+)$|^from \.\.\.(\w+) import", re.M)
+    found = set()
+    for path in Path(disk.__file__).parent.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if re.search("^@(helper|instruction|by_types|passed)", text, re.M):
+            for modules, module in imports.findall(text):
+                found |= set(modules.split(", ")) if modules else {module}
+    assert {"native", "pages", "memory"} < found
+    assert {f"{name}.py" for name in found} <= set(disk._SHARED)
 
 
 #: What is said where a kernel cannot be kept.

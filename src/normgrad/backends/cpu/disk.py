@@ -28,7 +28,7 @@ from numba.core.caching import FunctionCache, NullCache
 from ...writing import replacing
 
 #: What kernels have constants from beside their own folder.
-_SHARED = ("dtypes.py", "layout.py", "memory.py", "pages.py", "problem.py")
+_SHARED = ("dtypes.py", "layout.py", "memory.py", "native.py", "pages.py", "problem.py")
 
 
 @cache
