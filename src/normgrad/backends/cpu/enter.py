@@ -12,7 +12,7 @@ from numba import types
 from ... import native
 from . import block as B
 from .helpers import helper
-from .intrinsics import bits_of, call, external, get, int_buffer, not_inlined, put, word
+from .intrinsics import bits_of, call, external, get, int_buffer, not_inlined, plain, put, word
 from .objects import (
     ADDRESS,
     BYTES,
@@ -42,6 +42,8 @@ from .objects import (
 from .program import ALIGNMENT
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+# What is handed on as a number is `plain`: parts are compiled anew for each constant.
 
 #: Of a function that Python calls with an array of arguments: what it belongs to, the array, and
 #: how many there are.
@@ -91,7 +93,7 @@ def key_of(known, tensors, out, choices, words):
     """The number of words that tell a call from others, or -1."""
     if not (is_tuple(known, tensors) and is_tuple(known, choices)):
         return -1
-    at = describe_all(known, tensors, words, 0)
+    at = describe_all(known, tensors, words, plain(0))
     if at < 0:
         return -1
     if is_tuple(known, out):
@@ -160,13 +162,15 @@ def aligned(address):
 @helper
 def room_of(plan, known, workspace, words):
     """The first aligned address of a workspace, if it is large enough; else 0."""
-    found = int_buffer(3)
-    if describe(known, workspace, words, 0, found) < 0 or get(words, 0) == 0:
+    found, at = int_buffer(3), plain(0)
+    if describe(known, workspace, words, at, found) < 0 or get(words, 0) == 0:
         return 0
     whole = get(words, 4)
     if get(words, 1) != word(known, native.NDARRAY):
         whole *= get(found, BYTES)
-        if get(words, 4) != 1 or not holds_all(known, workspace, words, 0, get(found, BYTES)):
+        if get(words, 4) != 1 or not holds_all(
+            known, workspace, words, plain(0), get(found, BYTES)
+        ):
             return 0
     elif get(found, FLAGS) & native.ARRAY_FLAT == 0 or get(words, 3) < 2:
         return 0
@@ -187,7 +191,7 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
     for slot in range(B.PLACES):
         put(addresses, slot, 0)
     inputs = word(tensors, LENGTH)
-    at = tell_addresses(plan, known, tensors, out, 0, words, 0, addresses)
+    at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), addresses)
     if at < 0:
         return 1
     put(words, at, _RESULTS)
@@ -288,7 +292,7 @@ def enter(ready, arguments, count):
     """
     known = word(long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
     tensors, out, workspace = word(arguments, 0), word(arguments, 1), word(arguments, 2)
-    team, threads = 0, 1
+    team, threads = plain(0), plain(1)
     if count == 5:
         team, threads = integer(word(arguments, 3)), integer(word(arguments, 4))
     return compute(known, ready, tensors, out, workspace, team, threads)
@@ -299,7 +303,7 @@ def compute_alone(known, ready, tensors, out):
     """As ``compute``, with a workspace of our own and this thread's team."""
     plan, nothing = long_value((entry(known, ready, 0),)), word(known, native.NONE)
     if word(plan, B.E_PARALLEL) == 0:
-        return compute(known, ready, tensors, out, nothing, 0, 1)
+        return compute(known, ready, tensors, out, nothing, plain(0), plain(1))
     team = call_nothing((word(known, native.TEAM),))
     if team == 0 or team == word(known, native.NONE):
         return team
