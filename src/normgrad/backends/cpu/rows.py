@@ -282,10 +282,15 @@ def moments(operation, dy, x, dx, job):
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
-    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    for c in range(first, first + get(job, B.J_CHANNELS)):
-        row, mean = shift(x, (c - first) * apart), get(means, c // per_group)
-        moments_of_rows(operation, row, step, rows, run, mean, sums, c)
+    c, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    end = c + get(job, B.J_CHANNELS)
+    row = x
+    while c < end:
+        # A group's channels that follow each other are one row, whose sums are its first channel's.
+        n = min(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
+        moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
+        row = shift(row, n * apart)
+        c += n
 
 
 @helper
