@@ -51,6 +51,7 @@ from .sums import (
     start_total,
     total_of,
 )
+from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -141,14 +142,6 @@ def has_whole_lines(pointer, width, step):
     """Whether rows are whole cache lines, so that they can be written past the caches in lanes."""
     size = item_size(pointer)
     return (address_of(pointer) | width * size | step * size) % LINE == 0
-
-
-@helper
-def next_group(group, left, per_group):
-    """The group of the next channel, and how many are left of it: a division takes longer."""
-    if left == 1:
-        return group + 1, per_group
-    return group, left - 1
 
 
 @helper
