@@ -99,25 +99,30 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
     # The same for all rows, so that masks are made once.
     whole = count // LANES * LANES
     part = count - whole
-    for r in range(rows):
-        here = further(tensors, steps, r)
-        if ahead and r + 1 < rows:
+    # One loop over the blocks of all rows, of which short rows have one.
+    here, start, left = tensors, 0, rows if count > 0 else 0
+    while left > 0:
+        if ahead and start == 0 and left > 1:
             fetch(here, steps, min(count, FETCHED))
-        for start in range(0, count, BLOCK):
-            if chain + longer > CHAIN:
-                totals = add_chains(totals, a, b)
-                a, b = (zero, zero), (zero, zero)
-                chain = 0
-            k, end = start, min(whole, start + BLOCK)
-            while k + 2 * LANES <= end:
-                a = added(operation, here, k, terms, a, None, streaming)
-                b = added(operation, here, k + LANES, terms, b, None, streaming)
-                k += 2 * LANES
-            if k < end:
-                a = added(operation, here, k, terms, a, None, streaming)
-            if part > 0 and start + BLOCK >= count:
+        if chain + longer > CHAIN:
+            totals = add_chains(totals, a, b)
+            a, b = (zero, zero), (zero, zero)
+            chain = 0
+        k, end = start, min(whole, start + BLOCK)
+        while k + 2 * LANES <= end:
+            a = added(operation, here, k, terms, a, None, streaming)
+            b = added(operation, here, k + LANES, terms, b, None, streaming)
+            k += 2 * LANES
+        if k < end:
+            a = added(operation, here, k, terms, a, None, streaming)
+        chain += longer
+        start += BLOCK
+        if start >= count:
+            if part > 0:
                 b = added(operation, here, whole, terms, b, part, False)
-            chain += longer
+            here = further(here, steps, 1)
+            start = 0
+            left -= 1
     return add_chains(totals, a, b)
 
 
