@@ -20,7 +20,7 @@ from .helpers import helper
 from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, plain
 from .pairs import add_pair, add_pairs, clear_pairs, get_pair, pairs, plus, put_pair, times
 from .statistics import prepare, statistics
-from .vectors import SOME, write_row
+from .vectors import SOME, spread, write_row
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -62,15 +62,20 @@ def parameters(block, s, bank, c0, c1):
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
     sums, xmus = pairs(block, B.W_SUM_DY, base), pairs(block, B.W_SUM_DY_XMU, base)
     biases, scaled = pairs(block, B.W_BIASES, base), pairs(block, B.W_WEIGHTS, base)
-    invstd = pairs(block, B.W_INVSTD, base // per_group)
     begins = s % get(block, B.BANK_SETS) == 0
-    for c in range(c0, c1):
-        r = get_pair(invstd, c // per_group if per_group > 1 else c)
-        total, term = get_pair(sums, c), times(r, get_pair(xmus, c))
-        if not begins:
-            total, term = plus(total, get_pair(biases, c)), plus(term, get_pair(scaled, c))
-        put_pair(biases, c, total)
-        put_pair(scaled, c, term)
+    invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SOME)
+    for first in range(c0, c1, SOME):
+        n = min(SOME, c1 - first)
+        r = (
+            spread(invstd[0], first, n, per_group, row[0]),
+            spread(invstd[1], first, n, per_group, row[1]),
+        )
+        for c in range(first, first + n):
+            total, term = get_pair(sums, c), times(get_pair(r, c - first), get_pair(xmus, c))
+            if not begins:
+                total, term = plus(total, get_pair(biases, c)), plus(term, get_pair(scaled, c))
+            put_pair(biases, c, total)
+            put_pair(scaled, c, term)
 
 
 @helper

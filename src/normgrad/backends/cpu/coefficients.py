@@ -37,13 +37,19 @@ from .intrinsics import (
     singles_at,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, fill, read_row, total_count
+from .vectors import SOME, canonical, fill, read_row, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The smallest and the largest normal number of each type of arithmetic.
 NORMAL_SINGLES = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL_DOUBLES = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
+
+
+@helper
+def normal_numbers(block):
+    """The range of the arithmetic's normal numbers."""
+    return NORMAL_SINGLES if get(block, B.SINGLE) != 0 else NORMAL_DOUBLES
 
 
 @helper
@@ -76,7 +82,7 @@ def read_weights(block, first, count, w):
 def batch(block, s, bank, c0, c1):
     """The coefficients of channels with statistics of their own: o is w·r."""
     base = bank * get(block, B.CHANNELS)
-    normal = NORMAL_SINGLES if get(block, B.SINGLE) != 0 else NORMAL_DOUBLES
+    normal = normal_numbers(block)
     m = bits_to_double(get(block, B.DIVISOR))
     if get(block, B.GIVEN_SUMS) != 0:
         m = get(array(block, B.W_COUNT, plain(0)), 0)
@@ -104,64 +110,112 @@ def batch(block, s, bank, c0, c1):
             put(scale, c, 1.0 if multiplied else canonical(wr))
 
 
-@helper
-def sum_of(block, terms, count, total):
-    """Add numbers to a sum in their order; with their errors in float64 arithmetic."""
-    not_inlined()
-    if get(block, B.SINGLE) != 0:
-        value = total[0]
-        for c in range(count):
-            value += get(terms[0], c)
-        return value, 0.0
-    for c in range(count):
-        total = plus(total, get_pair(terms, c))
-    return total
-
-
 def groups(block, s, bank, c0, c1):
-    """The coefficients of groups of channels: o is r, and the sums hold γ."""
+    """The coefficients of groups of channels: o is r, and the sums hold γ.
+
+    Some groups' weights are read together, or, of one group, some channels' at a time. So loops
+    over channels and groups are long enough to be vectorised.
+    """
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
-    group = base // per_group
-    invstd = pairs(block, B.W_INVSTD, group)
-    slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
-    gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
-    m = bits_to_double(get(block, B.DIVISOR))
-    normal = NORMAL_SINGLES if get(block, B.SINGLE) != 0 else NORMAL_DOUBLES
-    found = array(block, B.W_COUNT, plain(0))
-    least, most = get(found, 1), get(found, 2)
-    w, terms, xmu_terms = double_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
-    for g in range(c0 // per_group, c1 // per_group):
-        r = get_pair(invstd, g)
-        start, end = g * per_group, (g + 1) * per_group
-        total, projection, multiplied = (0.0, 0.0), (0.0, 0.0), True
-        if get(block, B.ALONG) != 0:  # gain is multiplied by each of the weights later
-            size = abs(r[0])
-            multiplied = (most == 0.0) | ((least * size >= normal[0]) & (most * size <= normal[1]))
-        for first in range(start, end, SOME):
-            n, at = min(SOME, end - first), base + first
-            sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+    at_once = max(1, SOME // per_group)
+    group, left = base // per_group, (c1 - c0) // per_group
+    group += c0 // per_group
+    w, totals, projections = double_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
+    held = double_buffer(SOME)
+    c = c0
+    while left > 0:
+        count = min(at_once, left)
+        invstd = pairs(block, B.W_INVSTD, group)
+        slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
+        start_groups(block, invstd, count, totals, projections, held)
+        end = c + count * per_group
+        for first in range(c, end, SOME):
+            n = min(SOME, end - first)
             read_weights(block, first, n, w)
-            for c in range(n):  # a loop that can be vectorised
-                v = get(w, c)
-                multiplied &= holds(v * r[0], v, r[0], normal)
-                v = v + (v - v) if m > per_group else v
-                put_pair(terms, c, times((v, 0.0), get_pair(sums, c)))
-                put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
-            total = sum_of(block, terms, n, total)
-            projection = sum_of(block, xmu_terms, n, projection)
-        if m > 1.0:
-            projection = (projection[0] + (r[0] - r[0]), projection[1])
-        t, p, multiplied = taken_off(total, projection, m, r, r, multiplied, normal)
+            add_weighted(block, base + first, n, w, invstd, count, totals, projections, held)
+        finish_groups(block, invstd, count, totals, projections, held, slope, scale)
+        for first in range(c, end, SOME):
+            n = min(SOME, end - first)
+            if n < end - c:
+                read_weights(block, first, n, w)
+            spread_groups(block, base + first, n, w, totals, held)
+        c, group, left = end, group + count, left - count
+
+
+@helper
+def start_groups(block, invstd, count, totals, projections, held):
+    """Sums from zero; and whether products are held, as far as the weights along rows tell."""
+    found, normal = array(block, B.W_COUNT, plain(0)), normal_numbers(block)
+    least, most, along = get(found, 1), get(found, 2), get(block, B.ALONG) != 0
+    for g in range(count):
+        size = abs(get(invstd[0], g))
+        fits = (most == 0.0) | ((least * size >= normal[0]) & (most * size <= normal[1]))
+        put(held, g, 1.0 if fits | (not along) else 0.0)
+        put_pair(totals, g, (0.0, 0.0))
+        put_pair(projections, g, (0.0, 0.0))
+
+
+@helper
+def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
+    """Add the sums of channels, times their weights, to those of many groups, in their order.
+
+    In float64 arithmetic the errors are added too.
+    """
+    not_inlined()
+    per_group, single = get(block, B.PER_GROUP), get(block, B.SINGLE) != 0
+    normal, several = normal_numbers(block), bits_to_double(get(block, B.DIVISOR)) > per_group
+    sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
+    terms, xmu_terms, fits = pairs_buffer(SOME), pairs_buffer(SOME), double_buffer(SOME)
+    invstds = spread(invstd[0], plain(0), count, per_group, double_buffer(SOME))
+    for c in range(count):
+        v, r = get(w, c), get(invstds, c)
+        put(fits, c, 1.0 if holds(v * r, v, r, normal) else 0.0)
+        v = v + (v - v) if several else v
+        put_pair(terms, c, times((v, 0.0), get_pair(sums, c)))
+        put_pair(xmu_terms, c, times((v, 0.0), get_pair(xmus, c)))
+    for g in range(many):
+        first = g * per_group
+        total, projection, fit = get_pair(totals, g), get_pair(projections, g), get(held, g)
+        for c in range(first, min(first + per_group, count)):
+            fit *= get(fits, c)
+            if single:
+                total = total[0] + get(terms[0], c), 0.0
+                projection = projection[0] + get(xmu_terms[0], c), 0.0
+            else:
+                total = plus(total, get_pair(terms, c))
+                projection = plus(projection, get_pair(xmu_terms, c))
+        put_pair(totals, g, total)
+        put_pair(projections, g, projection)
+        put(held, g, fit)
+
+
+@helper
+def finish_groups(block, invstd, count, totals, projections, held, slope, scale):
+    """Slope and scale of groups; their shift takes the place of their sums."""
+    m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
+    for g in range(count):
+        r, projection = get_pair(invstd, g), get_pair(projections, g)
+        projection = (projection[0] + (r[0] - r[0]) if m > 1.0 else projection[0], projection[1])
+        t, p, multiplied = taken_off(
+            get_pair(totals, g), projection, m, r, r, get(held, g) != 0.0, normal
+        )
         put(slope, g, canonical(p))
         put(scale, g, 1.0 if multiplied else canonical(r[0]))
-        for first in range(start, end, SOME):
-            n = min(SOME, end - first)
-            if n < per_group:
-                read_weights(block, first, n, w)
-            for c in range(n):
-                v = get(w, c)
-                put(gain, first + c, canonical(v * r[0] if multiplied else v))
-                put(offset, first + c, canonical(t))
+        put(totals[0], g, canonical(t))
+        put(held, g, r[0] if multiplied else 1.0)
+
+
+@helper
+def spread_groups(block, at, count, w, totals, factors):
+    """Gain and shift of channels, from their groups' factors and shifts."""
+    not_inlined()
+    per_group, row = get(block, B.PER_GROUP), pairs_buffer(SOME)
+    factor = spread(factors, plain(0), count, per_group, row[0])
+    change = spread(totals[0], plain(0), count, per_group, row[1])
+    gain, offset = array(block, B.W_GAIN, at), array(block, B.W_SHIFT, at)
+    for c in range(count):
+        put(gain, c, canonical(get(w, c) * get(factor, c)))
+        put(offset, c, get(change, c))
 
 
 def constant(block, s, bank, c0, c1):
@@ -169,15 +223,15 @@ def constant(block, s, bank, c0, c1):
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
     gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
     invstd = array(block, B.W_INVSTD, base // per_group)
-    w = double_buffer(SOME)
+    w, row = double_buffer(SOME), double_buffer(SOME)
     for first in range(c0, c1, SOME):
         n = min(SOME, c1 - first)
         read_weights(block, first, n, w)
         if get(block, B.ALONG) == 0:
             read_row(block, B.BIAS, plain(0), first, n, 0.0, shift(offset, first))
-        for c in range(first, first + n):
-            r = get(invstd, c // per_group if per_group > 1 else c)
-            put(gain, c, canonical(get(w, c - first) * r))
+        r = spread(invstd, first, n, per_group, row)
+        for c in range(n):
+            put(gain, first + c, canonical(get(w, c) * get(r, c)))
 
 
 def count(block, flags, s, bank, c0, c1):

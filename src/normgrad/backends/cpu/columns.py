@@ -42,7 +42,7 @@ from .lanes import (
     store_part,
     zero_lanes,
 )
-from .rows import further, has_whole_lines, next_group, sums_of, three
+from .rows import further, has_whole_lines, sums_of, three
 from .sums import (
     add_columns,
     add_deviation,
@@ -52,6 +52,7 @@ from .sums import (
     fold_lanes,
     fold_sums,
 )
+from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

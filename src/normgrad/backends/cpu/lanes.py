@@ -116,6 +116,11 @@ def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     )
 
 
+def _size(element: ir.Type) -> int:
+    """The bytes of a vector's element."""
+    return {F64: 8, F32: 4, I32: 4}.get(element, 2)
+
+
 def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
     """Which lanes hold one of the first ``count`` elements, of those that stand at the places."""
     order = _constants(I32, places)
@@ -214,10 +219,15 @@ def _storing(past_caches: bool) -> Any:
     def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
         """Round to a tensor's type and write to elements ``index`` and following."""
         value = _packed(emit.builder, lanes, emit.types[0].dtype)
-        at = _vector_at(emit.builder, pointer, index, value.type)
-        access = emit.builder.store(value, at, align=LINE if past_caches else 1)
-        if past_caches:
-            access.set_metadata("nontemporal", emit.builder.module.add_metadata([I32(1)]))
+        # Line by line: LLVM would write the last of several first, and memory likes them in order.
+        count = LINE // _size(value.type.element)
+        for first in range(0, value.type.count, count):
+            line = _shuffled(emit.builder, value, value, range(first, first + count))
+            at = emit.builder.bitcast(emit.builder.gep(pointer, [index]), line.type.as_pointer())
+            at = emit.builder.gep(at, [I64(first // count)])
+            access = emit.builder.store(line, at, align=LINE if past_caches else 1)
+            if past_caches:
+                access.set_metadata("nontemporal", emit.builder.module.add_metadata([I32(1)]))
 
     return store_all
 

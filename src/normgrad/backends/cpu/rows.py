@@ -51,6 +51,7 @@ from .sums import (
     start_total,
     total_of,
 )
+from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -98,25 +99,30 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
     # The same for all rows, so that masks are made once.
     whole = count // LANES * LANES
     part = count - whole
-    for r in range(rows):
-        here = further(tensors, steps, r)
-        if ahead and r + 1 < rows:
+    # One loop over the blocks of all rows, of which short rows have one.
+    here, start, left = tensors, 0, rows if count > 0 else 0
+    while left > 0:
+        if ahead and start == 0 and left > 1:
             fetch(here, steps, min(count, FETCHED))
-        for start in range(0, count, BLOCK):
-            if chain + longer > CHAIN:
-                totals = add_chains(totals, a, b)
-                a, b = (zero, zero), (zero, zero)
-                chain = 0
-            k, end = start, min(whole, start + BLOCK)
-            while k + 2 * LANES <= end:
-                a = added(operation, here, k, terms, a, None, streaming)
-                b = added(operation, here, k + LANES, terms, b, None, streaming)
-                k += 2 * LANES
-            if k < end:
-                a = added(operation, here, k, terms, a, None, streaming)
-            if part > 0 and start + BLOCK >= count:
+        if chain + longer > CHAIN:
+            totals = add_chains(totals, a, b)
+            a, b = (zero, zero), (zero, zero)
+            chain = 0
+        k, end = start, min(whole, start + BLOCK)
+        while k + 2 * LANES <= end:
+            a = added(operation, here, k, terms, a, None, streaming)
+            b = added(operation, here, k + LANES, terms, b, None, streaming)
+            k += 2 * LANES
+        if k < end:
+            a = added(operation, here, k, terms, a, None, streaming)
+        chain += longer
+        start += BLOCK
+        if start >= count:
+            if part > 0:
                 b = added(operation, here, whole, terms, b, part, False)
-            chain += longer
+            here = further(here, steps, 1)
+            start = 0
+            left -= 1
     return add_chains(totals, a, b)
 
 
@@ -141,14 +147,6 @@ def has_whole_lines(pointer, width, step):
     """Whether rows are whole cache lines, so that they can be written past the caches in lanes."""
     size = item_size(pointer)
     return (address_of(pointer) | width * size | step * size) % LINE == 0
-
-
-@helper
-def next_group(group, left, per_group):
-    """The group of the next channel, and how many are left of it: a division takes longer."""
-    if left == 1:
-        return group + 1, per_group
-    return group, left - 1
 
 
 @helper
@@ -282,10 +280,15 @@ def moments(operation, dy, x, dx, job):
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
-    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    for c in range(first, first + get(job, B.J_CHANNELS)):
-        row, mean = shift(x, (c - first) * apart), get(means, c // per_group)
-        moments_of_rows(operation, row, step, rows, run, mean, sums, c)
+    c, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    end = c + get(job, B.J_CHANNELS)
+    row = x
+    while c < end:
+        # A group's channels that follow each other are one row, whose sums are its first channel's.
+        n = min(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
+        moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
+        row = shift(row, n * apart)
+        c += n
 
 
 @helper

@@ -61,10 +61,33 @@ def read(address, code, index):
 
 
 @helper
+def next_group(group, left, per_group):
+    """The group of the next channel, and how many are left of it: a division takes longer."""
+    if left == 1:
+        return group + 1, per_group
+    return group, left - 1
+
+
+@helper
 def fill(row, count, value):
     """One number for every channel."""
     for c in range(count):
         put(row, c, value)
+
+
+@helper
+def spread(numbers, first, count, per_group, row):
+    """Some channels' numbers, which are their groups': a row of them is made if it has to be."""
+    not_inlined()
+    if per_group == 1:
+        return shift(numbers, first)
+    c, group, end = 0, first // per_group, per_group - first % per_group
+    while c < count:
+        end = min(end, count)
+        for k in range(c, end):
+            put(row, k, get(numbers, group))
+        c, group, end = end, group + 1, end + per_group
+    return row
 
 
 @helper
