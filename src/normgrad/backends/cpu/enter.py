@@ -240,7 +240,7 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
 @helper
 def results_of(plan, known, makers, tensors, out):
     """A new tuple of the caller's results and of new ones; 0 if Python raised an error."""
-    results = new_tuple((word(makers, LENGTH),))
+    results, argument = new_tuple((word(makers, LENGTH),)), int_buffer(1)
     if results == 0:
         return 0
     for index in range(word(makers, LENGTH)):
@@ -252,7 +252,8 @@ def results_of(plan, known, makers, tensors, out):
             value = maker
             retain((value,))
         else:
-            value = call_object((maker, entry(known, tensors, word(plan, B.E_LIKES + index))))
+            put(argument, 0, entry(known, tensors, word(plan, B.E_LIKES + index)))
+            value = call_object((maker, argument, 1, 0))
             if value == 0:
                 release((results,))
                 return 0
