@@ -334,7 +334,7 @@ def write_row(operation, tensors, coefficients, along, count, streaming):
 def write(operation, dy, x, dx, job):
     """Write dx or y."""
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
-    run, streaming = get(job, B.J_RUN), get(job, B.J_STREAM) != 0
+    rows, run, streaming = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_STREAM) != 0
     real = real_of(dy, x)
     along = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
     gains, offsets = doubles_at(get(job, B.J_GAIN)), doubles_at(get(job, B.J_SHIFT))
@@ -350,7 +350,7 @@ def write(operation, dy, x, dx, job):
             splat_like(dy, x, get(scales, group)),
         )  # fmt: skip
         here = further((dy, x, dx), apart, c)
-        for r in range(get(job, B.J_ROWS)):
-            row = further(here, steps, r)
-            write_row(operation, row, coefficients, along, run, streaming)
+        for _ in range(rows):
+            write_row(operation, here, coefficients, along, run, streaming)
+            here = further(here, steps, 1)
         group, left = next_group(group, left, per_group)
