@@ -28,13 +28,12 @@ class Look(NamedTuple):
         key: their shapes, strides and dtypes in a framework's own terms, after the number of the
             GPU if they are on one.
         addresses: each one's first element; 0 for None.
-        rooms: how many bytes of memory each has from there on; None where a tensor of the
-            framework always has what its shape and strides reach over.
+        rooms: how many bytes of memory each has from there on.
     """
 
     key: Hashable
     addresses: list[int]
-    rooms: list[int] | None = None
+    rooms: list[int]
 
 
 class Framework(ABC):

@@ -389,7 +389,17 @@ def call_again(
     plans = _ready.get(operator.name)
     if plans is None:
         return None
-    out = _as_tuple(operator, out)
+    results = answered(plans, tensors, _as_tuple(operator, out), choices)
+    return None if results is None else operator.result(results)
+
+
+def answered(
+    plans: Mapping[bytes, native.Ready],
+    tensors: tuple[Any, ...],
+    out: tuple[Any, ...] | None,
+    choices: tuple[Any, ...],
+) -> tuple[Any, ...] | None:
+    """The results of a call that one of these plans is ready for; else None, with nothing done."""
     try:
         results = native.answer(plans, tensors, out, choices)
     except Exception:  # whatever new results raised, run_checked has words for it
@@ -398,4 +408,4 @@ def call_again(
         return None
     if out is not None:
         frameworks.written([value for value in out if value is not None])
-    return operator.result(results)
+    return results

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .. import frameworks, native, operators
+from .. import native, operators
 from ..contract import Operator
 from ..operators.by_name import PLANNED
-from ..plans import call_again, keep, ready_for
+from ..plans import answered, call_again, keep, ready_for
 from . import ops
 from .kernels import output_for
 from .nodes import given
@@ -90,14 +90,12 @@ class BatchNorm(_SingleLevelFunction):
         statistics = (None, None, mean, spread) if training else (mean, spread, None, None)
         tensors = (grad_out, input, weight, *statistics)
         found = _gradients_again(BATCH_NORM_BACKWARD, tensors, (training, ctx.eps, mask, 1))
-        if found is not None:
-            pass
-        elif _kernels_suffice(grad_out):
+        if found is None and _kernels_suffice(grad_out):
             found = operators.batch_norm_backward(
                 grad_out, input, weight, *statistics, training=training, eps=ctx.eps,
                 output_mask=mask,
             )  # fmt: skip
-        else:
+        if found is None:
             found = ops.native_batch_norm_backward(
                 grad_out, input, weight, *statistics, training, ctx.eps, mask
             )
@@ -123,13 +121,11 @@ class GroupNorm(_SingleLevelFunction):
         mask = ctx.needs_input_grad[1:4]
         tensors = (grad_out, input, mean, rstd, weight)
         found = _gradients_again(GROUP_NORM_BACKWARD, tensors, (ctx.group, mask, 1))
-        if found is not None:
-            pass
-        elif _kernels_suffice(grad_out):
+        if found is None and _kernels_suffice(grad_out):
             found = operators.group_norm_backward(
                 grad_out, input, mean, rstd, weight, num_groups=ctx.group, output_mask=mask
             )
-        else:
+        if found is None:
             sizes = input.shape[0], input.shape[1], prod(input.shape[2:])
             found = ops.native_group_norm_backward(
                 grad_out, input, mean, rstd, weight, *sizes, ctx.group, mask
@@ -154,15 +150,6 @@ _batch_norms: dict[bytes, native.Ready] = {}
 _group_norms: dict[bytes, native.Ready] = {}
 
 
-def _again(plans: dict[bytes, native.Ready], tensors: Any, out: Any, choices: Any) -> Any:
-    """The results of a call, if such a one was made before; else None."""
-    try:
-        made = native.answer(plans, tensors, out, choices)
-    except Exception:  # whatever new results raised, the long way has words for it
-        return None
-    return made if type(made) is tuple else None
-
-
 def _remember(
     plans: dict[bytes, native.Ready], operator: Operator, tensors: Any, out: Any, choices: Any
 ) -> None:
@@ -173,60 +160,33 @@ def _remember(
         keep(plans, key, ready)
 
 
-def batch_norm_again(
-    input: Tensor,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor | None:
+#: Batch norm's tensors: input, weight, bias, running mean and running variance.
+_Tensors = tuple[Any, Any, Any, Any, Any]
+
+
+def batch_norm_again(tensors: _Tensors, training: bool, momentum: float, eps: float) -> Any:
     """What :func:`batch_norm` does, if it has done it for such arguments; else None."""
-    if _requires_grad(running_mean) or _requires_grad(running_var):
+    running = tensors[3:]
+    if _requires_grad(running[0]) or _requires_grad(running[1]):
         return None
-    tensors = (input, weight, bias, running_mean, running_var)
-    updated = (running_mean, running_var) if training else _NONE
-    made = _again(_batch_norms, tensors, (None, None, None, *updated), (training, momentum, eps, 1))
-    if made is None:
-        return None
-    if updated[0] is not None:
-        frameworks.written(updated)
-    return _with_batch_norm_s_node(made, *tensors, training, eps)
+    out = (None, None, None, *(running if training else _NONE))
+    made = answered(_batch_norms, tensors, out, (training, momentum, eps, 1))
+    return None if made is None else _with_batch_norm_s_node(made, tensors, training, eps)
 
 
-def batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+def batch_norm(tensors: _Tensors, training: bool, momentum: float, eps: float) -> Tensor:
     """Batch norm; in training the running statistics are updated in place."""
-    output = output_for(input)
-    tensors = (input, weight, bias, running_mean, running_var)
-    out = (output, None, None, *((running_mean, running_var) if training else _NONE))
+    output = output_for(tensors[0])
+    out = (output, None, None, *(tensors[3:] if training else _NONE))
     made = operators.batch_norm(*tensors, training=training, momentum=momentum, eps=eps, out=out)
     if output is None:
         _remember(_batch_norms, BATCH_NORM, tensors, out, (training, momentum, eps, 1))
-    return _with_batch_norm_s_node(made, *tensors, training, eps)
+    return _with_batch_norm_s_node(made, tensors, training, eps)
 
 
-def _with_batch_norm_s_node(
-    made: Any,
-    input: Tensor,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    eps: float,
-) -> Tensor:
+def _with_batch_norm_s_node(made: Any, tensors: _Tensors, training: bool, eps: float) -> Tensor:
     """The output, with a node of autograd where gradients may be wanted."""
+    input, weight, bias, running_mean, running_var = tensors
     output: Tensor
     output, mean, spread, _, _ = made
     if not _needs_node(input, weight, bias):
@@ -242,7 +202,7 @@ def group_norm_again(
 ) -> Tensor | None:
     """What :func:`group_norm` does, if it has done it for such arguments; else None."""
     tensors = (input, weight, bias)
-    made = _again(_group_norms, tensors, None, (group, eps, 1))
+    made = answered(_group_norms, tensors, None, (group, eps, 1))
     return None if made is None else _with_group_norm_s_node(made, *tensors, group)
 
 

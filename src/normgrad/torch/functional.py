@@ -50,14 +50,13 @@ def batch_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
+    tensors = (input, weight, bias, running_mean, running_var)
     unwatched = eager.unwatched()
     if unwatched:
-        again = eager.batch_norm_again(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
+        again = eager.batch_norm_again(tensors, training, momentum, eps)
         if again is not None:
             return again
-    alone = unwatched and eager.plain(input, running_mean, running_var, weight, bias)
+    alone = unwatched and eager.plain(*tensors)
     if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         return handle_torch_function(
             batch_norm,
@@ -80,9 +79,7 @@ def batch_norm(
             input, running_mean, running_var, weight, bias, training, momentum, eps
         )
     if alone:
-        return eager.batch_norm(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
+        return eager.batch_norm(tensors, training, momentum, eps)
     output, _, _, new_mean, new_var = ops.native_batch_norm(
         input, weight, bias, running_mean, running_var, training, momentum, eps
     )

@@ -2,7 +2,7 @@
 
 A plan remembers how the tensors of its last call looked. If those of the next look alike, are whole
 and can be written, they are computed with at once; if not, nothing was done, and Python looks at
-them (see plans.py). Both functions are called by Python itself, with an array of borrowed objects.
+them (see plans.py). Python calls ``function`` by itself, with an array of borrowed objects.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from .program import ALIGNMENT
 #: how many there are.
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 #: Sizes of arrays on the stack, which have to be the module's own.
-WORDS_MAX, KEY_MAX, PLACES = B.WORDS_MAX, 2 * B.WORDS_MAX, B.PLACES
-#: What stands before results in a key, and before a number among the choices.
+WORDS_MAX, KEY_MAX, PLACES = B.WORDS_MAX, 4 * B.WORDS_MAX, B.PLACES
+#: What stands before results in a key.
 _RESULTS = -2
 
 let_others_run = external("PyEval_SaveThread")

@@ -26,9 +26,8 @@ from .intrinsics import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The most axes that a tensor is read with, and the words that describe such a one.
+#: The most axes that a tensor is read with.
 MAX_RANK = native.MAX_RANK
-TENSOR_WORDS = 4 + 2 * MAX_RANK
 #: What is found besides: where the first element is, an element's size in bytes where the tensor is
 #: PyTorch's, and NumPy's flags.
 ADDRESS, BYTES, FLAGS = 0, 1, 2
