@@ -43,6 +43,8 @@ STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
 #: Beyond these shares of an L3 of these cores' own it pays to write past it: columns, rows of whole
 #: cache lines, and rows that end in parts of lines.
 STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
+#: As many threads as there may be.
+MOST_THREADS = 1 << 30
 #: Tensors beyond this share of the cache are far enough for rows to be fetched ahead.
 FETCHED_ROWS = 0.5
 #: How much of a channel's next row is fetched: more would not stay in the nearest cache.
@@ -166,12 +168,16 @@ def _rows_as_groups(problem: Problem) -> Problem:
     )
 
 
+def _sums_exactly(problem: Problem) -> bool:
+    """Whether the moments of x are sums in float64, which take longer than memory does."""
+    return problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
+
+
 def _least_row(problem: Problem) -> int:
     """The shortest channels that are read as rows even if they follow each other."""
     if bytes_of(problem) >= FAR_APART:
         return FAR_RUN
-    exact = problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
-    return EXACT_RUN if exact else COLUMN_RUN
+    return EXACT_RUN if _sums_exactly(problem) else COLUMN_RUN
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
@@ -246,24 +252,29 @@ def access_of(problem: Problem) -> Access:
     return _in_rows(problem, dtype, by_rows)
 
 
-def streams(access: Access, size: int, machine: Machine) -> bool:
-    """Whether dx is written past the caches: where it would not stay in them anyway.
+def streams(access: Access, size: int, machine: Machine) -> int:
+    """With how many threads at most dx is written past the caches, where it would not stay anyway.
 
     A store through the caches reads the line first, which costs most where the L3 is a large
-    server's; what is in an L3 of these cores' own is found there.
+    server's: there it is done beyond what the threads' L2 hold. What is in an L3 of these cores'
+    own is found there, whoever wrote it.
     """
-    result = access.problem.result
-    if result is None:
-        return False
-    row = access.run * result.itemsize
+    problem = access.problem
+    if problem.result is None:
+        return 0
+    row = access.run * problem.result.itemsize
     if machine.shares_l3:
-        beyond = size > machine.cores * machine.l2
-        least = STREAMED_ROW * (2 if row % LINE else 1)
-        return beyond and (access.columns or row >= least)
+        if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
+            return 0
+        most = (size - 1) // machine.l2
+        if most >= machine.cores:
+            return MOST_THREADS
+        return 0 if _sums_exactly(problem) and not access.columns else most
     if access.columns:
-        return size > STREAMED_COLUMNS * machine.cache
+        return MOST_THREADS if size > STREAMED_COLUMNS * machine.cache else 0
     share = STREAMED_PARTS if row % LINE else STREAMED_LINES
-    return size > share * machine.cache and row >= STREAMED_ROW_OF_FEW
+    beyond = size > share * machine.cache and row >= STREAMED_ROW_OF_FEW
+    return MOST_THREADS if beyond else 0
 
 
 def fetches_ahead(access: Access, size: int, machine: Machine) -> bool:

@@ -94,7 +94,7 @@ ALONG, W_WEIGHT, W_BIAS = _block(), _block(), _block()
 COLUMNS, MOVED = _block(), _block()
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # In columns, as many positions follow each other in a row; whether dx is written past the caches,
-# and what is read next fetched ahead.
+# in a template with how many threads at most; and whether what is read next is fetched ahead.
 REPEAT, STREAM, AHEAD = _block(), _block(), _block()
 BLOCK_FIELDS = _block.end
 

@@ -114,6 +114,7 @@ def drive(template, steps, step_count, team, threads, guards, given, places):
         put(block, slot, get(addresses, slot))
     for word in range(B.ADDRESSES, B.BLOCK_FIELDS):
         put(block, word, get(integers_at(template), word))
+    put(block, B.STREAM, threads <= get(block, B.STREAM))
     here = address_of(block)
     for index in range(step_count):
         step = steps + 8 * B.STEP_FIELDS * index

@@ -15,7 +15,7 @@ from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, read_bytes
+from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, bytes_of, read_bytes
 
 #: Fewer elements are done by one thread before others have started.
 SMALL = 1 << 14
@@ -41,8 +41,13 @@ ROWS_OF_PART = 256
 #: Bytes of dy and x that follow each other, for sums that nobody waits for: memory is read in long
 #: runs, some channels of one image after the other's.
 CONTIGUOUS = 1 << 16
-#: Elements of a channel that are summed together even so: several images' rows, if they are short.
-ROWS_IN_ORDER = 512
+#: Rows of a channel that are taken together even so, and elements if rows are long: each piece has
+#: a cost of its own.
+ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
+#: Rows of fewer elements are taken in that order even where a channel's sums are waited for, in
+#: tensors of so many bytes that a core's cache does not hold them: what follows a row is nearer
+#: than the next image's.
+SHORT_ROW, BEYOND_CACHE = 1 << 8, 3 << 20
 #: Bytes of dy and x that a task of group norm's columns takes at once: those of batch norm are cut
 #: out of rows that all the batch has, and gain nothing.
 SAMPLE = 2 << 20
@@ -166,9 +171,6 @@ def tiling_of(access: Access) -> Tiling:
     """How a problem's tensors are cut."""
     problem = access.problem
     sets, channels, positions = problem.sets.size, problem.channel.size, access.positions
-    # Rows are gone through channel by channel where a channel's sums are needed before the rest,
-    # and image by image where they are not.
-    in_order = not access.columns and not _waits(problem)
     whole = Tiling(
         sets=sets,
         sets_per_task=sets,
@@ -177,7 +179,7 @@ def tiling_of(access: Access) -> Tiling:
         at_once=channels,
         part_size=positions,
         piece_channels=min(access.chunk, channels) if access.columns else channels,
-        piece_rows=max(1, ROWS_IN_ORDER // access.run) if in_order else positions,
+        piece_rows=_rows_of_piece(access),
     )
     small = sets * channels * access.per_channel < SMALL
     if access.along:
@@ -186,7 +188,18 @@ def tiling_of(access: Access) -> Tiling:
         return whole
     if access.columns and access.run == 1:
         return _of_samples(access, whole) or _of_positions(access, whole)
-    return _of_channels(access, whole, in_order)
+    return _of_channels(access, whole)
+
+
+def _rows_of_piece(access: Access) -> int:
+    """Rows of a channel that are taken before the next channels' of the same images."""
+    problem = access.problem
+    if access.columns:
+        return access.positions
+    if not _waits(problem):
+        return max(1, min(ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run))
+    short = access.run < SHORT_ROW and bytes_of(problem) >= BEYOND_CACHE
+    return ROWS_IN_ORDER if short else access.positions
 
 
 def _unit(access: Access) -> int:
@@ -241,7 +254,7 @@ def _of_positions(access: Access, whole: Tiling) -> Tiling:
     return replace(whole, sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
 
-def _of_channels(access: Access, whole: Tiling, in_order: bool) -> Tiling:
+def _of_channels(access: Access, whole: Tiling) -> Tiling:
     """Rows, or columns of short channels: some channels to a task, cut in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
@@ -253,15 +266,14 @@ def _of_channels(access: Access, whole: Tiling, in_order: bool) -> Tiling:
     else:
         # As few channels as make it worth a task's while, and no more than stay in cache.
         wanted = channels * sets // ENOUGH_TASKS * per_channel
-        most = max(PART, min(IN_CACHE, wanted))
+        most = max(SMALL, min(IN_CACHE, wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
     found = replace(whole, sets_per_task=ceil_div(sets, TASKS), channel_block=block, at_once=block)
     parts = 1
     if found.tasks < ENOUGH_TASKS:
-        most = max(1, per_channel // (ROWS_IN_ORDER if in_order else 1))
-        parts = min(
-            ceil_div(TASKS, found.tasks), max(1, per_channel * block // PART), positions, most
-        )
+        most = positions if access.columns or _waits(problem) else positions // whole.piece_rows
+        most = max(1, min(most, per_channel * block // PART))
+        parts = min(ceil_div(TASKS, found.tasks), most)
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, where enough tasks are left all the same.
         wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)

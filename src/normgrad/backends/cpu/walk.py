@@ -23,6 +23,7 @@ from .intrinsics import (
     not_inlined,
     plain,
     put,
+    shift,
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -36,24 +37,35 @@ JOB_FIELDS = B.JOB_FIELDS
 
 
 @helper
-def element_of(block, tensor, s, c, position, k):
-    """The address of element k of a row, in tensor 0 (dy), 1 (x) or 2 (dx)."""
+def elements_at(block, s, c, position, k):
+    """The addresses of element k of a row in dy, x and dx."""
     not_inlined()
-    rows = get(block, B.ROWS)
-    outer = position // rows
-    offset = (
-        s * get(block, B.SET_STRIDES + tensor)
-        + c * get(block, B.CHANNEL_STRIDES + tensor)
-        + (position - outer * rows) * get(block, B.ROW_STRIDES + tensor)
-        + k * get(block, B.RUN_STRIDES + tensor)
-    )
-    for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
+    row, outer, rank = position, 0, get(block, B.OUTER_RANK)
+    if rank > 0:
+        outer = position // get(block, B.ROWS)
+        row = position - outer * get(block, B.ROWS)
+    dy, x, dx = (
+        s * get(block, B.SET_STRIDES + 0) + c * get(block, B.CHANNEL_STRIDES + 0)
+        + row * get(block, B.ROW_STRIDES + 0) + k * get(block, B.RUN_STRIDES + 0),
+        s * get(block, B.SET_STRIDES + 1) + c * get(block, B.CHANNEL_STRIDES + 1)
+        + row * get(block, B.ROW_STRIDES + 1) + k * get(block, B.RUN_STRIDES + 1),
+        s * get(block, B.SET_STRIDES + 2) + c * get(block, B.CHANNEL_STRIDES + 2)
+        + row * get(block, B.ROW_STRIDES + 2) + k * get(block, B.RUN_STRIDES + 2),
+    )  # fmt: skip
+    for axis in range(rank - 1, -1, -1):
         size = get(block, B.OUTER_SIZES + axis)
         quotient = outer // size
-        stride = get(block, B.OUTER_STRIDES + B.OUTER_MAX * tensor + axis)
-        offset += (outer - quotient * size) * stride
+        index = outer - quotient * size
+        strides = shift(block, B.OUTER_STRIDES + axis)
+        dy += index * get(strides, 0)
+        x += index * get(strides, B.OUTER_MAX)
+        dx += index * get(strides, 2 * B.OUTER_MAX)
         outer = quotient
-    return get(block, tensor) + offset * get(block, B.DATA_SIZES + tensor)
+    return (
+        get(block, B.DY) + dy * get(block, B.DATA_SIZES + 0),
+        get(block, B.X) + x * get(block, B.DATA_SIZES + 1),
+        get(block, B.DX) + dx * get(block, B.DATA_SIZES + 2),
+    )
 
 
 @helper
@@ -73,12 +85,17 @@ def start_job(block, job, bank, part):
     put(job, B.J_SHIFT, workspace + get(block, B.W_SHIFT) + channel)
     for i in range(4):
         put(job, B.J_SUMS + i, workspace + get(block, B.W_SUM_DY + i) + sums)
+    put(job, B.J_PER_GROUP, per_group)
+    put(job, B.J_STREAM, get(block, B.STREAM))
+    put(job, B.J_AHEAD, get(block, B.AHEAD))
+    for tensor in range(3):
+        put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
+        put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
 
 
 @helper
 def start_piece(block, job, s, c, channels, rows, k, run):
     """Which channels, how many rows, and which elements of them."""
-    not_inlined()
     put(job, B.J_CHANNEL, c)
     put(job, B.J_CHANNELS, channels)
     put(job, B.J_ROWS, rows)
@@ -86,12 +103,6 @@ def start_piece(block, job, s, c, channels, rows, k, run):
     put(job, B.J_RUN, run)
     # Positions follow each other only where all channels are taken.
     put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
-    put(job, B.J_PER_GROUP, get(block, B.PER_GROUP))
-    put(job, B.J_STREAM, get(block, B.STREAM))
-    put(job, B.J_AHEAD, get(block, B.AHEAD))
-    for tensor in range(3):
-        put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
-        put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
     if get(block, B.ALONG) != 0:
         workspace = get(block, B.WORKSPACE)
         size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
@@ -113,19 +124,24 @@ def move(block, tensor, address, tile, writes, channels, rows, run):
 
 
 @helper
-def call_on_tile(block, kernel, moved, job, s, c, channels, position, rows, k, run):
+def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k, run):
     """Call a kernel for a piece of the tensors that is no larger than a tile."""
     buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
     # dx takes the place of what was moved for it: a kernel writes what it has read.
     dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
     tile_step = TILE_CHANNELS if get(block, B.COLUMNS) != 0 else TILE_POSITIONS
-    addresses = int_buffer(3)
+    addresses, job = int_buffer(3), int_buffer(JOB_FIELDS)
+    place = elements_at(block, s, c, position, k)
+    put(addresses, 0, place[0])
+    put(addresses, 1, place[1])
+    put(addresses, 2, place[2])
+    for field in range(JOB_FIELDS):
+        put(job, field, get(whole, field))
     start_piece(block, job, s, c, channels, rows, k, run)
     put(job, B.J_REPEAT, 1)
     put(job, B.J_STREAM, 0)
     put(job, B.J_AHEAD, 0)
     for tensor in range(3):
-        put(addresses, tensor, element_of(block, tensor, s, c, position, k))
         if moved >> tensor & 1:
             tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
             if tensor < 2:
@@ -135,8 +151,7 @@ def call_on_tile(block, kernel, moved, job, s, c, channels, position, rows, k, r
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
     if moved & B.USES_DX:
-        address = element_of(block, plain(2), s, c, position, k)
-        move(block, plain(2), address, dx_tile, 1, channels, rows, run)
+        move(block, plain(2), place[2], dx_tile, 1, channels, rows, run)
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
@@ -164,11 +179,7 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, run):
         call(tiles, (block, kernel, uses, job, s, c, channels, position, rows, run))
         return
     start_piece(block, job, s, c, channels, rows, plain(0), run)
-    dy, x, dx = (
-        element_of(block, plain(0), s, c, position, plain(0)),
-        element_of(block, plain(1), s, c, position, plain(0)),
-        element_of(block, plain(2), s, c, position, plain(0)),
-    )
+    dy, x, dx = elements_at(block, s, c, position, plain(0))
     call(kernel, (0, dy, x, dx, job))
 
 
@@ -184,7 +195,8 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
     channels = get(step, B.PIECE_CHANNELS)
     while first < last:
         # Rows of one outer index, all of one length.
-        row = (last - 1) % rows_axis if backwards else first % rows_axis
+        row = last - 1 if backwards else first
+        row = row % rows_axis if get(block, B.OUTER_RANK) > 0 else row
         if backwards:
             rows = min(row + 1, last - first, most)
         else:
