@@ -139,7 +139,8 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
         put(job, field, get(whole, field))
     start_piece(block, job, s, c, channels, rows, k, run)
     put(job, B.J_REPEAT, 1)
-    put(job, B.J_STREAM, 0)
+    if moved & B.USES_DX:
+        put(job, B.J_STREAM, 0)
     put(job, B.J_AHEAD, 0)
     for tensor in range(3):
         if moved >> tensor & 1:
