@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -175,8 +176,7 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     return tuple(result)
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of several tensors of the same shape: its size, and its stride in each."""
 
     size: int
