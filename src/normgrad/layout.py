@@ -191,6 +191,8 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     where they are summed, or treated one by one.
     """
     kept = [axis for axis in axes if axis.size != 1]
+    if len(kept) < 2:
+        return kept
     kept.sort(key=lambda axis: [abs(step) for step in axis.strides], reverse=True)
     merged: list[Axis] = []
     for axis in kept:

@@ -31,7 +31,7 @@ def naming(argument: str) -> Iterator[None]:
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(value) for value in values)
+        return tuple(map(operator.index, values))
     except Exception:  # what is no sequence, or no integers, raises what it likes
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
@@ -61,7 +61,7 @@ class TensorSpec:
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
         sizes = _integers("shape", shape)
-        if any(size < 0 for size in sizes):
+        if min(sizes, default=0) < 0:
             raise ValueError(f"shape: {sizes} has a negative size; allowed: 0 or more")
         if strides is None:
             steps = layout.contiguous_strides(sizes)
