@@ -65,8 +65,7 @@ class Parameter:
     may_be_empty: Callable[[Options], bool] = lambda options: False
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """A tensor that comes out.
 
     Its dtype is that of the first input of ``dtype_from`` that is there (without one there is no
@@ -229,6 +228,32 @@ def _ranks(operator: Operator, present: Specs) -> int:
     )
 
 
+def counted(
+    operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
+) -> dict[str, TensorSpec]:
+    """The inputs that count: those that are there, without empty ones that count as absent."""
+    return {
+        parameter.name: spec
+        for parameter in operator.parameters
+        if (spec := specs.get(parameter.name)) is not None
+        and not (spec.shape == (0,) and parameter.may_be_empty(options))
+    }
+
+
+def check(
+    operator: Operator,
+    options: Options,
+    specs: Mapping[str, TensorSpec | None],
+    given: Mapping[str, TensorSpec | None],
+) -> dict[str, TensorSpec]:
+    """The specs of the wanted outputs of a call, with everything checked.
+
+    Raises:
+        TypeError, ValueError: as :func:`check_inputs` and :func:`check_outputs`.
+    """
+    return check_outputs(operator, options, check_inputs(operator, options, specs), given)
+
+
 def check_inputs(
     operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
 ) -> dict[str, TensorSpec]:
@@ -238,15 +263,13 @@ def check_inputs(
         TypeError: a missing argument, or a dtype.
         ValueError: a rank, a shape, an axis or a number of groups.
     """
-    present: dict[str, TensorSpec] = {}
     for parameter in operator.parameters:
         spec = specs.get(parameter.name)
-        if spec is None:
-            if parameter.required:
-                raise TypeError(f"{parameter.name}: None; allowed: a tensor")
-            continue
-        _check_dtype(parameter.name, spec.dtype, parameter.kind.dtypes)
-        present[parameter.name] = spec
+        if spec is not None:
+            _check_dtype(parameter.name, spec.dtype, parameter.kind.dtypes)
+        elif parameter.required:
+            raise TypeError(f"{parameter.name}: None; allowed: a tensor")
+    present = counted(operator, options, specs)
     data = present["input"]
     if not MIN_RANK <= data.rank <= MAX_RANK:
         raise ValueError(
@@ -263,8 +286,6 @@ def check_inputs(
         elif parameter.kind is Kind.RANKS:
             ranks = _ranks(operator, present)
             _check_shape(parameter.name, spec.shape, (ranks, shapes[Kind.CHANNEL][0]), _BY_RANK)
-        elif spec.shape == (0,) and parameter.may_be_empty(options):
-            del present[parameter.name]
         else:
             expected = shapes[parameter.kind]
             _check_shape(parameter.name, spec.shape, expected, parameter.kind.value)

@@ -12,9 +12,9 @@ import numpy as np
 from .unusable import shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type.
+    """An element type; there is one object of each.
 
     ``code`` numbers it for the kernels, ``unit_roundoff`` is the relative error of rounding to
     nearest and ``smallest_subnormal`` the least positive value (both 0 for integers).
@@ -29,6 +29,9 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return parse, (self.name,)  # a copy, or what was pickled, is the same object
 
 
 float32 = DType("float32", 4, 0, np.dtype(np.float32), 2.0**-24, 2.0**-149)

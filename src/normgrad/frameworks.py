@@ -454,7 +454,7 @@ class DLPack(Framework):
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         torch = of_torch()
-        _, size = spec.region(0).bounds()
+        _, size = spec.reach
         flat = dlpack.bytes_like(like, size) if size else None
         if flat is not None:
             # PyTorch in between has its stream wait for the producer's; and, when the result is

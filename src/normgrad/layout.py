@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -175,8 +176,7 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     return tuple(result)
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of several tensors of the same shape: its size, and its stride in each."""
 
     size: int
@@ -191,6 +191,8 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     where they are summed, or treated one by one.
     """
     kept = [axis for axis in axes if axis.size != 1]
+    if len(kept) < 2:
+        return kept
     kept.sort(key=lambda axis: [abs(step) for step in axis.strides], reverse=True)
     merged: list[Axis] = []
     for axis in kept:

@@ -7,7 +7,7 @@ its backend) lets pass what is plainly right; what does not pass there is looked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from . import layout, memory, pages
@@ -27,11 +27,12 @@ class Place:
         slot: its number among a call's addresses.
         name, spec: of the tensor.
         shown: how messages call it.
-        low, high: its first byte and one past its last, from its address on.
-        in_place: the inputs that this output may be the very memory of; and words for them.
+        low, high: its first byte and one past its last, from its address on: the spec's reach.
+        in_place: the inputs that this output may be the very memory of; and what messages call
+            them.
     """
 
-    __slots__ = ("high", "in_place", "low", "name", "shown", "slot", "spec", "words")
+    __slots__ = ("high", "in_place", "in_place_shown", "low", "name", "shown", "slot", "spec")
 
     def __init__(
         self,
@@ -40,16 +41,15 @@ class Place:
         spec: TensorSpec,
         shown: str | None = None,
         in_place: Sequence[str] = (),
-        in_place_shown: Iterable[str] = (),
+        in_place_shown: Sequence[str] = (),
     ) -> None:
         self.slot = slot
         self.name = name
         self.spec = spec
         self.shown = name if shown is None else shown
-        self.low, self.high = spec.region(0).bounds()
+        self.low, self.high = spec.reach
         self.in_place = in_place
-        inputs = " or ".join(in_place_shown)
-        self.words = f", or all of {inputs} with the same strides and dtype" if in_place else ""
+        self.in_place_shown = in_place_shown
 
     def may_be(self, other: Place) -> bool:
         """Whether this output may be the very memory of an input."""
@@ -138,7 +138,7 @@ class Taken:
             if address == elsewhere and place.may_be(other):
                 continue
             if place.overlaps(address, other, elsewhere):
-                raise _shares(place.shown, other.shown, place.words)
+                raise _shares(place.shown, other.shown, place.in_place_shown)
         self._check_copied(place.shown, place.spec.region(address))
         self._places.append((place, address))
 
@@ -169,5 +169,7 @@ class Taken:
                 raise _shares(shown, name)
 
 
-def _shares(shown: str, other: str, words: str = "") -> ValueError:
+def _shares(shown: str, other: str, in_place_shown: Sequence[str] = ()) -> ValueError:
+    inputs = " or ".join(in_place_shown)
+    words = f", or all of {inputs} with the same strides and dtype" if inputs else ""
     return ValueError(f"{shown}: shares memory with {other}; allowed: memory of its own{words}")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from . import contract, devices, frameworks, layout, memory, native
 from .arguments import Arguments, out_entries
 from .backends import choice
-from .contract import Operator, Options
+from .contract import Operator, Options, Specs
 from .overlap import Place, Taken, used
 from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
@@ -48,7 +48,6 @@ class Plan:
         name: the operator's name.
         workspace_size: how many bytes of scratch memory :meth:`run` needs; 0 if none.
         output_specs: the specs of the results, None where masked off.
-        path: the way through the kernels that was chosen, in words.
         device: where its tensors are, "cpu" or "cuda:0".
     """
 
@@ -57,14 +56,16 @@ class Plan:
         operator: Operator,
         options: Options,
         specs: Mapping[str, TensorSpec | None],
-        out_specs: Mapping[str, TensorSpec | None],
+        outputs: Specs,
         names: Mapping[str, str] | None = None,
         device: str = devices.CPU,
     ) -> None:
-        """``names`` are what messages of :meth:`run` call inputs and outputs, where not our own."""
+        """Of specs that :func:`.contract.check` lets pass, with all outputs that are wanted.
+
+        ``names`` are what messages of :meth:`run` call inputs and outputs, where not our own.
+        """
         names = names or {}
-        present = contract.check_inputs(operator, options, specs)
-        outputs = contract.check_outputs(operator, options, present, out_specs)
+        present = contract.counted(operator, options, specs)
         self.name = operator.name
         self.device = device
         self._on_gpu = device != devices.CPU
@@ -77,7 +78,6 @@ class Plan:
         self._program: Any = backend.build(operator.problem(options, present, outputs))
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
-        self.path = self._program.path
         self._runner: choice.Runner | None = None
         #: What compiled code computes with; None before it has been told how the tensors look.
         self.ready: native.Ready | None = None
@@ -91,19 +91,16 @@ class Plan:
         # Every input there is, those too that take no part in the arithmetic: an output must not
         # share their memory.
         others = iter(range(OTHERS, PLACES))
-
-        def slot(name: str) -> int:
-            unread = self._unread and roles.get(name) is Role.INPUT
-            return (
-                int(roles[name])
-                if name in present and name in roles and not unread
-                else next(others)
-            )
-
-        self._inputs = tuple(
-            None if spec is None else Place(slot(name), name, spec, names.get(name))
-            for name, spec in zip(self._names, self._expected, strict=True)
-        )
+        inputs: list[Place | None] = []
+        for name, spec in zip(self._names, self._expected, strict=True):
+            if spec is None:
+                inputs.append(None)
+                continue
+            role: int | None = roles.get(name) if name in present else None
+            if role is None or (role is Role.INPUT and self._unread):
+                role = next(others)
+            inputs.append(Place(role, name, spec, names.get(name)))
+        self._inputs = tuple(inputs)
         self._outputs = tuple(
             None
             if spec is None
@@ -119,6 +116,11 @@ class Plan:
                 zip(self._wanted, self.output_specs, strict=True)
             )
         )
+
+    @property
+    def path(self) -> str:
+        """The way through the kernels that was chosen, in words."""
+        return self._program.path  # type: ignore[no-any-return]
 
     @property
     def out_is_tensor(self) -> bool:
@@ -363,7 +365,9 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
         key = (operator.name, options, arguments.key)
         plan = _plans.get(key)
         if plan is None:
-            plan = Plan(operator, options, *arguments.specs(), device=arguments.device)
+            specs, out_specs = arguments.specs()
+            wanted = contract.check(operator, options, specs, out_specs)
+            plan = Plan(operator, options, specs, wanted, device=arguments.device)
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:

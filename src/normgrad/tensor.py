@@ -31,7 +31,7 @@ def naming(argument: str) -> Iterator[None]:
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(value) for value in values)
+        return tuple(map(operator.index, values))
     except Exception:  # what is no sequence, or no integers, raises what it likes
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
@@ -56,10 +56,12 @@ class TensorSpec:
     strides: tuple[int, ...]
     #: What its elements take, in bytes.
     nbytes: int = field(init=False, repr=False, compare=False)
+    #: Its first byte and one past its last, from its address on.
+    reach: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
         sizes = _integers("shape", shape)
-        if any(size < 0 for size in sizes):
+        if min(sizes, default=0) < 0:
             raise ValueError(f"shape: {sizes} has a negative size; allowed: 0 or more")
         if strides is None:
             steps = layout.contiguous_strides(sizes)
@@ -71,8 +73,9 @@ class TensorSpec:
                     f"each axis of shape {sizes}"
                 )
         kind = dtypes.parse(dtype)
-        low, high = layout.extent(sizes, steps) if 0 not in sizes else (0, 0)
-        if max(high - low + 1, *map(abs, (0, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
+        low, high = layout.extent(sizes, steps) if 0 not in sizes else (0, -1)
+        itemsize = kind.itemsize
+        if max(high - low + 1, *map(abs, (1, *steps)), *sizes) * itemsize >= _MOST_BYTES:
             raise ReachError(
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
                 "allowed: what an address can reach"
@@ -80,7 +83,8 @@ class TensorSpec:
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
-        object.__setattr__(self, "nbytes", layout.elements(sizes) * kind.itemsize)
+        object.__setattr__(self, "nbytes", layout.elements(sizes) * itemsize)
+        object.__setattr__(self, "reach", (low * itemsize, (high + 1) * itemsize))
 
     @property
     def rank(self) -> int:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import normgrad as ng
+from normgrad import contract, plans
 from normgrad import infiniop as op
+from normgrad.infiniop import operators
 
 DTYPES = {
     "INVALID": 0, "BYTE": 1, "BOOL": 2, "I8": 3, "I16": 4, "I32": 5, "I64": 6, "U8": 7, "U16": 8,
@@ -359,3 +361,57 @@ def test_numbers_that_are_none():
         with pytest.raises(op.InfiniError, match=r"device_id: .*; allowed: an int") as caught:
             op.infinirtSetDevice(op.INFINI_DEVICE_CPU, value)
         assert caught.value.status == op.INFINI_STATUS_BAD_PARAM
+
+
+# Operators of one look
+
+
+def test_operators_of_one_look_are_planned_once(monkeypatch):
+    checks = []
+
+    def check(contract, *rest):
+        checks.append(contract.name)
+        right(contract, *rest)
+
+    right = operators.check
+    monkeypatch.setattr(operators, "check", check)
+    operators._plans.clear()
+    first, second = create(), create()
+    assert first is not second
+    assert len(checks) == 1
+    op.infiniopDestroyBatchNormBackwardDescriptor(first)
+    assert op.infiniopGetBatchNormBackwardWorkspaceSize(second) >= 0
+    for wrong, status in (
+        ({"weight": descriptor((3,), "F16")}, BAD_DTYPE),
+        ({"weight": descriptor((4,))}, BAD_SHAPE),
+        ({"weight": descriptor((3,), strides=(0,))}, BAD_STRIDES),
+        ({"input": descriptor(X, strides=(12, 1, 3))}, BAD_STRIDES),
+        ({"input": None}, BAD_PARAM),
+    ):
+        (name,) = wrong
+        assert len({fails(status, name, create, wrong) for _ in range(2)}) == 1
+    create({"weight": descriptor((3,), strides=(2,))})
+    assert len(checks) == 10  # a null is found before
+    monkeypatch.setattr(plans, "CACHE_SIZE", 2)
+    for count in range(1, 5):
+        create({name: descriptor((count, 3, 4)) for name in DATA})
+        assert len(operators._plans) <= 2
+
+
+def test_what_the_contract_lets_pass_the_operator_lets_pass(monkeypatch):
+    """A plan is made of what the dialect's rules have checked, without another check."""
+    made = []
+
+    class Checked(plans.Plan):
+        def __init__(self, operator, options, specs, outputs, names):
+            assert contract.check(operator, options, specs, outputs) == outputs
+            made.append(outputs)
+            super().__init__(operator, options, specs, outputs, names)
+
+    monkeypatch.setattr(operators, "Plan", Checked)
+    operators._plans.clear()
+    shapes = [(2, 3, 4), (1, 1, 1), (0, 3, 4), (2, 0, 4), (2, 3, 0)]
+    for shape, dtype, step in itertools.product(shapes, NUMPY, (1, 3)):
+        vector = descriptor(shape[1:2], dtype, (step,))
+        create({name: descriptor(shape, dtype) if name in DATA else vector for name in TENSORS})
+    assert len(made) == 30

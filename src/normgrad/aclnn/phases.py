@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
 from ..plans import CACHE_SIZE, Plan, keep
-from ..rules import Break, Call, Contract, ContractError, check
+from ..rules import Break, Call, Contract, ContractError, Scalar, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import memory_of
@@ -26,7 +26,7 @@ from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status
-from .tensors import aclTensor, booleans
+from .tensors import Look, aclBoolArray, aclTensor
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
@@ -45,7 +45,7 @@ class Translation:
         operator: the functional operator.
         inputs, outputs: our names for its parameters and outputs, in its order.
         options: from the call.
-        dims: the shape that a parameter is read with, where that is not its own.
+        dims: the shapes that parameters are read with, where those are not their own.
     """
 
     contract: Contract
@@ -53,7 +53,7 @@ class Translation:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     options: Callable[[Call, Device], Options]
-    dims: Callable[[Call, str], Dims | None] = lambda call, name: None
+    dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
 
 
 def _channel_axis(call: Call) -> int:
@@ -94,12 +94,14 @@ ELEMT = Translation(
 )
 
 
-def _grouped_dims(call: Call, name: str) -> Dims | None:
+def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     """Whatever their shapes, tensors lie in memory as N, C, HxW."""
     n, c, positions, group = (call.scalars[size] for size in ("N", "C", "HxW", "group"))
-    if name in ("gradOut", "input", "gradInput"):
-        return n, c, positions
-    return (n, group) if name in ("mean", "rstd") else (c,)
+    return {
+        **dict.fromkeys(("gradOut", "input", "gradInput"), (n, c, positions)),
+        **dict.fromkeys(("mean", "rstd"), (n, group)),
+        **dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), (c,)),
+    }
 
 
 GROUP_NORM = Translation(
@@ -114,14 +116,12 @@ GROUP_NORM = Translation(
 )
 
 
-@dataclass(frozen=True)
-class _Operand:
+class _Operand(NamedTuple):
     """How a tensor goes into a plan: as it is, in another shape, or as a dense copy.
 
     ``spec`` is what the plan sees. ``dense_at`` is where in the workspace the copy is, or None.
     """
 
-    name: str
     spec: TensorSpec
     dense_at: int | None
 
@@ -139,8 +139,7 @@ class _Operand:
         )
 
 
-@dataclass(frozen=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """What phase 1 finds out, from looks alone; kept for the next call of that look.
 
     ``plan`` is None where nothing is to be computed; the outputs of ``zeros`` are then 0.
@@ -201,27 +200,15 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
         AclnnError: with the status that the contract gives.
     """
     contract, device = translation.contract, current()
-    tensors: dict[str, Any] = {row.name: arguments[row.name] for row in contract.parameters}
-    malformed = {
-        name: (described(value), "an aclTensor, from aclCreateTensor")
-        for name, value in tensors.items()
-        if value is not None and type(value) is not aclTensor
-    }
-    scalars = {
-        row.name: _plain(row.name, arguments[row.name], malformed) for row in contract.scalars
-    }
-    key: Hashable = None
-    found = None
-    if not malformed:
-        key = (
-            contract.name,
-            device,
-            *[None if value is None else value.look for value in tensors.values()],
-            *[(type(value), value) for value in scalars.values()],  # True is no 1 here
-        )
-        found = _prepared.get(key)
+    is_plain = _PLAIN.issuperset(map(type, arguments.values()))
+    key = _key(contract, device, arguments) if is_plain else None
+    found = _prepared.get(key)
     if found is None:
-        call = Call(device.product, tensors, scalars, malformed)
+        call = _read(contract, device, arguments)
+        if not (is_plain or call.malformed):
+            key = _key(contract, device, call.scalars)
+            found = _prepared.get(key)
+    if found is None:
         try:
             found = _prepare(translation, device, call)
         except ContractError as error:
@@ -232,7 +219,37 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
         keep(_prepared, key, found)
-    return found.workspace_size, aclOpExecutor(contract.name, found, tensors)
+    return found.workspace_size, aclOpExecutor(contract.name, found, arguments)
+
+
+#: What arguments are, once they were read.
+_PLAIN = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
+
+
+def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Hashable:
+    """What tells a call from others that may be checked or planned otherwise."""
+    key: list[Any] = [contract.name, device.product.name, device.saved_variance]
+    for value in arguments.values():
+        kind = type(value)
+        if kind is aclTensor:
+            key.append(value.look)
+        else:
+            key += kind, value  # True is no 1 here
+    return tuple(key)
+
+
+def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:
+    """The call with plain scalars; what is not of the right sort is malformed."""
+    read: dict[str, Any] = {}
+    malformed: dict[str, tuple[str, str]] = {}
+    for row in contract.rows:
+        value = arguments[row.name]
+        if isinstance(row, Scalar):
+            value = _plain(row.name, value, malformed)
+        elif value is not None and type(value) is not aclTensor:
+            malformed[row.name] = described(value), "an aclTensor, from aclCreateTensor"
+        read[row.name] = value
+    return Call(device.product, read, read, malformed)
 
 
 def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
@@ -241,7 +258,7 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
         return value
     if name == "outputMask":
         try:
-            return booleans(value)
+            return aclBoolArray(value)
         except Exception:  # what is no sequence, or whose entries are no booleans
             malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()
@@ -270,7 +287,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     for name, tensor in used:
         if tensor.problem is not None:
             raise ContractError(Break.INVALID, name, tensor.problem)
-        if name in translation.outputs and layout.overlaps_itself(tensor.dims, tensor.steps):
+        if name in translation.outputs and _overlaps_itself(tensor.look):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(Break.INVALID, name, message)
 
@@ -281,52 +298,54 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         )
         return _Prepared(None, {}, (), (), 0, 0, zeros)
     operands, dense_size = {}, 0
+    dims = translation.dims(call)
     for name, tensor in used:
-        operand = _operand(name, tensor, translation.dims(call, name), dense_size)
+        operands[name] = operand = _operand(name, tensor, dims.get(name), dense_size)
         if operand.dense_at is not None:
-            size = operand.spec.nbytes
-            dense_size += -(-size // LINE) * LINE
-        operands[name] = operand
-    specs = {
-        theirs.name: operands[ours].spec if ours in operands else None
-        for theirs, ours in zip(translation.operator.parameters, translation.inputs, strict=True)
-    }
+            dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
+    names: dict[str, str] = {}
+    specs: dict[str, TensorSpec | None] = {}
+    for theirs, ours in zip(translation.operator.parameters, translation.inputs, strict=True):
+        names[theirs.name] = ours
+        specs[theirs.name] = operands[ours].spec if ours in operands else None
     options = translation.options(call, device)
+    out_specs: dict[str, TensorSpec] = {}
+    wanted = []
     outputs = translation.operator.outputs(options)
-    out_specs = {
-        theirs.name: operands[ours].spec if ours in operands and theirs.wanted else None
-        for theirs, ours in zip(outputs, translation.outputs, strict=True)
-    }
-    wanted = tuple(
-        ours if theirs.wanted else ""
-        for theirs, ours in zip(outputs, translation.outputs, strict=True)
-    )
-    names = dict(zip(specs, translation.inputs, strict=True))
-    names.update(zip(out_specs, translation.outputs, strict=True))
-    plan = Plan(translation.operator, options, specs, out_specs, names) if any(wanted) else None
+    for output, ours in zip(outputs, translation.outputs, strict=True):
+        names[output.name] = ours
+        wanted.append(ours if output.wanted else "")
+        if output.wanted:
+            out_specs[output.name] = operands[ours].spec
+    # The contract was checked by the dialect's rules, which let pass nothing that the operator's
+    # would not.
+    plan = Plan(translation.operator, options, specs, out_specs, names) if out_specs else None
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
-    return _Prepared(plan, operands, translation.inputs, wanted, dense_size, size)
+    return _Prepared(plan, operands, translation.inputs, tuple(wanted), dense_size, size)
 
 
 def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
     try:
-        spec, is_dense = _spec(tensor.dims, tensor.steps, tensor.dtype_name, dims)
+        spec, is_dense = _spec(tensor.look, dims)
     except ReachError as error:
         raise ContractError(Break.INVALID, name, str(error)) from None
-    return _Operand(name, spec, dense_size if is_dense else None)
+    return _Operand(spec, dense_size if is_dense else None)
 
 
 @lru_cache(CACHE_SIZE)
-def _spec(
-    dims: Dims, strides: Dims, dtype_name: str, wanted: Dims | None
-) -> tuple[TensorSpec, bool]:
+def _overlaps_itself(look: Look) -> bool:
+    return layout.overlaps_itself(look.dims, look.steps)
+
+
+@lru_cache(CACHE_SIZE)
+def _spec(look: Look, wanted: Dims | None) -> tuple[TensorSpec, bool]:
     """The spec of a view in the shape that is wanted, and whether that takes a dense copy."""
-    dtype = dtypes.BY_NAME[dtype_name]
-    if wanted is None or wanted == dims:
-        return TensorSpec(dims, dtype, strides), False
-    steps = layout.reshaped(dims, strides, wanted)
+    dtype = dtypes.BY_NAME[look.dtype_name]
+    if wanted is None or wanted == look.dims:
+        return TensorSpec(look.dims, dtype, look.steps), False
+    steps = layout.reshaped(look.dims, look.steps, wanted)
     return TensorSpec(wanted, dtype, steps), steps is None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..rules import Product
 from ..unusable import shown
@@ -95,7 +96,18 @@ _within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default
 def current() -> Device:
     """The device in force: the innermost ``with``'s, else the one that was set, else the
     environment's, else Atlas A2."""
-    return _within.get() or _set or _device(None, None)
+    return (
+        _within.get()
+        or _set
+        or _of_environment(
+            os.environ.get(PRODUCT_VARIABLE, A2), os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
+        )
+    )
+
+
+@lru_cache(16)
+def _of_environment(name: str, save_invstd: str) -> Device:
+    return _device(name, save_invstd)
 
 
 def _device(name: str | None, save_invstd: str | None) -> Device:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -99,9 +99,18 @@ _NAMES = {
 }
 _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
-#: Equal looks have equal numbers, which are quicker to compare; no number is ever used again.
-_looks: dict[tuple[object, ...], int] = {}
-_numbers = itertools.count()
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Look:
+    """What a plan depends on; tensors that look the same have one object, which is equal to itself
+    alone."""
+
+    dims: tuple[int, ...]
+    steps: tuple[int, ...]
+    dtype_name: str
+
+
+_looks: dict[tuple[object, ...], Look] = {}
 _MOST_LOOKS = 1 << 16
 
 #: What can be counted in bytes.
@@ -115,13 +124,13 @@ class aclTensor:
         dims: of the view.
         strides: of the view, in elements.
         offset: of the view's first element from the storage's.
-        data_type: as it was declared.
-        format: as it was declared.
+        data_type, format: as they were declared.
+        dtype_name, format_name: as the rules have them.
         storage_dims: the shape of the memory; only its owner's size is checked.
         memory: where it is, and what it belongs to.
         steps: the strides, but for axes of one element, where none is ever taken.
         problem: what is wrong with the memory, or None.
-        look: a number that is the same for tensors that look the same.
+        look: the same for tensors that look the same.
         is_destroyed: whether a C program has destroyed it.
     """
 
@@ -129,7 +138,9 @@ class aclTensor:
         "_array",
         "data_type",
         "dims",
+        "dtype_name",
         "format",
+        "format_name",
         "is_destroyed",
         "look",
         "memory",
@@ -153,11 +164,13 @@ class aclTensor:
     ) -> None:
         self.dims = dims
         self.data_type = data_type
+        self.dtype_name = _NAMES[data_type]
         self.strides = strides
         self.steps = layout.taken(dims, strides)
         self.offset = offset
         self.is_destroyed = False
         self.format = format
+        self.format_name = _FORMAT_NAMES[format]
         self.storage_dims = storage_dims
         self.memory = memory
         self._array: npt.NDArray[Any] | None = None
@@ -167,7 +180,7 @@ class aclTensor:
         if look is None:
             if len(_looks) >= _MOST_LOOKS:
                 _looks.clear()
-            look = _looks[key] = next(_numbers)
+            look = _looks[key] = Look(dims, self.steps, self.dtype_name)
         self.look = look
 
     def _find_problem(self, nbytes: int | None) -> str | None:
@@ -189,16 +202,6 @@ class aclTensor:
                 f"to {nbytes // itemsize - 1}, the {nbytes} bytes that there are"
             )
         return None
-
-    @property
-    def dtype_name(self) -> str:
-        """The data type, as the rules have it."""
-        return _NAMES[self.data_type]
-
-    @property
-    def format_name(self) -> str:
-        """The format, as the rules have it."""
-        return _FORMAT_NAMES[self.format]
 
     @property
     def array(self) -> npt.NDArray[Any]:
@@ -239,6 +242,18 @@ class aclTensor:
 
 class aclBoolArray(tuple[bool, ...]):
     """Some booleans; made by :func:`aclCreateBoolArray`."""
+
+    __slots__ = ()
+
+    def __new__(cls, values: Iterable[Any]) -> aclBoolArray:
+        """Of entries that are True, False, 1 or 0; anything else raises what it likes."""
+        found = [
+            entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry)
+            for entry in values
+        ]
+        if not {0, 1}.issuperset(found):
+            raise TypeError("neither True nor False")
+        return super().__new__(cls, map(bool, found))
 
 
 def _invalid(function: str, name: str, message: str) -> AclnnError:
@@ -355,20 +370,6 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
 
 
-def booleans(values: Iterable[Any]) -> aclBoolArray:
-    """Some booleans, each True, False, 1 or 0.
-
-    Raises:
-        TypeError: something else.
-    """
-    found = [
-        entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry) for entry in values
-    ]
-    if not {0, 1}.issuperset(found):
-        raise TypeError("neither True nor False")
-    return aclBoolArray(map(bool, found))
-
-
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
     """Some booleans, any number of them; what wants a mask takes a plain sequence too.
 
@@ -376,7 +377,7 @@ def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
         AclnnError: 161002, for entries that are neither True nor False, nor 1 or 0.
     """
     try:
-        return booleans(values)
+        return aclBoolArray(values)
     except Exception:  # what is no sequence raises what it likes
         message = f"{shown(values)}; allowed: a sequence of booleans"
         raise _invalid("aclCreateBoolArray", "value", message) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from .. import dtypes, frameworks, layout
 from ..contract import Options
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
-from ..plans import Plan
+from ..plans import Plan, keep
 from ..rules import (
     Always,
     Aspect,
@@ -368,6 +368,20 @@ def infiniopCreateBatchNormBackwardDescriptor(
         for row in CONTRACT.parameters
     }
     _supported(_CREATE, owner.device)
+    key = tuple([(each.dims, each.strides, each.dtype) for each in tensors.values()])
+    found = _plans.get(key)
+    if found is None:
+        found = _planned(tensors)
+        keep(_plans, key, found)
+    return infiniopBatchNormBackwardDescriptor_t(*found)
+
+
+#: What follows from the looks of descriptors' tensors.
+_plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
+
+
+def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
+    """The plan for tensors of some look, and their specs."""
     try:
         check(CONTRACT, Call(_ANY, tensors, {}), (_ANY,))
     except ContractError as error:
@@ -382,6 +396,8 @@ def infiniopCreateBatchNormBackwardDescriptor(
             )
             for name, each in tensors.items()
         }
+        # The contract was checked by the dialect's rules, which let pass nothing that the
+        # operator's would not.
         plan = Plan(
             BATCH_NORM_BACKWARD,
             Options(training=True, eps=0.0, mask=(True, True, True), saved_variance=True),
@@ -391,7 +407,7 @@ def infiniopCreateBatchNormBackwardDescriptor(
         )
     except Exception as error:
         raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _CREATE, str(error)) from error
-    return infiniopBatchNormBackwardDescriptor_t(plan, specs)
+    return plan, specs
 
 
 def infiniopGetBatchNormBackwardWorkspaceSize(

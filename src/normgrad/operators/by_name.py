@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import devices, frameworks
+from .. import contract, devices, frameworks
 from ..arguments import out_entries
 from ..contract import Kind
 from ..plans import Plan
@@ -151,7 +151,8 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
         where = _where({**{name: arguments.get(name) for name in specs}, **results})
     else:
         where = devices.named(device)
-    return Plan(operator, options, specs, out_specs, device=where)
+    wanted = contract.check(operator, options, specs, out_specs)
+    return Plan(operator, options, specs, wanted, device=where)
 
 
 def _where(values: Mapping[str, Any]) -> str:

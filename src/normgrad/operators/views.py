@@ -79,10 +79,8 @@ def problem(
     data, written = specs["input"], by_role.get(Role.RESULT)
     grad_out = by_role.get(Role.GRAD_OUT, data)
     tensors = (grad_out, data, written or data)
-    axes = [
-        Axis(size, tuple(tensor.strides[index] for tensor in tensors))
-        for index, size in enumerate(data.shape)
-    ]
+    steps = zip(*(tensor.strides for tensor in tensors), strict=True)
+    axes = [Axis(size, strides) for size, strides in zip(data.shape, steps, strict=True)]
     positions = layout.merge_axes(
         [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
     )

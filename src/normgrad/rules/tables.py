@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from .calls import Aspect, Break, Call, ContractError, Product, Tensor, one_of
+from .calls import Aspect, Break, Call, ContractError, Product, one_of
 from .tensors import DtypeRule, Rank, Rule
 
 # When a parameter is needed
@@ -117,6 +117,10 @@ class Scalar:
     is_pointer: bool = False
 
 
+#: What tensors must keep to, by their names.
+_Rules = tuple[tuple[str, Rule], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Contract:
     """An operator's table, its rows in the order of its arguments.
@@ -143,9 +147,25 @@ class Contract:
         return tuple(row for row in self.rows if isinstance(row, Scalar))
 
     @cache  # noqa: B019 - a few tables, which live as long as the process
-    def parameters_on(self, product: str) -> tuple[Parameter, ...]:
-        """The tensors' rows as they are for one product."""
-        return tuple(parameter.on(product) for parameter in self.parameters)
+    def rounds_on(self, product: str) -> tuple[tuple[bool, _Rules], ...]:
+        """The rules for one product in the order in which they are looked at.
+
+        Each round says whether sizes are taken before it, and has the tensors' rules, by name.
+        """
+        rounds: list[tuple[bool, _Rules]] = []
+        for stage in self.stages:
+            takes_sizes = Aspect.SHAPE in stage
+            first: list[tuple[str, Rule]] = []
+            rest: list[tuple[str, Rule]] = []
+            for parameter in self.parameters:
+                row = parameter.on(product)
+                sizing = takes_sizes and row.name in self.sized_by
+                for rule in row.rules:
+                    if rule.aspect in stage:
+                        early = sizing and rule is not row.shape
+                        (first if early else rest).append((row.name, rule))
+            rounds += [(False, tuple(first)), (takes_sizes, tuple(rest))]
+        return tuple(rounds)
 
 
 def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
@@ -173,29 +193,20 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         broken = scalar.broken(call.scalars[scalar.name], call)
         if broken is not None:
             raise _invalid(scalar.name, broken, call)
-    present = [
-        (row, tensor)
-        for row in contract.parameters_on(call.product.name)
+    looked_at = {
+        row.name: tensor
+        for row in contract.parameters
         if (tensor := call.tensors[row.name]) is not None and row.when.looked_at(call)
-    ]
-    for stage in contract.stages:
-        if Aspect.SHAPE in stage:
-            for row, tensor in present:
-                if row.name in contract.sized_by:
-                    for rule in row.rules:
-                        if rule.aspect in stage and rule is not row.shape:
-                            _check(row.name, rule, tensor, call)
+    }
+    for takes_sizes, rules in contract.rounds_on(call.product.name):
+        if takes_sizes:
             call.sizes.update(contract.sizes(call))
-        for row, tensor in present:
-            for rule in row.rules:
-                if rule.aspect in stage:
-                    _check(row.name, rule, tensor, call)
-
-
-def _check(name: str, rule: Rule, tensor: Tensor, call: Call) -> None:
-    broken = rule.broken(tensor, call)
-    if broken is not None:
-        raise _invalid(name, broken, call, rule.aspect)
+        for name, rule in rules:
+            tensor = looked_at.get(name)
+            if tensor is not None:
+                broken = rule.broken(tensor, call)
+                if broken is not None:
+                    raise _invalid(name, broken, call, rule.aspect)
 
 
 def _invalid(
