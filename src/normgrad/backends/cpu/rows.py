@@ -24,6 +24,7 @@ from .intrinsics import (
     item_size,
     like,
     not_inlined,
+    plain,
     real_of,
     shift,
 )
@@ -315,19 +316,21 @@ def write_row(operation, tensors, coefficients, along, count, streaming):
     if streaming:
         k, end = lines_to_stream(tensors[2], count)
         if k > 0:
-            write_part(operation, tensors, 0, coefficients, along, k, False)
+            write_part(operation, tensors, plain(0), coefficients, along, k, plain(0))
         while k < end:
-            write_part(operation, tensors, k, coefficients, along, None, True)
+            write_part(operation, tensors, k, coefficients, along, None, plain(1))
             k += LANES
         while k < count:
-            write_part(operation, tensors, k, coefficients, along, min(count - k, LANES), False)
+            part = min(count - k, LANES)
+            write_part(operation, tensors, k, coefficients, along, part, plain(0))
             k += LANES
         return
     whole = count // LANES * LANES
     for k in range(0, whole, LANES):
-        write_part(operation, tensors, k, coefficients, along, None, False)
+        write_part(operation, tensors, k, coefficients, along, None, plain(0))
     if whole < count:
-        write_part(operation, tensors, whole, coefficients, along, count - whole, False)
+        part = count - whole
+        write_part(operation, tensors, whole, coefficients, along, part, plain(0))
 
 
 @helper

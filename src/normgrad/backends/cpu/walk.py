@@ -280,7 +280,7 @@ def run_task(block, step, task):
                 for i in range(4):
                     clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
                 uses = get(step, B.SUMS_USES)
-                walk(block, step, sums, uses, job, s, b0, b1, first, last, False)
+                walk(block, step, sums, uses, job, s, b0, b1, first, last, plain(0))
             if after != 0:
                 call(arithmetic, (block, after, s, bank, b0, b1))
                 if after & B.DO_COEFFICIENTS:
@@ -290,7 +290,7 @@ def run_task(block, step, task):
                 start_job(block, job, bank, part)
             if writes != 0:  # last, since it may be in the place of what was summed
                 uses = get(step, B.WRITE_USES)
-                walk(block, step, writes, uses, job, s, b0, b1, first, last, True)
+                walk(block, step, writes, uses, job, s, b0, b1, first, last, plain(1))
     if finally_ != 0:
         call(arithmetic, (block, finally_, 0, 0, c0, c1))
 
