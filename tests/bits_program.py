@@ -1,9 +1,11 @@
 """Digests of results by the kernels that a package brings for a level, or by compiled ones.
 
     python bits_program.py LEVEL|compiled [FOLDER [KIND/DTYPE/LAYOUT...]]
+    python bits_program.py compare LEVEL...
 
 FOLDER is where the libraries are, if not in the package. Without cases there are all dtypes,
-layouts and kinds of calls. Of a level that this machine does not have, nothing more is said.
+layouts and kinds of calls. Of a level that this machine does not have, nothing more is said. The
+second way has digests made in all ways, and fails where they differ.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +26,8 @@ DTYPES = ("float32", "float64", *HALVES)
 SHAPES = ((3, 8), (70, 24), (2, 8, 5), (4, 24, 7, 7), (3, 8, 20, 20), (2, 40, 300))
 EVERYTHING = ["/".join(each) for each in itertools.product((*GRADIENTS, *FORWARD), DTYPES, LAYOUTS)]
 
+ABSENT = "not for this machine"
+
 
 def call_of(case: str) -> Call:
     """A call of some shape; in a third of them grad_out and input are not alike."""
@@ -34,12 +39,12 @@ def call_of(case: str) -> Call:
     return make(kind, shape, dtype=dtype, layout=layout, num_groups=4, seed=1, **more)
 
 
-def main(level: str, folder: str = "", *cases: str) -> None:
+def digests(level: str, folder: str = "", *cases: str) -> None:
     packaged.LEVELS = () if level == "compiled" else (level,)
     if folder:
         packaged.FOLDER = Path(folder)
     if level != "compiled" and packaged.library() is None:
-        print("not for this machine")
+        print(ABSENT)
         return
     normgrad.set_num_threads(1)
     for case in cases or EVERYTHING:
@@ -51,5 +56,19 @@ def main(level: str, folder: str = "", *cases: str) -> None:
         assert "numba" not in sys.modules
 
 
+def compare(*levels: str) -> None:
+    found = {}
+    for level in ("compiled", *levels):
+        command = [sys.executable, __file__, level]
+        found[level] = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        if found[level] == ABSENT.encode() + b"\n":
+            print(f"{level}: {ABSENT}")
+            del found[level]
+    if len(set(found.values())) > 1:
+        sys.exit("kernels differ")
+    print(f"{len(EVERYTHING)} calls have the same bits by kernels: {', '.join(found)}")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main, *arguments = sys.argv[1:]
+    compare(*arguments) if main == "compare" else digests(main, *arguments)

@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
         pytest.skip(str(error))
     call = bits_program.call_of(CASE)
     program = normgrad.plan(call.name, **call.tensors, **call.options)._program
-    chosen = {*units.needed(program)} - {units.NUMBA}
+    chosen = {*units.needed(program), units.OPENMP} - {units.NUMBA}
     path = tmp_path_factory.mktemp("packaged")
     run("-m", linking.__name__, LEVEL, path / packaged.file_of(LEVEL), *chosen)
     return path
@@ -75,6 +75,27 @@ def test_the_bits_are_those_of_compiled_kernels(library, folder):
     (found,) = run(PROGRAM, LEVEL, folder, CASE).splitlines()
     assert found.startswith(CASE)
     assert [found] == run(PROGRAM, "compiled", folder, CASE).splitlines()
+
+
+ON_PYTORCHS_THREADS = """
+import sys
+from pathlib import Path
+import torch, normgrad
+from normgrad.backends.cpu import openmp, packaged, teams
+from normgrad.testing import make
+packaged.LEVELS, packaged.FOLDER = sys.argv[1:2], Path(sys.argv[2])
+torch.set_num_threads(2)
+normgrad.threads._most_from_environment = lambda: 2
+call = make("train", (16, 24, 28, 28))
+tensors = {name: torch.from_numpy(value) for name, value in call.tensors.items()}
+normgrad.batch_norm_backward(**tensors, **call.options)
+print(openmp.of_torch() is None or teams._threads.most.size, "numba" in sys.modules)
+"""
+
+
+def test_on_pytorchs_threads_numba_is_not_imported(library, folder):
+    pytest.importorskip("torch")
+    assert run("-c", ON_PYTORCHS_THREADS, LEVEL, folder) in ("2 False\n", "True True\n")
 
 
 def test_what_a_library_has_not_is_compiled(library):

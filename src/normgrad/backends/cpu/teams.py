@@ -72,7 +72,8 @@ class _Threads:
 
     def usual(self) -> int | None:
         """How many threads Numba has for this thread, started if they were not; None for none."""
-        check_numba()
+        if not self.started:
+            check_numba()
         import numba
 
         if self.started:
