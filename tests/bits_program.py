@@ -1,7 +1,7 @@
 """Digests of results by the kernels that a package brings for a level, or by compiled ones.
 
     python bits_program.py LEVEL|compiled [FOLDER [KIND/DTYPE/LAYOUT...]]
-    python bits_program.py compare LEVEL...
+    python bits_program.py compare
 
 FOLDER is where the libraries are, if not in the package. Without cases there are all dtypes,
 layouts and kinds of calls. Of a level that this machine does not have, nothing more is said. The
@@ -56,19 +56,20 @@ def digests(level: str, folder: str = "", *cases: str) -> None:
         assert "numba" not in sys.modules
 
 
-def compare(*levels: str) -> None:
+def compare() -> None:
     found = {}
-    for level in ("compiled", *levels):
+    for level in ("compiled", *packaged.LEVELS):
         command = [sys.executable, __file__, level]
         found[level] = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
         if found[level] == ABSENT.encode() + b"\n":
             print(f"{level}: {ABSENT}")
             del found[level]
+    if len(found) == 1:
+        sys.exit("no library can be used")
     if len(set(found.values())) > 1:
         sys.exit("kernels differ")
     print(f"{len(EVERYTHING)} calls have the same bits by kernels: {', '.join(found)}")
 
 
 if __name__ == "__main__":
-    main, *arguments = sys.argv[1:]
-    compare(*arguments) if main == "compare" else digests(main, *arguments)
+    compare() if sys.argv[1:] == ["compare"] else digests(*sys.argv[1:])

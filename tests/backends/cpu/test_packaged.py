@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     program = normgrad.plan(call.name, **call.tensors, **call.options)._program
     chosen = {*units.needed(program), units.OPENMP} - {units.NUMBA}
     path = tmp_path_factory.mktemp("packaged")
-    run("-m", linking.__name__, LEVEL, path / packaged.file_of(LEVEL), *chosen)
+    run("-m", linking.__name__, LEVEL, path, *chosen)
     return path
 
 

@@ -1,6 +1,6 @@
 """Linking units to the shared libraries that wheels for a platform bring (packaged.py).
 
-    python -m normgrad.backends.cpu.linking LEVEL FILE [UNIT...]
+    python -m normgrad.backends.cpu.linking LEVEL FOLDER [UNIT...]
 
 compiles units, all that can be, for a level of x86-64, and links them with the C compiler. It has a
 process to itself, as Numba is told the level before it is imported.
@@ -39,8 +39,8 @@ _NEVER = '__attribute__((visibility("hidden"))) void {}(void) {{ abort(); }}\n'
 _FLAGS = ("-O2", "-fPIC", "-shared", "-s", "-Wall", "-Werror", "-Wl,-z,text", "-Wl,-z,now")
 
 
-def build(level: str, path: Path, chosen: Sequence[str] = ()) -> None:
-    """Make the library for a level, of some units, or of all but what starts Numba's threads.
+def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
+    """Make a level's library in a folder: of some units, or all but what starts Numba's threads.
 
     Raises:
         BuildError: no C compiler.
@@ -51,11 +51,11 @@ def build(level: str, path: Path, chosen: Sequence[str] = ()) -> None:
 
     # What starts Numba's threads is linked to Numba.
     chosen = chosen or [unit for unit in kernels.SOURCES if unit != units.NUMBA]
-    with tempfile.TemporaryDirectory() as folder:
-        made = [Path(folder, f"{packaged.symbol(unit)}.o") for unit in chosen]
+    with tempfile.TemporaryDirectory() as work:
+        made = [Path(work, f"{packaged.symbol(unit)}.o") for unit in chosen]
         for unit, file in zip(chosen, made, strict=True):
             file.write_bytes(_object(level, packaged.symbol(unit), *kernels.SOURCES[unit]))
-        beside = Path(folder, "beside.c")
+        beside = Path(work, "beside.c")
         text = _BESIDE.format(
             sources=packaged.SOURCES,
             digest=packaged.sources(),
@@ -63,8 +63,8 @@ def build(level: str, path: Path, chosen: Sequence[str] = ()) -> None:
             level=level,
         )
         beside.write_text(text + "".join(map(_NEVER.format, _NUMBAS)), "utf-8")
-        command = [*c_compiler(), *_FLAGS, str(beside), *map(str, made), "-o", str(path)]
-        subprocess.run(command, check=True)
+        command = [*c_compiler(), *_FLAGS, str(beside), *map(str, made), "-o"]
+        subprocess.run([*command, str(folder / packaged.file_of(level))], check=True)
 
 
 def _object(level: str, symbol: str, function: Any, signature: Any) -> bytes:
