@@ -1,6 +1,7 @@
 """Sessions for developers; `nox -l` lists them. CI runs the same commands without nox."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -90,32 +91,82 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 """
 
 
+#: What a wheel for a platform is for. Its libraries need the C library's memset, memcpy and abort.
+_TAG = "py3-none-manylinux_2_17_x86_64"
+_LEVELS = ("x86-64-v3", "x86-64-v4")
+_MOST_BYTES = 20_000_000
+
+
+def _with_kernels(session: nox.Session, wheel: Path) -> Path:
+    """A wheel for x86-64 beside a pure one: the same files, and the libraries of kernels."""
+    session.install(str(wheel))
+    work = Path(session.create_tmp()) / "unpacked"
+    shutil.rmtree(work, ignore_errors=True)
+    session.run("wheel", "unpack", str(wheel), "--dest", str(work))
+    (content,) = work.iterdir()
+    for level in _LEVELS:
+        folder = str(content / "normgrad/backends/cpu")
+        session.run("python", "-m", "normgrad.backends.cpu.linking", level, folder)
+    (about,) = content.glob("*.dist-info/WHEEL")
+    text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+    about.write_text(text.replace("Tag: py3-none-any", f"Tag: {_TAG}"))
+    session.run("wheel", "pack", str(content), "--dest-dir", str(wheel.parent))
+    (made,) = wheel.parent.glob(f"*-{_TAG}.whl")
+    shown = session.run("auditwheel", "show", str(made), silent=True)
+    if f'the following platform tag: "{_TAG.removeprefix("py3-none-")}"' not in str(shown):
+        session.error(f"{made.name}: {shown}")
+    return made
+
+
 @nox.session
 def package(session: nox.Session) -> None:
-    """The wheel and the sdist, each tried in a fresh environment without the source tree."""
+    """The wheels and the sdist, each tried in a fresh environment without the source tree."""
     session.install("-r", "requirements/release.txt")
     dist = Path("dist").resolve()
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(dist))
-    archives = [str(path) for path in sorted(dist.iterdir())]
-    session.run("twine", "check", "--strict", *archives)
+    (pure,) = dist.glob("*.whl")
+    platform = _with_kernels(session, pure)
+    archives = sorted(dist.iterdir())
+    session.run("twine", "check", "--strict", *map(str, archives))
     captured = Path("examples/digits/batch_norm_bfloat16.safetensors").resolve()
     for archive in archives:
-        folder = Path(session.create_tmp()) / Path(archive).suffix[1:]
-        shutil.rmtree(folder, ignore_errors=True)
-        session.run("python", "-m", "venv", str(folder))
-        scripts = folder.resolve() / "bin"
-        with session.chdir(folder):
-            for command in (
-                ("pip", "install", "--quiet", f"{archive}[cli]"),
-                ("normgrad", "--version"),
-                ("python", "-W", "error", "-c", _GRADIENT),
-                ("normgrad", "run", str(captured)),
-                ("normgrad", "capi", "build", "--out", "capi"),
-            ):
-                session.run(
-                    str(scripts / command[0]),
-                    *command[1:],
-                    env={"PYTHONPATH": None},
-                    external=True,
+        size = archive.stat().st_size
+        session.log(f"{archive.name}: {size:,} bytes")
+        if size > _MOST_BYTES:
+            session.error(f"{archive.name} has {size:,} bytes; allowed: {_MOST_BYTES:,}")
+        commands = [
+            ("pip", "install", "--quiet", f"{archive}[cli]"),
+            ("normgrad", "--version"),
+            ("python", "-W", "error", "-c", _GRADIENT),
+            ("normgrad", "run", str(captured)),
+            ("normgrad", "capi", "build", "--out", "capi"),
+        ]
+        if archive == platform:
+            torch, *programs = (
+                str(Path(name).resolve())
+                for name in (
+                    "requirements/torch.txt",
+                    "tests/bits_program.py",
+                    "benchmarks/first_step.py",
                 )
+            )
+            commands += [
+                ("normgrad", "info"),
+                ("python", programs[0], "compare"),
+                ("pip", "install", "--quiet", "-r", torch),
+                ("python", programs[1]),
+            ]
+        _try(session, archive.name, commands)
+
+
+def _try(session: nox.Session, name: str, commands: Sequence[Sequence[str]]) -> None:
+    """Run commands in a fresh environment, without the source tree."""
+    folder = Path(session.create_tmp()).resolve() / "tried" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "venv", str(folder))
+    with session.chdir(folder):
+        for program, *arguments in commands:
+            session.run(
+                str(folder / "bin" / program), *arguments, env={"PYTHONPATH": None}, external=True
+            )

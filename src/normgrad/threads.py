@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 
 from . import contract
 from .machine import this_machine
@@ -42,14 +43,14 @@ def get_num_threads() -> int:
     """How many threads the next call may use."""
     wanted = wanted_threads()
     if wanted is None:
-        numba = sys.modules.get("numba")
-        if numba is not None:
+        numbas = getattr(sys.modules.get("numba"), "get_num_threads", None)
+        if numbas is not None:
             try:
-                return int(numba.get_num_threads())
+                return int(numbas())
             except ValueError:  # there is nothing that it could have threads of
                 return 1
         wanted = this_machine().cores
-    return min(wanted, _most())
+    return min(wanted, most_threads())
 
 
 def wanted_threads() -> int | None:
@@ -74,10 +75,14 @@ def _from_environment() -> int | None:
     return count
 
 
-def _most() -> int:
+def most_threads() -> int:
     """The threads that Numba has, or will have."""
-    numba = sys.modules.get("numba")
-    if numba is not None:
-        return int(numba.config.NUMBA_NUM_THREADS)
+    # Another thread may be importing it.
+    found = getattr(sys.modules.get("numba.core.config"), "NUMBA_NUM_THREADS", None)
+    return _most_from_environment() if found is None else int(found)
+
+
+@cache
+def _most_from_environment() -> int:
     setting = os.environ.get("NUMBA_NUM_THREADS", "")
     return int(setting) if setting.isdecimal() else this_machine().cores

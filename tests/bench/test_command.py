@@ -158,9 +158,9 @@ def test_startup(cli, tmp_path, monkeypatch):
 
 def test_a_start_is_measured(tmp_path):
     """One process, with whatever kernels there are."""
-    from normgrad.backends.cpu import runtime
+    from normgrad.backends.cpu import kernels
 
-    folder = runtime.cache_folder()
+    folder = kernels.cache_folder()
     found = startup._start(folder or tmp_path, "float32")
     assert set(found) == {
         *("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,44 +14,49 @@ from pathlib import Path
 import pytest
 
 from normgrad import dtypes
-from normgrad.backends.cpu import disk, processes, runtime
-from normgrad.backends.cpu.runtime import Unit
+from normgrad.backends.cpu import disk, kernels, packaged, processes, units
 from normgrad.cli import typical, warmup
 from normgrad.machine import Machine
 from normgrad.operators.by_name import PLANNED
 
 
 def named(programs):
-    return {unit.name for program in programs for unit in runtime.units_of(program)}
+    return {unit for program in programs for unit in units.needed(program)}
 
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The names of what is compiled, of the true units, which are as good as on disk."""
+    """What is compiled, all of which is as good as on disk."""
     names = []
-    units = [Unit(unit.name, lambda name=unit.name: names.append(name))
-             for unit in runtime.everything()]  # fmt: skip
-    monkeypatch.setattr(runtime, "everything", lambda: units)
+    monkeypatch.setattr(kernels, "compiled", names.append)
     return names
 
 
 def test_it_goes_through_everything(cli, compiled):
     result = cli("warmup")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert compiled == [unit.name for unit in runtime.everything()]
+    assert compiled == kernels.usable()
     assert f"{len(compiled)}, in " in result.stdout
 
 
+def test_what_the_package_brings_is_not_compiled(cli, compiled, monkeypatch):
+    monkeypatch.setattr(packaged, "address", lambda unit: None if unit == units.NUMBA else 1)
+    monkeypatch.setattr(packaged, "library", lambda: ("x86-64-v4", None))
+    result = cli("warmup")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert compiled == [unit for unit in kernels.usable() if unit == units.NUMBA]
+    assert re.search("come from +the package, for x86-64-v4", result.stdout)
+
+
 def test_without_a_folder_it_says_so(cli, monkeypatch):
-    monkeypatch.setattr(runtime, "cache_folder", lambda: None)
+    monkeypatch.setattr(kernels, "cache_folder", lambda: None)
     result = cli("warmup")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "warmup: no folder for compiled kernels can be written" in result.stderr
 
 
 def test_everything_is_every_kernel_a_program_can_name():
-    names = [unit.name for unit in runtime.all_units()]
-    assert len(names) == len(set(names))
+    names = [*kernels.SOURCES]
     # Rows have six operations and three along them, columns seven, for four dtypes, and moments of
     # half data; what moves tiles for ten pairs of dtypes; the driver and the way to it,
     # two kinds of threads, tasks, those in tiles, and seven units of arithmetic.
@@ -138,45 +144,47 @@ def kept(folder):
 def test_processes_leave_kernels_on_disk(monkeypatch, tmp_path):
     """And where one of them fails, the other goes on."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    units = [unit for unit in runtime.all_units() if unit.name in FEW]
-    unknown = Unit("driver of nobody's", lambda: pytest.fail("here"))
-    done = list(processes.compiled([*units, unknown], 2))
-    assert {unit.name for unit in done} == {*FEW}
+    done = list(processes.compiled([*FEW, "driver of nobody's"], 2))
+    assert {*done} == {*FEW}
     assert len(kept(tmp_path)) == len(FEW)
 
 
-def not_kept(name, done):
-    def compile_it():
-        if not disk._compiling.allowed:
-            raise disk.NotKeptError
-        done.append(name)
+@pytest.fixture
+def not_kept(monkeypatch):
+    """What is compiled here, of units that are not on disk if their names are numbers."""
+    done = []
 
-    return Unit(name, compile_it)
+    def compile_it(unit):
+        if unit.isdecimal():
+            if not disk._compiling.allowed:
+                raise disk.NotKeptError
+            done.append(unit)
+
+    monkeypatch.setattr(kernels, "compiled", compile_it)
+    return done
 
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
-def test_what_processes_fail_to_do_is_done_here(monkeypatch, executable):
+def test_what_processes_fail_to_do_is_done_here(monkeypatch, not_kept, executable):
     """There it fails too, if it fails at all, and says why."""
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=2))
-    done = []
-    units = [not_kept(str(number), done) for number in range(2 * processes.UNITS)]
+    units = [str(number) for number in range(2 * processes.UNITS)]
     with disk.beforehand():
         warmup._compile(units, lambda *arguments: None)
-    assert done == [unit.name for unit in units]
+    assert not_kept == units
 
 
 @pytest.mark.parametrize(("cores", "missing"), [(1, 90), (64, 2 * processes.UNITS - 1), (64, 0)])
-def test_none_is_started_for_little(monkeypatch, cores, missing):
+def test_none_is_started_for_little(monkeypatch, not_kept, cores, missing):
     monkeypatch.setattr(processes, "compiled", lambda *arguments: pytest.fail("processes"))
     monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=cores))
-    done, named = [], []
-    units = [not_kept(str(number), done) for number in range(missing)]
-    units += [Unit("kept", lambda: None)]
+    named = []
+    units = [*map(str, range(missing)), "kept"]
     with disk.beforehand():
         warmup._compile(units, lambda name, step=1: named.append(name) if step else None)
-    assert sorted(named) == sorted(unit.name for unit in units)
-    assert len(done) == missing
+    assert sorted(named) == sorted(units)
+    assert len(not_kept) == missing
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at the system's processes")

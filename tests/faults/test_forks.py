@@ -78,10 +78,10 @@ def test_forks_while_other_threads_compute(imports):
 
 
 WHILE_ANOTHER_COMPILES = """
-from normgrad.backends.cpu import runtime
+from normgrad.backends.cpu import kernels, units
 def compile():
     for code in (0, 3):
-        runtime.compiled_kernel("rows", "sums", code)
+        kernels.compiled(units.kernel("rows", "sums", code))
 thread = threading.Thread(target=compile)
 thread.start()
 statuses, forks = set(), 0

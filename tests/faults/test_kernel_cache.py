@@ -10,7 +10,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from normgrad.backends.cpu import disk, runtime
+from normgrad.backends.cpu import disk, kernels, packaged, units
 
 from .conftest import TIMEOUT, command, environment, python
 
@@ -69,7 +69,8 @@ def test_kernels_of_another_numba(monkeypatch):
 def test_every_signature_has_a_file_of_its_own(tmp_path, monkeypatch):
     files = disk._Files(str(tmp_path), "kernel")
     keys = [
-        (runtime.signature("sums", code), ("x86", "znver4", "+avx"), ("hash",)) for code in range(4)
+        (source.signature, ("x86", "znver4", "+avx"), ("hash",))
+        for source in (kernels.SOURCES[units.kernel("rows", "sums", code)] for code in range(4))
     ]
     for key in keys:
         files.save(key, str(key))
@@ -98,17 +99,17 @@ def test_the_digest_is_of_all_that_kernels_have_constants_from():
             for modules, module in imports.findall(text):
                 found |= set(modules.split(", ")) if modules else {module}
     assert {"native", "pages", "memory"} < found
-    assert {f"{name}.py" for name in found} <= set(disk._SHARED)
+    assert {f"{name}.py" for name in found} <= set(packaged._SHARED)
 
 
 #: What is said where a kernel cannot be kept.
 ONE_KERNEL = """
 import warnings
-from normgrad.backends.cpu import teams
+from normgrad.backends.cpu import units
 warnings.simplefilter("always", RuntimeWarning)
 warnings.showwarning = lambda message, *rest: print(message)
 {before}
-print(teams.compiled_share().address != 0)
+print(units.address(units.OPENMP) != 0)
 """
 WARNING = (
     "compiled kernels cannot be kept on disk ({}); each process compiles them again. Set "
@@ -138,14 +139,14 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 
 KERNELS = """
 import sys
-from normgrad.backends.cpu import runtime
+from normgrad.backends.cpu import kernels, units
 for code in sys.argv[1:]:
-    kernel = runtime.compiled_kernel("rows", "sums", int(code))
+    kernel = kernels.compiled(units.kernel("rows", "sums", int(code)))
     print(code, "from disk" if kernel.cache_hits else "compiled")
 """
 
 
-def kernels(folder):
+def kernels_from(folder):
     done = python(KERNELS, 0, 3, NUMBA_CACHE_DIR=str(folder))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
@@ -164,10 +165,10 @@ def test_two_processes_at_once_and_files_that_are_exchanged(tmp_path):
         stdout, stderr = process.communicate(timeout=TIMEOUT)
         assert (process.returncode, stderr) == (0, "")
         assert sorted(line[0] for line in stdout.splitlines()) == ["0", "3"]
-    assert kernels(tmp_path) == ["0 from disk", "3 from disk"]
+    assert kernels_from(tmp_path) == ["0 from disk", "3 from disk"]
     one, other = (path for path in tmp_path.rglob("*") if path.is_file())
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
-    assert kernels(tmp_path) == ["0 compiled", "3 compiled"]
-    assert kernels(tmp_path) == ["0 from disk", "3 from disk"]
+    assert kernels_from(tmp_path) == ["0 compiled", "3 compiled"]
+    assert kernels_from(tmp_path) == ["0 from disk", "3 from disk"]

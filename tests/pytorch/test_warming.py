@@ -11,7 +11,7 @@ nt = pytest.importorskip("normgrad.torch")
 
 from normgrad import plans  # noqa: E402
 from normgrad.backends import choice  # noqa: E402
-from normgrad.backends.cpu import runtime  # noqa: E402
+from normgrad.backends.cpu import units  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -42,7 +42,7 @@ def compiled(monkeypatch):
     make = kind.runner
 
     def runner(self, program, *arguments):
-        names.update(unit.name for unit in runtime.units_of(program))
+        names.update(units.needed(program))
         return make(self, program, *arguments)
 
     monkeypatch.setattr(kind, "runner", runner)

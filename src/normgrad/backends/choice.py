@@ -151,7 +151,6 @@ class _Cpu(Backend):
         return bool(program.steps)
 
     def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Entry:
-        check_numba()
         with loading():
             from .cpu.runtime import Runner
         return Runner(program, inputs, outputs)

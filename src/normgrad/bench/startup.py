@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..backends.cpu import packaged
+
 #: How often each is measured; compiling takes seconds.
 COLD_RUNS, WARM_RUNS = 3, 7
 
@@ -46,7 +48,7 @@ class Start:
     """How a process starts; the fields are the file's columns.
 
     Attributes:
-        kernels: "compiled", into an empty folder, or "from disk".
+        kernels: "compiled", into an empty folder, "from disk", or "packaged".
         operator, dtype: of the first call.
         runs: processes; all times are medians over them, in milliseconds.
         process_ms: from starting Python to its end.
@@ -97,6 +99,8 @@ def measure(
 ) -> list[Start]:
     """Start processes: with an empty folder for kernels each, then with a full one.
 
+    Where the package brings kernels, nothing is compiled, but for what starts Numba's threads.
+
     Args:
         cold, warm: how many of each; at least one.
         dtype: of the tensors.
@@ -105,12 +109,15 @@ def measure(
     Raises:
         RuntimeError: one failed.
     """
+    brought = packaged.library() is not None
     compiled, loaded = [], []
     with tempfile.TemporaryDirectory(prefix="normgrad-bench-") as folder:
-        for index in range(cold):
+        for index in range(0 if brought else cold):
             compiled.append(_start(Path(folder, str(index)), dtype))
             tick()
         for _ in range(warm):
             loaded.append(_start(Path(folder, "0"), dtype))
             tick()
+    if brought:
+        return [_medians("packaged", dtype, loaded)]
     return [_medians("compiled", dtype, compiled), _medians("from disk", dtype, loaded)]

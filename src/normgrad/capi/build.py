@@ -51,7 +51,7 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"C libraries for {sys.platform}; allowed: Linux")
-    compiler, baked = _compiler(), _baked()
+    compiler, baked = c_compiler(), _baked()
     include_python = [f"-I{path}" for path in _python_headers()]
     out = out.resolve()
     for header in HEADERS:
@@ -142,7 +142,7 @@ def _compile(compiler: list[str], work: Path, library: str, source: str, extra: 
         raise BuildError(f"{compiler[0]} does not compile {target}: {reason}")
 
 
-def _compiler() -> list[str]:
+def c_compiler() -> list[str]:
     """The user's C compiler: $CC, else the usual ones.
 
     Raises:

@@ -14,6 +14,7 @@ import normgrad
 
 from .. import devices, threads
 from ..backends import choice
+from ..backends.cpu import packaged
 from ..machine import this_machine
 from ..settings import SettingError
 
@@ -98,10 +99,16 @@ def _layers() -> str:
 
 def kernel_folder() -> str:
     """Where compiled kernels are kept."""
-    from ..backends.cpu import runtime
+    from ..backends.cpu import kernels
 
-    folder = runtime.cache_folder()
+    folder = kernels.cache_folder()
     return folder or "none that can be written; set NUMBA_CACHE_DIR to one"
+
+
+def kernels_from() -> str:
+    """Where kernels come from: the package, or compiling."""
+    found = packaged.library()
+    return "compiling, once" if found is None else f"the package, for {found[0]}"
 
 
 def _kernels() -> Rows:
@@ -114,6 +121,7 @@ def _kernels() -> Rows:
     return (
         ("threads", f"{count} ({threads.VARIABLE} sets them)"),
         ("threading layers", f"{_layers()} (usable, the first is taken)"),
+        ("come from", kernels_from()),
         (KEPT, kernel_folder()),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from ..machine import this_machine
 from ..operators.by_name import PLANNED
 from . import info, show, typical
 from .files import InputError
-
-if TYPE_CHECKING:
-    from ..backends.cpu.runtime import Unit
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
@@ -43,8 +40,8 @@ def warmup(
     """Compile kernels now, so that no first call has to.
 
     As many processes compile as there are cores: all kernels take two of them some 25 seconds,
-    and less than one where they are on disk. Options can be given several times; without any,
-    everything is compiled.
+    and less than one where they are on disk. What the package brings for this processor is not
+    compiled. Options can be given several times; without any, everything is compiled.
     """
     for option, given, allowed in (
         ("--operator", operator, PLANNED),
@@ -55,21 +52,23 @@ def warmup(
             if name not in allowed:
                 raise InputError(option, f"{name!r}; allowed: {', '.join(allowed)}")
     choice.check_numba()
-    from ..backends.cpu import disk, runtime
+    from ..backends.cpu import disk, kernels, packaged
+    from ..backends.cpu.units import needed
 
-    if runtime.cache_folder() is None:
+    if kernels.cache_folder() is None:
         raise InputError(
             "warmup", "no folder for compiled kernels can be written; set NUMBA_CACHE_DIR to one"
         )
-    units = runtime.everything()
+    units = kernels.usable()
     if operator or dtype or layout:
         kinds = [dtypes.BY_NAME[name] for name in dtype or _DTYPES]
         programs = typical.programs(operator or tuple(PLANNED), kinds, layout or typical.LAYOUTS)
-        wanted = {unit.name for program in programs for unit in runtime.units_of(program)}
-        units = [unit for unit in units if unit.name in wanted]
+        wanted = {unit for program in programs for unit in needed(program)}
+        units = [unit for unit in units if unit in wanted]
+    rest = [unit for unit in units if packaged.address(unit) is None]
     start = time.perf_counter()
-    with show.progress(len(units)) as advance, disk.beforehand():
-        _compile(units, advance)
+    with show.progress(len(rest)) as advance, disk.beforehand():
+        _compile(rest, advance)
     seconds = time.perf_counter() - start
     show.table(
         [
@@ -77,6 +76,7 @@ def warmup(
                 "kernels",
                 (
                     ("ready", f"{len(units)}, in {seconds:.1f} s"),
+                    ("come from", info.kernels_from()),
                     ("kept in", info.kernel_folder()),
                 ),
             )
@@ -84,14 +84,14 @@ def warmup(
     )
 
 
-def _compile(units: Sequence[Unit], advance: Callable[..., Any]) -> None:
+def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
     """Compile what is not on disk: in processes of their own if it is much, and else here."""
-    from ..backends.cpu import processes
+    from ..backends.cpu import kernels, processes
 
     rest = []
     for unit in units:
         if processes.is_kept(unit):
-            advance(unit.name)
+            advance(unit)
         else:
             rest.append(unit)
     count = min(this_machine().cores, len(rest) // processes.UNITS)
@@ -99,9 +99,9 @@ def _compile(units: Sequence[Unit], advance: Callable[..., Any]) -> None:
         advance(f"starting {count} processes", 0)
         with closing(processes.compiled(rest, count)) as done:
             for unit in done:
-                advance(unit.name)
+                advance(unit)
                 rest.remove(unit)
     for unit in rest:
-        advance(unit.name, 0)
-        unit.compile()
-        advance(unit.name)
+        advance(unit, 0)
+        kernels.compiled(unit)
+        advance(unit)

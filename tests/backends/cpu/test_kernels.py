@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 import support
 from llvmlite import binding as llvm
-from numba.core.ccallback import CFunc
 from support import OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
-from normgrad.backends.cpu import compiling, disk, runtime
+from normgrad.backends.cpu import compiling, disk, kernels, units
 
 X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
@@ -29,13 +28,7 @@ CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
 
 def assembly(pattern: str, operation: str, code: int) -> str:
     """A kernel's machine code; compiled anew, as a cached one shows none."""
-    signature = runtime.signature(operation, code)
-    function = CFunc(
-        runtime.kernel_of(pattern, operation),
-        (signature.args, signature.return_type),
-        locals={},
-        options={"error_model": "numpy", "nopython": True},
-    )
+    function = compiling.c_function(*kernels.SOURCES[units.kernel(pattern, operation, code)])
     function.compile()
     return function._library.get_asm_str()
 
@@ -273,13 +266,13 @@ def test_more_than_2_to_the_31_elements():
 def test_kernels_are_kept_and_found_again(monkeypatch):
     case = make("train", (3, 4, 5))
     case.call()
-    kernel = runtime.compiled_kernel("rows", "sums", 0)
-    function = runtime.kernel_of("rows", "sums")
-    again = compiling.compiled(function, runtime.signature("sums", 0))
+    unit = units.kernel("rows", "sums", 0)
+    kernel, source = kernels.compiled(unit), kernels.SOURCES[unit]
+    again = compiling.compiled(*source)
     assert again.cache_hits == 1
     assert again.address != 0
     # ... until a source changes.
-    kept = disk.KernelCache(function)
+    kept = disk.KernelCache(source.function)
     where = kernel._sig, kernel._targetdescr.target_context
     assert kept.load_overload(*where) is not None
     monkeypatch.setattr(disk, "sources", lambda: "changed")

@@ -26,23 +26,17 @@ from numba.core import serialize
 from numba.core.caching import FunctionCache, NullCache
 
 from ...writing import replacing
-
-#: What kernels have constants from beside their own folder.
-_SHARED = ("dtypes.py", "layout.py", "memory.py", "native.py", "pages.py", "problem.py")
+from . import packaged
 
 
 @cache
 def sources() -> str:
-    """A digest of everything the kernels are compiled from, and with.
+    """What the kernels are compiled from, and with.
 
     Numba looks only at the file that holds a function, and would go on using a kernel whose
     helpers in other files have changed.
     """
-    here = Path(__file__).parent
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for path in (*sorted(here.glob("*.py")), *(here.parent.parent / name for name in _SHARED)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return f"{packaged.sources()} {numba.__version__} {llvmlite.__version__}"
 
 
 class _Files:

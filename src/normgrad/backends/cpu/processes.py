@@ -9,8 +9,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 
-from . import disk, runtime
-from .runtime import Unit
+from . import disk, kernels
 
 #: Not ``python -m``, which would import files of the current folder in the place of libraries.
 _START = (
@@ -26,22 +25,22 @@ UNITS = 4
 _LONGEST = ("arithmetic: channels", "sums", "parameters", "entry", "tasks", "evaluate", "moments")
 
 
-def is_kept(unit: Unit) -> bool:
+def is_kept(unit: str) -> bool:
     """Whether a unit is on disk, from where it is read."""
     try:
         with disk.beforehand(compiles=False):
-            unit.compile()
+            kernels.compiled(unit)
     except disk.NotKeptError:
         return False
     return True
 
 
-def _rank(unit: Unit) -> int:
-    places = (place for place, start in enumerate(_LONGEST) if unit.name.startswith(start))
+def _rank(unit: str) -> int:
+    places = (place for place, start in enumerate(_LONGEST) if unit.startswith(start))
     return next(places, len(_LONGEST))
 
 
-def compiled(units: Sequence[Unit], count: int) -> Generator[Unit, None, None]:
+def compiled(units: Sequence[str], count: int) -> Generator[str, None, None]:
     """Have so many processes compile units; gives each when it is on disk.
 
     A process that fails in any way ends, and the others go on. So what is not given is not on disk:
@@ -63,7 +62,7 @@ def compiled(units: Sequence[Unit], count: int) -> Generator[Unit, None, None]:
             while len(running) < count:
                 running.append(
                     subprocess.Popen(
-                        [sys.executable, "-c", _START, *(unit.name for unit in units)],
+                        [sys.executable, "-c", _START, *units],
                         stdin=take,
                         stdout=tell,
                         stderr=subprocess.DEVNULL,
@@ -87,8 +86,7 @@ def work() -> None:
     tell = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.simplefilter("error", RuntimeWarning)  # what cannot be kept is not done
-    known = {unit.name: unit for unit in runtime.all_units()}
     with disk.beforehand():
         while number := os.read(sys.stdin.fileno(), 1):
-            known[sys.argv[1 + number[0]]].compile()
+            kernels.compiled(sys.argv[1 + number[0]])
             os.write(tell, number)

@@ -14,16 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from numba.core.ccallback import CFunc
-from numba.np.ufunc import parallel as numba_threads
 
 from ... import threads
 from ...loading import loading
-from . import drive, openmp
-from .compiling import compiled
+from ..choice import check_numba
+from . import openmp, units
 
 
 class Team(NamedTuple):
@@ -68,12 +65,17 @@ class _Threads:
     def forked(self) -> None:
         # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child.
         # Whoever started them: a function of the user's, a question about their number, PyTorch.
-        started = getattr(numba_threads, "_is_initialized", True) or "torch" in sys.modules
+        numbas = sys.modules.get("numba.np.ufunc.parallel")
+        started = getattr(numbas, "_is_initialized", numbas) or "torch" in sys.modules
         self.usable = self.usable and not started
         self._new_locks()
 
     def usual(self) -> int | None:
         """How many threads Numba has for this thread, started if they were not; None for none."""
+        if not self.started:
+            check_numba()
+        import numba
+
         if self.started:
             return int(numba.get_num_threads())
         with self.starting:
@@ -130,21 +132,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.forked)
 
 
-@cache
-def compiled_share() -> CFunc:
-    """What each of OpenMP's threads does, compiled or from the disk."""
-    return compiled(drive.share, drive.SHARE_SIGNATURE)
-
-
-@cache
-def compiled_start() -> CFunc:
-    """What starts Numba's threads on a step, compiled or from the disk."""
-    with warnings.catch_warnings():
-        # Not every function it calls has a loop that can be shared out; the one that matters has.
-        warnings.simplefilter("ignore", numba.core.errors.NumbaPerformanceWarning)
-        return compiled(drive.start_numba, drive.START_SIGNATURE, parallel=True)
-
-
 #: The driver's tables of teams, kept for as long as their addresses are in use.
 _tables: list[npt.NDArray[np.int64]] = []
 
@@ -153,9 +140,9 @@ _tables: list[npt.NDArray[np.int64]] = []
 def _team(functions: tuple[int, ...] | None, count: int) -> Team:
     """So many of OpenMP's threads, by the addresses of its functions, or of Numba's."""
     if functions is None:
-        table = np.array([compiled_start().address], np.int64)
+        table = np.array([units.address(units.NUMBA)], np.int64)
     else:
-        table = np.array([0, *functions, compiled_share().address], np.int64)
+        table = np.array([0, *functions, units.address(units.OPENMP)], np.int64)
     _tables.append(table)
     return Team(table.ctypes.data, count)
 
@@ -170,14 +157,13 @@ def ready() -> Team | None:
     if not _threads.usable:
         return ALONE
     wanted = threads.wanted_threads()
-    if wanted == 1:
+    most = threads.most_threads()
+    if 1 in (wanted, most):
         return ALONE
     functions = None if wanted is None else openmp.of_torch()
     if wanted is None or functions is None:
         return _numbas_usual(wanted)
-    count = min(wanted, numba.config.NUMBA_NUM_THREADS)
-    if count == 1:
-        return ALONE
+    count = min(wanted, most)
     return _team(functions, count) if count <= _threads.most.size else None
 
 
@@ -185,6 +171,8 @@ def _numbas_usual(wanted: int | None) -> Team | None:
     """Numba's threads, if they are started, as many as it is set to, and for several calls."""
     if not _threads.started or not isinstance(_threads.one_at_a_time, nullcontext):
         return None
+    import numba
+
     usual = int(numba.get_num_threads())
     if usual > _threads.most.size or wanted not in (None, usual):
         return None
@@ -197,7 +185,7 @@ def made() -> Iterator[Team]:
     wanted = threads.wanted_threads()
     functions = None if wanted is None else openmp.of_torch()
     usual = _threads.usual() if functions is None else None
-    count = usual if wanted is None else min(wanted, numba.config.NUMBA_NUM_THREADS)
+    count = usual if wanted is None else min(wanted, threads.most_threads())
     if count is None or count == 1 or (functions is None and usual is None):
         yield ALONE
         return
@@ -216,6 +204,8 @@ def made() -> Iterator[Team]:
 @contextmanager
 def _numbas(count: int, usual: int) -> Iterator[None]:
     """A context in which Numba has so many threads, of which there are usually another number."""
+    import numba
+
     with _threads.one_at_a_time:
         if count == usual:
             yield

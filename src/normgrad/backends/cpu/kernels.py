@@ -1,0 +1,131 @@
+"""What each unit is compiled from: its function and its type, by its name.
+
+Numba is imported with this module, which happens when something has to be compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba import types
+from numba.core.ccallback import CFunc
+
+from ... import dtypes
+from . import (
+    along,
+    arithmetic,
+    coefficients,
+    columns,
+    compiling,
+    drive,
+    enter,
+    moves,
+    rows,
+    statistics,
+    teams,
+    units,
+    walk,
+)
+from .access import ALONG
+from .disk import cache_for
+from .elements import Operation
+from .intrinsics import INT_POINTER, POINTERS
+
+#: What goes through the tensors: its module and function, by operation. Those of rows may have
+#: weights along them, which the operation's name says.
+_LOOPS = {
+    "sums": "sums",
+    "evaluate": "sums",
+    "parameters": "parameters",
+    "moments": "moments",
+    "exact moments": "moments",
+    "apply": "write",
+    "scale": "write",
+    "normalise": "write",
+}
+_PATTERNS = {"rows": rows, "columns": columns, "along": along}
+#: The kernels there are, as pattern and operation.
+_KERNELS = (
+    *[("rows", name) for name in _LOOPS if name != "parameters"],
+    *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
+    *[("columns", name) for name in _LOOPS if name != "parameters"],
+    ("along", "parameters"),
+)
+#: Arithmetic of channels, by a program's name for it: one does not wait for another to compile.
+_ARITHMETIC = {
+    "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
+    "count": (coefficients.count, arithmetic.SIGNATURE),
+    "weights": (coefficients.weights, arithmetic.SIGNATURE),
+    "gather": (statistics.gather, arithmetic.SIGNATURE),
+    "batch": (coefficients.batch, arithmetic.COEFFICIENTS),
+    "groups": (coefficients.groups, arithmetic.COEFFICIENTS),
+    "constant": (coefficients.constant, arithmetic.COEFFICIENTS),
+}
+
+
+class Source(NamedTuple):
+    """What a unit is compiled from."""
+
+    function: Any
+    signature: Any
+
+
+def _kernel(pattern: str, operation: str, code: int) -> Source:
+    function = getattr(_PATTERNS[pattern], _LOOPS[operation.removesuffix(ALONG)])
+    signature = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
+    return Source(function.py_func, signature)
+
+
+def _sources() -> dict[str, Source]:
+    codes = [dtype.code for dtype in dtypes.FLOATS]
+    singles, doubles = dtypes.float32.code, dtypes.float64.code
+    found = {
+        units.DRIVER: Source(drive.drive, drive.SIGNATURE),
+        units.ENTRY: Source(enter.function, enter.SIGNATURE),
+        units.OPENMP: Source(drive.share, drive.SHARE_SIGNATURE),
+        units.NUMBA: Source(drive.start_numba, drive.START_SIGNATURE),
+        units.TASKS: Source(walk.run_tasks, walk.SIGNATURE),
+        units.TASKS_IN_TILES: Source(walk.in_tiles, walk.TILES_SIGNATURE),
+    }
+    for name, source in _ARITHMETIC.items():
+        found[units.arithmetic(name)] = Source(*source)
+    for pattern, operation in _KERNELS:
+        for code in codes:
+            if operation != "moments" or code not in (singles, doubles):
+                found[units.kernel(pattern, operation, code)] = _kernel(pattern, operation, code)
+    for tile in codes:
+        for code in codes:
+            if tile in (code, singles, doubles):
+                found[units.mover(code, tile)] = Source(
+                    moves.mover, moves.mover_signature(code, tile)
+                )
+    return found
+
+
+#: All that there is to compile.
+SOURCES = _sources()
+
+#: What is compiled, kept for as long as its addresses are.
+_compiled: dict[str, CFunc] = {}
+
+
+def compiled(unit: str) -> CFunc:
+    """A unit, compiled or from the disk."""
+    made = _compiled.get(unit)
+    if made is None:
+        made = compiling.compiled(*SOURCES[unit], parallel=unit == units.NUMBA)
+        # Two threads may have compiled it; all have the address of one.
+        made = _compiled.setdefault(unit, made)
+    return made
+
+
+def usable() -> list[str]:
+    """All units that can be of use here."""
+    # Where there are no threads, Numba compiles nothing for them.
+    return [unit for unit in SOURCES if unit != units.NUMBA or teams.has_numbas()]
+
+
+def cache_folder() -> str | None:
+    """Where compiled kernels are kept, or None where they are not."""
+    path: str | None = cache_for(drive.drive).cache_path
+    return path

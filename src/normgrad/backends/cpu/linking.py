@@ -1,0 +1,91 @@
+"""Linking units to the shared libraries that wheels for a platform bring (packaged.py).
+
+    python -m normgrad.backends.cpu.linking LEVEL FOLDER [UNIT...]
+
+compiles units, all that can be, for a level of x86-64, and links them with the C compiler. It has a
+process to itself, as Numba is told the level before it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...capi.build import c_compiler
+from . import packaged, units
+
+#: Numba's own functions, which units refer to where Python's errors are told of: they raise none.
+_NUMBAS = (
+    *("NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_unpickle"),
+    "numba_runtime_build_excinfo_struct",
+)
+
+#: What is linked to the units. It runs on any x86-64.
+_BESIDE = """\
+#include <stdlib.h>
+const char {sources}[] = "{digest}";
+int {runs_here}(void) {{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("{level}") != 0;
+}}
+"""
+_NEVER = '__attribute__((visibility("hidden"))) void {}(void) {{ abort(); }}\n'
+
+_FLAGS = ("-O2", "-fPIC", "-shared", "-s", "-Wall", "-Werror", "-Wl,-z,text", "-Wl,-z,now")
+
+
+def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
+    """Make a level's library in a folder: of some units, or all but what starts Numba's threads.
+
+    Raises:
+        BuildError: no C compiler.
+        subprocess.CalledProcessError: it failed.
+    """
+    os.environ.update(NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="")
+    from . import kernels
+
+    # What starts Numba's threads is linked to Numba.
+    chosen = chosen or [unit for unit in kernels.SOURCES if unit != units.NUMBA]
+    with tempfile.TemporaryDirectory() as work:
+        made = [Path(work, f"{packaged.symbol(unit)}.o") for unit in chosen]
+        for unit, file in zip(chosen, made, strict=True):
+            file.write_bytes(_object(level, packaged.symbol(unit), *kernels.SOURCES[unit]))
+        beside = Path(work, "beside.c")
+        text = _BESIDE.format(
+            sources=packaged.SOURCES,
+            digest=packaged.sources(),
+            runs_here=packaged.RUNS_HERE,
+            level=level,
+        )
+        beside.write_text(text + "".join(map(_NEVER.format, _NUMBAS)), "utf-8")
+        command = [*c_compiler(), *_FLAGS, str(beside), *map(str, made), "-o"]
+        subprocess.run([*command, str(folder / packaged.file_of(level))], check=True)
+
+
+def _object(level: str, symbol: str, function: Any, signature: Any) -> bytes:
+    """An object file that defines nothing but a symbol: a function, compiled for a level."""
+    from llvmlite import binding as llvm
+
+    from .compiling import c_function
+
+    made = c_function(function, signature)
+    made.compile()
+    module = llvm.parse_assembly(made.inspect_llvm())
+    for value in (*module.functions, *module.global_variables):
+        if value.name == made.native_name:
+            value.name = symbol
+        elif not value.is_declaration:
+            value.linkage = "internal"
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(
+        cpu=level, opt=3, reloc="pic", codemodel="small"
+    )
+    return bytes(machine.emit_object(module))
+
+
+if __name__ == "__main__":
+    build(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

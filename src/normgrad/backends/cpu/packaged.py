@@ -1,0 +1,82 @@
+"""Kernels that the package brings: shared libraries with the machine code of units.
+
+Wheels for a platform have one for each of some levels of x86-64 (linking.py makes them). It is used
+where this machine has its level, it was made from the sources that are here, and nobody told Numba
+how to compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+from ...loading import loading
+
+#: The levels there are libraries for, the best first.
+LEVELS = ("x86-64-v4", "x86-64-v3")
+#: Where the libraries are.
+FOLDER = Path(__file__).parent
+#: What tells Numba how to compile, or not to: whoever sets one of these has kernels compiled.
+SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT", "NUMBA_DISABLE_JIT")
+
+#: What a library tells of itself: the digest of what it was made from, and whether this machine can
+#: run it.
+SOURCES, RUNS_HERE = "normgrad_sources", "normgrad_runs_here"
+
+#: What kernels have constants from beside their own folder.
+_SHARED = ("dtypes.py", "layout.py", "memory.py", "native.py", "pages.py", "problem.py")
+
+
+@cache
+def sources() -> str:
+    """A digest of everything the kernels are compiled from."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in (*sorted(here.glob("*.py")), *(here.parent.parent / name for name in _SHARED)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def file_of(level: str) -> str:
+    """What the library for a level is called."""
+    return f"kernels-{level}.so"
+
+
+def symbol(unit: str) -> str:
+    """What a unit is called in a library."""
+    return "normgrad_" + re.sub(r"\W+", "_", unit)
+
+
+@cache
+def library() -> tuple[str, ctypes.CDLL] | None:
+    """The library that is used, with its level; None for none."""
+    if any(name in os.environ for name in SETTINGS):
+        return None
+    digest = sources().encode()
+    with loading():
+        for level in LEVELS:
+            try:
+                found = ctypes.CDLL(str(FOLDER / file_of(level)))
+            except OSError:  # there is none, or not for such a system
+                continue
+            made_from = (ctypes.c_char * len(digest)).in_dll(found, SOURCES)
+            if made_from.value == digest and found[RUNS_HERE]():
+                return level, found
+    return None
+
+
+@cache
+def address(unit: str) -> int | None:
+    """Where the machine code of a unit is; None where it has to be compiled."""
+    used = library()
+    if used is None:
+        return None
+    try:
+        function = used[1][symbol(unit)]
+    except AttributeError:
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
