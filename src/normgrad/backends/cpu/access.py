@@ -45,8 +45,9 @@ STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
 STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
 #: As many threads as there may be.
 MOST_THREADS = 1 << 30
-#: Tensors beyond this share of the cache are far enough for rows to be fetched ahead.
-FETCHED_ROWS = 0.5
+#: Tensors beyond this share of the cache are far enough for rows to be fetched ahead; columns those
+#: beyond so many times a core's L2, or the cache if they are not of a half type.
+FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
 #: How much of a channel's next row is fetched: more would not stay in the nearest cache.
 FETCHED = 1024
 
@@ -283,6 +284,8 @@ def fetches_ahead(access: Access, size: int, machine: Machine) -> bool:
     Of rows it is a channel's next one, in another image. Of columns it is several, which are more
     streams than a processor foresees; those of short channels go along the batch, too far apart.
     """
-    if access.columns:
-        return size > machine.l2 and access.run == 1
-    return size > FETCHED_ROWS * machine.cache
+    if not access.columns:
+        return size > FETCHED_ROWS * machine.cache
+    half = access.dtype.itemsize == dtypes.float16.itemsize
+    near = machine.l2 if half else machine.cache
+    return size > FETCHED_COLUMNS * near and access.run == 1
