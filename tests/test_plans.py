@@ -385,7 +385,7 @@ def test_rows_of_columns(shape, layout, row):
     spec = TensorSpec(shape, "float32", strides)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("columns")
-    run, repeat = plan._program.template[[block.RUN, block.REPEAT]]
+    run, repeat = plan._program.template()[[block.RUN, block.REPEAT]]
     chunk = max(step.tiling.piece_channels for step in plan._program.steps)
     assert (run, repeat, chunk) == row
     assert run * repeat * chunk <= 1024
@@ -442,7 +442,7 @@ def test_rows_of_an_image_or_parts_of_one(shape, strides, run):
     spec = TensorSpec(shape, "float32", strides)
     plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=True)
     assert plan.path.startswith("rows")
-    assert plan._program.template[block.RUN] == run
+    assert plan._program.template()[block.RUN] == run
 
 
 @pytest.mark.parametrize(

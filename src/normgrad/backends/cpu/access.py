@@ -101,6 +101,11 @@ class Access:
         return self.positions * self.run
 
     @property
+    def bytes(self) -> int:
+        """What is read and written."""
+        return bytes_of(self.problem, self.per_channel)
+
+    @property
     def parameters(self) -> int:
         """How many elements each gradient of parameters has."""
         problem = self.problem
@@ -125,12 +130,12 @@ def read_bytes(problem: Problem) -> int:
     return problem.grad_out.itemsize + problem.input.itemsize
 
 
-def bytes_of(problem: Problem) -> int:
-    """What is read and written."""
+def bytes_of(problem: Problem, per_channel: int) -> int:
+    """What is read and written, of so many elements of each set's channels."""
     itemsize = read_bytes(problem)
     if problem.result is not None:
         itemsize += problem.result.itemsize
-    return problem.sets.size * problem.channel.size * problem.positions * itemsize
+    return problem.sets.size * problem.channel.size * per_channel * itemsize
 
 
 def _aligned(unit: int, most: int) -> int:
@@ -176,7 +181,7 @@ def _sums_exactly(problem: Problem) -> bool:
 
 def _least_row(problem: Problem) -> int:
     """The shortest channels that are read as rows even if they follow each other."""
-    if bytes_of(problem) >= FAR_APART:
+    if bytes_of(problem, problem.positions) >= FAR_APART:
         return FAR_RUN
     return EXACT_RUN if _sums_exactly(problem) else COLUMN_RUN
 
@@ -253,7 +258,7 @@ def access_of(problem: Problem) -> Access:
     return _in_rows(problem, dtype, by_rows)
 
 
-def streams(access: Access, size: int, machine: Machine) -> int:
+def streams(access: Access, machine: Machine) -> int:
     """With how many threads at most dx is written past the caches, where it would not stay anyway.
 
     A store through the caches reads the line first, which costs most where the L3 is a large
@@ -267,25 +272,25 @@ def streams(access: Access, size: int, machine: Machine) -> int:
     if machine.shares_l3:
         if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
             return 0
-        most = (size - 1) // machine.l2
+        most = (access.bytes - 1) // machine.l2
         if most >= machine.cores:
             return MOST_THREADS
         return 0 if _sums_exactly(problem) and not access.columns else most
     if access.columns:
-        return MOST_THREADS if size > STREAMED_COLUMNS * machine.cache else 0
+        return MOST_THREADS if access.bytes > STREAMED_COLUMNS * machine.cache else 0
     share = STREAMED_PARTS if row % LINE else STREAMED_LINES
-    beyond = size > share * machine.cache and row >= STREAMED_ROW_OF_FEW
+    beyond = access.bytes > share * machine.cache and row >= STREAMED_ROW_OF_FEW
     return MOST_THREADS if beyond else 0
 
 
-def fetches_ahead(access: Access, size: int, machine: Machine) -> bool:
+def fetches_ahead(access: Access, machine: Machine) -> bool:
     """Whether sums ask for the next rows ahead of time, where no processor foresees them.
 
     Of rows it is a channel's next one, in another image. Of columns it is several, which are more
     streams than a processor foresees; those of short channels go along the batch, too far apart.
     """
     if not access.columns:
-        return size > FETCHED_ROWS * machine.cache
+        return access.bytes > FETCHED_ROWS * machine.cache
     half = access.dtype.itemsize == dtypes.float16.itemsize
     near = machine.l2 if half else machine.cache
-    return size > FETCHED_COLUMNS * near and access.run == 1
+    return access.bytes > FETCHED_COLUMNS * near and access.run == 1

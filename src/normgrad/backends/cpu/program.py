@@ -17,12 +17,16 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import Problem
 from . import block as B
-from .access import Access, access_of, bytes_of, fetches_ahead, streams
+from .access import Access, access_of, fetches_ahead, streams
 from .steps import Step, Tiling, steps_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
 ALIGNMENT = LINE
+
+
+#: What fields of the block hold, one number or several that follow each other.
+_Fields = dict[int, int | Sequence[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +36,16 @@ class Program:
     Attributes:
         access: how the tensors are read, which decides what kernels are compiled for.
         steps: run one after the other, the tasks of each in any order.
-        template: the parameter block but for its addresses.
+        machine: that it will run on.
+        workspace: how its workspace is laid out, in the parameter block.
         workspace_size: bytes, including what aligning the caller's buffer may cost.
         input_is_grad_out: x is not needed, and dy is read in its place.
     """
 
     access: Access
     steps: tuple[Step, ...]
-    template: npt.NDArray[np.int64]
+    machine: Machine
+    workspace: _Fields
     workspace_size: int
     input_is_grad_out: bool
 
@@ -51,15 +57,21 @@ class Program:
             return "constant"
         return "groups" if problem.grouped else "batch"
 
+    def template(self) -> npt.NDArray[np.int64]:
+        """The parameter block but for its addresses."""
+        access = self.access
+        fields = _axes(access) | _vectors(access.problem) | _facts(access, self.machine)
+        words = [0] * B.BLOCK_FIELDS
+        for field, value in (*fields.items(), *self.workspace.items()):
+            numbers = [value] if isinstance(value, int) else value
+            words[field : field + len(numbers)] = numbers
+        return np.array(words, np.int64)
+
     @property
     def path(self) -> str:
         """The way chosen, for people and tests: the pattern and what each step does."""
         moved = ("moved",) if any(self.access.moved) else ()
         return " ".join((self.access.pattern, *moved, *(step.name for step in self.steps)))
-
-
-#: What fields of the block hold, one number or several that follow each other.
-_Fields = dict[int, int | Sequence[int]]
 
 
 def _bits(value: float) -> int:
@@ -103,7 +115,7 @@ def _vectors(problem: Problem) -> _Fields:
     return fields
 
 
-def _facts(access: Access, size: int, machine: Machine) -> _Fields:
+def _facts(access: Access, machine: Machine) -> _Fields:
     """What holds of a problem, its numbers, and how it is read."""
     problem = access.problem
     return {
@@ -123,8 +135,8 @@ def _facts(access: Access, size: int, machine: Machine) -> _Fields:
         B.MOVED: sum(moved << tensor for tensor, moved in enumerate(access.moved)),
         B.DATA_SIZES: [dtype.itemsize for dtype in access.data],
         B.REPEAT: access.repeat,
-        B.STREAM: streams(access, size, machine),
-        B.AHEAD: fetches_ahead(access, size, machine),
+        B.STREAM: streams(access, machine),
+        B.AHEAD: fetches_ahead(access, machine),
         B.BANK_SETS: 1,
     }
 
@@ -165,19 +177,7 @@ def _workspace(access: Access, tiling: Tiling) -> tuple[_Fields, int]:
 def build(problem: Problem, machine: Machine) -> Program:
     """The program for a problem on a machine."""
     input_is_grad_out = problem.input_is_grad_out
-    problem = problem.reading_one()
-    size = bytes_of(problem)
-    access = access_of(problem)
-    problem = access.problem
+    access = access_of(problem.reading_one())
     steps, tiling = steps_of(access)
-    fields = _axes(access) | _vectors(problem) | _facts(access, size, machine)
-    workspace_size = 0
-    if tiling and steps:
-        workspace, workspace_size = _workspace(access, tiling)
-        fields |= workspace
-    words = [0] * B.BLOCK_FIELDS
-    for field, value in fields.items():
-        numbers = [value] if isinstance(value, int) else value
-        words[field : field + len(numbers)] = numbers
-    template = np.array(words, np.int64)
-    return Program(access, steps, template, workspace_size, input_is_grad_out)
+    workspace, size = _workspace(access, tiling) if tiling and steps else ({}, 0)
+    return Program(access, steps, machine, workspace, size, input_is_grad_out)

@@ -67,7 +67,7 @@ class Runner:
         inputs: Sequence[Place | None],
         outputs: Sequence[Place | None],
     ) -> None:
-        template = program.template.copy()
+        template = program.template()
         for field, unit in units.of_program(program).items():
             template[field] = units.address(unit)
         steps = np.zeros((len(program.steps), B.STEP_FIELDS), np.int64)

@@ -15,7 +15,7 @@ from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, bytes_of, read_bytes
+from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, read_bytes
 
 #: Fewer elements are done by one thread before others have started.
 SMALL = 1 << 14
@@ -47,7 +47,7 @@ ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
 #: Rows of fewer elements are taken in that order even where a channel's sums are waited for, in
 #: tensors of so many bytes that a core's cache does not hold them: what follows a row is nearer
 #: than the next image's.
-SHORT_ROW, BEYOND_CACHE = 1 << 8, 3 << 20
+SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
 #: Bytes of dy and x that a task of group norm's columns takes at once: those of batch norm are cut
 #: out of rows that all the batch has, and gain nothing.
 SAMPLE = 2 << 20
@@ -198,7 +198,7 @@ def _rows_of_piece(access: Access) -> int:
         return access.positions
     if not _waits(problem):
         return max(1, min(ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run))
-    short = access.run < SHORT_ROW and bytes_of(problem) >= BEYOND_CACHE
+    short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
     return ROWS_IN_ORDER if short else access.positions
 
 
