@@ -17,8 +17,19 @@ from numba import types
 
 from . import block as B
 from .helpers import helper
-from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, plain
-from .pairs import add_pair, add_pairs, clear_pairs, get_pair, pairs, plus, put_pair, times
+from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, plain, put
+from .pairs import (
+    add_numbers,
+    add_pair,
+    add_pairs,
+    array,
+    clear_pairs,
+    get_pair,
+    pairs,
+    plus,
+    put_pair,
+    times,
+)
 from .statistics import prepare, statistics
 from .vectors import SOME, spread, write_row
 
@@ -57,7 +68,11 @@ def centre(block, bank, c0, c1):
 
 @helper
 def parameters(block, s, bank, c0, c1):
-    """Add a set's part of the parameters' gradients to those of its bank, or begin them."""
+    """Add a set's part of the parameters' gradients to those of its bank, or begin them.
+
+    Beside float32 arithmetic they go without their errors, here and in ``outputs``: many sets add
+    less of those than the gradients' own rounding leaves.
+    """
     not_inlined()
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
     sums, xmus = pairs(block, B.W_SUM_DY, base), pairs(block, B.W_SUM_DY_XMU, base)
@@ -66,10 +81,14 @@ def parameters(block, s, bank, c0, c1):
     invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SOME)
     for first in range(c0, c1, SOME):
         n = min(SOME, c1 - first)
-        r = (
-            spread(invstd[0], first, n, per_group, row[0]),
-            spread(invstd[1], first, n, per_group, row[1]),
-        )
+        values = spread(invstd[0], first, n, per_group, row[0])
+        if get(block, B.SINGLE) != 0:
+            for c in range(first, first + n):
+                total, number = get(sums[0], c), get(values, c - first) * get(xmus[0], c)
+                put(biases[0], c, total if begins else get(biases[0], c) + total)
+                put(scaled[0], c, number if begins else get(scaled[0], c) + number)
+            continue
+        r = values, spread(invstd[1], first, n, per_group, row[1])
         for c in range(first, first + n):
             total, term = get_pair(sums, c), times(get_pair(r, c - first), get_pair(xmus, c))
             if not begins:
@@ -89,8 +108,13 @@ def outputs(block, c0, c1):
         clear_pairs(biases, n)
         clear_pairs(scaled, n)
         for slot in range(slots):
-            add_pairs(biases, pairs(block, B.W_BIASES, slot * every + first), n)
-            add_pairs(scaled, pairs(block, B.W_WEIGHTS, slot * every + first), n)
+            at = slot * every + first
+            if get(block, B.SINGLE) != 0:
+                add_numbers(biases[0], array(block, B.W_BIASES, at), n)
+                add_numbers(scaled[0], array(block, B.W_WEIGHTS, at), n)
+            else:
+                add_pairs(biases, pairs(block, B.W_BIASES, at), n)
+                add_pairs(scaled, pairs(block, B.W_WEIGHTS, at), n)
         xmus = pairs(block, B.W_SUM_DY_XMU, first) if slots > 0 else scaled
         write_row(block, B.OUT_SUM_DY, plain(0), first, n, biases)
         write_row(block, B.OUT_SUM_DY_XMU, plain(0), first, n, xmus)

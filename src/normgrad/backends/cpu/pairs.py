@@ -85,6 +85,14 @@ def add_pair(numbers, i, number):
 
 
 @helper
+def add_numbers(numbers, others, count):
+    """Add an array's numbers to another's, one by one, without their errors."""
+    not_inlined()
+    for i in range(count):
+        put(numbers, i, get(numbers, i) + get(others, i))
+
+
+@helper
 def add_pairs(numbers, others, count):
     """Add an array's numbers to another's, one by one."""
     not_inlined()

@@ -268,7 +268,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         wanted = channels * sets // ENOUGH_TASKS * per_channel
         most = max(SMALL, min(IN_CACHE, wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
-    found = replace(whole, sets_per_task=ceil_div(sets, TASKS), channel_block=block, at_once=block)
+    turn = max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel))
+    found = replace(whole, sets_per_task=min(turn, sets), channel_block=block, at_once=block)
     parts = 1
     if found.tasks < ENOUGH_TASKS:
         most = positions if access.columns or _waits(problem) else positions // whole.piece_rows
