@@ -81,7 +81,8 @@ W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
 # Of each part, bank and channel: sums, with their errors.
 W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
-# Of each slot and parameter: what grad_bias and grad_weight are sums of, with their errors.
+# Of each slot and parameter: what grad_bias and grad_weight are sums of, with their errors. There
+# are fewer parameters than channels where several samples are taken as one.
 W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
 # The total of counts; the least and the largest of weights along rows but 0.
