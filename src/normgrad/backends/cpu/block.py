@@ -70,7 +70,7 @@ COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
 # How much is in the workspace at once: a bank has the statistics and coefficients of one set at a
-# time, and BANK_SETS sets take turns in it. Sums come in parts.
+# time, and BANK_SETS sets, those of a task, take turns in it. Sums come in parts.
 BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
 # Where things stand in the workspace, in bytes; all are float64 but weight and bias. Two fields at
 # once are those of numbers and of their errors (see pairs.py). Of each group of channels in a bank:
