@@ -323,6 +323,18 @@ def test_writing_past_the_caches(kind, layout, dtype):
             assert (memory[start + size * itemsize :] == 0xAB).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(4, 4, 50), (100, 4, 50), (6, 300, 100), (6, 8), (70, 40)])
+def test_samples_far_apart(shape, dtype):
+    """Each sample's moments are about a point of its own, in every round of them."""
+    case = make("forward_group_norm", shape, dtype=dtype, num_groups=2)
+    x = case.tensors["input"]
+    sizes = 10.0 ** np.linspace(0, 4 if dtype == "float32" else 12, shape[0])
+    apart = np.where(np.arange(shape[0]) % 2, sizes, -sizes)
+    x += apart.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
+    run(case)
+
+
 EMPTY = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0), (0, 4), (3, 0)]
 
 

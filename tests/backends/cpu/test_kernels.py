@@ -20,7 +20,7 @@ from support import OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
-from normgrad.backends.cpu import compiling, disk, kernels, units
+from normgrad.backends.cpu import access, compiling, disk, kernels, units
 
 X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
@@ -322,3 +322,45 @@ def test_any_nan_of_a_statistic_stays_one_in_bfloat16(name, bits_):
     is_nan = np.isnan(grad_input.astype(np.float32))
     assert is_nan[:, ::2].all()
     assert not is_nan[:, 1::2].any()
+
+
+@pytest.mark.parametrize("kind", ["group_norm", "forward_group_norm"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "groups", "together"),
+    [
+        ((8, 6, 3, 7), 2, 8),
+        ((9, 32, 8, 8), 4, 3),
+        ((7, 4, 33), 1, 7),
+        ((6, 260, 2), 2, 1),  # more channels than are taken together
+        ((3, 4, 4096), 2, 1),  # more elements
+    ],
+)
+def test_samples_together(monkeypatch, kind, dtype, shape, groups, together):
+    """As one by one, to the bit: nothing is added in another order."""
+    case = make(kind, shape, dtype=dtype, num_groups=groups)
+
+    def results():
+        plans._plans.clear()
+        plans._ready.clear()
+        return bits(case.call())
+
+    found = results()
+    assert {plan._program.access.together for plan in plans._plans.values()} == {together}
+    monkeypatch.setattr(access, "TOGETHER", 0)
+    assert results() == found
+    assert {plan._program.access.together for plan in plans._plans.values()} == {1}
+
+
+@pytest.mark.parametrize("which", ["input", "mean"])
+def test_samples_that_do_not_follow_each_other(which):
+    """Cut out of more channels; or statistics that all samples share."""
+    case = make("group_norm", (8, 6, 3, 7), num_groups=2)
+    tensors = case.tensors
+    if which == "input":
+        tensors["input"] = np.concatenate([tensors["input"]] * 2, 1)[:, :6]
+    else:
+        tensors["mean"] = np.broadcast_to(tensors["mean"][:1], (8, 2))
+    plans._plans.clear()
+    run(case)
+    assert {plan._program.access.together for plan in plans._plans.values()} == {1}

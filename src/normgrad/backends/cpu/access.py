@@ -27,6 +27,8 @@ TILE_CHANNELS = 64
 LEAST_ROWS = 128
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
+#: Samples of groups are taken as one up to so many elements, and up to so many channels.
+TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
 #: Channels that are shorter, and follow each other, are read as columns: one would not fill lanes.
 COLUMN_RUN = 32
 #: So are channels shorter than this where moments are float64, which cost more in rows.
@@ -54,6 +56,9 @@ FETCHED = 1024
 #: What the names of operations end in whose weight and bias are those of a row's elements.
 ALONG = " along"
 
+#: The vectors that have a number for each group of each sample.
+_OF_GROUPS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
+
 #: In the place of an axis that there is not.
 _NO_AXIS = Axis(1, (0, 0, 0))
 
@@ -70,6 +75,7 @@ class Access:
         run, last_run: elements of a channel in a row, and in the last of the rows.
         run_strides: how far they are apart in (grad_out, input, result).
         along: rows are groups of their own, and their elements parameters'.
+        together: samples that are taken as one, which has the channels of all.
         repeat: positions to a row of columns.
         chunk: channels to a row of columns.
         moved: which of the tensors are moved to tiles first.
@@ -83,6 +89,7 @@ class Access:
     last_run: int
     run_strides: tuple[int, ...] = (1, 1, 1)
     along: bool = False
+    together: int = 1
     repeat: int = 1
     chunk: int = 1
     moved: tuple[bool, ...] = (False, False, False)
@@ -109,7 +116,9 @@ class Access:
     def parameters(self) -> int:
         """How many elements each gradient of parameters has."""
         problem = self.problem
-        return problem.sets.size * self.run if self.along else problem.channel.size
+        if self.along:
+            return problem.sets.size * self.run
+        return problem.channel.size // self.together
 
     @property
     def data(self) -> tuple[DType, DType, DType]:
@@ -159,7 +168,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
         return Axis(size, tuple(factor * stride for stride in axis.strides))
 
     vectors = dict(problem.vectors)
-    for role in (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD):
+    for role in _OF_GROUPS:
         if role in vectors:
             vector = vectors[role]
             vectors[role] = replace(vector, stride=vector.set_stride, set_stride=vector.stride)
@@ -171,6 +180,42 @@ def _rows_as_groups(problem: Problem) -> Problem:
         inner=turned(problem.channel, 1, per_group),
         vectors=vectors,
         per_group=1,
+    )
+
+
+def _samples_together(problem: Problem) -> int:
+    """How many samples of groups are taken as one, where their channels follow each other.
+
+    What is done for each sample costs the same for few channels as for some more.
+    """
+    sets, channel, size = problem.sets, problem.channel, problem.channel.size
+    if problem.per_group == 1 or problem.outer or 1 in (problem.positions, sets.size):
+        return 1
+    follow = all(
+        set_step == size * step
+        for set_step, step in zip(sets.strides, channel.strides, strict=True)
+    ) and all(
+        vector.set_stride == size // problem.per_group * vector.stride
+        for role, vector in problem.vectors.items()
+        if role in _OF_GROUPS
+    )
+    if not follow:
+        return 1
+    most = min(sets.size, TOGETHER // (size * problem.positions), CHANNELS_TOGETHER // size)
+    return next((count for count in range(most, 1, -1) if sets.size % count == 0), 1)
+
+
+def _as_one(problem: Problem, count: int) -> Problem:
+    """So many samples as one, with the channels of all."""
+    sets, channel = problem.sets, problem.channel
+    return replace(
+        problem,
+        sets=Axis(sets.size // count, tuple(count * step for step in sets.strides)),
+        channel=Axis(count * channel.size, channel.strides),
+        vectors={
+            role: replace(vector, set_stride=count * vector.set_stride)
+            for role, vector in problem.vectors.items()
+        },
     )
 
 
@@ -188,6 +233,9 @@ def _least_row(problem: Problem) -> int:
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
     """The inner axis as rows, one for each outer index; or cut into rows, if it is long."""
+    together = 1 if any(moved) else _samples_together(problem)
+    if together > 1:
+        problem = _as_one(problem, together)
     inner, outer = problem.inner, problem.outer
     run, last_run, rows = inner.size, inner.size, _NO_AXIS
     if inner.size > LONGEST_ROW:
@@ -198,7 +246,10 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
     elif outer:
         rows = outer[-1]
         problem = replace(problem, outer=outer[:-1])
-    return Access(problem, dtype, False, rows, run, last_run, inner.strides, moved=moved)
+    strides = inner.strides
+    return Access(
+        problem, dtype, False, rows, run, last_run, strides, together=together, moved=moved
+    )
 
 
 def access_of(problem: Problem) -> Access:

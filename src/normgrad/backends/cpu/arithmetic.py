@@ -74,27 +74,35 @@ def parameters(block, s, bank, c0, c1):
     less of those than the gradients' own rounding leaves.
     """
     not_inlined()
-    per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
-    sums, xmus = pairs(block, B.W_SUM_DY, base), pairs(block, B.W_SUM_DY_XMU, base)
-    biases, scaled = pairs(block, B.W_BIASES, base), pairs(block, B.W_WEIGHTS, base)
-    begins = s % get(block, B.BANK_SETS) == 0
+    per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
+    base = bank * get(block, B.CHANNELS)
     invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SOME)
-    for first in range(c0, c1, SOME):
-        n = min(SOME, c1 - first)
+    first = c0
+    while first < c1:
+        # Of several samples as one, each has channels of the same parameters.
+        at = first % every
+        n = min(SOME, c1 - first, every - at)
+        begins = s % get(block, B.BANK_SETS) == 0 and first < every
+        sums, xmus = (
+            pairs(block, B.W_SUM_DY, base + first), pairs(block, B.W_SUM_DY_XMU, base + first)
+        )  # fmt: skip
+        at += bank * every
+        biases, scaled = pairs(block, B.W_BIASES, at), pairs(block, B.W_WEIGHTS, at)
         values = spread(invstd[0], first, n, per_group, row[0])
         if get(block, B.SINGLE) != 0:
-            for c in range(first, first + n):
-                total, number = get(sums[0], c), get(values, c - first) * get(xmus[0], c)
+            for c in range(n):
+                total, number = get(sums[0], c), get(values, c) * get(xmus[0], c)
                 put(biases[0], c, total if begins else get(biases[0], c) + total)
                 put(scaled[0], c, number if begins else get(scaled[0], c) + number)
-            continue
-        r = values, spread(invstd[1], first, n, per_group, row[1])
-        for c in range(first, first + n):
-            total, term = get_pair(sums, c), times(get_pair(r, c - first), get_pair(xmus, c))
-            if not begins:
-                total, term = plus(total, get_pair(biases, c)), plus(term, get_pair(scaled, c))
-            put_pair(biases, c, total)
-            put_pair(scaled, c, term)
+        else:
+            r = values, spread(invstd[1], first, n, per_group, row[1])
+            for c in range(n):
+                total, term = get_pair(sums, c), times(get_pair(r, c), get_pair(xmus, c))
+                if not begins:
+                    total, term = plus(total, get_pair(biases, c)), plus(term, get_pair(scaled, c))
+                put_pair(biases, c, total)
+                put_pair(scaled, c, term)
+        first += n
 
 
 @helper

@@ -70,7 +70,7 @@ COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
 # How much is in the workspace at once: a bank has the statistics and coefficients of one set at a
-# time, and BANK_SETS sets take turns in it. Sums come in parts.
+# time, and BANK_SETS sets, those of a task, take turns in it. Sums come in parts.
 BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
 # Where things stand in the workspace, in bytes; all are float64 but weight and bias. Two fields at
 # once are those of numbers and of their errors (see pairs.py). Of each group of channels in a bank:
@@ -81,7 +81,8 @@ W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
 # Of each part, bank and channel: sums, with their errors.
 W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
-# Of each slot and parameter: what grad_bias and grad_weight are sums of, with their errors.
+# Of each slot and parameter: what grad_bias and grad_weight are sums of, with their errors. There
+# are fewer parameters than channels where several samples are taken as one.
 W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
 # The total of counts; the least and the largest of weights along rows but 0.

@@ -37,7 +37,7 @@ from .intrinsics import (
     singles_at,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, fill, read_row, spread, total_count
+from .vectors import SOME, canonical, fill, read_parameters, read_row, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -76,7 +76,7 @@ def read_weights(block, first, count, w):
     if get(block, B.ALONG) != 0:
         fill(w, count, 1.0)
     else:
-        read_row(block, B.WEIGHT, plain(0), first, count, 1.0, w)
+        read_parameters(block, B.WEIGHT, first, count, 1.0, w)
 
 
 def batch(block, s, bank, c0, c1):
@@ -228,7 +228,7 @@ def constant(block, s, bank, c0, c1):
         n = min(SOME, c1 - first)
         read_weights(block, first, n, w)
         if get(block, B.ALONG) == 0:
-            read_row(block, B.BIAS, plain(0), first, n, 0.0, shift(offset, first))
+            read_parameters(block, B.BIAS, first, n, 0.0, shift(offset, first))
         r = spread(invstd, first, n, per_group, row)
         for c in range(n):
             put(gain, first + c, canonical(get(w, c) * get(r, c)))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...layout import rounded_up
+from ...layout import ceil_div, rounded_up
 from ...machine import Machine
 from ...memory import LINE
 from ...problem import Problem
@@ -141,11 +141,15 @@ def _facts(access: Access, machine: Machine) -> _Fields:
     }
 
 
-def _workspace(access: Access, tiling: Tiling) -> tuple[_Fields, int]:
+def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_Fields, int]:
     """How the workspace is laid out, and its size in bytes."""
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
-    banks, slots = tiling.turns, tiling.blocks if access.along else tiling.turns
+    # A set has its bank to itself where one step has to find there what another left.
+    walks = sum(step.sums is not None or step.write is not None for step in steps)
+    bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
+    banks = ceil_div(problem.sets.size, bank_sets)
+    slots = tiling.blocks if access.along else banks
     channels, parameters = problem.channel.size, access.parameters
     groups = banks * (channels // problem.per_group) * double
     sums = tiling.parts * banks * channels * double
@@ -154,7 +158,7 @@ def _workspace(access: Access, tiling: Tiling) -> tuple[_Fields, int]:
     along = parameters * real if access.along else 0
     fields: _Fields = {
         B.BANKS: banks,
-        B.BANK_SETS: tiling.sets_per_task,
+        B.BANK_SETS: bank_sets,
         B.PARTS_OF_SUMS: tiling.parts,
         B.SLOTS: slots,
         B.PARAMETERS: parameters,
@@ -179,5 +183,5 @@ def build(problem: Problem, machine: Machine) -> Program:
     input_is_grad_out = problem.input_is_grad_out
     access = access_of(problem.reading_one())
     steps, tiling = steps_of(access)
-    workspace, size = _workspace(access, tiling) if tiling and steps else ({}, 0)
+    workspace, size = _workspace(access, tiling, steps) if tiling and steps else ({}, 0)
     return Program(access, steps, machine, workspace, size, input_is_grad_out)

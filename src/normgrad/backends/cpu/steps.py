@@ -258,6 +258,9 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     """Rows, or columns of short channels: some channels to a task, cut in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
+    turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
+    if access.together > 1:
+        return replace(whole, sets_per_task=turn)
     if sets == 1 and not _waits(problem):
         # Long runs of memory, each image's after the other's.
         size = access.run * read_bytes(problem)
@@ -268,8 +271,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         wanted = channels * sets // ENOUGH_TASKS * per_channel
         most = max(SMALL, min(IN_CACHE, wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
-    turn = max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel))
-    found = replace(whole, sets_per_task=min(turn, sets), channel_block=block, at_once=block)
+    found = replace(whole, sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < ENOUGH_TASKS:
         most = positions if access.columns or _waits(problem) else positions // whole.piece_rows
@@ -390,7 +392,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     step = Step(over.tiles, before, sums, after, write, columns=bool(along and outputs))
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
-    if not along and 1 in (over.tiles.tasks, problem.sets.size):
+    if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
         return [*steps, replace(step, last=outputs)]
     return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
 

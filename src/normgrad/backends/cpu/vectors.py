@@ -18,6 +18,7 @@ from .intrinsics import (
     integers_at,
     load,
     not_inlined,
+    plain,
     put,
     shift,
     singles_at,
@@ -117,6 +118,17 @@ def read_row(block, slot, s, first, count, otherwise, row):
     else:
         for c in range(count):
             put(row, c, canonical(held(block, read(address, code, at + c * stride))))
+
+
+@helper
+def read_parameters(block, slot, first, count, otherwise, row):
+    """Weight or bias of some channels, as ``read_row``; those of several samples are the same."""
+    every, c = get(block, B.PARAMETERS), 0
+    while c < count:
+        at = (first + c) % every
+        n = min(count - c, every - at)
+        read_row(block, slot, plain(0), at, n, otherwise, shift(row, c))
+        c += n
 
 
 @helper
