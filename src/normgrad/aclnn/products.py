@@ -80,9 +80,7 @@ class Device:
     saved_variance: bool = False
 
 
-def _save_invstd(value: str | None) -> bool:
-    if value is None:
-        value = os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
+def _save_invstd(value: str) -> bool:
     meanings = {"invstd": False, "variance": True}
     if value not in meanings:
         raise ValueError(f"save_invstd: {shown(value)}; allowed: 'invstd' or 'variance'")
@@ -96,24 +94,24 @@ _within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default
 def current() -> Device:
     """The device in force: the innermost ``with``'s, else the one that was set, else the
     environment's, else Atlas A2."""
-    return (
-        _within.get()
-        or _set
-        or _of_environment(
-            os.environ.get(PRODUCT_VARIABLE, A2), os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
-        )
-    )
+    return _within.get() or _set or _known(*_environment())
 
 
-@lru_cache(16)
-def _of_environment(name: str, save_invstd: str) -> Device:
-    return _device(name, save_invstd)
+def _environment() -> tuple[str, str]:
+    """What the environment says of the product and of saveInvstd, or what holds if it does not."""
+    return os.environ.get(PRODUCT_VARIABLE, A2), os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
 
 
 def _device(name: str | None, save_invstd: str | None) -> Device:
     """What is None is the environment's to say."""
-    found = find(os.environ.get(PRODUCT_VARIABLE, A2) if name is None else name)
-    return Device(found, _save_invstd(save_invstd))
+    usual_name, usual_invstd = _environment()
+    return Device(
+        find(usual_name if name is None else name),
+        _save_invstd(usual_invstd if save_invstd is None else save_invstd),
+    )
+
+
+_known = lru_cache(16)(_device)
 
 
 def set_product(name: str | None, *, save_invstd: str | None = None) -> None:

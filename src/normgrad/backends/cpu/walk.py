@@ -37,6 +37,17 @@ JOB_FIELDS = B.JOB_FIELDS
 
 
 @helper
+def first_offset(block, tensor, s, c, row, k):
+    """How far element k of a row is from a tensor's first, where all outer indices are 0."""
+    return (
+        s * get(block, B.SET_STRIDES + tensor)
+        + c * get(block, B.CHANNEL_STRIDES + tensor)
+        + row * get(block, B.ROW_STRIDES + tensor)
+        + k * get(block, B.RUN_STRIDES + tensor)
+    )
+
+
+@helper
 def elements_at(block, s, c, position, k):
     """The addresses of element k of a row in dy, x and dx."""
     not_inlined()
@@ -45,13 +56,10 @@ def elements_at(block, s, c, position, k):
         outer = position // get(block, B.ROWS)
         row = position - outer * get(block, B.ROWS)
     dy, x, dx = (
-        s * get(block, B.SET_STRIDES + 0) + c * get(block, B.CHANNEL_STRIDES + 0)
-        + row * get(block, B.ROW_STRIDES + 0) + k * get(block, B.RUN_STRIDES + 0),
-        s * get(block, B.SET_STRIDES + 1) + c * get(block, B.CHANNEL_STRIDES + 1)
-        + row * get(block, B.ROW_STRIDES + 1) + k * get(block, B.RUN_STRIDES + 1),
-        s * get(block, B.SET_STRIDES + 2) + c * get(block, B.CHANNEL_STRIDES + 2)
-        + row * get(block, B.ROW_STRIDES + 2) + k * get(block, B.RUN_STRIDES + 2),
-    )  # fmt: skip
+        first_offset(block, plain(0), s, c, row, k),
+        first_offset(block, plain(1), s, c, row, k),
+        first_offset(block, plain(2), s, c, row, k),
+    )
     for axis in range(rank - 1, -1, -1):
         size = get(block, B.OUTER_SIZES + axis)
         quotient = outer // size
