@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from . import devices, frameworks, memory
 
@@ -75,6 +76,13 @@ class Memory(NamedTuple):
                     or frameworks.of_torch().lacking(owner) is not None
                 )
         return "its memory was moved" if moved else None
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """An array over them, which compiled code knows how to read."""
+        plain = np.dtype(np.uint8)
+        return memory.array_at(
+            self.address, (self.nbytes,), (1,), plain, self.owner, self.writeable
+        )
 
 
 class Allocation:

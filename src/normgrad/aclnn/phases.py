@@ -380,13 +380,15 @@ def phase_2(
         fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
     if needed > 0:
         try:
-            size = memory_of("workspace", workspace, writing=True).nbytes
+            scratch = memory_of("workspace", workspace, writing=True)
         except (TypeError, ValueError) as error:
             raise AclnnError(
                 Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
             ) from None
+        size = scratch.nbytes
         if size < needed:
             fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
+        workspace = scratch.bytes()
     prepared = executor.prepared
     for parameter in (*prepared.operands, *prepared.zeros):
         lost = _tensor(executor.tensors, parameter).lost()

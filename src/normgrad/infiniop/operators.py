@@ -464,11 +464,12 @@ def infiniopBatchNormBackward(
         if workspace is None:
             raise _bad(_RUN, "workspace", f"null; allowed: {needed} bytes")
         try:
-            size = memory_of("workspace", workspace, writing=True).nbytes
+            scratch = memory_of("workspace", workspace, writing=True)
         except (TypeError, ValueError) as error:
             raise InfiniError(
                 Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), "workspace"
             ) from None
+        size = scratch.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
             raise InfiniError(
                 Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE,
@@ -476,6 +477,7 @@ def infiniopBatchNormBackward(
                 f"workspace: {shown(workspace_size)} bytes of {size}; allowed: {needed} or more",
                 "workspace",
             )
+        workspace = scratch._replace(nbytes=needed).bytes()
     try:
         op.plan.run(
             **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
