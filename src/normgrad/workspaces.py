@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +84,15 @@ class Memory(NamedTuple):
         return memory.array_at(
             self.address, (self.nbytes,), (1,), plain, self.owner, self.writeable
         )
+
+
+class Launcher(NamedTuple):
+    """A stream that does work when it sees fit.
+
+    ``launch`` takes what does it.
+    """
+
+    launch: Callable[[Callable[[], None]], None]
 
 
 class Allocation:

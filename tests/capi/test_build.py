@@ -31,6 +31,7 @@ FILES = """
     include/infiniop/tensor_descriptor.h include/infiniop/operator_descriptor.h
     include/infiniop/ops/batch_norm_backward.h
     lib/libascendcl.so lib/libnnopbase.so lib/libopapi.so lib/libinfiniop.so lib/libinfinirt.so
+    lib/libopapi_nn.so lib/libopapi_math.so bin/setenv.bash set_env.sh
     lib/libnormgrad_capi.so lib/pkgconfig/normgrad-acl.pc lib/pkgconfig/normgrad-infini.pc
     """
 FUNCTIONS = """

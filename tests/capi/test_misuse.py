@@ -56,7 +56,7 @@ EXPECTED = {
         destroy executor | 0 |
         destroy executor twice | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
         executor destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
-        repeatable null | 161001 | executor: null
+        repeatable null | 561103 | executor: null
         repeatable destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
         workspace for nothing 0 | 0 |
         executor once | 0 |
@@ -133,7 +133,8 @@ EXPECTED = {
         data in the middle, offset back | 0 |
         offset beyond counting | 161002 | input: elements 9223372036854775807 to
         memory of the host | 161002 | input: no memory from aclrtMalloc
-        no memory | 161002 | input: no memory; allowed: a tensor with data
+        no memory, in phase 1 | 0 |
+        and in phase 2 | 161002 | input: no memory; allowed: a tensor with data
         larger than its block | 161002 | input: elements 0 to 9 of its storage; allowed: 0 to 7
         more elements than there are | 161002 | elements; allowed: less than 288230376151711744
         negative size | null | viewDims: (1, -2, 4) has a negative size

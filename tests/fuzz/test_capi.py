@@ -44,7 +44,7 @@ class Child:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            self.run([("aclInit", [None])])
+            self.run([("aclInit", [None]), ("aclrtSetDevice", [0])])
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

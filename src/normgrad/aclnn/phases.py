@@ -21,7 +21,7 @@ from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, Scalar, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
-from ..workspaces import memory_of
+from ..workspaces import Launcher, memory_of
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
@@ -399,14 +399,22 @@ def phase_2(
         fail(Status.ACLNN_ERR_RUNTIME_ERROR, "stream", f"{stream!r}; allowed: a stream, or null")
     if not executor.take():
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
-    try:
-        _run(executor, workspace)
-    except Exception as error:
-        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {error}") from error
+    tensors = executor.tensors
+
+    def run() -> None:
+        try:
+            _run(prepared, tensors, workspace)
+        except Exception as error:
+            message = f"phase 2: {error}"
+            raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message) from error
+
+    if isinstance(stream, Launcher):
+        stream.launch(run)
+    else:
+        run()
 
 
-def _run(executor: aclOpExecutor, workspace: Any) -> None:
-    prepared, tensors = executor.prepared, executor.tensors
+def _run(prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any) -> None:
     for name in prepared.zeros:
         _tensor(tensors, name).array[...] = 0
         _tensor(tensors, name).wrote()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from .. import infiniop
 from ..infiniop import InfiniError, infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
+from ..workspaces import Launcher
 from . import libc
 from .blocks import checked, memory_at
+from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
-from .objects import MOST_AXES, Event, Runtime, Stream
+from .objects import MOST_AXES, Event, Runtime
+from .streams import STREAMS, Stream, Use, span
+
+#: The operator's tensors, in the order of the C function's arguments.
+NAMES = (*OUTPUTS, *INPUTS)
 
 #: All memory is the CPU's, so the kinds of a copy make no difference.
 _COPY_KINDS = range(4)
@@ -29,6 +36,10 @@ RUNTIME = Runtime(refuse, False, {Stream: "infinirtStreamCreate", Event: "infini
 
 
 def infinirtInit() -> None:
+    try:
+        check_streams_variable()
+    except ValueError as error:
+        refuse("infinirtInit", "environment", str(error))
     infiniop.infinirtInit()
 
 
@@ -58,7 +69,12 @@ def infinirtGetDevice(device: int | None, number: int | None) -> None:
 
 
 def infinirtDeviceSynchronize() -> None:
-    pass
+    STREAMS.finish()
+
+
+def normgradGetRecentErrMsg() -> int:
+    """The text of this thread's last error: InfiniCore itself has none."""
+    return ERRORS.last()
 
 
 # Streams and events
@@ -73,12 +89,11 @@ def infinirtStreamDestroy(stream: int | None) -> None:
 
 
 def infinirtStreamSynchronize(stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtStreamSynchronize", stream)
+    RUNTIME.synchronize("infinirtStreamSynchronize", stream)
 
 
 def infinirtStreamWaitEvent(stream: int | None, event: int | None) -> None:
-    RUNTIME.check_stream("infinirtStreamWaitEvent", stream)
-    RUNTIME.find("infinirtStreamWaitEvent", "event", Event, event)
+    RUNTIME.wait("infinirtStreamWaitEvent", stream, event)
 
 
 def infinirtEventCreate(event: int | None) -> None:
@@ -90,7 +105,7 @@ def infinirtEventRecord(event: int | None, stream: int | None) -> None:
 
 
 def infinirtEventSynchronize(event: int | None) -> None:
-    RUNTIME.find("infinirtEventSynchronize", "event", Event, event)
+    RUNTIME.synchronize_event("infinirtEventSynchronize", event)
 
 
 def infinirtEventDestroy(event: int | None) -> None:
@@ -122,13 +137,15 @@ def infinirtMallocHost(address: int | None, size: int) -> None:
 
 
 def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtMallocAsync", stream)
+    RUNTIME.stream("infinirtMallocAsync", stream)
     _allocate("infinirtMallocAsync", address, size, True)
 
 
-def _free(function: str, address: int | None, makers: tuple[str, ...]) -> None:
+def _free(
+    function: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
+) -> None:
     if address is not None:  # as in C
-        RUNTIME.free(function, "ptr", address, makers)
+        RUNTIME.free(function, "ptr", address, makers, stream)
 
 
 _DEVICE_MAKERS = ("infinirtMalloc", "infinirtMallocAsync")
@@ -143,14 +160,21 @@ def infinirtFreeHost(address: int | None) -> None:
 
 
 def infinirtFreeAsync(address: int | None, stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtFreeAsync", stream)
-    _free("infinirtFreeAsync", address, _DEVICE_MAKERS)
+    function = "infinirtFreeAsync"
+    _free(function, address, _DEVICE_MAKERS, RUNTIME.stream(function, stream))
 
 
-def _copy(function: str, dst: int | None, src: int | None, size: int, kind: int) -> None:
+def _copy(
+    function: str,
+    dst: int | None,
+    src: int | None,
+    size: int,
+    kind: int,
+    stream: Stream | None = None,
+) -> None:
     if kind not in _COPY_KINDS:
         refuse(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
-    RUNTIME.copy(function, (dst, size, True), (src, True), size)
+    RUNTIME.copy(function, (dst, size, True), (src, True), size, stream)
 
 
 def infinirtMemcpy(dst: int | None, src: int | None, size: int, kind: int) -> None:
@@ -160,8 +184,8 @@ def infinirtMemcpy(dst: int | None, src: int | None, size: int, kind: int) -> No
 def infinirtMemcpyAsync(
     dst: int | None, src: int | None, size: int, kind: int, stream: int | None
 ) -> None:
-    RUNTIME.check_stream("infinirtMemcpyAsync", stream)
-    _copy("infinirtMemcpyAsync", dst, src, size, kind)
+    function = "infinirtMemcpyAsync"
+    _copy(function, dst, src, size, kind, RUNTIME.stream(function, stream))
 
 
 def infinirtMemset(address: int | None, value: int, count: int) -> None:
@@ -169,8 +193,8 @@ def infinirtMemset(address: int | None, value: int, count: int) -> None:
 
 
 def infinirtMemsetAsync(address: int | None, value: int, count: int, stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtMemsetAsync", stream)
-    RUNTIME.fill("infinirtMemsetAsync", "ptr", address, value, count)
+    function = "infinirtMemsetAsync"
+    RUNTIME.fill(function, "ptr", address, value, count, RUNTIME.stream(function, stream))
 
 
 # Handles and descriptors
@@ -199,7 +223,9 @@ def infiniopCreateTensorDescriptor(
 
 def _destroy(python: Any, handle: int | None) -> None:
     """The dialect refuses what cannot be destroyed."""
-    python(HANDLES.find(handle))
+    value = HANDLES.find(handle)
+    STREAMS.end(python.__name__, "desc", value)
+    python(value)
     assert handle is not None
     HANDLES.end(handle, python.__name__)
 
@@ -254,18 +280,43 @@ def infiniopGetBatchNormBackwardWorkspaceSize(desc: int | None, size: int | None
 def infiniopBatchNormBackward(
     desc: int | None, workspace: int | None, workspace_size: int, *tensors_and_stream: int | None
 ) -> None:
+    function = "infiniopBatchNormBackward"
     *tensors, stream = tensors_and_stream
-    RUNTIME.check_stream("infiniopBatchNormBackward", stream)
+    where = RUNTIME.stream(function, stream)
     operator = HANDLES.find(desc)
-    data = [memory_at(address) for address in tensors]
+    data = dict(zip(NAMES, map(memory_at, tensors), strict=True))
     scratch = memory_at(workspace, workspace_size)
-    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
-        specs = [operator.specs[name] for name in (*OUTPUTS, *INPUTS)]
-        data = [
-            memory and checked(memory, *spec.region(memory.address).bounds(), index < len(OUTPUTS))
-            for index, (memory, spec) in enumerate(zip(data, specs, strict=True))
-        ]
+
+    def look() -> None:
+        """Find out what is wrong with memory that was not allocated here."""
+        nonlocal scratch
+        for name, memory in data.items():
+            if memory is not None:
+                first, end = operator.specs[name].region(memory.address).bounds()
+                data[name] = checked(memory, first, end, name in OUTPUTS)
         if scratch is not None:
             end = scratch.address + operator.plan.workspace_size
             scratch = checked(scratch, scratch.address, end, True)
-    infiniop.infiniopBatchNormBackward(operator, scratch, workspace_size, *data)
+
+    def look_again() -> None:
+        look()
+        for name, memory in (*data.items(), ("workspace", scratch)):
+            if memory is not None and memory.problem is not None:
+                refuse(function, name, memory.problem)
+
+    def uses() -> Iterator[Use]:
+        for name, memory in data.items():
+            if memory is not None:
+                verb = "writes" if name in OUTPUTS else "reads"
+                yield Use(name, verb, operator.specs[name].region(memory.address))
+        if scratch is not None and operator.plan.workspace_size:
+            yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
+
+    def launch(run: Callable[[], None]) -> None:
+        STREAMS.do(function, where, uses, run, look_again, (operator,))
+
+    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
+        look()
+    infiniop.infiniopBatchNormBackward(
+        operator, scratch, workspace_size, *[*data.values(), Launcher(launch)]
+    )

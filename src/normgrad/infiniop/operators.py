@@ -35,7 +35,7 @@ from ..rules import (
 )
 from ..tensor import TensorSpec
 from ..unusable import described, shown
-from ..workspaces import memory_of
+from ..workspaces import Launcher, memory_of
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -478,18 +478,25 @@ def infiniopBatchNormBackward(
                 "workspace",
             )
         workspace = scratch._replace(nbytes=needed).bytes()
-    try:
-        op.plan.run(
-            **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
-            out=tuple(arrays[name] for name in OUTPUTS),
-            workspace=workspace if needed else None,
-        )
-    except ValueError as error:  # outputs that overlap, or cannot be written
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
-    except Exception as error:
-        raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
-    for name in OUTPUTS:
-        frameworks.written([values[name]])
+
+    def run() -> None:
+        try:
+            op.plan.run(
+                **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
+                out=tuple(arrays[name] for name in OUTPUTS),
+                workspace=workspace if needed else None,
+            )
+        except ValueError as error:  # outputs that overlap, or cannot be written
+            raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
+        except Exception as error:
+            raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
+        for name in OUTPUTS:
+            frameworks.written([values[name]])
+
+    if isinstance(stream, Launcher):
+        stream.launch(run)
+    else:
+        run()
 
 
 def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:

@@ -34,6 +34,7 @@ int main(void)
     enum { SIZE = 256 << 20 };
     pthread_t thread;
     aclInit(NULL);
+    aclrtSetDevice(0);
     aclrtFree((void *)(uintptr_t)0x1234);
     printf("%d\n", strcmp(aclGetRecentErrMsg(), aclGetRecentErrMsg()));
     printf("%.26s|%.26s\n", aclGetRecentErrMsg(), aclGetRecentErrMsg());
