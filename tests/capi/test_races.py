@@ -19,6 +19,7 @@ FOUND = dict(
     line.strip().split(" | ")
     for line in """
     right | nothing
+    addresses | nothing
     no synchronize | NORM writes gradInput; 2. aclrtMemcpy reads it as src, EARLY
     no event | aclrtMemcpyAsync on a stream writes dst; 2. NORM reads it as input, UNORDERED
     event too early | NORM writes gradInput; 2. aclrtMemcpyAsync on a stream reads it as src
@@ -167,7 +168,7 @@ def test_races_of_infinirt(libraries):
         **dict.fromkeys(("no event", "freed", "freed on another stream", "operator", "end"), 1),
     }
     assert "infinirtMemsetAsync on a stream writes it as ptr, UNORDERED" in found["no event"][0]
-    assert "infinirtFree frees it as ptr, before that" in found["freed"][0]
+    assert "infinirtFree frees it as ptr, EARLY" in found["freed"][0]
     assert "infinirtFreeAsync on a stream frees it" in found["freed on another stream"][0]
     assert "infiniopDestroyBatchNormBackwardDescriptor ends its desc" in found["operator"][0]
     assert "on the default stream; 2. the program ends without" in found["end"][0]

@@ -109,6 +109,34 @@ int main(void)
     MUST(aclrtSynchronizeStreamWithTimeout(two, 1000));
     end();
 
+    // The memory of a queued call's tensors is what it was when the call was made.
+    begin("addresses");
+    aclOpExecutor *executor;
+    void *second;
+    const int64_t shape[] = {2, 3, 4};
+    const bool first_alone[] = {true, false, false};
+    aclBoolArray *mask = aclCreateBoolArray(first_alone, 3);
+    MUST(aclDestroyTensor(tensors[2]));
+    tensors[2] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, NULL);
+    MUST(aclnnBatchNormBackwardGetWorkspaceSize(tensors[0], tensors[1], NULL, NULL, NULL, NULL, NULL,
+                                                true, 1e-5, mask, tensors[2], NULL, NULL, &size,
+                                                &executor));
+    MUST(aclSetAclOpExecutorRepeatable(executor));
+    MUST(aclrtMalloc(&workspace, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    MUST(aclrtMalloc(&second, BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
+    MUST(aclSetTensorAddr(executor, 7, tensors[2], data[2]));
+    MUST(aclnnBatchNormBackward(workspace, size, executor, one));
+    MUST(aclSetOutputTensorAddr(executor, 0, tensors[2], second));
+    MUST(aclnnBatchNormBackward(workspace, size, executor, one));
+    MUST(aclrtSynchronizeStream(one));
+    MUST(aclrtMemcpy(result, BYTES, second, BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
+    if (memcmp(result, expected, BYTES))
+        printf("another result at the second address\n");
+    MUST(aclDestroyAclOpExecutor(executor));
+    MUST(aclDestroyBoolArray(mask));
+    MUST(aclrtFree(second));
+    end();
+
     begin("no synchronize");
     launch(one);
     MUST(aclrtMemcpy(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
@@ -137,7 +165,6 @@ int main(void)
     void *other = data[2];
     MUST(aclrtMalloc(&data[2], BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
     aclTensor *first = tensors[2];
-    const int64_t shape[] = {2, 3, 4};
     tensors[2] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, data[2]);
     launch(two);
     MUST(aclrtSynchronizeDevice());
