@@ -72,16 +72,16 @@ def test_a_vendor_s_build_file(libraries, tmp_path):
             ${{ASCEND_PATH}}/lib64/libopapi_nn.so ${{ASCEND_PATH}}/lib64/libopapi_math.so)
         """
     )
-    for setting in ("bin/setenv.bash", "set_env.sh"):
-        commands = (
-            f"source {libraries.out / setting} && cmake -B build -S . -DCMAKE_SKIP_RPATH=TRUE"
-        )
-        commands += " && cmake --build build && $(find . -name host -type f)"
-        done = subprocess.run(
-            ["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "largest difference" in done.stdout
+    assert (libraries.out / "set_env.sh").resolve() == libraries.out / "bin" / "setenv.bash"
+    commands = (
+        f"source {libraries.out}/set_env.sh && cmake -B build -S . -DCMAKE_SKIP_RPATH=TRUE && "
+        "cmake --build build && $(find . -name host -type f)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "largest difference" in done.stdout
 
 
 def test_what_is_measured_can_be_built(libraries, tmp_path):
