@@ -297,7 +297,7 @@ EXPECTED = {
         status to null | 107000 | status: null; allowed: a pointer to write to
         not recorded 1 | 0 |
         wait for one that cannot | 107000 | event: one without ACL_EVENT_SYNC; allowed: one with it
-        time of one that has none | 107000 | start: one without ACL_EVENT_TIME_LINE; allowed: one w
+        time of one that has none | 107000 | start: one without a time; allowed: one that
         rows | 0 |
         rows back | 0 |
         are 1 2 5 6 1 | 0 |

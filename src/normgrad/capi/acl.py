@@ -293,13 +293,7 @@ def aclrtGetMemInfo(attribute: int, free: int | None, total: int | None) -> None
     """The machine's, whatever kind is asked for."""
     function = "aclrtGetMemInfo"
     _need_device(function)
-    page = os.sysconf("SC_PAGE_SIZE")
-    for name, address, variable in (
-        ("free", free, "SC_AVPHYS_PAGES"),
-        ("total", total, "SC_PHYS_PAGES"),
-    ):
-        where = RUNTIME.out(function, name, address)
-        libc.store(ctypes.c_size_t, where, page * os.sysconf(variable))
+    RUNTIME.memory_info(function, free=free, total=total)
 
 
 def aclrtSynchronizeDevice() -> None:

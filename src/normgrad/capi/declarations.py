@@ -7,7 +7,6 @@ callbacks that they jump to are all made from it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import cache
@@ -27,13 +26,15 @@ from .enums import (
     aclrtMemMallocPolicy,
     aclrtRunMode,
     aclSysParamOpt,
+    infinirtEventFlags_t,
+    infinirtEventStatus_t,
     infinirtMemcpyKind_t,
 )
 from .signatures import Function, Header, functions
 
 
-def _defines(values: Iterable[IntEnum | IntFlag]) -> str:
-    suffix = "u" if values in (EventFlag, StreamFlag) else ""
+def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
+    suffix = "u" if issubclass(values, IntFlag) else ""
     return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
 
 
@@ -208,7 +209,7 @@ HEADERS = (
     Header(
         "aclnn/aclnn_base.h",
         ('"acl_meta.h"', '"../acl/acl_rt.h"'),
-        (),
+        ("#define AclSetTensorAddr aclSetTensorAddr",),
         functions(
             "nnopbase",
             "aclnn",
@@ -320,6 +321,9 @@ HEADERS = (
             "typedef void *infinirtStream_t;",
             "typedef void *infinirtEvent_t;",
             infinirtMemcpyKind_t,
+            infinirtEventStatus_t,
+            _defines(infinirtEventFlags_t),
+            "#define INFINIRT_EVENT_DEFAULT 0u",
         ),
         functions(
             "infinirt",
@@ -330,6 +334,8 @@ HEADERS = (
             infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
             infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
             infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
+            infiniStatus_t infinirtGetMemInfo(infiniDevice_t device, int device_id,
+                                              size_t *free_bytes, size_t *total_bytes);
             infiniStatus_t infinirtDeviceSynchronize(void);
 
             infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
@@ -338,6 +344,10 @@ HEADERS = (
             infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
             infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
+            infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr,
+                                                        uint32_t flags);
+            infiniStatus_t infinirtEventQuery(infinirtEvent_t event,
+                                              infinirtEventStatus_t *status_ptr);
             infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
             infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
             infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);

@@ -163,6 +163,20 @@ class aclSysParamOpt(IntEnum):
     ACL_OPT_DETERMINISTIC = 0
 
 
+class infinirtEventStatus_t(IntEnum):
+    """Whether what comes before an event is done."""
+
+    INFINIRT_EVENT_COMPLETE = 0
+    INFINIRT_EVENT_NOT_READY = 1
+
+
+class infinirtEventFlags_t(IntFlag):
+    """What an event can be used for."""
+
+    INFINIRT_EVENT_DISABLE_TIMING = 0x1
+    INFINIRT_EVENT_BLOCKING_SYNC = 0x2
+
+
 class infinirtMemcpyKind_t(IntEnum):
     """From where to where a copy goes."""
 

@@ -12,6 +12,7 @@ from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
 from . import libc
 from .blocks import checked, memory_at
+from .enums import infinirtEventFlags_t, infinirtEventStatus_t
 from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime
@@ -68,6 +69,13 @@ def infinirtGetDevice(device: int | None, number: int | None) -> None:
             libc.store(ctypes.c_int, address, value)
 
 
+def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | None) -> None:
+    function = "infinirtGetMemInfo"
+    if (device, number) != (infiniDevice_t.INFINI_DEVICE_CPU, 0):
+        refuse(function, "device", f"{device}, {number}; allowed: INFINI_DEVICE_CPU, 0")
+    RUNTIME.memory_info(function, free_bytes=free, total_bytes=total)
+
+
 def infinirtDeviceSynchronize() -> None:
     STREAMS.finish()
 
@@ -98,6 +106,20 @@ def infinirtStreamWaitEvent(stream: int | None, event: int | None) -> None:
 
 def infinirtEventCreate(event: int | None) -> None:
     RUNTIME.create("infinirtEventCreate", "event_ptr", event, Event())
+
+
+def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
+    function = "infinirtEventCreateWithFlags"
+    if flags & ~sum(infinirtEventFlags_t):
+        refuse(function, "flags", f"{flags:#x}; allowed: 0, 1, 2 or 3, as infinirtEventFlags_t has")
+    has_time = not flags & infinirtEventFlags_t.INFINIRT_EVENT_DISABLE_TIMING
+    RUNTIME.create(function, "event_ptr", event, Event(has_time=has_time))
+
+
+def infinirtEventQuery(event: int | None, status: int | None) -> None:
+    where = RUNTIME.out("infinirtEventQuery", "status_ptr", status)
+    is_over = RUNTIME.is_over("infinirtEventQuery", event)
+    libc.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
 
 
 def infinirtEventRecord(event: int | None, stream: int | None) -> None:

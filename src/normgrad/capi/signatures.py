@@ -19,6 +19,7 @@ from .enums import (
     aclrtMemMallocPolicy,
     aclrtRunMode,
     aclSysParamOpt,
+    infinirtEventStatus_t,
     infinirtMemcpyKind_t,
 )
 
@@ -42,7 +43,7 @@ _PLAIN: dict[str, Any] = {
         for kind in (
             aclDataType, aclFormat, aclrtEventRecordedStatus, aclrtMemAttr, aclrtMemcpyKind,
             aclrtMemMallocPolicy, aclrtRunMode, aclSysParamOpt, infiniDevice_t, infiniDtype_t,
-            infiniStatus_t, infinirtMemcpyKind_t,
+            infiniStatus_t, infinirtEventStatus_t, infinirtMemcpyKind_t,
         )
     },
 }  # fmt: skip
