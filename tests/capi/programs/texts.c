@@ -20,6 +20,7 @@ static void *big;
 static void *free_it(void *nothing)
 {
     usleep(20000);
+    aclrtSetDevice(0);
     aclrtFree(big);
     for (int i = 0; i < 1100; ++i) { // so that it is not remembered any more
         void *small;
