@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -89,10 +89,10 @@ class Memory(NamedTuple):
 class Launcher(NamedTuple):
     """A stream that does work when it sees fit.
 
-    ``launch`` takes what does it.
+    ``launch`` takes what does it, and what raises the error for arguments that share memory.
     """
 
-    launch: Callable[[Callable[[], None]], None]
+    launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
 
 
 class Allocation:

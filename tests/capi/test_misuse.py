@@ -483,6 +483,16 @@ def test_mistakes(libraries, tmp_path, name):
         assert bool(message) == (status not in ("0", "made")), case
 
 
+def test_mistakes_are_told_at_once_where_streams_are_checked(libraries, tmp_path):
+    program = libraries.compile(MISUSE / "overlaps.c", tmp_path / "overlaps")
+    done = run(program, env={"NORMGRAD_CAPI_STREAMS": "checked"})
+    found, expected = cells(done.stdout), cells(EXPECTED["overlaps"])
+    assert [row[:2] for row in found] == [row[:2] for row in expected]
+    for (case, _, message), (_, _, part) in zip(found, expected, strict=True):
+        if "workspace" not in part:  # that output and workspace share memory is said of either
+            assert part in message, case
+
+
 @pytest.mark.skipif(
     os.environ.get("NORMGRAD_VALGRIND") != "1", reason="`nox -s valgrind` runs these"
 )

@@ -401,15 +401,17 @@ def phase_2(
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
     tensors = executor.tensors
 
+    def refuse(message: str, error: Exception | None = None) -> NoReturn:
+        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {message}") from error
+
     def run() -> None:
         try:
             _run(prepared, tensors, workspace)
         except Exception as error:
-            message = f"phase 2: {error}"
-            raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message) from error
+            refuse(str(error), error)
 
     if isinstance(stream, Launcher):
-        stream.launch(run)
+        stream.launch(run, refuse)
     else:
         run()
 

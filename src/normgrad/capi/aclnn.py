@@ -472,7 +472,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
         scratch = _workspace(workspace, size)
         is_executor = type(value) is aclnn.aclOpExecutor
 
-        def launch(run: Callable[[], None]) -> None:
+        def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
             tensors = value.tensors  # whose memory may be set anew before this is done
             assert isinstance(where, Stream)
             STREAMS.do(
@@ -482,6 +482,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
                 run,
                 lambda: _check_memory(name, value, tensors),
                 (value, *(tensor for _, tensor, _ in _used(value, tensors))),
+                refuse,
             )
 
         if is_executor:
@@ -513,7 +514,8 @@ def _uses(
     executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any], scratch: Memory | None
 ) -> Iterator[Use]:
     for name, tensor, writing in _used(executor, tensors):
-        yield Use(name, "writes" if writing else "reads", tensor.region)
+        verb = "writes" if writing else "reads"
+        yield Use(name, verb, tensor.region, in_place=name == "gradInput")
     if scratch is not None and executor.workspace_size:
         yield span("workspace", "writes", scratch.address, executor.workspace_size)
 

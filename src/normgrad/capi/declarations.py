@@ -38,12 +38,15 @@ def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
     return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
 
 
-def _other_statuses() -> str:
-    return "\n".join(
-        f"#define {name} {first + index}"
-        for first, names in OTHER_STATUSES
-        for index, name in enumerate(names.split())
-    )
+def _other_statuses(prefix: str) -> str:
+    lines, number = [], 0
+    for word in OTHER_STATUSES[prefix].split():
+        if word.isdigit():
+            number = int(word)
+        else:
+            lines.append(f"#define {prefix}{word} {number}")
+            number += 1
+    return "\n".join(lines)
 
 
 #: They return the text of a thread's last error, and are C alone.
@@ -61,7 +64,7 @@ HEADERS = (
             "typedef void *aclrtEvent;",
             "typedef void *aclrtContext;",
             _defines(aclError),
-            _other_statuses(),
+            _other_statuses("ACL_ERROR_"),
             aclDataType,
             aclFormat,
         ),
@@ -167,6 +170,7 @@ HEADERS = (
             "typedef struct aclScalarList aclScalarList;",
             "typedef struct aclOpExecutor aclOpExecutor;",
             _defines(aclnnStatus),
+            _other_statuses("ACLNN_ERR_INNER_"),
         ),
         functions(
             "nnopbase",

@@ -330,12 +330,13 @@ def infiniopBatchNormBackward(
         for name, memory in data.items():
             if memory is not None:
                 verb = "writes" if name in OUTPUTS else "reads"
-                yield Use(name, verb, operator.specs[name].region(memory.address))
+                region = operator.specs[name].region(memory.address)
+                yield Use(name, verb, region, in_place=name == "grad_input")
         if scratch is not None and operator.plan.workspace_size:
             yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
 
-    def launch(run: Callable[[], None]) -> None:
-        STREAMS.do(function, where, uses, run, look_again, (operator,))
+    def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
+        STREAMS.do(function, where, uses, run, look_again, (operator,), refuse)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         look()

@@ -18,7 +18,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from .. import layout
 from . import pointers
@@ -35,12 +35,14 @@ class Use(NamedTuple):
         region: the bytes.
         is_host: whether they are the host's, and one after the other: then the program may change
             them without a call.
+        in_place: whether they may be all of another use's.
     """
 
     name: str
     verb: str
     region: layout.Region
     is_host: bool = False
+    in_place: bool = False
 
     @property
     def writes(self) -> bool:
@@ -123,6 +125,7 @@ class Streams:
         run: Callable[[], object],
         look: Callable[[], object] = lambda: None,
         objects: Sequence[object] = (),
+        refuse: Callable[[str], NoReturn] | None = None,
     ) -> None:
         """Do a call's work: at once, or where streams are checked and it has one, later.
 
@@ -134,6 +137,8 @@ class Streams:
             look: raises the call's error for memory that is not there; called before work is done
                 later than the call that looked at it.
             objects: what is behind the handles that it uses.
+            refuse: raises the call's error where its own uses share memory, which the work itself
+                would tell too late; None where they may.
         """
         if are_checked():
             with self._lock:
@@ -141,6 +146,8 @@ class Streams:
                 where = "" if stream is None else f" on {stream}"
                 self._compare(function, call + where, used, stream)
                 if stream is not None:
+                    if refuse is not None:
+                        _check_apart(used, refuse)
                     stream.count += 1
                     sums = [(each, _checksum(each)) for each in used if each.is_host]
                     work = _Work(
@@ -159,15 +166,15 @@ class Streams:
             call = self._call(function)
             for work in list(self._queue):
                 if any(each is value for each in (work.stream, *work.objects)):
-                    self._find(
-                        work, f"{call} ends its {name} before that is done", (function, name)
-                    )
+                    what = f"{call} ends its {name} before that is done"
+                    self._find(work, what, (function, name))
 
     def wait(self, stream: Stream, clock: Clock) -> None:
         """Order a stream's next work behind an event's."""
         with self._lock:
-            for other, count in clock.items():
-                stream.waited[other] = max(stream.waited.get(other, 0), count)
+            for other in {work.stream for work in self._queue}:  # the others' work is done
+                waited = stream.waited.get(other, 0)
+                stream.waited[other] = max(waited, clock.get(other, 0))
 
     def is_done(self, clock: Clock) -> bool:
         """Whether nothing of this is queued."""
@@ -253,6 +260,15 @@ class Streams:
                 if gone or use.writes:
                     return False
         return True
+
+
+def _check_apart(uses: Sequence[Use], refuse: Callable[[str], NoReturn]) -> None:
+    for mine in uses:
+        for other in uses:
+            if mine is other or not mine.writes or (mine.in_place and mine.region == other.region):
+                continue
+            if layout.overlap(mine.region, other.region):
+                refuse(f"{mine.name}: shares memory with {other.name}; allowed: memory of its own")
 
 
 def _is_before(work: _Work, clock: Clock) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -493,8 +493,11 @@ def infiniopBatchNormBackward(
         for name in OUTPUTS:
             frameworks.written([values[name]])
 
+    def refuse(message: str) -> NoReturn:
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, message)
+
     if isinstance(stream, Launcher):
-        stream.launch(run)
+        stream.launch(run, refuse)
     else:
         run()
 
