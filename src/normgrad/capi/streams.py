@@ -263,11 +263,11 @@ class Streams:
 
 
 def _check_apart(uses: Sequence[Use], refuse: Callable[[str], NoReturn]) -> None:
-    for mine in uses:
-        for other in uses:
-            if mine is other or not mine.writes or (mine.in_place and mine.region == other.region):
-                continue
-            if layout.overlap(mine.region, other.region):
+    for index, use in enumerate(uses):
+        for earlier in uses[:index]:
+            mine, other = (use, earlier) if use.writes else (earlier, use)
+            in_place = mine.in_place and mine.region == other.region
+            if not in_place and _collide(mine, other):
                 refuse(f"{mine.name}: shares memory with {other.name}; allowed: memory of its own")
 
 
