@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntFlag
 from pathlib import Path
@@ -342,10 +343,35 @@ def aclrtGetCurrentContext(context: int | None) -> None:
 
 # Streams and events
 
+#: What needs a device, and nothing else that is the dialect's own.
+_ON_DEVICE: dict[str, Callable[..., Any]] = {
+    "aclrtCreateStream": lambda name, at: RUNTIME.create(name, "stream", at, Stream()),
+    "aclrtSynchronizeStream": RUNTIME.synchronize,
+    "aclrtCreateEvent": lambda name, at: RUNTIME.create(name, "event", at, Event()),
+    "aclrtRecordEvent": RUNTIME.record,
+    "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
+    "aclrtStreamWaitEvent": RUNTIME.wait,
+    "aclrtEventElapsedTime": RUNTIME.elapsed,
+}
 
-def aclrtCreateStream(stream: int | None) -> None:
-    _need_device("aclrtCreateStream")
-    RUNTIME.create("aclrtCreateStream", "stream", stream, Stream())
+
+def _on_device(name: str) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        _need_device(name)
+        _ON_DEVICE[name](name, *arguments)
+
+    return call
+
+
+globals().update({name: _on_device(name) for name in _ON_DEVICE})
+
+
+def aclrtDestroyStream(stream: int | None) -> None:
+    RUNTIME.destroy("aclrtDestroyStream", "stream", Stream, stream)
+
+
+def aclrtDestroyEvent(event: int | None) -> None:
+    RUNTIME.destroy("aclrtDestroyEvent", "event", Event, event)
 
 
 def aclrtCreateStreamWithConfig(stream: int | None, priority: int, flag: int) -> None:
@@ -364,15 +390,6 @@ def _check_flags(function: str, flag: int, kind: type[IntFlag]) -> None:
         refuse(function, "flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def aclrtDestroyStream(stream: int | None) -> None:
-    RUNTIME.destroy("aclrtDestroyStream", "stream", Stream, stream)
-
-
-def aclrtSynchronizeStream(stream: int | None) -> None:
-    _need_device("aclrtSynchronizeStream")
-    RUNTIME.synchronize("aclrtSynchronizeStream", stream)
-
-
 def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
     """It is done in time, however long it takes."""
     function = "aclrtSynchronizeStreamWithTimeout"
@@ -380,11 +397,6 @@ def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
     if timeout < -1:
         refuse(function, "timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
     RUNTIME.synchronize(function, stream)
-
-
-def aclrtCreateEvent(event: int | None) -> None:
-    _need_device("aclrtCreateEvent")
-    RUNTIME.create("aclrtCreateEvent", "event", event, Event())
 
 
 def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
@@ -396,36 +408,12 @@ def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
     RUNTIME.create(function, "event", event, Event(can_order, has_time))
 
 
-def aclrtDestroyEvent(event: int | None) -> None:
-    RUNTIME.destroy("aclrtDestroyEvent", "event", Event, event)
-
-
-def aclrtRecordEvent(event: int | None, stream: int | None) -> None:
-    _need_device("aclrtRecordEvent")
-    RUNTIME.record("aclrtRecordEvent", event, stream)
-
-
-def aclrtSynchronizeEvent(event: int | None) -> None:
-    _need_device("aclrtSynchronizeEvent")
-    RUNTIME.synchronize_event("aclrtSynchronizeEvent", event)
-
-
-def aclrtStreamWaitEvent(stream: int | None, event: int | None) -> None:
-    _need_device("aclrtStreamWaitEvent")
-    RUNTIME.wait("aclrtStreamWaitEvent", stream, event)
-
-
 def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
     function = "aclrtQueryEventStatus"
     _need_device(function)
     where = RUNTIME.out(function, "status", status)
     is_over = RUNTIME.is_over(function, event)
     libc.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
-
-
-def aclrtEventElapsedTime(milliseconds: int | None, start: int | None, end: int | None) -> None:
-    _need_device("aclrtEventElapsedTime")
-    RUNTIME.elapsed("aclrtEventElapsedTime", milliseconds, start, end)
 
 
 # Memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from .. import infiniop
@@ -87,25 +88,18 @@ def normgradGetRecentErrMsg() -> int:
 
 # Streams and events
 
-
-def infinirtStreamCreate(stream: int | None) -> None:
-    RUNTIME.create("infinirtStreamCreate", "stream_ptr", stream, Stream())
-
-
-def infinirtStreamDestroy(stream: int | None) -> None:
-    RUNTIME.destroy("infinirtStreamDestroy", "stream", Stream, stream)
-
-
-def infinirtStreamSynchronize(stream: int | None) -> None:
-    RUNTIME.synchronize("infinirtStreamSynchronize", stream)
-
-
-def infinirtStreamWaitEvent(stream: int | None, event: int | None) -> None:
-    RUNTIME.wait("infinirtStreamWaitEvent", stream, event)
-
-
-def infinirtEventCreate(event: int | None) -> None:
-    RUNTIME.create("infinirtEventCreate", "event_ptr", event, Event())
+_CALLS: dict[str, Callable[..., Any]] = {
+    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
+    "infinirtStreamDestroy": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
+    "infinirtStreamSynchronize": RUNTIME.synchronize,
+    "infinirtStreamWaitEvent": RUNTIME.wait,
+    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
+    "infinirtEventRecord": RUNTIME.record,
+    "infinirtEventSynchronize": RUNTIME.synchronize_event,
+    "infinirtEventDestroy": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
+    "infinirtEventElapsedTime": RUNTIME.elapsed,
+}
+globals().update({name: partial(call, name) for name, call in _CALLS.items()})
 
 
 def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
@@ -120,22 +114,6 @@ def infinirtEventQuery(event: int | None, status: int | None) -> None:
     where = RUNTIME.out("infinirtEventQuery", "status_ptr", status)
     is_over = RUNTIME.is_over("infinirtEventQuery", event)
     libc.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
-
-
-def infinirtEventRecord(event: int | None, stream: int | None) -> None:
-    RUNTIME.record("infinirtEventRecord", event, stream)
-
-
-def infinirtEventSynchronize(event: int | None) -> None:
-    RUNTIME.synchronize_event("infinirtEventSynchronize", event)
-
-
-def infinirtEventDestroy(event: int | None) -> None:
-    RUNTIME.destroy("infinirtEventDestroy", "event", Event, event)
-
-
-def infinirtEventElapsedTime(milliseconds: int | None, start: int | None, end: int | None) -> None:
-    RUNTIME.elapsed("infinirtEventElapsedTime", milliseconds, start, end)
 
 
 # Memory
@@ -243,25 +221,17 @@ def infiniopCreateTensorDescriptor(
     libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
 
 
-def _destroy(python: Any, handle: int | None) -> None:
+def _destroy(name: str, handle: int | None) -> None:
     """The dialect refuses what cannot be destroyed."""
     value = HANDLES.find(handle)
-    STREAMS.end(python.__name__, "desc", value)
-    python(value)
+    STREAMS.end(name, "desc", value)
+    getattr(infiniop, name)(value)
     assert handle is not None
-    HANDLES.end(handle, python.__name__)
+    HANDLES.end(handle, name)
 
 
-def infiniopDestroyHandle(handle: int | None) -> None:
-    _destroy(infiniop.infiniopDestroyHandle, handle)
-
-
-def infiniopDestroyTensorDescriptor(desc: int | None) -> None:
-    _destroy(infiniop.infiniopDestroyTensorDescriptor, desc)
-
-
-def infiniopDestroyBatchNormBackwardDescriptor(desc: int | None) -> None:
-    _destroy(infiniop.infiniopDestroyBatchNormBackwardDescriptor, desc)
+for _kind in ("Handle", "TensorDescriptor", "BatchNormBackwardDescriptor"):
+    globals()[f"infiniopDestroy{_kind}"] = partial(_destroy, f"infiniopDestroy{_kind}")
 
 
 def _device_of(function: str, desc: int | None, address: int | None, value: int) -> None:
