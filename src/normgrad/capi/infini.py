@@ -99,7 +99,16 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infinirtEventDestroy": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
     "infinirtEventElapsedTime": RUNTIME.elapsed,
 }
-globals().update({name: partial(call, name) for name, call in _CALLS.items()})
+
+
+def _returning_nothing(name: str) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        _CALLS[name](name, *arguments)
+
+    return call
+
+
+globals().update({name: _returning_nothing(name) for name in _CALLS})
 
 
 def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
