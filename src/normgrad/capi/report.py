@@ -16,6 +16,11 @@ from .streams import STREAMS
 #: What lines begin with, and what one and several of them are called.
 _SORTS = (("error", "call failed", "calls failed"), ("race", "race", "races"))
 
+_NOT_SEEN = (
+    "  not seen: the program's own reads and writes of the host's memory, but for what copies use, "
+    "and what its threads do to each other"
+)
+
 
 class Report:
     """What has happened since the last report."""
@@ -37,6 +42,8 @@ class Report:
                 complain(f"{count} {one if count == 1 else many}:")
             for line, count in found:
                 complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
+            if found and sort == "race":
+                complain(_NOT_SEEN)
         for line in self._left_over():
             complain(line)
 
