@@ -190,7 +190,7 @@ class Runtime:
         makers: tuple[str, ...],
         stream: Stream | None = None,
     ) -> None:
-        """Free a block that one of ``makers`` allocated: on a stream, or at once."""
+        """Free a block that one of ``makers`` allocated: at once, after what a stream has queued."""
         allowed = f"allowed: what {' or '.join(makers)} allocated"
         if address is None:
             self.fail_harmlessly(function, name, f"null; {allowed}")
@@ -205,16 +205,16 @@ class Runtime:
                 name,
                 f"{address - block.address} bytes behind the start of a block; allowed: its start",
             )
-
-        def free() -> None:
-            if block.freed_by is not None or not BLOCKS.free(block, function):
-                self.fail(function, name, f"memory that {block.freed_by} has freed; {allowed}")
-
-        if block.freed_by is not None:
-            free()
-        STREAMS.do(
-            function, stream, lambda: (span(name, "frees", block.address, block.size),), free
-        )
+        if block.freed_by is None:
+            STREAMS.do(
+                function,
+                stream,
+                lambda: (span(name, "frees", block.address, block.size),),
+                lambda: None,
+            )
+            STREAMS.finish({} if stream is None else stream.clock)
+        if block.freed_by is not None or not BLOCKS.free(block, function):
+            self.fail(function, name, f"memory that {block.freed_by} has freed; {allowed}")
 
     def reach(
         self, function: str, name: str, address: int | None, count: int, on_device: bool
