@@ -190,7 +190,7 @@ class Runtime:
         makers: tuple[str, ...],
         stream: Stream | None = None,
     ) -> None:
-        """Free a block that one of ``makers`` allocated: at once, after what a stream has queued."""
+        """Free a block that one of ``makers`` allocated, after what a stream has queued."""
         allowed = f"allowed: what {' or '.join(makers)} allocated"
         if address is None:
             self.fail_harmlessly(function, name, f"null; {allowed}")
