@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from . import functional, nn, ops
-from .conversion import convert, convert_sync_batchnorm, revert
+from .adapting import register
+from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
 from .overriding import install, override
 from .warming import warmup
 
 __all__ = [
+    "Conversion",
     "convert",
     "convert_sync_batchnorm",
+    "converted",
     "functional",
     "install",
     "nn",
     "ops",
     "override",
+    "register",
     "revert",
     "warmup",
 ]
