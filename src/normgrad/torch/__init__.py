@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import functional, nn, ops
 from .adapting import register
 from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
-from .overriding import install, override
+from .overriding import install, override, uninstall
 from .warming import warmup
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "override",
     "register",
     "revert",
+    "uninstall",
     "warmup",
 ]

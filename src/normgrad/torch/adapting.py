@@ -94,8 +94,13 @@ def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> No
     _class_for.cache_clear()
 
 
+_NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.RMSNorm, *LAYERS)
+
+
 def is_norm(layer: Module) -> bool:
-    """Whether this is a norm layer: of ours, or by its name, and no block with one in it."""
+    """Whether this is a norm layer: by PyTorch's classes, or by its name without one in it."""
+    if isinstance(layer, _NORMS):
+        return True
     named = re.search(r"(batch|group|instance|layer|rms)_?norm", type(layer).__name__, re.I)
     return named is not None and not any(map(is_norm, layer.children()))
 

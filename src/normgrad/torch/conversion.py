@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.nn import Module
 
 from . import nn
-from .adapting import class_of, is_norm, replaced_by
+from .adapting import LAYERS, class_of, is_norm, replaced_by
 from .replacement import Ours, check_module, made_from, replaced
 
 
@@ -44,7 +45,7 @@ def converted(module: Module) -> Conversion:
     layers: Counter[str] = Counter()
     left = {}
     for name, layer in module.named_modules():
-        kind = type(layer).__qualname__
+        kind = type(layer).__name__
         if isinstance(layer, Ours):
             layers[kind] += 1
         elif is_norm(layer):
@@ -136,3 +137,18 @@ def _as(kind: Any, layer: Module) -> Module:
     if isinstance(made, nn.SyncBatchNorm):
         made.join(layer.__dict__.get("process_group"))
     return made
+
+
+def _refused(is_qat: bool, *layers: Module) -> None:
+    kinds = ", ".join(type(layer).__name__ for layer in layers)
+    raise TypeError(
+        f"torch.ao.quantization: {kinds} to be fused, of which some are normgrad's; allowed: "
+        "PyTorch's layers: normgrad.torch.revert(model) first"
+    )
+
+
+# What fuses layers finds them by their classes, and does not say what to do where there are none.
+_fusing = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
+_fusers: dict[Any, Any] = getattr(_fusing, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", {})
+for _kinds in list(_fusers):
+    _fusers.setdefault(tuple(LAYERS.get(kind, kind) for kind in _kinds), _refused)
