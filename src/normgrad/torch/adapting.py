@@ -134,9 +134,7 @@ def _class_for(theirs: Any) -> type[Module] | str:
         if names & _NAMES:
             return _adapted(theirs, LAYERS[base], None, by_mode=True)
         if not {"__class__", "forward"} <= names:  # those of super().forward
-            return (
-                "its forward is not PyTorch's; normgrad.torch.register can say what does the same"
-            )
+            return "its forward computes by itself; see normgrad.torch.register"
     return _adapted(theirs, LAYERS[base], None, by_mode=False)
 
 

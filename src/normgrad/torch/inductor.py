@@ -15,81 +15,69 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .kernels import absent, wide
+from .fakes import FAKES
+from .kernels import wide
 
 aten = torch.ops.aten
 
 
 def _native_batch_norm(
-    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
-    momentum: float, eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    dtype = wide(input)
-    given = running_mean is not None and running_var is not None
-    if given:
-        output, mean, invstd, *new = aten._native_batch_norm_legit_functional(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
-    else:
-        output, mean, invstd = aten._native_batch_norm_legit.no_stats(
-            input, weight, bias, training, momentum, eps
-        )
-    results = [absent(dtype, input) for _ in range(4)]
-    if training:
-        results[:2] = mean.to(dtype), invstd.to(dtype)
-    if training and given:
-        results[2:] = new[0].to(running_mean.dtype), new[1].to(running_var.dtype)
-    return output.to(input.dtype), *results
-
-
-def _as_ours(found: Any, input: Tensor, weight: Any, mask: Any) -> tuple[Tensor, ...]:
-    """Gradients in their tensors' dtypes; what is masked off is empty."""
-    dtypes = (input.dtype, *[input.dtype if weight is None else weight.dtype] * 2)
-    return tuple(
-        value.to(dtype) if wanted else absent(input.dtype, input)
-        for value, dtype, wanted in zip(found, dtypes, mask, strict=True)
+    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *options: Any
+) -> Any:
+    if running_mean is None or running_var is None:
+        found = aten._native_batch_norm_legit.no_stats(input, weight, bias, *options)
+        return (*found, None, None)
+    return aten._native_batch_norm_legit_functional(
+        input, weight, bias, running_mean, running_var, *options
     )
 
 
 def _native_batch_norm_backward(
     grad_out: Tensor, input: Tensor, weight: Any, running_mean: Any, running_var: Any,
-    save_mean: Any, save_invstd: Any, train: bool, eps: float, output_mask: Any,
+    save_mean: Any, save_invstd: Any, train: bool, *rest: Any,
 ) -> Any:  # fmt: skip
     statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
     if any(value is None for value in statistics):
         return NotImplemented  # ours computes them
-    found = aten.native_batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
-        output_mask,
-    )  # fmt: skip
-    return _as_ours(found, input, weight, output_mask)
+    return aten.native_batch_norm_backward(
+        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, *rest
+    )
 
 
-def _native_group_norm(input: Tensor, weight: Any, bias: Any, *sizes: Any) -> tuple[Tensor, ...]:
-    data = input.to(wide(input))
-    output, mean, rstd = aten.native_group_norm(data, weight, bias, *sizes)
-    output = output.to(input.dtype)
-    if input.dim() in (4, 5):
-        output = output.contiguous(memory_format=suggest_memory_format(input))
-    return output, mean.to(data.dtype), rstd.to(data.dtype)
-
-
-def _native_group_norm_backward(
-    grad_out: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Any, *rest: Any
-) -> tuple[Tensor, ...]:
-    dtype = wide(grad_out, input)
-    cast = [None if value is None else value.to(dtype) for value in (mean, rstd, weight)]
-    found = aten.native_group_norm_backward(grad_out.to(dtype), input.to(dtype), *cast, *rest)
-    return _as_ours(found, input, weight, rest[-1])
-
-
-#: The operators that PyTorch's take the place of.
-_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+_FORMULAS: dict[str, Callable[..., Any]] = {
     "native_batch_norm": _native_batch_norm,
     "native_batch_norm_backward": _native_batch_norm_backward,
-    "native_group_norm": _native_group_norm,
-    "native_group_norm_backward": _native_group_norm_backward,
+    "native_group_norm": aten.native_group_norm,
+    "native_group_norm_backward": aten.native_group_norm_backward,
 }
+
+
+def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator by a formula in float32, or float64, with results like the operator's own."""
+
+    def decomposed(*arguments: Any) -> Any:
+        promised = FAKES[name](*arguments)
+        dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
+        found = formula(
+            *[value.to(dtype) if isinstance(value, Tensor) else value for value in arguments]
+        )
+        if found is NotImplemented:
+            return found
+        return tuple(
+            # What is absent is so here too.
+            like if like.shape == (0,) or value is None else _laid_out_as(like, value)
+            for like, value in zip(promised, found, strict=True)
+        )
+
+    return decomposed
+
+
+def _laid_out_as(like: Tensor, value: Tensor) -> Tensor:
+    return value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
+
+
+#: The operators that PyTorch's take the place of, and how.
+DECOMPOSITIONS = {name: _decomposition(name, formula) for name, formula in _FORMULAS.items()}
 
 
 def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +91,7 @@ def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
         inductor: Any = sys.modules.get("torch._inductor.decomposition")
         if inductor is not None and hasattr(inductor, "fast_random_decomps"):
             for table in (inductor.decompositions, inductor.fast_random_decomps()):
-                for name, formula in _DECOMPOSITIONS.items():
+                for name, formula in DECOMPOSITIONS.items():
                     table.setdefault(getattr(torch.ops.normgrad, name).default, formula)
         return fake(*arguments, **more)
 
