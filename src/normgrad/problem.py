@@ -59,6 +59,8 @@ class Role(IntEnum):
 WORKSPACE = len(Role)
 OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 
+#: The roles of data tensors.
+DATA = (Role.GRAD_OUT, Role.INPUT, Role.RESULT)
 #: The roles of per-channel vectors.
 VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
 #: Those that are outputs.

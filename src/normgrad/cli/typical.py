@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import views
 from ..backends.cpu.program import Program, build
 from ..contract import Kind, Operator, check_inputs, check_outputs
 from ..dtypes import DType
@@ -102,4 +103,4 @@ def _program(
     }
     present = check_inputs(operator, options, specs)
     outputs = check_outputs(operator, options, present, out)
-    return build(operator.problem(options, present, outputs), this_machine())
+    return build(views.problem(operator, options, present, outputs), this_machine())

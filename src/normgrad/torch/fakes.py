@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import layout
+from .. import contract, layout
 from ..contract import Kind, Operator, Options
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
@@ -39,11 +39,7 @@ def _results(
     operator: Operator, options: Options, tensors: Mapping[str, Tensor | None], gone: torch.dtype
 ) -> tuple[Tensor, ...]:
     """The results that the operator's table promises; ``gone`` is the dtype of absent ones."""
-    present = {name: value for name, value in tensors.items() if value is not None}
-    for parameter in operator.parameters:
-        value = present.get(parameter.name)
-        if value is not None and parameter.may_be_empty(options) and value.shape == (0,):
-            del present[parameter.name]
+    present = contract.counted(operator, options, tensors)
     data = present["input"]
     results = []
     for output in operator.outputs(options):
