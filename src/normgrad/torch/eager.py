@@ -17,6 +17,7 @@ from ..contract import Operator
 from ..operators.by_name import PLANNED
 from ..plans import answered, keep, ready_for
 from .kernels import output_for
+from .nodes import kept_statistics
 from .norm_nodes import Forward, NativeBatchNorm, NativeGroupNorm
 
 _NONE = (None, None)
@@ -27,11 +28,15 @@ def _of_output(node: type[Forward]) -> type[Forward]:
     """A norm's node for its output alone: what was made else is no result of it."""
 
     class OfOutput(node):  # type: ignore[valid-type, misc]
-        @classmethod
-        def forward(cls, ctx: Any, made: Any, *arguments: Any) -> Tensor:
+        @staticmethod
+        def forward(
+            ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, *choices: Any
+        ) -> Tensor:
             """Keep what the gradients need; in a tuple autograd does not look at what was made."""
-            ctx.save_for_backward(*cls.kept(ctx, made, *arguments))
-            output: Tensor = made[0]
+            output: Tensor
+            output, mean, spread = made
+            ctx.choices = choices
+            ctx.save_for_backward(input, weight, mean, spread)
             return output
 
     OfOutput.__name__ = OfOutput.__qualname__ = node.__name__.removeprefix("Native")
@@ -93,10 +98,14 @@ def batch_norm(tensors: _Tensors, training: bool, momentum: float, eps: float) -
 
 def _with_batch_norm_s_node(made: Any, tensors: _Tensors, training: bool, eps: float) -> Tensor:
     """The output, with a node of autograd where gradients may be wanted."""
-    output: Tensor = made[0]
-    if not _needs_node(*tensors[:3]):
+    input, weight, bias, running_mean, running_var = tensors
+    output: Tensor
+    output, mean, spread, _, _ = made
+    if not _needs_node(input, weight, bias):
         return output
-    return BatchNorm.apply(made, *tensors, training, None, eps)
+    if not training:
+        mean, spread = kept_statistics(running_mean, running_var)
+    return BatchNorm.apply((output, mean, spread), input, weight, bias, training, eps)
 
 
 def group_norm_again(
@@ -125,4 +134,4 @@ def _with_group_norm_s_node(made: Any, input: Tensor, weight: Any, bias: Any, gr
     output: Tensor = made[0]
     if not _needs_node(input, weight, bias):
         return output
-    return GroupNorm.apply(made, input, weight, bias, None, None, None, group, None)
+    return GroupNorm.apply(made, input, weight, bias, group)
