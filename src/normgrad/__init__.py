@@ -13,6 +13,8 @@ from .operators import (
     GatheredStatistics,
     GroupNormGradients,
     GroupNormOutput,
+    LayerNormGradients,
+    LayerNormOutput,
     batch_norm,
     batch_norm_backward,
     batch_norm_backward_elemt,
@@ -22,6 +24,8 @@ from .operators import (
     batch_norm_stats,
     group_norm,
     group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
     plan,
 )
 from .plans import Plan
@@ -51,6 +55,8 @@ __all__ = [
     "GatheredStatistics",
     "GroupNormGradients",
     "GroupNormOutput",
+    "LayerNormGradients",
+    "LayerNormOutput",
     "Plan",
     "TensorSpec",
     "__version__",
@@ -64,6 +70,8 @@ __all__ = [
     "get_num_threads",
     "group_norm",
     "group_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "plan",
     "set_num_threads",
 ]

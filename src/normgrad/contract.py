@@ -43,6 +43,8 @@ class Kind(Enum):
     GROUP = "samples by groups"
     COUNT = "any shape"
     RANKS = "ranks by channels of input"
+    ROW = "the rows of input, with ones in the place of normalized_shape"
+    POSITION = "normalized_shape"
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -59,6 +61,7 @@ class Options(NamedTuple):
     mask: tuple[bool, ...] = ()
     channel_axis: int = 1
     num_groups: int = 1
+    normalized_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ class Operator:
         options: the other arguments, in the order of the function's; see ``OPTIONS``.
         all_outputs: the results, in their order.
         result: makes what the caller gets of the outputs.
-        statistics: what has a mean and 1/std of its own: a channel, or a sample's groups.
+        statistics: what has a mean and 1/std of its own: a channel, a sample's groups, or a row,
+            whose positions have the parameters.
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
     """
 
@@ -273,12 +277,22 @@ def real(name: str, value: Any) -> float:
     return number if number == number else math.nan
 
 
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """The sizes of some axes: an integer for one of them, or several."""
+    if isinstance(value, (tuple, list)):
+        if value:
+            return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(value))
+        raise ValueError(f"{name}: {value}; allowed: an integer, or a tuple of one or more")
+    return (integer(name, value),)
+
+
 class Sort(Enum):
     """What sort of value an argument is that is no tensor."""
 
     FLAG = "true or false"
     REAL = "a number"
     INTEGER = "an integer"
+    SIZES = "an integer, or several"
     FLAGS = "true or false for each output"
 
 
@@ -290,6 +304,7 @@ OPTIONS = {
     "momentum": Sort.REAL,
     "channel_axis": Sort.INTEGER,
     "num_groups": Sort.INTEGER,
+    "normalized_shape": Sort.SIZES,
     "output_mask": Sort.FLAGS,
     "input_g": Sort.FLAG,
     "weight_g": Sort.FLAG,
@@ -299,6 +314,7 @@ _READERS: dict[Sort, Callable[[str, Any], Any]] = {
     Sort.FLAG: flag,
     Sort.REAL: real,
     Sort.INTEGER: integer,
+    Sort.SIZES: sizes,
 }
 
 
@@ -325,6 +341,15 @@ def axis_of(options: Options, spec: TensorSpec) -> int:
 
 def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind, tuple[int, ...]]:
     """The shape of each kind, from the input's."""
+    if operator.statistics is Kind.ROW:
+        sizes = options.normalized_shape
+        rows = data.rank - len(sizes)
+        if data.shape[max(0, rows) :] != sizes:
+            raise ValueError(
+                f"normalized_shape: {sizes}; allowed: the last axes of input's shape {data.shape}"
+            )
+        of_rows = (*data.shape[:rows], *[1] * len(sizes))
+        return {Kind.DATA: data.shape, Kind.ROW: of_rows, Kind.POSITION: sizes}
     axis = axis_of(options, data)
     shapes: dict[Kind, tuple[int, ...]] = {
         Kind.DATA: data.shape,
@@ -401,9 +426,10 @@ def check_inputs(
             raise TypeError(f"{parameter.name}: None; allowed: a tensor")
     present = counted(operator, options, specs)
     data = present["input"]
-    if not MIN_RANK <= data.rank <= MAX_RANK:
+    least = 1 if operator.statistics is Kind.ROW else MIN_RANK
+    if not least <= data.rank <= MAX_RANK:
         raise ValueError(
-            f"input: {data.rank} axes, shape {data.shape}; allowed: {MIN_RANK} to {MAX_RANK}"
+            f"input: {data.rank} axes, shape {data.shape}; allowed: {least} to {MAX_RANK}"
         )
     shapes = _shapes(operator, options, data)
     for parameter in operator.parameters:

@@ -12,12 +12,16 @@ and every forward pass one of
 
 over tensors seen as (set, outer…, channel, inner). A *set* has statistics of its own: batch norm
 has one, group norm one per sample.
+
+In layer norm a row has statistics of its own, and a position of the rows parameters: rows stand in
+the place of channels, and vectors of parameters run over the positions (see ``Problem.by_row``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from math import prod
 
 from . import dtypes
 from .dtypes import DType
@@ -69,11 +73,16 @@ _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 
 @dataclass(frozen=True)
 class Vector:
-    """A per-channel vector: its dtype, and its strides over sets and over channels (or groups)."""
+    """A per-channel vector: its dtype, and its strides over sets and over channels (or groups).
+
+    By row, a vector of statistics runs over the channel axis, and one of parameters over the inner
+    one; ``outer_strides`` are its strides over the outer ones.
+    """
 
     dtype: DType
     stride: int
     set_stride: int = 0
+    outer_strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,12 @@ class Problem:
         forward: it is a forward pass: the result is y, made from x alone, and there is no dy.
         constant: it is a gradient in which the statistics are constants, as in evaluation, rather
             than x's own: dx is dy times a number for each channel, and does not depend on sums.
-        grouped: it is a gradient in which the statistics are of groups of a sample's channels: a
-            group's sums are those of its channels, each times its gamma. A forward pass sums x
-            alone, and is not grouped in this sense.
+        grouped: it is a gradient in which the statistics are of groups of a sample's channels, or
+            of rows: their sums are of terms with weights. A forward pass sums x alone, and is not
+            grouped in this sense.
+        by_row: the channels are rows, whose positions have the parameters. Where rows are several
+            axes, the first outer ones are theirs; there are as many sets as those have indices.
+        outer_rows: how many outer axes are the rows'.
         gathers: there are no data tensors: the statistics of several ranks are combined.
         count: the elements per rank, where sums of all ranks are given or statistics gathered.
         eps: added to a variance.
@@ -118,6 +130,8 @@ class Problem:
     forward: bool = False
     constant: bool = False
     grouped: bool = False
+    by_row: bool = False
+    outer_rows: int = 0
     gathers: bool = False
     count: TensorSpec | None = None
     eps: float = 0.0
@@ -150,6 +164,13 @@ class Problem:
     def is_empty(self) -> bool:
         """Whether the data tensors have no elements."""
         return self.sets.size * self.channel.size * self.positions == 0
+
+    @property
+    def parameters(self) -> int:
+        """How many channels, or positions of rows, have parameters."""
+        if not self.by_row:
+            return self.channel.size
+        return self.inner.size * prod(axis.size for axis in self.outer[self.outer_rows :])
 
     @property
     def given_sums(self) -> bool:

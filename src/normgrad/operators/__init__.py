@@ -4,6 +4,7 @@ from .batch_norm import BatchNormGradients, batch_norm_backward
 from .by_name import OPERATORS, plan
 from .forward import BatchNormOutput, GroupNormOutput, batch_norm, batch_norm_elemt, group_norm
 from .group_norm import GroupNormGradients, group_norm_backward
+from .layer_norm import LayerNormGradients, LayerNormOutput, layer_norm, layer_norm_backward
 from .statistics import (
     BatchNormStatistics,
     GatheredStatistics,
@@ -25,6 +26,8 @@ __all__ = [
     "GatheredStatistics",
     "GroupNormGradients",
     "GroupNormOutput",
+    "LayerNormGradients",
+    "LayerNormOutput",
     "batch_norm",
     "batch_norm_backward",
     "batch_norm_backward_elemt",
@@ -34,5 +37,7 @@ __all__ = [
     "batch_norm_stats",
     "group_norm",
     "group_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "plan",
 ]

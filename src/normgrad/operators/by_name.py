@@ -22,6 +22,7 @@ from .forward import (
     group_norm,
 )
 from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
+from .layer_norm import LAYER_NORM, LAYER_NORM_BACKWARD, layer_norm, layer_norm_backward
 from .statistics import (
     BATCH_NORM_GATHER_STATS_WITH_COUNTS,
     BATCH_NORM_STATS,
@@ -41,11 +42,13 @@ _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
     BATCH_NORM_BACKWARD_REDUCE: batch_norm_backward_reduce,
     BATCH_NORM_BACKWARD_ELEMT: batch_norm_backward_elemt,
     GROUP_NORM_BACKWARD: group_norm_backward,
+    LAYER_NORM_BACKWARD: layer_norm_backward,
     BATCH_NORM: batch_norm,
     BATCH_NORM_STATS: batch_norm_stats,
     BATCH_NORM_GATHER_STATS_WITH_COUNTS: batch_norm_gather_stats_with_counts,
     BATCH_NORM_ELEMT: batch_norm_elemt,
     GROUP_NORM: group_norm,
+    LAYER_NORM: layer_norm,
 }
 #: All that can be planned, by name, and the public functions by the same names.
 PLANNED = {operator.name: operator for operator in _FUNCTIONS}
@@ -65,8 +68,8 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
 
     Args:
         name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
-            "group_norm_backward", "batch_norm", "batch_norm_stats",
-            "batch_norm_gather_stats_with_counts", "batch_norm_elemt" or "group_norm".
+            "group_norm_backward", "layer_norm_backward", "batch_norm", "batch_norm_stats",
+            "batch_norm_gather_stats_with_counts", "batch_norm_elemt", "group_norm" or "layer_norm".
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.

@@ -37,7 +37,7 @@ from .intrinsics import (
     singles_at,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, fill, read_parameters, read_row, spread, total_count
+from .vectors import SOME, canonical, fill, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -246,7 +246,7 @@ def weights(block, flags, s, bank, c0, c1):
     for first in range(0, parameters, SOME):
         n = min(SOME, parameters - first)
         for slot, field, otherwise in ((B.BIAS, B.W_BIAS, 0.0), (B.WEIGHT, B.W_WEIGHT, 1.0)):
-            read_row(block, slot, plain(0), first, n, otherwise, row)
+            read_parameters(block, slot, first, n, otherwise, row)
             address = get(block, B.WORKSPACE) + get(block, field)
             for c in range(n):
                 if get(block, B.SINGLE) != 0:

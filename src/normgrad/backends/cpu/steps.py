@@ -219,9 +219,11 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     at_once = max(1, min(ROWS_OF_SLOT, rows, ROWS_AT_ONCE // size))
     if small:
         return replace(whole, at_once=at_once, piece_rows=1)
-    blocks = min(ceil_div(TASKS, sets), ceil_div(rows, ROWS))
+    # Sets that share their parameters add to a slot for each task.
+    turn = ceil_div(sets, TASKS) if access.problem.by_row else 1
+    blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
     block = rounded_up(ceil_div(rows, blocks), at_once)
-    found = replace(whole, sets_per_task=1, channel_block=block, at_once=at_once)
+    found = replace(whole, sets_per_task=turn, channel_block=block, at_once=at_once)
     return replace(found, piece_channels=at_once, piece_rows=1)
 
 
@@ -399,7 +401,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     """The steps where there are no elements: the sums over them are 0."""
-    channels = problem.channel.size
+    channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
     if problem.forward:
