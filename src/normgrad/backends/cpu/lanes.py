@@ -312,15 +312,20 @@ def sum_of_lanes(emit: Emitter, lanes: Any) -> Any:
 
 @instruction(lambda pointer: Lanes(types.float64, EIGHT)(pointer))
 def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
-    """Of HALF lanes of float64, eight times, the eight sums, each as ``sum_of_lanes`` has it.
+    """The sums of eight times HALF lanes of float64, or LANES of float32, each as all its halves.
 
     One alone takes two instructions for each time that it is halved; here they halve two at a time.
+    Those of float32 are added up in float32.
     """
-    builder, kind = emit.builder, _vector(F64, HALF)
+    builder, storage = emit.builder, emit.types[0].dtype
+    count = HALF if storage == types.float64 else LANES
+    kind = _vector(emit.context.get_value_type(storage), count)
     vectors = []
     for i in range(EIGHT):
-        lanes = builder.load(_vector_at(builder, pointer, I64(i * HALF), kind), align=1)
-        vectors.append(builder.fadd(*_halves(builder, lanes)))
+        lanes = builder.load(_vector_at(builder, pointer, I64(i * count), kind), align=1)
+        while lanes.type.count > EIGHT:
+            lanes = builder.fadd(*_halves(builder, lanes))
+        vectors.append(lanes)
     while len(vectors) > 1:
         # Half of what is left of each sum: its lower lanes and its upper ones.
         half = len(vectors) // 2
@@ -330,7 +335,9 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
             builder.fadd(_shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
             for a, b in zip(vectors[::2], vectors[1::2], strict=True)
         ]
-    return vectors[0]
+    if storage == types.float64:
+        return vectors[0]
+    return builder.fpext(vectors[0], _vector(F64, EIGHT))
 
 
 @instruction(lambda lanes: types.UniTuple(types.float64, 2)(lanes))

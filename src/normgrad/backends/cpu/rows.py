@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import isfinite
 
 import numpy as np
+from numba import types
 
 from ...memory import LINE
 from . import block as B
@@ -34,6 +35,7 @@ from .lanes import (
     double_lanes,
     load_part,
     prefetch_lanes,
+    put_lanes,
     splat,
     splat_like,
     store_part,
@@ -48,6 +50,7 @@ from .sums import (
     add_sum,
     few_terms,
     fold_deviations,
+    is_short,
     keep_totals,
     start_total,
     total_of,
@@ -151,8 +154,48 @@ def has_whole_lines(pointer, width, step):
 
 
 @helper
+def sums_of_short_rows(operation, dy, x, dx, job):
+    """The same of channels of one row each, which is so short that float32 is exact enough."""
+    not_inlined()
+    run, apart, sums = get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS), sums_of(job)
+    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
+    means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
+    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
+    kept = (
+        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
+        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
+    )
+    zero = zero_lanes(dy, x)
+    group, left = first // per_group, per_group - first % per_group
+    here, whole = (dy, x, dx), run // LANES * LANES
+    for start in range(0, get(job, B.J_CHANNELS), EIGHT):
+        n = min(EIGHT, get(job, B.J_CHANNELS) - start)
+        for i in range(n):
+            mean, gain = get(means, group), get(gains, first + start + i)
+            terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
+            a, b = (zero, zero), (zero, zero)
+            k = 0
+            while k + 2 * LANES <= whole:
+                a = added(operation, here, k, terms, a, None, False)
+                b = added(operation, here, k + LANES, terms, b, None, False)
+                k += 2 * LANES
+            if k < whole:
+                a = added(operation, here, k, terms, a, None, False)
+            if whole < run:
+                b = added(operation, here, whole, terms, b, run - whole, False)
+            put_lanes(kept[0], i * LANES, a[0] + b[0])
+            put_lanes(kept[1], i * LANES, a[1] + b[1])
+            here = further(here, apart, 1)
+            group, left = next_group(group, left, per_group)
+        add_kept_totals(zero, kept, n, sums, first + start)
+
+
+@helper
 def sums(operation, dy, x, dx, job):
     """Add Σdy and Σdy·(x − mean) of each channel's rows to its sums."""
+    if is_short(zero_lanes(dy, x), get(job, B.J_ROWS), get(job, B.J_RUN)):
+        sums_of_short_rows(operation, dy, x, dx, job)
+        return
     rows, run, ahead = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_AHEAD) != 0
     steps, apart, sums = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS), sums_of(job)
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
@@ -310,35 +353,41 @@ def write_part(operation, tensors, k, coefficients, along, part, streaming):
     store_part(tensors[2], k, written(operation, tensors, k, here, part), part, streaming)
 
 
-@helper
-def write_row(operation, tensors, coefficients, along, count, streaming):
-    """Write a row, past the caches where that is asked; the coefficients are lanes."""
-    if streaming:
+@by_types
+def write_row(operation, tensors, coefficients, along, count, past_caches):
+    """Write a row, its whole cache lines past the caches unless that is None.
+
+    The coefficients are lanes.
+    """
+
+    def write(operation, tensors, coefficients, along, count, past_caches):
+        whole = count // LANES * LANES
+        for k in range(0, whole, LANES):
+            write_part(operation, tensors, k, coefficients, along, None, False)
+        if whole < count:
+            write_part(operation, tensors, whole, coefficients, along, count - whole, False)
+
+    def stream(operation, tensors, coefficients, along, count, past_caches):
         k, end = lines_to_stream(tensors[2], count)
         if k > 0:
-            write_part(operation, tensors, plain(0), coefficients, along, k, plain(0))
+            write_part(operation, tensors, plain(0), coefficients, along, k, False)
         while k < end:
-            write_part(operation, tensors, k, coefficients, along, None, plain(1))
+            write_part(operation, tensors, k, coefficients, along, None, True)
             k += LANES
         while k < count:
             part = min(count - k, LANES)
-            write_part(operation, tensors, k, coefficients, along, part, plain(0))
+            write_part(operation, tensors, k, coefficients, along, part, False)
             k += LANES
-        return
-    whole = count // LANES * LANES
-    for k in range(0, whole, LANES):
-        write_part(operation, tensors, k, coefficients, along, None, plain(0))
-    if whole < count:
-        part = count - whole
-        write_part(operation, tensors, whole, coefficients, along, part, plain(0))
+
+    return write if isinstance(past_caches, types.NoneType) else stream
 
 
 @helper
-def write(operation, dy, x, dx, job):
-    """Write dx or y."""
+def write_rows(operation, dy, x, dx, job, past_caches):
+    """Write dx or y of each channel's rows."""
+    not_inlined()
     steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
-    rows, run, streaming = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_STREAM) != 0
-    real = real_of(dy, x)
+    rows, run, real = get(job, B.J_ROWS), get(job, B.J_RUN), real_of(dy, x)
     along = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
     gains, offsets = doubles_at(get(job, B.J_GAIN)), doubles_at(get(job, B.J_SHIFT))
     means = doubles_at(get(job, B.J_MEAN))
@@ -354,6 +403,15 @@ def write(operation, dy, x, dx, job):
         )  # fmt: skip
         here = further((dy, x, dx), apart, c)
         for _ in range(rows):
-            write_row(operation, here, coefficients, along, run, streaming)
+            write_row(operation, here, coefficients, along, run, past_caches)
             here = further(here, steps, 1)
         group, left = next_group(group, left, per_group)
+
+
+@helper
+def write(operation, dy, x, dx, job):
+    """Write dx or y, past the caches where that is asked."""
+    if get(job, B.J_STREAM) != 0:
+        write_rows(operation, dy, x, dx, job, plain(1))
+    else:
+        write_rows(operation, dy, x, dx, job, None)

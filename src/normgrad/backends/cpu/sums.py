@@ -42,6 +42,8 @@ from .lanes import (
 LOT, TWO_LOTS = LANES, 2 * LANES
 #: Sums in registers that are added up together, and the elements of all of them.
 LOTS = EIGHT * HALF
+#: The longest row whose sums are float32 throughout.
+SHORT = 256
 
 
 def _is_double(lanes: Any) -> bool:
@@ -124,13 +126,26 @@ def add_kept_totals(zero, kept, n, sums, first):
         return lambda zero, kept, n, sums, first: None
 
     def plain(zero, kept, n, sums, first):
-        put_lanes(kept[0], 0, sums_of_eight(kept[0]))
-        put_lanes(kept[1], 0, sums_of_eight(kept[1]))
+        some = double_buffer(LOT)
+        put_lanes(some, 0, sums_of_eight(kept[0]))
+        put_lanes(shift(some, EIGHT), 0, sums_of_eight(kept[1]))
         for i in range(n):
-            put(sums[0], first + i, get(sums[0], first + i) + get(kept[0], i))
-            put(sums[2], first + i, get(sums[2], first + i) + get(kept[1], i))
+            put(sums[0], first + i, get(sums[0], first + i) + get(some, i))
+            put(sums[2], first + i, get(sums[2], first + i) + get(some, EIGHT + i))
 
     return plain
+
+
+@by_types
+def is_short(zero, rows, run):
+    """Whether a channel has one row that is short enough to be added up in float32 to the end.
+
+    The roundings that are not additions leave 9 to those (see rows.py): 256 elements take 3 in each
+    of 64 lanes, and 6 to add the lanes up.
+    """
+    if _is_double(zero):
+        return lambda zero, rows, run: False
+    return lambda zero, rows, run: rows == 1 and LANES <= run <= SHORT
 
 
 @by_types
