@@ -159,6 +159,8 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     sums = tiling.parts * banks * channels * double
     wanted = problem.wants_parameters and not problem.forward
     gradients = slots * parameters * double if wanted else 0
+    # Beside float32 arithmetic they go without errors.
+    errors = gradients if problem.arithmetic is dtypes.float64 else 0
     along = parameters * real if access.along else 0
     fields: _Fields = {
         B.BANKS: banks,
@@ -172,7 +174,7 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
         *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],
         *[(field, banks * channels * double) for field in (B.W_GAIN, B.W_SHIFT)],
         *[(field, sums) for field in range(B.W_SUM_DY, B.W_BIASES)],
-        *[(field, gradients) for field in range(B.W_BIASES, B.SLOTS)],
+        *[(field, size) for field, size in enumerate((gradients, errors) * 2, B.W_BIASES)],
         (B.W_COUNT, 3 * double),
         (B.W_WEIGHT, along),
         (B.W_BIAS, along),

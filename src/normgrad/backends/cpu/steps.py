@@ -53,6 +53,9 @@ SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
 SAMPLE = 2 << 20
 #: Bytes of rows that are groups of their own that are taken at once, and how many rows at most.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
+#: But no fewer where parameters' sums are taken, however long rows are: once for so many rows these
+#: sums, in float64, are read and written.
+LEAST_ROWS_AT_ONCE = 8
 #: Moments in float64: for gradients, which use them unrounded, and for float32 and float64 data. So
 #: the mean that is found is the nearest float32, next to which every element's deviation is exact.
 EXACT = "exact moments"
@@ -216,11 +219,14 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     """Rows that are groups of their own, some at once, many of those to a task: it has one slot."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
-    at_once = max(1, min(ROWS_OF_SLOT, rows, ROWS_AT_ONCE // size))
+    problem = access.problem
+    sums_parameters = problem.wants_parameters and not problem.forward
+    least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
+    at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
     if small:
         return replace(whole, at_once=at_once, piece_rows=1)
     # Sets that share their parameters add to a slot for each task.
-    turn = ceil_div(sets, TASKS) if access.problem.by_row else 1
+    turn = ceil_div(sets, TASKS) if problem.by_row else 1
     blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
     block = rounded_up(ceil_div(rows, blocks), at_once)
     found = replace(whole, sets_per_task=turn, channel_block=block, at_once=at_once)

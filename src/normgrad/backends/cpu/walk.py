@@ -282,7 +282,7 @@ def run_task(block, step, task):
     for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
         bank = s // get(block, B.BANK_SETS)
         if columns and (own != 0 or s == turn * sets):
-            for i in range(4):
+            for i in range(0, 4, 2 if get(block, B.SINGLE) != 0 else 1):
                 clear(slot_of(block, slot, s, i), own if own != 0 else get(block, B.PARAMETERS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1 = min(b0 + get(step, B.AT_ONCE), c1)
