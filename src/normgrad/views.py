@@ -23,7 +23,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
     by_role = {
         roles[name]: spec for name, spec in (*specs.items(), *outputs.items()) if name in roles
     }
-    vectors = {
+    vectors: dict[Role, TensorSpec] = {
         role: spec for role, spec in by_role.items() if role not in DATA and role is not Role.COUNT
     }
     gathers = any(parameter.kind is Kind.RANKS for parameter in operator.parameters)

@@ -143,11 +143,21 @@ def _flags(value: Any) -> tuple[bool, ...]:
         raise ValueError("true or false for each output, such as 1,1,0") from None
 
 
+def _sizes(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        value = value.strip("()[] ").rstrip(",").split(",")
+    try:
+        return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
+    except ValueError:
+        raise ValueError("an integer, or several such as 32,32") from None
+
+
 #: How each sort is read from a word, a number or a list of them.
 _READERS: Mapping[Sort, Callable[[Any], Any]] = {
     Sort.FLAG: _flag,
     Sort.REAL: _real,
     Sort.INTEGER: _integer,
+    Sort.SIZES: _sizes,
     Sort.FLAGS: _flags,
 }
 

@@ -124,6 +124,15 @@ class _Formulas:
     def group_norm(self) -> Sequence[Tensor]:
         return self._rounded(Aten.group_norm(*self.t.values(), **self.options), "gamma", "beta")
 
+    def layer_norm_backward(self) -> Sequence[Tensor]:
+        found: Sequence[Tensor] = Aten.layer_norm_backward(*self.t.values(), **self.options)
+        return found
+
+    def layer_norm(self) -> Sequence[Tensor]:
+        _, *statistics = Aten.layer_norm(**self.t, **self.options)
+        mean, r = (each.float().double() for each in statistics)
+        return (self.x - mean) * r * self.t["weight"] + self.t["bias"], *statistics
+
     def _rounded(self, found: Sequence[Tensor], weight: str, bias: str) -> Sequence[Tensor]:
         """A forward pass's results, the output from statistics as they are rounded."""
         output, *statistics = found
