@@ -56,7 +56,7 @@ class Options(NamedTuple):
     """Everything that is not a tensor; operators use what they need."""
 
     training: bool = True
-    eps: float = 0.0
+    eps: float | None = 0.0
     momentum: float = 0.0
     mask: tuple[bool, ...] = ()
     channel_axis: int = 1
@@ -149,6 +149,8 @@ class Operator:
         statistics: what has a mean and 1/std of its own: a channel, a sample's groups, or a row,
             whose positions have the parameters.
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
+        is_centred: whether statistics are of x − mean, rather than of x itself.
+        has_own_eps: whether eps may be None, for the machine epsilon of the input's dtype.
     """
 
     name: str
@@ -158,6 +160,8 @@ class Operator:
     result: Callable[[Sequence[Any]], Any]
     statistics: Kind = Kind.CHANNEL
     out_is_tensor: bool = False
+    is_centred: bool = True
+    has_own_eps: bool = False
 
     @property
     def is_gradient(self) -> bool:
@@ -184,6 +188,8 @@ class Operator:
             if sort is Sort.FLAGS:
                 masked = [output.name for output in self.all_outputs if output.mask is not None]
                 found["mask"] = mask(name, value, masked)
+            elif name == "eps" and value is None and self.has_own_eps:
+                found[name] = None
             elif name in Options._fields:
                 found[name] = _READERS[sort](name, value)
             else:

@@ -108,6 +108,7 @@ class Problem:
         by_row: the channels are rows, whose positions have the parameters. Where rows are several
             axes, the first outer ones are theirs; there are as many sets as those have indices.
         outer_rows: how many outer axes are the rows'.
+        centred: the statistics are of x − mean; else of x itself, as in RMS norm: there is no mean.
         gathers: there are no data tensors: the statistics of several ranks are combined.
         count: the elements per rank, where sums of all ranks are given or statistics gathered.
         eps: added to a variance.
@@ -132,6 +133,7 @@ class Problem:
     grouped: bool = False
     by_row: bool = False
     outer_rows: int = 0
+    centred: bool = True
     gathers: bool = False
     count: TensorSpec | None = None
     eps: float = 0.0
@@ -182,13 +184,13 @@ class Problem:
         """Whether dx or y depends on sums over the very tensors that it is made from."""
         if self.result is None:
             return False
-        return self.missing_mean if self.forward else not (self.constant or self.given_sums)
+        return self.missing_invstd if self.forward else not (self.constant or self.given_sums)
 
     @property
     def needs_sums(self) -> bool:
         """Whether anything is summed over the elements of a channel."""
         if self.forward:
-            return self.missing_mean
+            return self.missing_invstd
         return self.result_needs_sums or self.wants_parameters
 
     @property

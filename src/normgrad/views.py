@@ -46,13 +46,14 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
         "grouped": not forward and operator.statistics is not Kind.CHANNEL,
         "gathers": gathers,
         "count": by_role.get(Role.COUNT),
-        "eps": options.eps,
+        "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
         "momentum": options.momentum,
         "invstd_is_variance": any(
             parameter.is_variance and parameter.role_in(options) is Role.INVSTD
             for parameter in operator.parameters
         ),
-        "missing_mean": options.training and Role.MEAN not in vectors,
+        "centred": operator.is_centred,
+        "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,
         "missing_invstd": options.training and Role.INVSTD not in vectors,
     }
     if gathers:

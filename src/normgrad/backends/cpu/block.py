@@ -66,8 +66,8 @@ POSITIONS = _block()
 FORWARD, GIVEN_SUMS = _block(), _block()
 EPS, DIVISOR, MOMENTUM = _block(), _block(), _block()
 PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block(), _block(), _block()
-# Whether the mean and 1/std come from x, and the code of x's dtype.
-MISSING_MEAN, MISSING_INVSTD, X_CODE = _block(), _block(), _block()
+# Whether the mean and 1/std come from x, and the code of x's dtype; whether there is a mean at all.
+MISSING_MEAN, MISSING_INVSTD, X_CODE, CENTRED = _block(), _block(), _block(), _block()
 COUNT_MAX = 8
 COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)

@@ -133,6 +133,7 @@ def _facts(access: Access, machine: Machine) -> _Fields:
         B.MISSING_MEAN: problem.missing_mean,
         B.MISSING_INVSTD: problem.missing_invstd,
         B.X_CODE: problem.input.code,
+        B.CENTRED: problem.centred,
         B.ALONG: access.along,
         B.OWN_PARAMETERS: 0 if problem.by_row else access.run,
         B.COLUMNS: access.columns,

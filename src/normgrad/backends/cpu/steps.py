@@ -352,7 +352,7 @@ def _forward(access: Access, over: _Over) -> list[Step]:
     coefficients = B.DO_COEFFICIENTS if write else 0
     steps = [Step(_in_one_task(), last=B.DO_WEIGHTS)] if access.along and write else []
     before = B.DO_PREPARE
-    if not problem.missing_mean:
+    if not problem.missing_invstd:
         return steps + _pass(over, before | coefficients, None, 0, write)
     moments = "moments" if access.dtype.itemsize == dtypes.float16.itemsize else EXACT
     *rounds, last = _rounds(problem, B.DO_STATISTICS | coefficients)
