@@ -154,16 +154,10 @@ def _forward(call: Call) -> bool:
     return "grad_out" not in call.tensors and "counts" not in call.tensors
 
 
-_SUMMING = (
-    *("batch_norm_backward", "batch_norm_backward_reduce", "group_norm_backward"),
-    *("batch_norm_stats", "batch_norm", "group_norm", "layer_norm", "layer_norm_backward"),
-)
-
-
 def _sums(call: Call) -> bool:
-    """Whether sums over a channel or group are computed."""
+    """Whether sums over a channel, group or row are computed."""
     evaluates = call.name == "batch_norm" and not call.options["training"]
-    return call.name in _SUMMING and not evaluates
+    return not (evaluates or call.operator.out_is_tensor or "counts" in call.tensors)
 
 
 def _computes_statistics(call: Call) -> bool:
