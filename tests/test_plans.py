@@ -134,8 +134,9 @@ def test_errors_of_plan():
     x = TensorSpec((3, 4, 5), "float32")
     names = (
         ", ".join(f"batch_norm_backward{rest}" for rest in ("", "_reduce", "_elemt"))
-        + ", group_norm_backward, layer_norm_backward, batch_norm, batch_norm_stats, "
-        "batch_norm_gather_stats_with_counts, batch_norm_elemt, group_norm, layer_norm"
+        + ", group_norm_backward, layer_norm_backward, rms_norm_backward, batch_norm, "
+        "batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt, group_norm, "
+        "layer_norm, rms_norm"
     )
     refuse(ValueError, f"name: 'local_norm'; allowed: {names}", lambda: ng.plan("local_norm"))
     refuse(

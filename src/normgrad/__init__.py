@@ -15,6 +15,8 @@ from .operators import (
     GroupNormOutput,
     LayerNormGradients,
     LayerNormOutput,
+    RmsNormGradients,
+    RmsNormOutput,
     batch_norm,
     batch_norm_backward,
     batch_norm_backward_elemt,
@@ -27,6 +29,8 @@ from .operators import (
     layer_norm,
     layer_norm_backward,
     plan,
+    rms_norm,
+    rms_norm_backward,
 )
 from .plans import Plan
 from .tensor import TensorSpec
@@ -58,6 +62,8 @@ __all__ = [
     "LayerNormGradients",
     "LayerNormOutput",
     "Plan",
+    "RmsNormGradients",
+    "RmsNormOutput",
     "TensorSpec",
     "__version__",
     "batch_norm",
@@ -73,5 +79,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "plan",
+    "rms_norm",
+    "rms_norm_backward",
     "set_num_threads",
 ]

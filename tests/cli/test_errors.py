@@ -15,7 +15,7 @@ import normgrad
 EITHER = "allowed: a .npz or .safetensors file"
 OPERATORS = (
     "batch_norm_backward, batch_norm_backward_reduce, batch_norm_backward_elemt, "
-    "group_norm_backward, layer_norm_backward"
+    "group_norm_backward, layer_norm_backward, rms_norm_backward"
 )
 FLOATS = "float32, float16, bfloat16, float64"
 IN_NPZ = "float32, float16, float64 (and bfloat16 in a .safetensors)"

@@ -167,3 +167,22 @@ def test_what_is_wrong_is_said(error, message, change):
     with pytest.raises(error) as raised:
         ng.layer_norm_backward(**{**case.tensors, **case.options, **change})
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rms_norm_has_an_eps_of_its_own(dtype):
+    """The machine epsilon of the input's dtype, which shows where the data are as small."""
+    rng = np.random.default_rng(3)
+    eps = 2.0**-7 if dtype == "bfloat16" else float(np.finfo(FLOATS[dtype]).eps)
+    x = (eps**0.5 * rng.standard_normal((6, 40))).astype(FLOATS[dtype])
+    result = run(Case("rms_norm", {"input": x}, {"normalized_shape": 40}))
+    assert bits(ng.rms_norm(x, 40, eps=eps)) == bits(result)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rms_norm_is_layer_norm_without_a_mean(layout):
+    """Rows and positions of several axes, in both passes."""
+    forward, backward = make((3, 4, 5, 6), 2, layout=layout, dy_layout="sliced")
+    for case in (forward, backward):
+        tensors = {k: v for k, v in case.tensors.items() if k not in ("bias", "mean")}
+        run(Case(case.name.replace("layer", "rms"), tensors, case.options))

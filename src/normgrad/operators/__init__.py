@@ -5,6 +5,7 @@ from .by_name import OPERATORS, plan
 from .forward import BatchNormOutput, GroupNormOutput, batch_norm, batch_norm_elemt, group_norm
 from .group_norm import GroupNormGradients, group_norm_backward
 from .layer_norm import LayerNormGradients, LayerNormOutput, layer_norm, layer_norm_backward
+from .rms_norm import RmsNormGradients, RmsNormOutput, rms_norm, rms_norm_backward
 from .statistics import (
     BatchNormStatistics,
     GatheredStatistics,
@@ -28,6 +29,8 @@ __all__ = [
     "GroupNormOutput",
     "LayerNormGradients",
     "LayerNormOutput",
+    "RmsNormGradients",
+    "RmsNormOutput",
     "batch_norm",
     "batch_norm_backward",
     "batch_norm_backward_elemt",
@@ -40,4 +43,6 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "plan",
+    "rms_norm",
+    "rms_norm_backward",
 ]

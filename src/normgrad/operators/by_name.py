@@ -23,6 +23,7 @@ from .forward import (
 )
 from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
 from .layer_norm import LAYER_NORM, LAYER_NORM_BACKWARD, layer_norm, layer_norm_backward
+from .rms_norm import RMS_NORM, RMS_NORM_BACKWARD, rms_norm, rms_norm_backward
 from .statistics import (
     BATCH_NORM_GATHER_STATS_WITH_COUNTS,
     BATCH_NORM_STATS,
@@ -43,12 +44,14 @@ _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
     BATCH_NORM_BACKWARD_ELEMT: batch_norm_backward_elemt,
     GROUP_NORM_BACKWARD: group_norm_backward,
     LAYER_NORM_BACKWARD: layer_norm_backward,
+    RMS_NORM_BACKWARD: rms_norm_backward,
     BATCH_NORM: batch_norm,
     BATCH_NORM_STATS: batch_norm_stats,
     BATCH_NORM_GATHER_STATS_WITH_COUNTS: batch_norm_gather_stats_with_counts,
     BATCH_NORM_ELEMT: batch_norm_elemt,
     GROUP_NORM: group_norm,
     LAYER_NORM: layer_norm,
+    RMS_NORM: rms_norm,
 }
 #: All that can be planned, by name, and the public functions by the same names.
 PLANNED = {operator.name: operator for operator in _FUNCTIONS}
@@ -68,8 +71,9 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
 
     Args:
         name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
-            "group_norm_backward", "layer_norm_backward", "batch_norm", "batch_norm_stats",
-            "batch_norm_gather_stats_with_counts", "batch_norm_elemt", "group_norm" or "layer_norm".
+            "group_norm_backward", "layer_norm_backward", "rms_norm_backward", "batch_norm",
+            "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt",
+            "group_norm", "layer_norm" or "rms_norm".
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.

@@ -97,6 +97,21 @@ class Aten:
         )
 
     @staticmethod
+    def rms_norm(
+        input: Any, normalized_shape: Any, weight: Any, *, eps: float | None = None
+    ) -> Any:
+        """``_fused_rms_norm``."""
+        return _aten._fused_rms_norm(input, normalized_shape, weight, eps)
+
+    @staticmethod
+    def rms_norm_backward(
+        *tensors: Any, normalized_shape: Any, output_mask: tuple[bool, bool] = (True, True)
+    ) -> Any:
+        """``_fused_rms_norm_backward``."""
+        dy, x, *rest = tensors
+        return _aten._fused_rms_norm_backward(dy, x, normalized_shape, *rest, output_mask)
+
+    @staticmethod
     def batch_norm_stats(input: Any, *, eps: float = 1e-5) -> Any:
         """``batch_norm_stats``, which is a GPU's alone, as are all that follow."""
         return _aten.batch_norm_stats(input, eps)

@@ -273,6 +273,18 @@ class _Maker:
         options = {"normalized_shape": self.row, "eps": 1e-3}
         return Call("layer_norm", {"input": self.input, **affine}, options)
 
+    def rms_norm(self) -> Call:
+        wide = self.input.astype(np.float64)
+        over = tuple(range(-len(self.row), 0))
+        squares = (wide**2).sum(over, keepdims=True) / max(1, math.prod(self.row))
+        tensors = {**self.data, "rstd": self.invstd(squares)}
+        weight = {"weight": self._of_position(self.weight)}
+        return Call("rms_norm_backward", {**tensors, **weight}, {"normalized_shape": self.row})
+
+    def forward_rms_norm(self) -> Call:
+        tensors = {"input": self.input, "weight": self._of_position(self.weight)}
+        return Call("rms_norm", tensors, {"normalized_shape": self.row, "eps": 1e-3})
+
     def _forward(self, training: bool) -> Call:
         running = {"running_mean": self.vector(), "running_var": abs(self.vector())}
         tensors = {"input": self.input, "weight": self.weight, "bias": self.bias, **running}
@@ -320,11 +332,12 @@ GRADIENTS = (
     "elemt",
     "group_norm",
     "layer_norm",
+    "rms_norm",
 )
 #: The forward pass, and its statistics.
 FORWARD = (
     *("forward", "forward_eval", "normalise", "stats", "gather"),
-    *("forward_group_norm", "forward_layer_norm"),
+    *("forward_group_norm", "forward_layer_norm", "forward_rms_norm"),
 )
 
 _MADE: dict[str, Callable[[_Maker], Call]] = {
