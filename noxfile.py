@@ -23,12 +23,12 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
-def interpreter(session: nox.Session) -> None:
-    """The GPU's kernels, without one: all tests by Triton's interpreter, all kernels compiled."""
+def full(session: nox.Session) -> None:
+    """All cases of all tests, of which CI runs a sample; the GPU's kernels by the interpreter."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
     session.install("-r", "requirements/triton.txt")
-    whole = {"NORMGRAD_ALL_KERNELS": "1"}
-    session.run("pytest", "-n", "auto", "tests/backends/triton", env=whole)
+    whole = {"NORMGRAD_FULL": "1"}
+    session.run("pytest", "-n", "auto", env=whole)
     interpreted = {"NORMGRAD_BACKEND": "triton", "TRITON_INTERPRET": "1", **whole}
     kernels = ("tests/operators", "tests/backends/triton")
     session.run("pytest", "-n", "auto", *kernels, env=interpreted)

@@ -146,7 +146,7 @@ def main() -> None:
     if options.csv:
         command = f"benchmarks/distributed.py, {options.latency} µs, {options.bandwidth} GB/s"
         facts = results.facts(cpu_name(), command)
-        results.write(options.csv, results.table_of(facts, rows))
+        results.write(options.csv, results.table_of(facts, list(map(dataclasses.asdict, rows))))
 
 
 if __name__ == "__main__":

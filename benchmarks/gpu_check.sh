@@ -65,8 +65,8 @@ done
 [ $missing -eq 0 ] || finish
 reason=$("$python" -c "
 import torch
-from normgrad.bench.gpu.device import missing
-print(missing(torch) or '')") || {
+from normgrad.bench.device import missing
+print(missing() or '')") || {
     lacks "a normgrad and a PyTorch that can be imported: nothing was run"
     finish
 }

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ def main() -> None:
     facts = results.facts(info.cpu_name(), command(chosen))
     rows = measure(shapes, chosen.rounds)
     if chosen.csv is not None:
-        results.write(chosen.csv, results.table_of(facts, rows))
+        results.write(chosen.csv, results.table_of(facts, list(map(asdict, rows))))
 
 
 def command(chosen: argparse.Namespace) -> str:

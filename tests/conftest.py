@@ -7,13 +7,12 @@ same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import signal
 
 import mapped_pages
 import pytest
-from support import INTERPRETED
+from support import FULL, INTERPRETED
 
 # Whoever runs the tests in the background of a shell has them, and all that they start, ignore
 # interrupts; those that are about interrupts want them.
@@ -41,7 +40,7 @@ def mapped():
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where Triton computes: leave out what is the CPU's alone, and all but a sample of the rest.
 
-    An interpreter takes far longer than a compiled kernel. NORMGRAD_ALL_KERNELS=1 has it run all.
+    An interpreter takes far longer than a compiled kernel. NORMGRAD_FULL=1 has it run all.
     """
     if not INTERPRETED:
         return
@@ -49,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("cpu") is not None:
             item.add_marker(reason)
-    if os.environ.get("NORMGRAD_ALL_KERNELS") == "1":
+    if FULL:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:

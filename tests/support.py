@@ -27,6 +27,8 @@ from normgrad.testing.tensors import HALVES as HALVES
 FLOATS = {dtype.name: dtype.numpy for dtype in dtypes.FLOATS}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
+#: Whether all cases run, rather than a sample where there are many that take long.
+FULL = os.environ.get("NORMGRAD_FULL") == "1"
 #: Whether Triton's interpreter computes, for which large tensors take too long.
 INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
 #: A shape whose rows are longer than what is taken at once.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from normgrad.bench.results import Results, Row, facts
-from normgrad.bench.suite import Case, Layout, Operator, Part, spelled
+from normgrad.bench.results import KNOWN, Results, Row, facts, table_of
+from normgrad.bench.suite import Case, Layout, Operator
 from normgrad.cli.app import app
 
 MIB = 1 << 20
@@ -30,37 +29,27 @@ def make_row(
     plan: float | None = None,
 ) -> Row:
     groups = 2 if operator.value.endswith("group-norm") else 0
-    layer = operator.part is Part.LAYERS
     case = Case(operator, shape, dtype, parameters, layout, groups)
-    return Row(
-        case=case.id,
-        operator=operator.value,
-        shape=spelled(shape),
-        dtype=dtype,
-        parameters=parameters,
-        layout=layout.value,
-        groups=groups,
-        threads=threads,
-        elements=case.elements,
-        bytes=case.bytes,
-        contender="aten::a, b",
-        bound="" if layer else "triad",
-        t_ours_us=ours,
-        t_out_us=math.nan if layer else ours,
-        t_plan_us=math.nan if layer else ours if plan is None else plan,
-        t_torch_us=ours * speedup,
-        t_triad_us=math.nan if layer else ours / xtriad,
-        speedup=speedup,
-        xtriad=math.nan if layer else xtriad,
-        gbs=math.nan if layer else case.bytes / ours / 1e3,
-        rounds=5,
-        spread=0.01,
-        path="" if layer else "rows sums apply",
-    )
+    plan = ours if plan is None else plan
+    torch = ours * speedup
+    times = {"ours": ours, "plan": plan, "numpy": ours, "torch": torch, "bound": plan / xtriad}
+    us = {name: times[name] for name in KNOWN[case.part]}
+    names = ("aten::a, b", *(("triad", "rows sums apply") if "bound" in us else ("", "")))
+    return Row(case, threads, us, 5, 0.01, *names)
 
 
 def make_results(*rows: Row, cache: int = 16 * MIB) -> Results:
     return Results(facts("Some CPU (R) 9000", "normgrad bench", cache), rows)
+
+
+def table(found: Results) -> bytes:
+    return table_of(found.facts, [row.cells for row in found.rows])
+
+
+@pytest.fixture
+def content() -> Callable[[Results], bytes]:
+    """What a run's file holds."""
+    return table
 
 
 @pytest.fixture

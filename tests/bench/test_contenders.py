@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from normgrad import dtypes, precision, reference
-from normgrad.bench import compositions, contenders, data, layers
-from normgrad.bench.compositions import Candidates
-from normgrad.bench.suite import DENSE, MIXED, Case, Layout, Operator, Part
+from normgrad.bench.suite import CALL, DENSE, IMAGES, MIXED, Case, Layout, Operator, Part
 from normgrad.operators.by_name import PLANNED
+
+torch_ = pytest.importorskip("torch")
+
+from normgrad.bench import compositions, contenders, data, device, steps, timing  # noqa: E402
 
 SHAPE = (4, 8, 6, 5)
 DTYPES = [
@@ -32,7 +34,7 @@ def case_of(operator, dtype="float32", parameters="float32", layout=Layout.CONTI
 
 def cases():
     for operator in Operator:
-        if operator.part is Part.LAYERS:
+        if operator.part not in (Part.GRADIENTS, Part.FORWARD):
             continue
         for dtype, parameters in DTYPES:
             yield case_of(operator, dtype, parameters)
@@ -54,9 +56,21 @@ LAYERS = [
 ]
 
 
+STEPS = [
+    Case(operator, (2, *IMAGES[1:]), dtype, layout=layout)
+    for operator in Operator
+    if operator.part is Part.STEPS
+    for dtype, layout in (("float32", DENSE[0]), ("bfloat16", DENSE[1]))
+]
+
+
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch")
+    return torch_
+
+
+def gather(case, tensors):
+    return contenders.gather(case, [tensors], device.Cpu())
 
 
 def as_numpy(torch, tensor):
@@ -89,8 +103,8 @@ def as_list(outputs):
 def test_all_compute_the_same(torch, case):
     tensors = data.make(case)
     wanted = exact(torch, case, tensors)
-    found = contenders.gather(case, tensors)
-    ours = as_list(found.calls["ours"].call())
+    found = gather(case, tensors)
+    ours = as_list(found.calls["ours"]())
     assert len(ours) == len(wanted)
     running = 2 if case.operator is Operator.FORWARD else 0
     assert [value is None for value in wanted] == [
@@ -101,17 +115,13 @@ def test_all_compute_the_same(torch, case):
         if value is not None:
             units = precision.error(as_numpy(torch, output), value, dtypes.float32)
             assert units.max() <= 1
-    for name in ("out", "plan"):
-        for output, same in zip(as_list(found.calls[name].call()), ours, strict=True):
-            assert (output is None) == (same is None)
-            assert output is None or (output.stride() == same.stride() and output.equal(same))
+    for output, same in zip(as_list(found.calls["plan"]()), ours, strict=True):
+        assert (output is None) == (same is None)
+        assert output is None or (output.stride() == same.stride() and output.equal(same))
     agreed = 0
-    candidates = compositions.candidates(torch, case, tensors)
+    candidates = compositions.candidates(case, tensors)
     for call in (*candidates.kernels.values(), *candidates.compositions.values()):
-        try:
-            theirs = as_list(call())
-        except RuntimeError:
-            continue
+        theirs = as_list(call())
         agreed += 1
         for output, same, value in zip(theirs, ours, wanted, strict=True):
             if value is None:
@@ -124,7 +134,7 @@ def test_all_compute_the_same(torch, case):
             error = abs(as_numpy(torch, output).astype(np.float64) - value.value)
             assert (error <= TORCH[dtype] * dtype.unit_roundoff * value.scale).all()
     assert agreed >= 2
-    assert found.torch in {**candidates.kernels, **candidates.compositions}
+    assert found.contender in {**candidates.kernels, **candidates.compositions}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -147,11 +157,11 @@ def test_layouts_and_bounds(torch, case):
         elif len(case.shape) == 4:
             assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
             assert tensor.is_contiguous() != channels_last
-    bound, call = contenders.memory_bound(torch, case, tensors)
+    bound, call = contenders.memory_bound(case, tensors)
     result = call()
     if case.operator in (Operator.REDUCE, Operator.STATS):
         assert bound.startswith("read")
-        elements = contenders._flat(torch, x)
+        elements = contenders._flat(x)
         assert elements.numel() * elements.element_size() >= case.tensor_bytes
     else:
         start, value = "triad", x + dy
@@ -169,7 +179,7 @@ def test_layouts_and_bounds(torch, case):
 def test_the_read_reads_everything(torch, operator):
     case = case_of(operator)
     tensors = data.make(case)
-    _, call = contenders.memory_bound(torch, case, tensors)
+    _, call = contenders.memory_bound(case, tensors)
     other = tensors.grad_out if operator is Operator.REDUCE else tensors.input
     assert call().item() == pytest.approx((tensors.input * other).sum().item(), rel=1e-4)
 
@@ -179,8 +189,8 @@ def test_running_statistics_are_updated_in_place(torch):
     case = case_of(Operator.FORWARD)
     tensors = data.make(case)
     before = tensors.mean.clone(), tensors.var.clone()
-    calls = contenders.ours(torch, case, tensors, contenders.planned(torch, case, tensors))
-    kernel = compositions.candidates(torch, case, tensors).kernels["aten::native_batch_norm"]
+    calls = contenders.ours(case, tensors, contenders.planned(case, tensors))
+    kernel = compositions.candidates(case, tensors).kernels["aten::native_batch_norm"]
     for call in calls.values():
         ours, theirs = call()[3:], kernel()[3:]
         assert [value.data_ptr() for value in call()[3:]] == [value.data_ptr() for value in ours]
@@ -195,9 +205,10 @@ def test_running_statistics_are_updated_in_place(torch):
 @pytest.mark.parametrize("case", LAYERS, ids=lambda case: case.id)
 def test_layers_compute_the_same(torch, case):
     tensors = data.make(case)
-    found = contenders.gather(case, tensors)
+    found = gather(case, tensors)
     assert list(found.calls) == ["ours", "torch"]
-    assert (found.torch, found.bound, found.path) == (f"torch.nn.{case.operator.function}", "", "")
+    assert found.contender == f"torch.nn.{case.operator.function}"
+    assert (found.bound, found.path) == ("", "")
     x, dy, weight, bias = (
         as_numpy(torch, tensor)
         for tensor in (tensors.input, tensors.grad_out, tensors.weight, tensors.bias)
@@ -208,11 +219,13 @@ def test_layers_compute_the_same(torch, case):
         mean, rstd = (forward[name].value.astype(np.float32) for name in ("mean", "rstd"))
         gradients = reference.group_norm_backward(dy, x, mean, rstd, weight, **options)
     else:
-        forward = reference.batch_norm(x, weight, bias, training=True)
-        gradients = reference.batch_norm_backward(dy, x, weight, training=True)
+        training = case.operator is Operator.LAYER_BATCH_NORM
+        running = [as_numpy(torch, value) for value in (tensors.mean, tensors.var)]
+        forward = reference.batch_norm(x, weight, bias, *running, training=training)
+        gradients = reference.batch_norm_backward(dy, x, weight, *running, training=training)
     wanted = [forward["output"], *gradients.values()]
     for contender in found.calls.values():
-        first, second = contender.call(), contender.call()
+        first, second = contender(), contender()
         for output, again, value in zip(first, second, wanted, strict=True):
             assert output.equal(again)  # gradients are new each time, not added up
             dtype = dtypes.parse(output.dtype)
@@ -220,6 +233,57 @@ def test_layers_compute_the_same(torch, case):
             error = abs(as_numpy(torch, output.detach()).astype(np.float64) - value.value)
             assert (error <= TORCH[dtype] * dtype.unit_roundoff * value.scale).all()
     assert tensors.input.requires_grad is False
+
+
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: case.id)
+def test_models_compute_the_same(torch, case):
+    """The loss before any step, which changes the parameters."""
+    tensors = data.make(case)
+    ours, theirs = (steps.model_step(own, case, tensors) for own in (True, False))
+    first = ours()
+    assert contenders.disagreement([theirs()], [first]) is None
+    assert not ours().equal(first)
+
+
+@pytest.mark.parametrize("model", ["ResNet18", "MobileNetV2", "UNet"])
+def test_a_converted_model_has_our_layers(torch, model):
+    import normgrad.torch
+
+    made = getattr(steps._models(), model)()
+    kinds = torch.nn.BatchNorm2d if model != "UNet" else torch.nn.GroupNorm
+    count = sum(isinstance(layer, kinds) for layer in made.modules())
+    assert count == {"ResNet18": 20, "MobileNetV2": 52, "UNet": 15}[model]
+    normgrad.torch.convert(made)
+    ours = (normgrad.torch.nn.BatchNorm2d, normgrad.torch.nn.GroupNorm)
+    assert sum(isinstance(layer, ours) for layer in made.modules()) == count
+
+
+@pytest.mark.parametrize("groups", [0, 4])
+def test_signatures_that_are_new_or_known(torch, monkeypatch, groups):
+    name = f"aclnn{'Group' if groups else 'Batch'}NormBackwardGetWorkspaceSize"
+    function, seen = getattr(steps.aclnn, name), []
+
+    def look(*arguments):
+        seen.append(arguments[1].dims)
+        return function(*arguments)
+
+    monkeypatch.setattr(steps.aclnn, name, look)
+    monkeypatch.setattr(steps, "_READY", 50)
+    for operator, shapes in ((Operator.ACLNN_KNOWN, 1), (Operator.ACLNN_NEW, 50)):
+        seen.clear()
+        call = steps.phase_1(Case(operator, (4, 8, 4), groups=groups), None)
+        for _ in range(50):
+            assert call()[0] >= 0
+        assert len(set(seen)) == shapes
+
+
+def test_numpys_calls_compute_the_same(torch):
+    case = Case(Operator.TRAIN, CALL)
+    found = gather(case, data.make(case))
+    assert list(found.calls) == ["ours", "plan", "numpy", "torch", "bound"]
+    for ours, same in zip(found.calls["ours"](), found.calls["numpy"](), strict=True):
+        assert isinstance(same, np.ndarray)
+        assert np.array_equal(ours.numpy(), same)
 
 
 def test_a_layer_is_of_the_class_that_is_said(torch, monkeypatch):
@@ -233,10 +297,10 @@ def test_a_layer_is_of_the_class_that_is_said(torch, monkeypatch):
     case = case_of(Operator.LAYER_BATCH_NORM)
     tensors = data.make(case)
     module = SimpleNamespace(BatchNorm2d=Layer)
-    monkeypatch.setattr(layers.importlib, "import_module", lambda name: seen.append(name) or module)
-    y, dx, dw, db = layers.step(torch, layers.OURS, case, tensors)()
+    monkeypatch.setattr(steps.normgrad.torch, "nn", module)
+    y, dx, dw, db = steps.layer_step(True, case, tensors)()
     options = {"dtype": torch.float32, "device": torch.device("cpu")}
-    assert seen == ["normgrad.torch.nn", ((8,), options)]
+    assert seen == [((8,), options)]
     assert [value.shape for value in (y, dx, dw, db)] == [SHAPE, SHAPE, (8,), (8,)]
 
 
@@ -244,35 +308,36 @@ def refuse():
     raise NotImplementedError("no such kernel")
 
 
-def test_a_kernel_goes_before_a_composition():
-    found = contenders.fastest(
-        Candidates({"missing": refuse, "kernel": lambda: None}, {"composition": lambda: None})
-    )
-    assert found[0] == "kernel"
+@pytest.fixture
+def offered(torch, monkeypatch):
+    """What is timed where torch has these kernels and compositions."""
+    case = case_of(Operator.ELEMT)
+    tensors = data.make(case)
+    right = compositions.candidates(case, tensors).compositions["composition: addcmul, addcmul_"]
+
+    def offer(kernels, others):
+        take = {"right": right, "refuses": refuse}
+        groups = [{name: take.get(name, right) for name in names} for names in (kernels, others)]
+        monkeypatch.setattr(contenders, "theirs", lambda *arguments: groups)
+        return gather(case, tensors)
+
+    return offer
 
 
-def test_the_fastest_composition_where_there_is_no_kernel(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(contenders.time, "perf_counter", lambda: now[0])
-
-    def taking(seconds):
-        def call():
-            now[0] += seconds
-
-        return call
-
-    compositions = {"slow": taking(2.0), "refuses": refuse, "fast": taking(1.0)}
-    assert contenders.fastest(Candidates({"kernel": refuse}, compositions))[0] == "fast"
+def test_a_kernel_goes_before_a_composition(offered):
+    found = offered(["refuses", "kernel"], ["composition"])
+    assert found.contender == "kernel"
+    assert found.failed == {"refuses": "NotImplementedError: no such kernel"}
 
 
-def test_neither():
-    with pytest.raises(RuntimeError, match="neither a kernel nor a composition"):
-        contenders.fastest(Candidates({"kernel": refuse}, {"composition": refuse}))
+def test_the_fastest_composition_where_there_is_no_kernel(offered, monkeypatch):
+    medians = {"slow": 2.0, "fast": 1.0}
+    times = timing.Times(medians, 3, 0.0)
+    monkeypatch.setattr(timing, "measure", lambda calls, **how: times)
+    assert offered(["refuses"], ["slow", "fast", "refuses"]).contender == "fast"
 
 
-def test_without_torch(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(data.TorchMissingError):
-        data.load_torch()
+def test_neither(offered):
+    found = offered(["refuses"], ["refuses"])
+    assert found.contender == ""
+    assert "torch" not in found.calls

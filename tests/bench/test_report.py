@@ -3,13 +3,13 @@
 import pytest
 
 from normgrad.bench import report, results, startup
-from normgrad.bench.suite import Layout, Operator
+from normgrad.bench.suite import CALL, IMAGES, Layout, Operator
 
 BLOCK = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
 
 
 @pytest.fixture
-def checkout(tmp_path, row, request):
+def checkout(tmp_path, row, content, request):
     """A checkout with a full run, a part of one and a start among its results."""
     make = request.getfixturevalue("results")
     folder = tmp_path / "benchmarks" / "results"
@@ -24,13 +24,17 @@ def checkout(tmp_path, row, request):
         row(Operator.FORWARD, speedup=3, xtriad=2, threads=2),
         row(Operator.LAYER_BATCH_NORM, speedup=2.5, ours=2000),
         row(Operator.LAYER_BATCH_NORM, speedup=3.5, ours=1000, threads=2),
+        row(shape=CALL, ours=5, speedup=2),
+        row(Operator.RESNET18, IMAGES, ours=2e5, speedup=0.5),
+        row(Operator.ACLNN_NEW, CALL, ours=140),
     ]
     found = make(*rows)
-    results.write(folder / "cpu-some.csv", results.table_of(found.facts, found.rows))
+    results.write(folder / "cpu-some.csv", content(found))
     results.write(folder / "cpu-some-quick.csv", b"not read")
     results.write(folder / "cpu-some.svg", b"<svg/>")
-    start = startup.Start("compiled", "batch_norm_backward", "float32", 3, 8000, 99, 51, 7654, 0.5)
-    results.write(folder / "startup-some.csv", results.table_of(found.facts, [start]))
+    times = dict(zip(startup.TIMES, (8000.0, 99.0, 51.0, 7654.0, 0.5), strict=True))
+    start = startup.Start("compiled", 3, times)
+    results.write(folder / "startup-some.csv", results.table_of(found.facts, [start.cells]))
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "performance.md").write_text(BLOCK)
     return tmp_path
@@ -55,32 +59,39 @@ def test_the_details(checkout):
     assert "### Some CPU (R) 9000" in lines
     assert "![Times over the memory's own time](../benchmarks/results/cpu-some.svg)" in lines
     assert (
-        "| torch / ours, geometric mean of all gradients | ≥ 3 | 2 | **missed** | ≥ 3 | 6 | met |"
+        "| torch / plan.run, geometric mean of gradients | ≥ 2.5 | 2 | **missed** | 6 | met |"
         in lines
     )
-    assert "| train | 4 | 4 |" in lines  # by dtype: √(2·8), and all
-    assert "| train | 2 | 8 | 4 |" in lines  # by layout
+    assert "| train | 4 | 2 | 8 | 4 |" in lines  # by dtype: √(2·8), by layout, and all
+    elemt = "`elemt/32x64x56x56/float32/contiguous` 0.5"
+    wanted = "torch / plan.run, each operator of 2¹⁶ elements or more (≥ 1), 1 thread: 1 of 4"
+    assert f"- {wanted}: {elemt}" in lines
+    # What a mean was missed by is named too.
     assert any(
-        line.startswith(
-            "- torch / ours, each gradient of 2¹⁶ elements or more (≥ 1), 1 thread: 1 of 3"
-        )
-        and "`elemt/32x64x56x56/float32/contiguous` 0.5" in line
+        line.startswith("- torch / plan.run, geometric mean of gradients (≥ 2.5), 1 thread: 2 of 3")
+        and elemt in line
         for line in lines
     )
-    resnet = [line.split(" | ") for line in lines if line.startswith("| 32x64x56x56 float32 cont")]
-    # ours, out=, torch and triad in ms, torch / ours, ×triad; with one thread and with two.
-    assert [cells[1:7] for cells in resnet] == [["3", "3", "6", "2", "2", "1.5"]]
-    assert resnet[0][7:] == ["0.1", "0.1", "0.6", "0.1", "6", "1 |"]
-    after = lines[lines.index("#### The forward pass") :]
-    # Each by dtype and by layout: times as fast as torch, and times the memory's.
-    assert after.count("| forward | 1.5 | 1.5 |") == after.count("| forward | 3 | 3 |") == 2
-    assert after.count("| forward | 2 | 2 |") == 4
-    after = after[after.index("#### Layers, forward and backward") :]
-    assert after.count("| layer-batch-norm | 2.5 | 2.5 |") == 2
-    layer = "| layer-batch-norm/32x64x56x56/float32/contiguous | 2 | 5 | 2.5 | 1 | 3.5 | 3.5 |"
-    assert layer in after
+    resnet = [
+        line.split(" | ") for line in lines if line.startswith("| train/32x64x56x56/float32/cont")
+    ]
+    # ours, plan, torch and memory in µs, torch / ours; with one thread and with two.
+    assert [cells[1:] for cells in resnet] == [
+        ["3,000", "3,000", "6,000", "2,000", "2", "100", "100", "600", "100", "6 |"]
+    ]
+    after = lines[lines.index("#### Forward passes: geometric means") :]
+    # Times as fast as torch, a call and a plan, and times the memory's.
+    assert after.count("| forward | 1.5 | 1.5 | 1.5 |") == 2
+    assert after.count("| forward | 3 | 3 | 3 |") == after.count("| forward | 2 | 2 | 2 |") == 2
+    after = after[after.index("#### Layers: geometric means") :]
+    assert "| layer-batch-norm | 2.5 | 2.5 | 2.5 |" in after
+    layer = "| layer-batch-norm/32x64x56x56/float32/contiguous | 2,000 | 5,000 | 2.5 | 1,000"
+    assert f"{layer} | 3,500 | 3.5 |" in after
+    assert "| train/4x8x4/float32/contiguous | 5 | 5 | 5 | 10 | 5 | 2 |" in after
+    assert "| step-resnet18/16x3x64x64/float32/contiguous | 200,000 | 100,000 | 0.5 |" in after
+    assert "| aclnn-new/4x8x4/float32/contiguous | 140 |" in after
     assert "nan" not in text
-    assert "| compiled, batch_norm_backward float32 | 8,000 | 99 | 51 | 7,654 | 0.5 |" in lines
+    assert "| compiled | 3 | 8,000 | 99 | 51 | 7,654 | 0.5 |" in lines
 
 
 def test_the_summary(checkout):
@@ -89,34 +100,37 @@ def test_the_summary(checkout):
     folder = checkout / "benchmarks" / "results"
     assert report.write(folder, checkout) == [checkout / "README.md"]
     lines = read(checkout, "README.md").splitlines()
-    assert "| train | 4 | 1.22 | 6 | 1 |" in lines
-    assert "| elemt | 0.5 | 1.2 | 6 | 1 |" in lines
-    assert "| **all gradients** | 2 | 1.22 | 6 | 1 |" in lines
-    assert lines[lines.index("| forward | 1.5 | 2 | 3 | 2 |") + 1 :][:3] == [
-        "| **all forward passes** | 1.5 | 2 | 3 | 2 |",
-        "| layer-batch-norm | 2.5 | – | 3.5 | – |",
-        "| **all layers** | 2.5 | – | 3.5 | – |",
+    assert "| train | 4 | 4 | 1.22 | 6 | 6 | 1 |" in lines
+    assert "| elemt | 0.5 | 0.5 | 1.2 | 6 | 6 | 1 |" in lines
+    assert "| **all gradients** | 2 | 2 | 1.22 | 6 | 6 | 1 |" in lines
+    assert lines[lines.index("| forward | 1.5 | 1.5 | 2 | 3 | 3 | 2 |") + 1 :][:6] == [
+        "| **all forward passes** | 1.5 | 1.5 | 2 | 3 | 3 | 2 |",
+        "| **all calls** | 2 | 2 | 1 | – | – | – |",
+        "| layer-batch-norm | 2.5 | – | – | 3.5 | – | – |",
+        "| **all layers** | 2.5 | – | – | 3.5 | – | – |",
+        "| step-resnet18 | 0.5 | – | – | – | – | – |",
+        "| **all training steps** | 0.5 | – | – | – | – | – |",
     ]
-    assert any("`normgrad bench`. Geometric means over 5 cases:" in line for line in lines)
+    assert any("`normgrad bench`. Geometric means over 8 cases:" in line for line in lines)
 
 
-def test_gradients_alone(checkout, row, request):
+def test_gradients_alone(checkout, row, content, request):
     """What a file from before there were other parts holds."""
     folder = checkout / "benchmarks" / "results"
     found = request.getfixturevalue("results")(row())
-    results.write(folder / "cpu-some.csv", results.table_of(found.facts, found.rows))
+    results.write(folder / "cpu-some.csv", content(found))
     report.write(folder, checkout)
     text = read(checkout, "docs", "performance.md")
-    assert "#### Gradients: times as fast as PyTorch" in text
-    assert "| torch / ours, geometric mean of all layers | – | – | no such case |" in text
-    assert "#### The forward pass" not in text
+    assert "#### Gradients: geometric means" in text
+    assert "| training steps: converted / stock, each | ≤ 1 | – | no such case |" in text
+    assert "#### Forward passes" not in text
     assert "#### Layers" not in text
 
 
-def test_layers_alone(checkout, row, request):
+def test_layers_alone(checkout, row, content, request):
     folder = checkout / "benchmarks" / "results"
     found = request.getfixturevalue("results")(row(Operator.LAYER_GROUP_NORM))
-    results.write(folder / "cpu-some.csv", results.table_of(found.facts, found.rows))
+    results.write(folder / "cpu-some.csv", content(found))
     report.write(folder, checkout)
     text = read(checkout, "docs", "performance.md")
     assert "#### Layers, forward and backward" in text

@@ -4,26 +4,23 @@ import itertools
 
 import pytest
 
-from normgrad.bench import run, suite
-from normgrad.bench.suite import (
-    BATCH_NORM,
-    BATCH_NORM_FORWARD,
-    DENSE,
-    MIXED,
-    RESNET_50,
-    Case,
-    Layout,
-    Operator,
-    Part,
-)
+from normgrad.bench import suite
+from normgrad.bench.suite import DENSE, MIXED, RESNET_50, Case, Layout, Operator, Part
 
 SUITE = suite.suite()
-FULL_PARAMETERS = {("float32", "float32"), ("bfloat16", "float32"), ("float16", "float32")}
-KINDS = {*FULL_PARAMETERS, ("bfloat16", "bfloat16"), ("float16", "float16")}
+KINDS = {
+    *(("float32", "float32"), ("bfloat16", "float32"), ("float16", "float32")),
+    *(("bfloat16", "bfloat16"), ("float16", "float16")),
+}
 
 
 def of(part):
     return [operator for operator in Operator if operator.part is part]
+
+
+def large(operator):
+    """Its cases that are no calls."""
+    return [case for case in SUITE if case.operator is operator and case.part is operator.part]
 
 
 def kinds(cases):
@@ -32,7 +29,7 @@ def kinds(cases):
 
 def test_ids_are_unique_and_plain():
     ids = [case.id for case in SUITE]
-    assert len(set(ids)) == len(ids) == 436 + 170 + 36
+    assert len(set(ids)) == len(ids) == 622
     assert not any(set(id) - set("abcdefghijklmnopqrstuvwxyz0123456789/+-") for id in ids)
 
 
@@ -62,88 +59,86 @@ def test_ids_are_stable(case, id):
     assert case.id == id
 
 
-def test_resnet_meets_everything_common():
-    wanted = itertools.product(
-        BATCH_NORM, RESNET_50, ("float32", "bfloat16", "float16"), ("float32",), DENSE
-    )
-    assert {Case(*parts) for parts in wanted} <= set(SUITE)
+COMMON = {("float32", "float32"), ("bfloat16", "float32")}
+KINDS_OF = {Part.GRADIENTS: set(Layout), Part.FORWARD: set(Layout) - set(MIXED)}
 
 
 def test_parts():
     assert {part: len(of(part)) for part in Part} == {
-        Part.GRADIENTS: 6,
-        Part.FORWARD: 5,
-        Part.LAYERS: 2,
+        **{Part.GRADIENTS: 6, Part.FORWARD: 5, Part.CALLS: 0},
+        **{Part.LAYERS: 3, Part.STEPS: 3, Part.ACLNN: 2},
     }
-    assert {part: sum(case.operator.part is part for case in SUITE) for part in Part} == {
-        Part.GRADIENTS: 436,
-        Part.FORWARD: 170,
-        Part.LAYERS: 36,
+    assert {part: sum(case.part is part for case in SUITE) for part in Part} == {
+        **{Part.GRADIENTS: 364, Part.FORWARD: 168, Part.CALLS: 6},
+        **{Part.LAYERS: 68, Part.STEPS: 12, Part.ACLNN: 4},
     }
-    assert set(BATCH_NORM) < set(of(Part.GRADIENTS))
-    assert set(BATCH_NORM_FORWARD) < set(of(Part.FORWARD))
 
 
-def test_the_forward_pass_meets_what_is_common():
-    batch = itertools.product(
-        *(BATCH_NORM_FORWARD, suite.FORWARD_RESNET_50, FULL_PARAMETERS, DENSE, [0])
-    )
-    group = (
-        (Operator.FORWARD_GROUP_NORM, shape, kind, layout, groups)
-        for (shape, groups), kind, layout in itertools.product(
-            suite.FORWARD_GROUP_NORM, FULL_PARAMETERS, DENSE
-        )
-    )
-    wanted = {
+@pytest.mark.parametrize("operator", [*of(Part.GRADIENTS), *of(Part.FORWARD)])
+def test_every_shape_meets_what_is_common(operator):
+    """Rule 1."""
+    mine = large(operator)
+    shapes = {(case.shape, case.groups) for case in mine}
+    wanted = itertools.product(shapes, COMMON, DENSE)
+    assert {
         Case(operator, shape, *kind, layout, groups)
-        for operator, shape, kind, layout, groups in (*batch, *group)
-    }
-    assert wanted <= set(SUITE)
-
-
-@pytest.mark.parametrize("operator", of(Part.FORWARD))
-def test_every_value_meets_every_forward_operator(operator):
-    mine = [case for case in SUITE if case.operator is operator]
-    assert {case.layout for case in mine} == set(Layout) - set(MIXED)
-    assert kinds(mine) == KINDS
-    if operator is Operator.FORWARD_GROUP_NORM:
-        assert {(case.shape, case.groups) for case in mine} == set(suite.FORWARD_GROUP_NORM)
+        for (shape, groups), kind, layout in wanted
+        if layout is Layout.CONTIGUOUS or len(shape) == 4
+    } <= set(mine)
+    grouped = operator.value.endswith("group-norm")
+    if operator.part is Part.FORWARD:
+        assert shapes == {one for one in suite.FORWARD if bool(one[1]) == grouped}
     else:
-        wanted = {*suite.FORWARD_RESNET_50, *suite.FORWARD_OTHERS, *suite.SMALL}
-        assert {case.shape for case in mine} == wanted
+        plain = {(shape, 0) for shape in (*RESNET_50, *suite.OTHERS)}
+        assert shapes == (set(suite.GROUP_NORM) if grouped else plain)
+
+
+@pytest.mark.parametrize("operator", [*of(Part.GRADIENTS), *of(Part.FORWARD)])
+def test_two_shapes_meet_what_is_less_common(operator):
+    """Rule 2, and that every value meets every operator."""
+    mine = large(operator)
+    rare = [
+        case
+        for case in mine
+        if (case.dtype, case.parameters) not in COMMON or case.layout not in DENSE
+    ]
+    grouped = operator.value.endswith("group-norm")
+    shapes = {(case.shape, case.groups) for case in rare}
+    assert shapes == {one for one in suite.SAMPLE if bool(one[1]) == grouped}
+    assert len(shapes) == 2
+    assert {case.layout for case in mine} == KINDS_OF[operator.part]
+    assert kinds(mine) == KINDS
 
 
 @pytest.mark.parametrize("operator", of(Part.LAYERS))
 def test_layers_meet_the_forward_shapes_of_four_axes(operator):
-    forward = {
-        Operator.LAYER_BATCH_NORM: Operator.FORWARD,
-        Operator.LAYER_GROUP_NORM: Operator.FORWARD_GROUP_NORM,
-    }[operator]
-    shapes = {(case.shape, case.groups) for case in SUITE if case.operator is forward}
-    if operator is Operator.LAYER_GROUP_NORM:
-        shapes.update(suite.SMALL_GROUP_NORM)
-    wanted = {
-        Case(operator, shape, dtype, "float32", layout, groups)
-        for shape, groups in shapes
-        if len(shape) == 4
-        for dtype in ("float32", "bfloat16")
-        for layout in DENSE
+    """Rule 4: and small ones."""
+    mine = {case for case in SUITE if case.operator is operator}
+    shapes = {(case.shape, case.groups) for case in mine}
+    grouped = operator is Operator.LAYER_GROUP_NORM
+    every = (*suite.FORWARD, *suite.SMALL_LAYERS)
+    assert shapes == {one for one in every if bool(one[1]) == grouped and len(one[0]) == 4}
+    assert mine == {
+        Case(operator, shape, *kind, layout, groups)
+        for (shape, groups), kind, layout in itertools.product(shapes, COMMON, DENSE)
     }
-    assert {case for case in SUITE if case.operator is operator} == wanted
-    assert {case.shape for case in wanted} & set(suite.SMALL)
+    sizes = [case.elements < 1 << 15 for case in mine]
+    assert sizes.count(True) == 8
 
 
-@pytest.mark.parametrize("operator", of(Part.GRADIENTS))
-def test_every_value_meets_every_gradient(operator):
-    mine = [case for case in SUITE if case.operator is operator]
-    assert {case.layout for case in mine} == set(Layout)
-    assert kinds(mine) == KINDS
-    if operator is Operator.GROUP_NORM:
-        assert {(case.shape, case.groups) for case in mine} == set(suite.GROUP_NORM)
-    else:
-        wanted = {*RESNET_50, *suite.OTHERS, *suite.SMALL}
-        assert {case.shape for case in mine} == wanted
-        assert not any(case.groups for case in mine)
+@pytest.mark.parametrize("operator", of(Part.STEPS))
+def test_models_meet_both_dtypes_and_layouts(operator):
+    mine = {case for case in SUITE if case.operator is operator}
+    kinds = itertools.product(COMMON, DENSE)
+    assert mine == {Case(operator, (16, 3, 64, 64), *kind, layout) for kind, layout in kinds}
+
+
+def test_calls_are_of_operators_that_torch_has():
+    mine = [case for case in SUITE if case.part is Part.CALLS]
+    assert {case.shape for case in mine} == {(4, 8, 4)}
+    assert [case.operator.value for case in mine] == [
+        *("train", "eval", "forward", "forward-eval", "group-norm", "forward-group-norm")
+    ]
 
 
 @pytest.mark.parametrize("case", SUITE, ids=lambda case: case.id)
@@ -162,18 +157,21 @@ def test_streams():
         **dict.fromkeys(("eval-input", "reduce"), 2),
         **dict.fromkeys(("forward", "forward-eval", "normalise", "forward-group-norm"), 2),
         "stats": 1,
-        **dict.fromkeys(("layer-batch-norm", "layer-group-norm"), 5),
+        **dict.fromkeys(("layer-batch-norm", "layer-batch-norm-eval", "layer-group-norm"), 5),
+        **dict.fromkeys(("step-resnet18", "step-mobilenet-v2", "step-unet"), 1),
+        **dict.fromkeys(("aclnn-known", "aclnn-new"), 0),
     }
 
 
 def test_the_quick_run_is_a_part_with_some_of_everything():
     quick = suite.quick()
     assert set(quick) <= set(SUITE)
-    assert {case.id for case in quick} == suite._QUICK
     assert {case.operator for case in quick} == set(Operator)
     assert {case.layout for case in quick} == set(Layout)
     assert kinds(quick) == KINDS
-    assert {case.shape for case in quick} >= set(suite.SMALL)
+    for part in (Part.GRADIENTS, Part.FORWARD):
+        sizes = {case.elements > 1 << 22 for case in quick if case.part is part}
+        assert sizes == {False, True}
 
 
 def test_the_suite_keeps_cases_with_the_same_data_together():
@@ -191,7 +189,7 @@ def test_what_data_depend_on():
 
 def test_select():
     def ids(pattern):
-        return [case.id for case in run.select(SUITE, pattern)]
+        return [case.id for case in suite.select(SUITE, pattern)]
 
     assert ids("train/64x128/float32") == ["train/64x128/float32/contiguous"]
     # As text first: a plus sign repeats something in a regular expression.

@@ -1,180 +1,163 @@
-"""Who runs on a case's data: normgrad in three ways, torch, and what memory itself allows."""
+"""Who runs on a case's data: normgrad, torch, and what memory itself allows.
+
+On a GPU each call takes the next of several copies of the tensors every time: what a call finds in
+L2 because the one before it left it there, a training does not find there. torch's are its own
+operators, or where it has none the fastest composition of others; on a GPU the fastest of its own,
+cuDNN's and a composition that torch.compile compiles. What cannot be run, or computes something
+else than ours, is not timed, and the reason is kept.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from contextlib import suppress
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import torch
 
 import normgrad
 
-from ..backends.cpu import openmp
-from ..operators.by_name import PLANNED
-from . import compositions, layers
-from .compositions import EPS, MOMENTUM, Call, Candidates
-from .data import Data, load_torch
-from .suite import Case, Operator, Part
+from ..operators.by_name import PLANNED, choices_of
+from . import compositions, data, steps, timing
+from .compositions import EPS, MOMENTUM
+from .data import Data
+from .device import Device
+from .suite import BFLOAT16, FLOAT16, FLOAT32, Case, Operator, Part
+from .timing import Call
 
-#: How often each of several compositions is tried before the fastest is taken.
+#: What torch.compile's is called in tables and files.
+COMPILED = "torch.compile"
+#: Rounds that choose the fastest of several.
 TRIALS = 3
 
-
-@dataclass(frozen=True)
-class Contender:
-    """A call to be timed.
-
-    Attributes:
-        call: makes it.
-        pool: whose threads it runs on. Where ours are not torch's each brings an OpenMP of its own,
-            and the threads of one spin for a while after a call, on the other's cores.
-    """
-
-    call: Call
-    pool: str
+#: How far a contender's results may be from ours, in terms of the largest of them: 8 units of
+#: roundoff of halves, which some round three times on the way, and 2¹³ of float32, in which others
+#: sum up to millions of terms. A kernel that computes something else is further off.
+AGREE = {FLOAT32: 2**-11, BFLOAT16: 2**-5, FLOAT16: 2**-8}
 
 
 @dataclass(frozen=True)
-class Contenders:
-    """Everything timed on a case, by name, in the order in which it runs.
+class Ready:
+    """What is timed on a case, and what is not.
 
     Attributes:
-        calls: "ours", the public function with new outputs; "out", the same with outputs given;
-            "plan", a plan's run with outputs and workspace given; "torch", the same from torch,
-            with new outputs; "bound", the memory's part of the work. Of a layer's step there are
-            "ours" and "torch" alone.
-        torch: what torch computes with.
-        bound: what stands for the memory; empty for a layer, as is the path.
-        path: the plan's way through the kernels.
+        calls: by name, in the order in which they run: "ours", the public function with new
+            outputs, a layer's or model's step, or aclnn's phase; "plan", a plan's run with outputs
+            and workspace given; "numpy", the public function on NumPy arrays, in calls alone;
+            "torch", the same from torch, with new outputs; "bound", the memory's part of the work.
+        contender: what torch computes with; empty where it has nothing of the kind.
+        bound: what stands for the memory; empty where nothing does.
+        path: the plan's way through the kernels, in words.
+        failed: why others were left out, by name.
     """
 
-    calls: Mapping[str, Contender]
-    torch: str
+    calls: Mapping[str, Call]
+    contender: str
     bound: str
     path: str
+    failed: Mapping[str, str]
 
 
-def fastest(candidates: Candidates) -> tuple[str, Call]:
-    """The first kernel that takes the tensors, or else the fastest composition.
-
-    Raises:
-        RuntimeError: torch can do nothing with them.
-    """
-    for name, call in candidates.kernels.items():
-        try:
-            call()
-        except RuntimeError:  # no such kernel for the CPU, or none for these dtypes
-            continue
-        return name, call
-    times: dict[str, float] = {}
-    for name, call in candidates.compositions.items():
-        with suppress(RuntimeError):
-            times[name] = min(_seconds(call) for _ in range(TRIALS))
-    if not times:
-        raise RuntimeError("torch has neither a kernel nor a composition for these tensors")
-    name = min(times, key=times.__getitem__)
-    return name, candidates.compositions[name]
-
-
-def _seconds(call: Call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def tensors(case: Case, device: Device) -> list[Data]:
+    """A case's tensors, in as many copies as a device wants."""
+    return [data.make(case, seed, device.name) for seed in range(device.copies(case.tensor_bytes))]
 
 
 def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the public function takes: tensors and options, by name."""
-    if case.operator.part is Part.FORWARD:
-        return _forward_arguments(case, data)
-    both = {"grad_out": data.grad_out, "input": data.input}
-    if case.operator is Operator.GROUP_NORM:
-        tensors = {**both, "mean": data.mean, "rstd": data.invstd, "gamma": data.weight}
-        return tensors, {"num_groups": case.groups}
-    statistics = {"mean": data.mean, "invstd": data.invstd, "weight": data.weight}
-    if case.operator is Operator.REDUCE:
-        return {**both, **statistics}, {}
-    if case.operator is Operator.ELEMT:
-        sums = {"sum_dy": data.sum_dy, "sum_dy_xmu": data.sum_dy_xmu, "count": data.count}
-        return {**both, **statistics, **sums}, {}
-    both["weight"] = data.weight
+    training = case.operator in (Operator.TRAIN, Operator.FORWARD)
+    aliases = {"rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
+    tensors = {**vars(data), **aliases}
     if case.operator is Operator.TRAIN:
-        tensors = {**both, "save_mean": data.mean, "save_invstd": data.invstd}
-        return tensors, {"training": True, "eps": EPS}
-    tensors = {**both, "running_mean": data.mean, "running_var": data.var}
-    options: dict[str, Any] = {"training": False, "eps": EPS}
+        tensors |= {"save_mean": data.mean, "save_invstd": data.invstd}
+    else:  # the forward pass changes them in training, and the data are others' too
+        tensors |= {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
+    options: dict[str, Any] = {"training": training, "eps": EPS, "momentum": MOMENTUM}
+    options["num_groups"] = case.groups
     if case.operator is Operator.EVAL_INPUT:
         options["output_mask"] = (True, False, False)
-    return tensors, options
+    name = case.operator.function
+    names = [parameter.name for parameter in PLANNED[name].parameters]
+    choices = choices_of(name)
+    taken = {choice: value for choice, value in options.items() if choice in choices}
+    return {name: tensors[name] for name in names if name in tensors}, taken
 
 
-def _forward_arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
-    x = {"input": data.input}
-    if case.operator is Operator.STATS:
-        return x, {"eps": EPS}
-    if case.operator is Operator.FORWARD_GROUP_NORM:
-        options = {"num_groups": case.groups, "eps": EPS}
-        return {**x, "gamma": data.weight, "beta": data.bias}, options
-    affine = {**x, "weight": data.weight, "bias": data.bias}
-    if case.operator is Operator.NORMALISE:
-        return {**affine, "mean": data.mean, "invstd": data.invstd}, {}
-    training = case.operator is Operator.FORWARD
-    # They are changed in training, and the data are others' too.
-    running = {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
-    return {**affine, **running}, {"training": training, "momentum": MOMENTUM, "eps": EPS}
-
-
-def updated(case: Case, named: dict[str, Any]) -> tuple[Any, ...] | None:
+def _updated(case: Case, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """What ``out`` has to say for new outputs, where a call updates tensors of the caller's."""
     if case.operator is not Operator.FORWARD:
         return None
     return (None, None, None, named["running_mean"], named["running_var"])
 
 
-def outputs(
-    torch: Any, plan: normgrad.Plan, updated: tuple[Any, ...] | None, device: Any = "cpu"
-) -> Any:
+def _outputs(plan: normgrad.Plan, updated: tuple[Any, ...] | None, device: Any) -> Any:
     """Tensors for what a plan computes, in the form that ``out`` has: new but for the updated."""
+    specs = plan.output_specs
     made = tuple(
         given
         if spec is None or given is not None
         else torch.empty_strided(
             spec.shape, spec.strides, dtype=getattr(torch, spec.dtype.name), device=device
         )
-        for spec, given in zip(
-            plan.output_specs, updated or [None] * len(plan.output_specs), strict=True
-        )
+        for spec, given in zip(specs, updated or [None] * len(specs), strict=True)
     )
     return made[0] if plan.out_is_tensor else made
 
 
-def memory_bound(torch: Any, case: Case, data: Data) -> tuple[str, Call]:
+def planned(case: Case, data: Data) -> normgrad.Plan:
+    """The plan for a case's tensors, and for all that look like them."""
+    named, options = arguments(case, data)
+    name, device = case.operator.function, data.input.device
+    # The CPU's is what a plan is for where nothing is said.
+    options |= {} if device.type == "cpu" else {"device": device.type}
+    first = normgrad.plan(name, **named, **options)
+    out = _outputs(first, _updated(case, named), device)
+    return normgrad.plan(name, **named, **options, out=out)
+
+
+def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
+    """Our calls on a case's data: the public function and a plan's run; in calls NumPy's too."""
+    function = getattr(normgrad, case.operator.function)
+    named, options = arguments(case, data)
+    device = data.input.device
+    out = _outputs(plan, _updated(case, named), device)
+    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=device)
+    # By position, as torch's operators are called.
+    names = [parameter.name for parameter in PLANNED[case.operator.function].parameters]
+
+    def public(named: Mapping[str, Any]) -> Call:
+        updated = _updated(case, named)
+        new = {} if updated is None else {"out": updated}
+        return partial(function, *map(named.get, names), **options, **new)
+
+    calls: dict[str, Call] = {
+        "ours": public(named),
+        "plan": partial(plan.run, *map(named.get, names), out=out, workspace=workspace),
+    }
+    if case.part is Part.CALLS:
+        calls["numpy"] = public({name: value.numpy().copy() for name, value in named.items()})
+    return calls
+
+
+def memory_bound(case: Case, data: Data) -> tuple[str, Call]:
     """The same traffic as the operator's, with as little arithmetic as there can be."""
     dy, x = data.grad_out, data.input
     if case.operator in (Operator.REDUCE, Operator.STATS):
-        flat_x = _flat(torch, x)
-        flat_dy = flat_x if case.operator is Operator.STATS else _flat(torch, dy)
-        return "read: torch.dot over the memory", lambda: torch.dot(flat_dy, flat_x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device).as_strided(
-        x.shape, _dense_strides(x)
-    )
+        flat_x = _flat(x)
+        flat_dy = flat_x if case.operator is Operator.STATS else _flat(dy)
+        return "read: torch.dot over the memory", partial(torch.dot, flat_dy, flat_x)
+    out = torch.empty_like(x)  # dense, with x's order of axes
     if case.operator.part is Part.FORWARD:
-        return "scale: torch.mul(x, 3, out=)", lambda: torch.mul(x, 3, out=out)
+        return "scale: torch.mul(x, 3, out=)", partial(torch.mul, x, 3, out=out)
     if case.operator is Operator.EVAL_INPUT:
-        return "scale: torch.mul(dy, 3, out=)", lambda: torch.mul(dy, 3, out=out)
-    return "triad: torch.add(x, dy, out=)", lambda: torch.add(x, dy, out=out)
+        return "scale: torch.mul(dy, 3, out=)", partial(torch.mul, dy, 3, out=out)
+    return "triad: torch.add(x, dy, out=)", partial(torch.add, x, dy, out=out)
 
 
-def _dense_strides(tensor: Any) -> tuple[int, ...]:
-    strides = [0] * tensor.dim()
-    step = 1
-    for axis in sorted(range(tensor.dim()), key=lambda axis: tensor.stride(axis)):
-        strides[axis] = step
-        step *= tensor.shape[axis]
-    return tuple(strides)
-
-
-def _flat(torch: Any, tensor: Any) -> Any:
+def _flat(tensor: Any) -> Any:
     """All the memory a tensor lies in, as one row of numbers that torch reads at full speed.
 
     torch adds halves up one by one; as float64 their memory is read by MKL. What the numbers are
@@ -187,75 +170,127 @@ def _flat(torch: Any, tensor: Any) -> Any:
     return whole[:usable].view(dtype)
 
 
-def planned(torch: Any, case: Case, data: Data) -> normgrad.Plan:
-    """The plan for a case's tensors, and for all that look like them."""
-    named, options = arguments(case, data)
-    name, device = case.operator.function, data.input.device
-    # The CPU's is what a plan is for where nothing is said.
-    options |= {} if device.type == "cpu" else {"device": device.type}
-    first = normgrad.plan(name, **named, **options)
-    return normgrad.plan(
-        name, **named, **options, out=outputs(torch, first, updated(case, named), device)
-    )
+def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping[str, Call]]:
+    """torch's calls by name, in groups: those of a group count if no call of one before it does."""
+    if case.part is Part.ACLNN:
+        return []
+    if case.part is Part.LAYERS:
+        name = f"torch.nn.{case.operator.function}"
+        return [{name: steps.layer_step(False, case, data)}]
+    if case.part is Part.STEPS:
+        return [{"torch.nn": steps.model_step(False, case, data)}]
+    found = compositions.candidates(case, data)
+    if not on_gpu:
+        return [found.kernels, found.compositions]
+    compiled: dict[str, Call] = {}
+    if compile_:
+        plain = next(call for name, call in found.compositions.items() if "aten::" not in name)
+        compiled[COMPILED] = torch.compile(plain, dynamic=False, fullgraph=True)
+    return [{**found.kernels, **found.cuda, **compiled}]
 
 
-def ours(torch: Any, case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
-    """Our calls on a case's data: the public function, the same with ``out=``, a plan's run."""
-    function = getattr(normgrad, case.operator.function)
-    named, options = arguments(case, data)
-    device, given = data.input.device, updated(case, named)
-    out = outputs(torch, plan, given, device)
-    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=device)
-    # By position, as torch's operators are called.
-    parameters = PLANNED[case.operator.function].parameters
-    tensors = [named.get(parameter.name) for parameter in parameters]
-    new = {} if given is None else {"out": given}
-    return {
-        "ours": lambda: function(*tensors, **options, **new),
-        "out": lambda: function(*tensors, **options, out=out),
-        "plan": lambda: plan.run(*tensors, out=out, workspace=workspace),
-    }
+_WHOLE = {Part.LAYERS: steps.layer_step, Part.STEPS: steps.model_step}
 
 
-def _pool() -> str:
-    """Whose threads ours are."""
-    return "numba" if openmp.of_torch() is None else "torch"
+def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool = False) -> Ready:
+    """Make ready everything that is timed on a case; each has run once on each copy.
 
-
-def gather(case: Case, data: Data) -> Contenders:
-    """Make ready everything that is timed on a case; each has run once.
+    Args:
+        case: what is computed.
+        tensors: the copies of its tensors.
+        device: where they are.
+        compile_: whether torch.compile competes, on a GPU.
 
     Raises:
-        TorchMissingError: there is no torch.
+        Exception: ours cannot compute it, whatever the reason.
     """
-    torch = load_torch()
-    if case.operator.part is Part.LAYERS:
-        found = _layers(torch, case, data)
+    bound = path = ""
+    if case.part is Part.STEPS:
+        tensors = tensors[:1]  # its activations go through L2 by themselves
+    mine: list[dict[str, Call]]
+    bounds: list[dict[str, Call]] = [{} for _ in tensors]
+    if case.part is Part.ACLNN:
+        mine = [{"ours": steps.phase_1(case, one)} for one in tensors]
+    elif case.part in _WHOLE:
+        mine = [{"ours": _WHOLE[case.part](True, case, one)} for one in tensors]
     else:
-        plan = planned(torch, case, data)
-        calls = ours(torch, case, data, plan)
-        theirs, kernel = fastest(compositions.candidates(torch, case, data))
-        bound, memory = memory_bound(torch, case, data)
-        contenders = {
-            **{name: Contender(call, _pool()) for name, call in calls.items()},
-            "torch": Contender(kernel, "torch"),
-            "bound": Contender(memory, "torch"),
-        }
-        found = Contenders(contenders, theirs, bound, plan.path)
-    for contender in found.calls.values():
-        contender.call()
-    return found
-
-
-def _layers(torch: Any, case: Case, data: Data) -> Contenders:
-    """A step has no outputs to be given and no plan, and no one call stands for its memory."""
+        plan = planned(case, tensors[0])
+        path = plan.path
+        mine = [ours(case, one, plan) for one in tensors]
+        for place, one in enumerate(tensors):
+            bound, bounds[place]["bound"] = memory_bound(case, one)
+    wanted = _results(case, mine[0]["ours"]())
+    if compile_:
+        torch.compiler.reset()  # what is compiled for other cases counts towards a limit
+    offers = [theirs(case, one, device.kind == "cuda", compile_) for one in tensors]
+    found: dict[str, Call] = {}
+    failed: dict[str, str] = {}
+    for group in zip(*offers, strict=True):
+        for name, first in group[0].items():
+            try:
+                wrong = disagreement(_results(case, first()), wanted)
+                if wrong is None:
+                    found[name] = in_turn(group, name)
+            except Exception as error:  # of any kind: it is not ours
+                wrong = reason(error)
+            if wrong is not None:
+                failed[name] = wrong
+        if found:
+            break
+    contender = next(iter(found), "")
+    if len(found) > 1:
+        trial = timing.measure(found, rounds=TRIALS, stopwatch=device.seconds).medians
+        contender = min(trial, key=trial.__getitem__)
+    torchs = {"torch": found[contender]} if found else {}
     calls = {
-        "ours": Contender(layers.step(torch, layers.OURS, case, data), _pool()),
-        "torch": Contender(layers.step(torch, layers.THEIRS, case, data), "torch"),
+        **{name: in_turn(mine, name) for name in mine[0]},
+        **torchs,
+        **{name: in_turn(bounds, name) for name in bounds[0]},
     }
-    return Contenders(calls, f"{layers.THEIRS}.{case.operator.function}", "", "")
+    return Ready(calls, contender, bound, path, failed)
 
 
-def threads(count: int) -> None:
-    """How many threads torch uses from here on, and normgrad with it."""
-    load_torch().set_num_threads(count)
+def in_turn(each: Sequence[Mapping[str, Call]], name: str) -> Call:
+    """The calls of that name, the next one every time; each runs once."""
+    calls = [one[name] for one in each]
+    for call in calls:
+        call()
+    if len(calls) == 1:
+        return calls[0]
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def reason(error: BaseException) -> str:
+    """An error on one line, without what others put after it."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
+
+
+def _results(case: Case, results: Any) -> list[Any]:
+    """What all give alike: not the running statistics, which each updates as often as it runs."""
+    given = [results] if hasattr(results, "shape") else list(results)
+    # Of batch norm's forward pass there are y, mean and invstd.
+    return given[:3] if case.operator.part is Part.FORWARD else given
+
+
+def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
+    """In which output a contender is further from ours than roundings explain; None for nowhere.
+
+    What either leaves out, and what has no elements, is not compared.
+    """
+    for index, (other, own) in enumerate(zip(theirs, mine, strict=False)):
+        if other is None or own is None or not own.numel() or not other.numel():
+            continue
+        if other.numel() != own.numel():
+            shapes = f"{tuple(other.shape)} instead of {tuple(own.shape)}"
+            return f"disagrees: output {index} has shape {shapes}"
+        names = (str(tensor.dtype).removeprefix("torch.") for tensor in (other, own))
+        allowed = max(AGREE.get(name, AGREE[FLOAT32]) for name in names)
+        own = own.detach().float()
+        scale = own.abs().max().item()
+        off = (other.detach().float().reshape(own.shape) - own).abs().max().item()
+        if not off <= allowed * scale:  # nor if either is not a number
+            relative = off / scale if scale else math.inf
+            return f"disagrees: output {index} is off by {relative:.2g} of the largest"
+    return None

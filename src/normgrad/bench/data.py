@@ -1,95 +1,48 @@
-"""A case's tensors, made with torch, whose contenders and ours both take."""
+"""A case's tensors, made with torch, whose operators and ours both take."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from .suite import Case, Layout, Shape
 
-
-class TorchMissingError(Exception):
-    """There is no torch to compare with."""
-
-
-def load_torch() -> Any:
-    """torch, which takes seconds to import and is no dependency of the package.
-
-    Raises:
-        TorchMissingError: it is not installed.
-    """
-    try:
-        return importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise TorchMissingError from None
+#: Tensors by their operators' names for them; see :func:`make`.
+Data = SimpleNamespace
 
 
-@dataclass(frozen=True)
-class Data:
-    """The tensors of all cases that differ in their operator alone.
-
-    The statistics are plausible ones, not x's own: no operator looks, and none takes longer for it.
-
-    Attributes:
-        grad_out, input: dy and x.
-        weight: one for each channel, as are the rest unless it is said.
-        mean: with group norm one for each group of each sample.
-        var, invstd: positive; as many.
-        sum_dy, sum_dy_xmu, count: what elemt takes beside them.
-        bias: what the forward pass does.
-    """
-
-    grad_out: Any
-    input: Any
-    weight: Any
-    mean: Any
-    var: Any
-    invstd: Any
-    sum_dy: Any
-    sum_dy_xmu: Any
-    count: Any
-    bias: Any
-
-
-def _lay_out(torch: Any, values: Any, channels_last: bool, cropped: bool) -> Any:
+def _lay_out(values: Any, channels_last: bool, cropped: bool) -> Any:
     if channels_last:
         return values.contiguous(memory_format=torch.channels_last)
     if cropped:
         *front, height, width = values.shape
-        whole = torch.zeros(
-            (*front, height + 1, width + 1), dtype=values.dtype, device=values.device
-        )
-        view = whole[..., 1:, 1:]
-        view.copy_(values)
-        return view
+        whole = values.new_zeros((*front, height + 1, width + 1))
+        return whole[..., 1:, 1:].copy_(values)
     return values
 
 
 def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
-    """Normally distributed tensors that look as the case says.
+    """Normally distributed tensors for all cases that differ in their operator alone.
 
-    Raises:
-        TorchMissingError: there is no torch.
+    There are dy and x, and one number for each channel of the others, but for mean, var and invstd
+    with group norm: one for each group of each sample. The statistics are plausible ones, not x's
+    own: no operator looks, and none takes longer for it.
     """
-    torch = load_torch()
     generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
     channels = case.shape[1]
     count = case.elements // channels
-    statistics: Shape = (channels,)
-    if case.groups:
-        statistics = (case.shape[0], case.groups)
+    statistics = (case.shape[0], case.groups) if case.groups else (channels,)
 
     def normal(shape: Shape) -> Any:
         return torch.randn(shape, generator=generator, device=device)
 
-    def data(mean: float, channels_last_in: Layout) -> Any:
-        channels_last = case.layout in (Layout.CHANNELS_LAST, channels_last_in)
+    def data(mean: float, mixed: Layout) -> Any:
         values = normal(case.shape).add_(mean).to(dtype)
-        return _lay_out(torch, values, channels_last, case.layout is Layout.CROPPED)
+        channels_last = case.layout in (Layout.CHANNELS_LAST, mixed)
+        return _lay_out(values, channels_last, case.layout is Layout.CROPPED)
 
     var = torch.rand(statistics, generator=generator, device=device) + 0.5
     return Data(

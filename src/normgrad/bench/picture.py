@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from . import targets
-from .results import ON_GPU, Results, Row, spelled_bytes, spelled_threads
+from .results import Results, Row, spelled_bytes, spelled_threads
 from .suite import Layout, Operator, Part
 
 #: Told apart with any kind of colour vision (Okabe and Ito's palette). The forward pass has panels
@@ -26,131 +25,74 @@ _COLOURS = {
     Operator.NORMALISE: ("normalise", "#CC79A7"),
     Operator.FORWARD_GROUP_NORM: ("group norm", "#D55E00"),
 }
-#: The parts that the memory's own time is known of: what a panel is called, and how many tensors
-#: most of its operators need.
-_PARTS = {Part.GRADIENTS: ("gradients", 3), Part.FORWARD: ("forward pass", 2)}
-_NUMBERS = {2: "two", 3: "three"}
+#: The parts that the memory's own time is known of, and how many tensors most operators need.
+_PARTS = {Part.GRADIENTS: 3, Part.FORWARD: 2}
+_MARKERS = dict(zip(Layout, "os^vD", strict=True))
+_TICKS = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500, 1000)
 
 #: The pictures' files.
 ENDINGS = (".png", ".svg")
 
-_MARKERS = {
-    Layout.CONTIGUOUS: "o",
-    Layout.CHANNELS_LAST: "s",
-    Layout.X_CHANNELS_LAST: "^",
-    Layout.DY_CHANNELS_LAST: "v",
-    Layout.CROPPED: "D",
-}
-#: The memory's own time, and the targets.
-_LINES: tuple[tuple[float, Any, str], ...] = (
-    (1.0, "solid", "the memory's own time"),
-    # These are the gradients' on CPUs.
-    (targets.XTRIAD, (0, (5, 3)), f"target beyond the cache, {targets.XTRIAD:g}"),
-    (
-        targets.XTRIAD_CACHED,
-        (0, (1.5, 2)),
-        f"target within it, in the mean, {targets.XTRIAD_CACHED:g}",
-    ),
-)
-_TICKS = (0.1, 0.2, 0.5, 1, 1.25, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500, 1000)
-
-
-def _tensor_bytes(row: Row) -> float:
-    return row.bytes / Operator(row.operator).streams
-
-
-def _beside(operator: Operator) -> float:
-    """Cases of one size stand side by side, not on top of each other."""
-    kinds = [kind for kind in Operator if kind.part is operator.part]
-    return float(2 ** (0.15 * (kinds.index(operator) - (len(kinds) - 1) / 2)))
-
-
-def _lines(rows: Sequence[Row]) -> tuple[tuple[float, Any, str], ...]:
-    held = any(row.part is Part.GRADIENTS and row.threads != ON_GPU for row in rows)
-    return _LINES if held else _LINES[:1]
-
 
 def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
+    """Each case's time and torch's over the memory's own, by the bytes of one tensor."""
     for row in rows:
-        operator = Operator(row.operator)
-        marker = _MARKERS[Layout(row.layout)]
-        x = _tensor_bytes(row) * _beside(operator)
-        axes.plot(
-            *(x, row.t_torch_us / row.t_triad_us, marker),
-            **{"markersize": 3, "color": "0.45", "alpha": 0.4, "markeredgewidth": 0},
-            zorder=2,
-        )
-        axes.plot(
-            *(x, row.xtriad, marker),
-            **{"markersize": 5, "color": _COLOURS[operator][1], "alpha": 0.85},
-            **{"markeredgecolor": "white", "markeredgewidth": 0.5},
-            zorder=3,
-        )
-    for value, dashes, _ in _lines(rows):
-        axes.axhline(value, color="0.2", linewidth=0.9, linestyle=dashes, zorder=1)
-    low, high = axes.get_xlim()
-    tensors = _PARTS[part][1]
-    full = cache / tensors
-    if low < full < high:
-        axes.axvline(full, color="0.2", linewidth=0.9, linestyle=":", zorder=1)
-        axes.annotate(
-            f"{_NUMBERS[tensors]} tensors fill the cache",
-            (full, 0.97),
-            **{"xycoords": ("data", "axes fraction"), "xytext": (-3, 0)},
-            **{"textcoords": "offset points", "rotation": 90, "ha": "right", "va": "top"},
-            **{"fontsize": 8, "color": "0.3", "bbox": {"color": "white", "pad": 1}},
-        )
+        operators = [kind for kind in _COLOURS if kind.part is part]
+        # Cases of one size stand side by side, not on top of each other.
+        beside = operators.index(row.case.operator) - (len(operators) - 1) / 2
+        x, marker = row.case.tensor_bytes * 2 ** (0.15 * beside), _MARKERS[row.case.layout]
+        colour = _COLOURS[row.case.operator][1]
+        plain = {"linestyle": "none", "markeredgewidth": 0}
+        axes.plot(x, row.over("torch", "bound"), marker, ms=3, color="0.45", alpha=0.4, **plain)
+        axes.plot(x, row.over("plan", "bound"), marker, ms=5, color=colour, alpha=0.85, **plain)
+    axes.axhline(1, color="0.2", linewidth=0.9, zorder=1)
+    axes.axvline(cache / _PARTS[part], color="0.2", linewidth=0.9, linestyle=":", zorder=1)
 
 
 def _scales(axes: Any, rows: Sequence[Row]) -> None:
     """Powers of two in bytes along x, plain numbers along y."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    sizes = [_tensor_bytes(row) for row in rows]
-    figures = [*(row.xtriad for row in rows), *(row.t_torch_us / row.t_triad_us for row in rows)]
+    sizes = [row.case.tensor_bytes for row in rows]
+    figures = [row.over(name, "bound") for row in rows for name in ("plan", "torch")]
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(sizes) / 2, max(sizes) * 2)
     axes.set_yscale("log")
     axes.set_ylim(min(0.8, *figures) / 1.15, max(4.0, *figures) * 1.15)
-    first, last = (math.log2(size) for size in axes.get_xlim())
-    ticks = range(math.ceil(first), math.floor(last) + 1)
-    step = 2 if len(ticks) > 16 else 1
-    axes.xaxis.set_major_locator(FixedLocator([2.0**power for power in ticks[::step]]))
+    powers = range(math.ceil(math.log2(min(sizes))), math.floor(math.log2(max(sizes))) + 1)
+    ticks = [2.0**power for power in powers]
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 2 if len(ticks) > 16 else 1]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: spelled_bytes(size)))
-    axes.xaxis.set_minor_locator(FixedLocator([2.0**power for power in ticks]))
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color="0.92", linewidth=0.6, zorder=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _legend(figure: Any, rows: Sequence[Row]) -> None:
     from matplotlib.lines import Line2D
 
+    def entry(label: str, **style: Any) -> Any:
+        return Line2D([], [], label=label, **{"linestyle": "none", "markersize": 5.5, **style})
+
+    operators, layouts = (
+        {getattr(row.case, name) for row in rows} for name in ("operator", "layout")
+    )
     # An entry for each name and colour, whichever parts it is in.
-    operators = {Operator(row.operator) for row in rows}
     looks = dict.fromkeys(look for kind, look in _COLOURS.items() if kind in operators)
-    layouts = {Layout(row.layout) for row in rows}
-
-    def dot(marker: str, colour: str, label: str, **more: Any) -> Any:
-        style = {"linestyle": "none", "markersize": 5.5, **more}
-        return Line2D([], [], marker=marker, color=colour, label=label, **style)
-
+    line = {"color": "0.2", "linewidth": 0.9}
     handles = [
-        *(dot("o", colour, label) for label, colour in looks),
-        dot("o", "0.5", "PyTorch, same case", alpha=0.5, markersize=3.5),
+        *(entry(label, marker="o", color=colour) for label, colour in looks),
+        entry("PyTorch, same case", marker="o", color="0.5", alpha=0.5, markersize=3.5),
         *(
-            dot(_MARKERS[layout], "0.3", layout.value, markerfacecolor="none")
-            for layout in Layout
+            entry(layout.value, marker=marker, color="0.3", markerfacecolor="none")
+            for layout, marker in _MARKERS.items()
             if layout in layouts
         ),
-        *(
-            Line2D([], [], color="0.2", linewidth=0.9, linestyle=dashes, label=label)
-            for _, dashes, label in _lines(rows)
-        ),
+        entry("the memory's own time", **line, linestyle="solid"),
+        entry("L2: three tensors, or two", **line, linestyle=":"),
     ]
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
 
@@ -164,10 +106,10 @@ def draw(results: Results) -> dict[str, bytes]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = [row for row in results.rows if row.part in _PARTS]
+    rows = [row for row in results.rows if row.case.part in _PARTS]
     if not rows:
         return {}
-    parts = [part for part in _PARTS if any(row.part is part for row in rows)]
+    parts = [part for part in _PARTS if any(row.case.part is part for row in rows)]
     counts = sorted({row.threads for row in rows})
     size = (4.5 + 8.5 * len(parts), 0.8 + 4.6 * len(counts))
     figure = Figure(figsize=size, layout="constrained")
@@ -175,17 +117,14 @@ def draw(results: Results) -> dict[str, bytes]:
     for count, line in zip(counts, panels, strict=True):
         for part, axes in zip(parts, line, strict=True):
             _scales(axes, rows)
-            mine = [row for row in rows if (row.part, row.threads) == (part, count)]
+            mine = [row for row in rows if (row.case.part, row.threads) == (part, count)]
             _panel(axes, part, mine, results.cache)
-            axes.set_title(f"{_PARTS[part][0]}, {spelled_threads(count)}", fontsize=10)
+            axes.set_title(f"{part.value}, {spelled_threads(count)}", fontsize=10)
+            axes.set_xlabel("bytes of one tensor (cases of one size stand side by side)")
         line[0].set_ylabel("time / memory's own time")
-    for axes in panels[-1]:
-        axes.set_xlabel("bytes of one tensor (cases of one size stand side by side)")
     facts = results.facts
-    figure.suptitle(
-        f"normgrad {facts['normgrad']} and PyTorch {facts['torch']} on {results.device}",
-        fontsize=11,
-    )
+    versions = f"normgrad {facts['normgrad']} and PyTorch {facts['torch']}"
+    figure.suptitle(f"{versions} on {results.device}", fontsize=11)
     _legend(figure, rows)
     files = {}
     # The same figures give the same file.

@@ -1,16 +1,17 @@
-"""Tables for the documents, made from the files of runs and put between markers."""
+"""Tables of runs: those that the command prints, and those that are put into the documents."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from . import results, targets
-from .markdown import means, missed, shown, table, verdict
 from .results import Results, Row, spelled_bytes, spelled_threads
 from .startup import Start
-from .suite import GPU_BATCH, RESNET_50, Layout, Operator, Part, spelled
+from .suite import GPU_BATCH, RESNET_50, Layout, Operator, Part
 from .targets import geometric_mean
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -19,11 +20,10 @@ GPU_BEGIN, GPU_END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 
 #: Files of runs begin so, and those of starts so; a run of a part has a suffix and is left out.
 RUNS, GPU_RUNS, STARTS = "cpu-", "cuda-", "startup-"
-PARTIAL = ("-quick", "-filtered")
+PARTIAL = ("-quick", "-filtered", "-interrupted")
 
 #: Misses listed of each target; the file has them all.
 MOST_MISSES = 12
-
 
 NO_GPU = """No figures have been measured on a GPU yet. On a machine with one,
 
@@ -35,9 +35,116 @@ normgrad bench --device cuda
 writes them to `benchmarks/results/cuda-NAME.csv`, and `normgrad bench --report` puts their tables
 here."""
 
+#: What is shown of operators: a title, and whose time over whose. ``ours`` is the public function.
+FIGURES = (
+    ("torch / ours", "torch", "ours"),
+    ("torch / plan", "torch", "plan"),
+    ("×triad", "plan", "bound"),
+)
+_TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
+
 
 class ReportError(Exception):
     """There is nothing to report, or nowhere to put it."""
+
+
+class Table(NamedTuple):
+    """A header and lines, of names to the left and numbers to the right."""
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        rows = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.lines]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def shown(value: float | None) -> str:
+    """A figure; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def held(found: Results) -> Table:
+    """The targets, and how they were met with each number of threads."""
+    by_threads = targets.by_threads(found)
+    columns = [cell for n in by_threads for cell in (f"reached, {spelled_threads(n)}", "")]
+    lines = []
+    for line in zip(*by_threads.values(), strict=True):
+        cells = [cell for one in line for cell in (shown(one.reached), one.verdict)]
+        lines.append([line[0].target.name, line[0].target.sign, *cells])
+    return Table(["target", "limit", *columns], lines)
+
+
+def misses(found: Results, most: int = MOST_MISSES) -> list[str]:
+    """What was missed, by name of the worst cases; a line for each target and number of threads."""
+    lines = []
+    for count, reached in targets.by_threads(found).items():
+        for one in reached:
+            if one.met is False:
+                more = len(one.misses) - most
+                worst = ", ".join(f"`{case}` {shown(value)}" for case, value in one.misses[:most])
+                lines.append(
+                    f"- {one.target.name} ({one.target.sign}), {spelled_threads(count)}: "
+                    f"{len(one.misses)} of {one.cases}: {worst}"
+                    f"{f', and {more} more' if more > 0 else ''}"
+                )
+    return lines
+
+
+def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
+    """Every case's times in µs, and how many times as fast as torch the public function is."""
+    counts = sorted({row.threads for row in rows})
+    by_case: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_case.setdefault(row.case.id, {})[row.threads] = row
+    columns = [*map(_TITLES.__getitem__, names), *(["torch / ours"] if "torch" in names else [])]
+    lines = []
+    for case, mine in by_case.items():
+        cells = [case]
+        for count in counts:
+            one = mine.get(count)
+            figures = [one.time(name) for name in names] if one else [math.nan] * len(names)
+            ratio = [one.over("torch", "ours") if one else math.nan]
+            cells += map(shown, [*figures, *(ratio if "torch" in names else [])])
+        lines.append(cells)
+    header = [f"{column}, {spelled_threads(n)}" for n in counts for column in columns]
+    return Table(["times in µs", *header], lines)
+
+
+def _dtype(row: Row) -> str:
+    dtype = row.case.dtype
+    return dtype if row.case.parameters == "float32" else f"{dtype}, half parameters"
+
+
+def _means(rows: Sequence[Row], title: str, one: str, other: str) -> Table:
+    """Geometric means of one's time over another's: a line for each operator, a column for each
+    dtype and layout."""
+    layouts = [layout.value for layout in Layout]
+    groups = {
+        name: [row for row in rows if name in (_dtype(row), row.case.layout.value)]
+        for name in (*dict.fromkeys(map(_dtype, rows)), *layouts)
+    }
+    groups = {**{name: mine for name, mine in groups.items() if mine}, "all": list(rows)}
+    lines = []
+    for operator in Operator:
+        if any(row.case.operator is operator for row in rows):
+            figures = [
+                geometric_mean(
+                    row.over(one, other) for row in mine if row.case.operator is operator
+                )
+                for mine in groups.values()
+            ]
+            lines.append([operator.value, *map(shown, figures)])
+    return Table([title, *groups], lines)
+
+
+def starts(found: Sequence[Start]) -> Table:
+    """What processes pay at their start, in ms."""
+    header = ["kernels, in ms", "processes", "whole process", "import numpy", "import normgrad"]
+    lines = [[start.kernels, str(start.runs), *map(shown, start.times.values())] for start in found]
+    return Table([*header, "first call", "second call"], lines)
 
 
 def _where(found: Results) -> str:
@@ -51,10 +158,7 @@ def _where(found: Results) -> str:
         packages = ["driver", "CUDA", "cuDNN", "normgrad", "PyTorch", "Triton"]
     else:
         l2, l3 = (spelled_bytes(int(facts[name])) for name in ("l2_bytes", "l3_bytes"))
-        place = (
-            f"{found.device}, {facts['cores']} cores, L2 {l2}, L3 {l3}, of which {cache} are "
-            "counted on"
-        )
+        place = f"{found.device}, {facts['cores']} cores, L2 {l2}, L3 {l3}"
         packages = ["normgrad", "Python", "NumPy", "Numba", "PyTorch"]
     versions = ", ".join(
         f"{title} {facts['torch' if title == 'PyTorch' else title.lower()]}" for title in packages
@@ -64,189 +168,71 @@ def _where(found: Results) -> str:
     return f"{place}. {versions}. {facts['date'][:10]}, `{commands}`."
 
 
-def _targets(found: Results) -> str:
-    by_threads = targets.by_threads(found)
-    counts = list(by_threads)
-    header = [
-        "",
-        *(cell for n in counts for cell in (f"target, {spelled_threads(n)}", "reached", "")),
+def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
+    """Everything on one run."""
+    parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
+    sections = [f"### {found.device}", _where(found)]
+    if found.facts.get("not_measured"):
+        sections.append(f"Not measured: {found.facts['not_measured']}.")
+    if picture:
+        sections.append(f"![Times over the memory's own time]({picture})")
+    sections += ["#### Targets", str(held(found))]
+    sections += ["#### Misses", "\n".join(misses(found)) or "None."]
+    for part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS):
+        if parts[part]:
+            sections.append(f"#### {part.value.capitalize()}: geometric means")
+        for count in found.counts if parts[part] else ():
+            mine = [row for row in parts[part] if row.threads == count]
+            for title, one, other in FIGURES:
+                if part is not Part.LAYERS or (one, other) == ("torch", "ours"):
+                    title = f"{title}, {spelled_threads(count)}"
+                    sections.append(str(_means(mine, title, one, other)))
+    batch = GPU_BATCH if found.on_gpu else RESNET_50[0][0]
+    layers = {(batch, *shape[1:]) for shape in RESNET_50}
+    parts[Part.GRADIENTS] = [
+        row
+        for row in parts[Part.GRADIENTS]
+        if row.case.operator is Operator.TRAIN and row.case.shape in layers
+        if (row.case.parameters, row.case.layout.value) in _PLAIN
     ]
-    rows = []
-    for line in zip(*by_threads.values(), strict=True):
-        cells = [[t.limit if t.cases else "–", shown(t.reached), verdict(t)] for t in line]
-        rows.append([line[0].name, *(cell for group in cells for cell in group)])
-    return table(header, rows)
+    for part, title in _EVERY.items():
+        if parts[part]:
+            names = results.KNOWN[part]
+            sections += [f"#### {title.format(batch)}", str(every(parts[part], names))]
+    return "\n\n".join([*sections, *(["#### Starting", str(starts(begun))] if begun else [])])
 
 
-def _dtype(row: Row) -> str:
-    return row.dtype if row.parameters == "float32" else f"{row.dtype}, half parameters"
-
-
-_DTYPES = (
-    *("float32", "bfloat16", "float16"),
-    *("bfloat16, half parameters", "float16, half parameters"),
-)
-_LAYOUTS = tuple(layout.value for layout in Layout)
-
-
-def _batch(found: Results) -> int:
-    """What ResNet-50's layers have in the run's suite."""
-    return GPU_BATCH if found.on_gpu else RESNET_50[0][0]
-
-
-def _resnet(found: Results) -> str:
-    """The layers of ResNet-50 in training."""
-    counts = sorted({row.threads for row in found.rows})
-    shapes = tuple(spelled((_batch(found), *shape[1:])) for shape in RESNET_50)
-    mine: dict[str, dict[int, Row]] = {}
-    for row in found.rows:
-        common = row.parameters == "float32" and row.layout in _LAYOUTS[:2]
-        if row.operator == Operator.TRAIN.value and row.shape in shapes and common:
-            name = f"{row.shape} {row.dtype} {row.layout}"
-            mine.setdefault(name, {})[row.threads] = row
-    lines = []
-    for name, rows in mine.items():
-        cells = [name]
-        for count in counts:
-            row = rows[count]
-            times = (row.t_ours_us, row.t_out_us, row.t_torch_us, row.t_triad_us)
-            cells += [f"{time / 1e3:.3g}" for time in times]
-            cells += [shown(row.speedup), shown(row.xtriad)]
-        lines.append(cells)
-    columns = ("ours", "`out=`", "torch", "triad", "torch / ours", "×triad")
-    header = [f"{column}, {spelled_threads(n)}" for n in counts for column in columns]
-    return table(["times in ms", *header], lines)
-
-
-def _layers(rows: Sequence[Row]) -> str:
-    """Every layer's step."""
-    counts = sorted({row.threads for row in rows})
-    lines = []
-    for case in dict.fromkeys(row.case for row in rows):
-        cells = [case]
-        for count in counts:
-            (row,) = (row for row in rows if (row.case, row.threads) == (case, count))
-            cells += [f"{time / 1e3:.3g}" for time in (row.t_ours_us, row.t_torch_us)]
-            cells.append(shown(row.speedup))
-        lines.append(cells)
-    columns = ("ours", "torch", "torch / ours")
-    header = [f"{column}, {spelled_threads(n)}" for n in counts for column in columns]
-    return table(["times in ms", *header], lines)
-
-
-def _misses(found: Results) -> str:
-    lines = [
-        missed(target, MOST_MISSES, spelled_threads(count))
-        for count, reached in targets.by_threads(found).items()
-        for target in reached
-        if target.met is False and target.misses
-    ]
-    return "\n".join(lines) or "None."
-
-
-def _starts(starts: Sequence[Start]) -> str:
-    rows = [
-        [
-            f"{start.kernels}, {start.operator} {start.dtype}",
-            *(
-                shown(value)
-                for value in (
-                    *(start.process_ms, start.numpy_ms, start.import_ms),
-                    *(start.first_call_ms, start.second_call_ms),
-                )
-            ),
-        ]
-        for start in starts
-    ]
-    header = ["kernels", "whole process", "import numpy", "import normgrad", "first call", "second"]
-    return table([f"{header[0]} (times in ms)", *header[1:]], rows)
-
-
-def details(found: Results, starts: Sequence[Start], picture: str | None) -> str:
-    """A run in full: for docs/performance.md."""
-    parts = {part: [row for row in found.rows if row.part is part] for part in Part}
-    gradients, forward, layers = parts.values()
-    missing = found.facts.get("not_measured")
-    sections = [
-        f"### {found.device}",
-        _where(found),
-        *([f"Not measured: {missing}."] if missing else []),
-        *([f"![Times over the memory's own time]({picture})"] if picture else []),
-        "#### Targets",
-        _targets(found),
-        "#### Misses",
-        _misses(found),
-    ]
-    if gradients:
-        sections += [
-            "#### Gradients: times as fast as PyTorch",
-            "Geometric means of torch / ours, both with new outputs.",
-            *_both_means(gradients, lambda row: row.speedup),
-            "#### Gradients: times the memory's own time",
-            "Geometric means of ours with `out=` over what stands for the memory.",
-            *_both_means(gradients, lambda row: row.xtriad),
-        ]
-    if forward:
-        sections += [
-            "#### The forward pass",
-            "Geometric means of torch / ours, both with new outputs:",
-            *_both_means(forward, lambda row: row.speedup),
-            "And of ours with `out=` over what stands for the memory:",
-            *_both_means(forward, lambda row: row.xtriad),
-        ]
-    if layers:
-        sections += [
-            "#### Layers, forward and backward",
-            "Geometric means of torch / ours:",
-            *_both_means(layers, lambda row: row.speedup),
-            "And every case:",
-            _layers(layers),
-        ]
-    if gradients:
-        title = f"#### ResNet-50 at batch {_batch(found)}, training: gradients"
-        sections += [title, _resnet(found)]
-    return "\n\n".join([*sections, *(["#### Starting", _starts(starts)] if starts else [])])
-
-
-def _both_means(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[str]:
-    """The means by dtype and by layout, for each number of threads."""
-    tables = []
-    for count in sorted({row.threads for row in rows}):
-        mine = [row for row in rows if row.threads == count]
-        tables.append(means(mine, spelled_threads(count), _dtype, figure, _DTYPES))
-        tables.append(means(mine, spelled_threads(count), lambda row: row.layout, figure, _LAYOUTS))
-    return tables
+#: What is shown case by case.
+_EVERY = {
+    Part.CALLS: "Calls that have next to nothing to compute",
+    Part.LAYERS: "Layers, forward and backward",
+    Part.STEPS: "Training steps, stock models and converted ones",
+    Part.ACLNN: "aclnn's first phase",
+    Part.GRADIENTS: "ResNet-50 at batch {}, training: gradients",
+}
+_PLAIN = (("float32", "contiguous"), ("float32", "channels-last"))
 
 
 def summary(found: Results) -> str:
     """A run in short: for the README; the operators, and the means of what belongs together."""
-    counts = sorted({row.threads for row in found.rows})
+    figures = [(count, *figure) for count in found.counts for figure in FIGURES]
 
     def cells(rows: Sequence[Row]) -> list[str]:
         return [
-            cell
-            for n in counts
-            for cell in (
-                shown(geometric_mean(row.speedup for row in rows if row.threads == n)),
-                shown(geometric_mean(row.xtriad for row in rows if row.threads == n)),
-            )
+            shown(geometric_mean(row.over(one, other) for row in rows if row.threads == count))
+            for count, _, one, other in figures
         ]
 
     lines = []
     for part in Part:
-        together = [row for row in found.rows if row.part is part]
-        lines += [
-            [operator.value, *cells(mine)]
-            for operator in Operator
-            if (mine := [row for row in together if row.operator == operator.value])
-        ]
-        if together:
-            lines.append([f"**all {part.value}**", *cells(together)])
-    columns = (
-        f"{what}, {spelled_threads(n)}" for n in counts for what in ("torch / ours", "×triad")
-    )
+        together = [row for row in found.rows if row.case.part is part and "torch" in row.us]
+        for operator in Operator:
+            mine = [row for row in together if row.case.operator is operator]
+            lines += [[operator.value, *cells(mine)]] if mine and part is not Part.CALLS else []
+        lines += [[f"**all {part.value}**", *cells(together)]] if together else []
+    header = ["", *(f"{title}, {spelled_threads(count)}" for count, title, _, _ in figures)]
     cases = len({row.case for row in found.rows})
-    return f"{_where(found)} Geometric means over {cases} cases:\n\n" + table(["", *columns], lines)
+    return f"{_where(found)} Geometric means over {cases} cases:\n\n{Table(header, lines)}"
 
 
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
@@ -272,17 +258,20 @@ def _load(folder: Path, prefix: str) -> list[tuple[Results, list[Start], Path]]:
             continue
         begin = folder / f"{STARTS}{path.stem.removeprefix(prefix)}.csv"
         try:
-            starts = results.read_table(begin, Start)[1] if begin.exists() else []
-            found.append((results.read(path), starts, path))
+            begun = list(map(Start.read, results.read_table(begin)[1])) if begin.exists() else []
+            found.append((results.read(path), begun, path))
         except (OSError, ValueError, KeyError) as error:
             raise ReportError(f"{path}: no file of a run ({error})") from None
     return found
 
 
 def _in_full(runs: Sequence[tuple[Results, list[Start], Path]], documents: Path) -> str:
-    return "\n\n".join(
-        details(found, starts, _picture(path, documents)) for found, starts, path in runs
-    )
+    sections = []
+    for found, begun, path in runs:
+        picture = path.with_suffix(".svg")
+        shown = Path(os.path.relpath(picture, documents)).as_posix() if picture.exists() else None
+        sections.append(details(found, begun, shown))
+    return "\n\n".join(sections)
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
@@ -320,11 +309,3 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     for document, text in changed.items():
         results.write(document, text.encode())
     return list(changed)
-
-
-def _picture(path: Path, documents: Path) -> str | None:
-    """A run's picture as a document refers to it."""
-    picture = path.with_suffix(".svg")
-    if not picture.exists():
-        return None
-    return Path(os.path.relpath(picture, documents)).as_posix()

@@ -9,19 +9,17 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import normgrad
 
 from ..machine import this_machine
 from ..writing import replacing
-from .contenders import Contenders
-from .suite import Case, Operator, Part, spelled
-from .timing import Times
+from .suite import Case, Part, spelled
 
 #: The number of threads of a row that was measured on a GPU.
 ON_GPU = 0
@@ -31,68 +29,97 @@ GPU_FACTS = (
     *("gpu", "compute_capability", "multiprocessors", "memory_bytes"),
     *("driver", "cuda", "cudnn", "triton"),
 )
+#: What must be the same for rows of two runs to stand in one file.
+SAME = (
+    *("gpu", "driver", "cuda", "cudnn", "triton"),
+    *("normgrad", "python", "numpy", "torch"),
+)
+
+#: The columns of times, in microseconds a call, by the names of what is timed.
+TIMES = {
+    "ours": "t_ours_us",
+    "plan": "t_plan_us",
+    "numpy": "t_numpy_us",
+    "torch": "t_torch_us",
+    "bound": "t_triad_us",
+}
+#: The times that a case has; the others' cells are empty.
+KNOWN = {
+    **dict.fromkeys((Part.GRADIENTS, Part.FORWARD), ("ours", "plan", "torch", "bound")),
+    Part.CALLS: tuple(TIMES),
+    **dict.fromkeys((Part.LAYERS, Part.STEPS), ("ours", "torch")),
+    Part.ACLNN: ("ours",),
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case at one number of threads; the fields are the file's columns.
-
-    Of a layer's step only our time and torch's are known: the rest is NaN, an empty cell in the
-    file.
+    """One case at one number of threads.
 
     Attributes:
-        case: its id.
-        operator, shape, dtype, parameters, layout: the case's.
-        groups: of group norm, else 0.
-        threads: that torch and Numba used; :data:`ON_GPU` on a GPU.
-        elements: of one tensor.
-        bytes: what has to go through memory: dy, x and dx once each, without dx for reduce and
-            without x for eval-input; x and y for the forward pass, without y for stats; all five
-            for a layer.
-        contender: what torch computed with.
-        bound: what stood for the memory.
-        t_ours_us: the public function with new outputs, or a layer's step; all times are
-            microseconds a call.
-        t_out_us: the same with ``out=``.
-        t_plan_us: a plan's run with ``out=`` and ``workspace=``.
-        t_torch_us: torch, with new outputs.
-        t_triad_us: the memory's time.
-        speedup: t_torch_us / t_ours_us.
-        xtriad: t_out_us / t_triad_us.
-        gbs: bytes / t_out_us, in 10⁹ bytes a second.
+        case: what was measured.
+        threads: that torch and normgrad used; :data:`ON_GPU` on a GPU.
+        us: microseconds a call, by the names of :data:`TIMES`.
         rounds: how often each was timed.
         spread: interquartile range over median, the largest of those timed.
+        contender: what torch computed with.
+        bound: what stood for the memory.
         path: the plan's way through the kernels.
     """
 
-    case: str
-    operator: str
-    shape: str
-    dtype: str
-    parameters: str
-    layout: str
-    groups: int
+    case: Case
     threads: int
-    elements: int
-    bytes: int
-    contender: str
-    bound: str
-    t_ours_us: float
-    t_out_us: float
-    t_plan_us: float
-    t_torch_us: float
-    t_triad_us: float
-    speedup: float
-    xtriad: float
-    gbs: float
+    us: Mapping[str, float]
     rounds: int
     spread: float
+    contender: str
+    bound: str
     path: str
 
+    def time(self, name: str) -> float:
+        """Microseconds a call; NaN where they are not known."""
+        return self.us.get(name, math.nan)
+
+    def over(self, one: str, other: str) -> float:
+        """One's time over another's."""
+        return self.time(one) / self.time(other)
+
     @property
-    def part(self) -> Part:
-        """What its operator belongs to."""
-        return Operator(self.operator).part
+    def cells(self) -> dict[str, Any]:
+        """The file's columns, by name."""
+        case = self.case
+        return {
+            "case": case.id,
+            "operator": case.operator.value,
+            "shape": spelled(case.shape),
+            "dtype": case.dtype,
+            "parameters": case.parameters,
+            "layout": case.layout.value,
+            "groups": case.groups,
+            "threads": self.threads,
+            "contender": self.contender,
+            "bound": self.bound,
+            **{column: self.time(name) for name, column in TIMES.items()},
+            "speedup": self.over("torch", "ours"),
+            "plan_speedup": self.over("torch", "plan"),
+            "xtriad": self.over("plan", "bound"),
+            "gbs": case.bytes / self.time("plan") / 1e3,
+            "rounds": self.rounds,
+            "spread": self.spread,
+            "path": self.path,
+        }
+
+
+def _row(cells: Mapping[str, str]) -> Row:
+    case = Case.read(cells)
+    us = {name: float(cells[column]) for name, column in TIMES.items() if cells.get(column)}
+    for name in KNOWN[case.part]:
+        if name not in us:
+            raise ValueError(f"{case.id}: no {TIMES[name]}")
+    names = cells["contender"], cells["bound"], cells["path"]
+    return Row(
+        case, int(cells["threads"]), us, int(cells["rounds"]), float(cells["spread"]), *names
+    )
 
 
 @dataclass(frozen=True)
@@ -117,36 +144,10 @@ class Results:
         """What it ran on: the GPU's name, or the CPU's."""
         return self.facts["gpu" if self.on_gpu else "cpu"]
 
-
-def row(case: Case, threads: int, contenders: Contenders, times: Times) -> Row:
-    """A case's row."""
-    names = ("ours", "out", "plan", "torch", "bound")
-    us = {name: times.medians.get(name, math.nan) * 1e6 for name in names}
-    return Row(
-        case=case.id,
-        operator=case.operator.value,
-        shape=spelled(case.shape),
-        dtype=case.dtype,
-        parameters=case.parameters,
-        layout=case.layout.value,
-        groups=case.groups,
-        threads=threads,
-        elements=case.elements,
-        bytes=case.bytes,
-        contender=contenders.torch,
-        bound=contenders.bound,
-        t_ours_us=us["ours"],
-        t_out_us=us["out"],
-        t_plan_us=us["plan"],
-        t_torch_us=us["torch"],
-        t_triad_us=us["bound"],
-        speedup=us["torch"] / us["ours"],
-        xtriad=us["out"] / us["bound"],
-        gbs=case.bytes / us["out"] / 1e3,
-        rounds=times.rounds,
-        spread=times.spread,
-        path=contenders.path,
-    )
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of threads that there are rows of."""
+        return sorted({row.threads for row in self.rows})
 
 
 def version(package: str) -> str:
@@ -163,8 +164,7 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
     Args:
         cpu: the CPU's name.
         command: what was asked for.
-        cache: the bytes of the last cache to count on; None for what the kernels count on, which on
-            a virtual machine is less than the L3 of the server it shares.
+        cache: the bytes of the cache to count on; None for a core's L2.
     """
     machine = this_machine()
     # Who else is running decides about a figure as much as the CPU does.
@@ -176,7 +176,7 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
         "cores": str(machine.cores),
         "l2_bytes": str(machine.l2),
         "l3_bytes": str(machine.l3),
-        "cache_bytes": str(machine.cache if cache is None else cache),
+        "cache_bytes": str(machine.l2 if cache is None else cache),
         "load_before": load,
         "system": f"{platform.system()} {platform.machine()}",
         "normgrad": normgrad.__version__,
@@ -193,9 +193,7 @@ def slug(device: str) -> str:
 
 def spelled_threads(count: int) -> str:
     """A number of threads in words: 2 threads."""
-    if count == ON_GPU:
-        return "GPU"
-    return f"{count} thread{'s' if count > 1 else ''}"
+    return "GPU" if count == ON_GPU else f"{count} thread{'s' if count > 1 else ''}"
 
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -215,19 +213,15 @@ def _cell(value: Any) -> Any:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-def _value(kind: type[Any], cell: str) -> Any:
-    return math.nan if kind is float and not cell else kind(cell)
-
-
-def table_of(facts: Mapping[str, str], rows: Sequence[Any]) -> bytes:
-    """Rows of one dataclass as a file: the facts in comments, a header, the rows."""
+def table_of(facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows, by column, as a file: the facts in comments, a header, the rows."""
     text = io.StringIO(newline="")
     for name, value in facts.items():
         text.write(f"# {name}: {' '.join(str(value).split())}\n")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(rows[0]))
+    writer.writerow(rows[0])
     for entry in rows:
-        writer.writerow(_cell(value) for value in asdict(entry).values())
+        writer.writerow(map(_cell, entry.values()))
     return text.getvalue().encode()
 
 
@@ -242,50 +236,59 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def read_table(path: Path, kind: type[Any]) -> tuple[dict[str, str], list[Any]]:
-    """A file's facts, and its rows as objects of a dataclass.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not such a file.
-    """
+def read_table(path: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """A file's facts, and its rows by column; an OSError if it cannot be read."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found: dict[str, str] = {}
     while lines and lines[0].startswith("#"):
         name, _, value = lines.pop(0).removeprefix("#").partition(":")
         found[name.strip()] = value.strip()
-    types = get_type_hints(kind)
-    reader = csv.DictReader(lines)
-    if list(reader.fieldnames or ()) != list(types):
-        raise ValueError(f"columns {reader.fieldnames}; allowed: {', '.join(types)}")
-    rows = [{name: _value(types[name], cell) for name, cell in entry.items()} for entry in reader]
-    return found, [kind(**entry) for entry in rows]
+    return found, list(csv.DictReader(lines))
 
 
 def read(path: Path) -> Results:
-    """A run's file.
+    """A run's file, also one of an earlier version with other columns beside those it takes.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is no such file.
     """
-    found, rows = read_table(path, Row)
+    found, rows = read_table(path)
     wanted = (*facts("", ""), *(GPU_FACTS if "gpu" in found else ()))
     missing = [name for name in wanted if name not in found]
     if missing or not rows:
         raise ValueError(f"no {', '.join(missing) or 'rows'}")
-    for entry in rows:
-        _check(entry)
-    return Results(found, tuple(rows))
+    try:
+        return Results(found, tuple(map(_row, rows)))
+    except KeyError as error:
+        raise ValueError(f"no column {error.args[0]}") from None
 
 
-#: The columns that a layer's step leaves empty.
-_UNKNOWN_OF_LAYERS = ("t_out_us", "t_plan_us", "t_triad_us", "xtriad", "gbs")
+def check_same(there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Raise a ValueError for runs of different devices or versions."""
+    other = [
+        f"{name} {there.get(name)} there, {here[name]} here"
+        for name in SAME
+        if there.get(name) != here[name]
+    ]
+    if other:
+        raise ValueError("; ".join(other))
 
 
-def _check(row: Row) -> None:
-    """Raise a ValueError for an unknown operator, or a figure that is missing."""
-    allowed = _UNKNOWN_OF_LAYERS if row.part is Part.LAYERS else ()
-    for name, value in asdict(row).items():
-        if isinstance(value, float) and math.isnan(value) and name not in allowed:
-            raise ValueError(f"{row.case}: no {name}")
+def added(old: Results, new: Results, order: Iterable[Case]) -> Results:
+    """An earlier run's cases, with another's in the place of those that it measured again.
+
+    Args:
+        old: the earlier one.
+        new: the later one; its facts are kept, with both commands.
+        order: of the cases; others come after them.
+
+    Raises:
+        ValueError: the runs are of different devices or versions.
+    """
+    check_same(old.facts, new.facts)
+    rows = {row.case: row for row in (*old.rows, *new.rows)}
+    places = {case: index for index, case in enumerate(order)}
+    both = sorted(rows.values(), key=lambda row: places.get(row.case, len(places)))
+    commands = [*old.facts["command"].split("; "), *new.facts["command"].split("; ")]
+    return Results({**new.facts, "command": "; ".join(dict.fromkeys(commands))}, tuple(both))

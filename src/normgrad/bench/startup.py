@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..backends.cpu import packaged
 
@@ -27,52 +27,50 @@ import numpy as np
 numpy = time.perf_counter()
 import normgrad
 imported = time.perf_counter()
-x = np.ones((8, 64, 16, 16), np.dtype({dtype!r}))
+x = np.ones((8, 64, 16, 16), np.float32)
 w = np.ones(64, np.float32)
-ready = time.perf_counter()
-normgrad.batch_norm_backward(x, x, w, None, None, w, w, training=True)
-first = time.perf_counter()
-normgrad.batch_norm_backward(x, x, w, None, None, w, w, training=True)
-second = time.perf_counter()
-print(json.dumps({{
-    "numpy_ms": 1e3 * (numpy - start),
-    "import_ms": 1e3 * (imported - numpy),
-    "first_call_ms": 1e3 * (first - ready),
-    "second_call_ms": 1e3 * (second - first),
-}}))
+times = [time.perf_counter()]
+for _ in range(2):
+    normgrad.batch_norm_backward(x, x, w, None, None, w, w, training=True)
+    times.append(time.perf_counter())
+spans = zip((start, numpy, *times[:2]), (numpy, imported, *times[1:]))
+print(json.dumps([1e3 * (end - begin) for begin, end in spans]))
 """
+#: Milliseconds, medians over the processes: from starting Python to its end, ``import numpy``,
+#: ``import normgrad`` after it, the first call, with importing Numba in it, and the next.
+TIMES = ("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
 
 
-@dataclass(frozen=True)
-class Start:
-    """How a process starts; the fields are the file's columns.
+class Start(NamedTuple):
+    """How so many processes start.
 
     Attributes:
         kernels: "compiled", into an empty folder, "from disk", or "packaged".
-        operator, dtype: of the first call.
-        runs: processes; all times are medians over them, in milliseconds.
-        process_ms: from starting Python to its end.
-        numpy_ms: ``import numpy``.
-        import_ms: ``import normgrad`` after it.
-        first_call_ms: the first call, with importing Numba in it.
-        second_call_ms: the next.
+        runs: processes.
+        times: by the names of :data:`TIMES`.
     """
 
     kernels: str
-    operator: str
-    dtype: str
     runs: int
-    process_ms: float
-    numpy_ms: float
-    import_ms: float
-    first_call_ms: float
-    second_call_ms: float
+    times: Mapping[str, float]
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """The file's columns, by name."""
+        call = {"operator": "batch_norm_backward", "dtype": "float32"}
+        return {"kernels": self.kernels, **call, "runs": self.runs, **self.times}
+
+    @classmethod
+    def read(cls, cells: Mapping[str, str]) -> Start:
+        """What a file's row holds; a ValueError or KeyError if it is none."""
+        times = {name: float(cells[name]) for name in TIMES}
+        return cls(cells["kernels"], int(cells["runs"]), times)
 
 
-def _start(cache: Path, dtype: str) -> dict[str, float]:
+def _start(cache: Path) -> dict[str, float]:
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD.format(dtype=dtype)],
+        [sys.executable, "-c", _CHILD],
         env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
@@ -82,42 +80,33 @@ def _start(cache: Path, dtype: str) -> dict[str, float]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise RuntimeError(f"a process that was to be measured failed: {last}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return {"process_ms": whole, **found}
+    return dict(zip(TIMES, (whole, *json.loads(done.stdout)), strict=True))
 
 
-def _medians(kernels: str, dtype: str, runs: Sequence[dict[str, float]]) -> Start:
-    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    return Start(kernels, "batch_norm_backward", dtype, len(runs), **medians)
+def _medians(kernels: str, runs: Sequence[Mapping[str, float]]) -> Start:
+    times = {name: statistics.median(run[name] for run in runs) for name in TIMES}
+    return Start(kernels, len(runs), times)
 
 
 def measure(
-    cold: int = COLD_RUNS,
-    warm: int = WARM_RUNS,
-    dtype: str = "float32",
-    tick: Callable[[], object] = lambda: None,
+    cold: int = COLD_RUNS, warm: int = WARM_RUNS, tick: Callable[[], object] = lambda: None
 ) -> list[Start]:
-    """Start processes: with an empty folder for kernels each, then with a full one.
+    """Start processes: so many with an empty folder for kernels each, then with a full one.
 
     Where the package brings kernels, nothing is compiled, but for what starts Numba's threads.
-
-    Args:
-        cold, warm: how many of each; at least one.
-        dtype: of the tensors.
-        tick: called after each.
+    After each process ``tick`` is called.
 
     Raises:
         RuntimeError: one failed.
     """
     brought = packaged.library() is not None
-    compiled, loaded = [], []
+    runs: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="normgrad-bench-") as folder:
         for index in range(0 if brought else cold):
-            compiled.append(_start(Path(folder, str(index)), dtype))
+            runs.setdefault("compiled", []).append(_start(Path(folder, str(index))))
             tick()
         for _ in range(warm):
-            loaded.append(_start(Path(folder, "0"), dtype))
+            name = "packaged" if brought else "from disk"
+            runs.setdefault(name, []).append(_start(Path(folder, "0")))
             tick()
-    if brought:
-        return [_medians("packaged", dtype, loaded)]
-    return [_medians("compiled", dtype, compiled), _medians("from disk", dtype, loaded)]
+    return [_medians(name, mine) for name, mine in runs.items()]

@@ -4,53 +4,125 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .results import ON_GPU, Results, Row
-from .suite import SMALL, Layout, Operator, Part, spelled
+from .results import Results, Row
+from .suite import Operator, Part
 
-#: Times as fast as torch in the geometric mean: over all gradients, and over all layers. Forward
-#: passes have no mean to reach: torch's read and write as little as ours.
-SPEEDUP, SPEEDUP_LAYERS = 3.0, 2.0
-#: Cases of so many elements are to be no slower than torch, each; reduce is held to its bound from
-#: there on. Below it the fixed cost of a call decides, which the small tensors' targets hold.
-LARGE_ELEMENTS = 1 << 16
-NO_SLOWER = 1.0
-#: Times the memory's own time where the data exceed the cache; more for channels-last where
-#: not even a cache line's width of channels fits it.
-XTRIAD, XTRIAD_STRIPED = 1.25, 1.7
-#: And where they fit, in the geometric mean.
-XTRIAD_CACHED = 2.0
-REDUCE = 1.25
-#: A gradient's call on small tensors, and a plan's run, in terms of torch's time.
-SMALL_CALL, SMALL_PLAN = 2.5, 1.2
-
-_LINE = 64
-
-_SMALL_SHAPES = tuple(map(spelled, SMALL))
+_ANY = 1 << 62
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target and how it was met.
+    """A limit that a figure is to keep: in the geometric mean, or in each case that counts.
 
     Attributes:
         name: what is to be reached.
-        limit: in the form "≥ 3"; without a number if no case counts.
-        reached: a geometric mean, or the worst case's figure; None if no case counts.
-        cases: how many count.
-        misses: the ids of those that are off, each with its figure, the worst first; empty for a
-            mean.
-        met: whether it was reached; None if no case counts.
+        parts: whose cases count.
+        figure: the names of what is timed: one's time over the other's, or one's microseconds.
+        limit: how much it may be, or has to be.
+        at_least: which of the two.
+        mean: whether it is the geometric mean that is held.
+        least, below: the elements of the cases that count.
+        operator: the only one that counts, if there is one.
+        beyond_cache: whether cases count only if more goes through memory than the cache holds.
     """
 
     name: str
-    limit: str
-    reached: float | None
-    cases: int
-    misses: tuple[tuple[str, float], ...]
-    met: bool | None
+    parts: tuple[Part, ...]
+    figure: tuple[str, ...]
+    limit: float
+    at_least: bool = False
+    mean: bool = False
+    least: int = 0
+    below: int = _ANY
+    operator: Operator | None = None
+    beyond_cache: bool = False
+
+    @property
+    def sign(self) -> str:
+        """The limit in words: ≥ 2.5."""
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+
+    def counts(self, row: Row, cache: int) -> bool:
+        """Whether a case counts where there are so many bytes of cache to count on."""
+        case = row.case
+        return (
+            case.part in self.parts
+            and self.least <= case.elements < self.below
+            and self.operator in (None, case.operator)
+            and (case.bytes > cache or not self.beyond_cache)
+        )
+
+    def of(self, row: Row) -> float:
+        """A case's figure; NaN where it is not known."""
+        return row.over(*self.figure) if len(self.figure) == 2 else row.time(*self.figure)
+
+
+_GRADIENTS, _FORWARD, _CALLS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.CALLS,)
+_LAYERS, _STEPS, _ACLNN = (Part.LAYERS,), (Part.STEPS,), (Part.ACLNN,)
+_SPEEDUP, _PLAN, _SHARE = ("torch", "ours"), ("torch", "plan"), ("ours", "torch")
+
+#: Below 2¹⁶ elements the fixed cost of a call decides, and below 2¹² nothing else does, which the
+#: calls' targets hold; so it is below 2¹⁵ of layers, with autograd in them.
+TARGETS = (
+    Target("torch / plan.run, geometric mean of gradients", _GRADIENTS, _PLAN, 2.5, True, True),
+    Target("torch / plan.run, geometric mean of forward passes", _FORWARD, _PLAN, 1.6, True, True),
+    Target("torch / plan.run, each operator of 2¹⁶ elements or more",
+           _GRADIENTS + _FORWARD, _PLAN, 1.0, True, least=1 << 16),
+    Target("torch / public function, each operator of 2¹² elements or more",
+           _GRADIENTS + _FORWARD, _SPEEDUP, 1.0, True, least=1 << 12),
+    Target("reduce: plan.run / time to read, each beyond L2",
+           _GRADIENTS, ("plan", "bound"), 1.3, operator=Operator.REDUCE, beyond_cache=True),
+    Target("calls: public function / torch's operator", _CALLS, _SHARE, 0.9),
+    Target("calls: plan.run / torch's operator", _CALLS, ("plan", "torch"), 0.7),
+    Target("calls: public function on NumPy arrays, µs", _CALLS, ("numpy",), 12.0),
+    Target("layers: ours / torch's, each below 2¹⁵ elements", _LAYERS, _SHARE, 1.25, below=1 << 15),
+    Target("layers: ours / torch's, geometric mean from 2¹⁵ elements on",
+           _LAYERS, _SHARE, 0.75, mean=True, least=1 << 15),
+    Target("layers: ours / torch's, each from 2¹⁵ elements on",
+           _LAYERS, _SHARE, 1.1, least=1 << 15),
+    Target("training steps: converted / stock, each", _STEPS, _SHARE, 1.0),
+    Target("aclnn's phase 1 of a new signature, µs",
+           _ACLNN, ("ours",), 80.0, operator=Operator.ACLNN_NEW),
+    Target("aclnn's phase 1 of a known one, µs",
+           _ACLNN, ("ours",), 8.0, operator=Operator.ACLNN_KNOWN),
+)  # fmt: skip
+#: On a GPU nothing else has been measured that a limit could be set by.
+ON_GPUS = tuple(
+    Target(f"torch / ours, each of 2¹⁶ elements or more, {part.value}",
+           (part,), _SPEEDUP, 1.0, True, least=1 << 16)
+    for part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a target was met at one number of threads.
+
+    Attributes:
+        target: the target.
+        reached: a geometric mean, or the worst case's figure; None if no case counts.
+        cases: how many count.
+        misses: if it was missed, the cases beyond the limit with their figures, the worst first.
+        met: whether it was reached; None if no case counts.
+    """
+
+    target: Target
+    reached: float | None = None
+    cases: int = 0
+    misses: tuple[tuple[str, float], ...] = ()
+    met: bool | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Whether it was met, in words."""
+        if self.met is None:
+            return "no such case"
+        if self.met or self.target.mean:
+            return "met" if self.met else "**missed**"
+        return f"**missed** by {len(self.misses)} of {self.cases}"
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -59,161 +131,28 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(statistics.fmean(logarithms)) if logarithms else None
 
 
-def each(
-    name: str,
-    rows: Sequence[Row],
-    figure: Callable[[Row], float],
-    limit: Callable[[Row], float],
-    at_least: bool = False,
-) -> Target:
-    """Every case is to keep its limit."""
+def hold(target: Target, rows: Iterable[Row], cache: int) -> Held:
+    """A target against the rows of one number of threads, and the bytes of cache to count on."""
+    figures = [(row.case.id, target.of(row)) for row in rows if target.counts(row, cache)]
+    figures.sort(key=lambda one: one[1], reverse=not target.at_least)
+    if not figures:
+        return Held(target)
 
-    def excess(row: Row) -> float:
-        return limit(row) / figure(row) if at_least else figure(row) / limit(row)
+    def off(value: float) -> bool:
+        return value < target.limit if target.at_least else value > target.limit
 
-    worst_first = sorted(rows, key=excess, reverse=True)
-    misses = tuple((row.case, figure(row)) for row in worst_first if excess(row) > 1)
-    return Target(
-        name,
-        f"{_sign(at_least)} {' or '.join(f'{value:g}' for value in sorted(set(map(limit, rows))))}",
-        figure(worst_first[0]) if rows else None,
-        len(rows),
-        misses,
-        not misses if rows else None,
-    )
+    mean = geometric_mean(value for _, value in figures)
+    reached = mean if target.mean and mean else figures[0][1]
+    misses = tuple(one for one in figures if off(one[1])) if off(reached) else ()
+    return Held(target, reached, len(figures), misses, not off(reached))
 
 
-def mean(name: str, values: Sequence[float], limit: float, at_least: bool = False) -> Target:
-    """The geometric mean is to keep a limit."""
-    reached = geometric_mean(values)
-    met = None if reached is None else reached >= limit if at_least else reached <= limit
-    return Target(name, f"{_sign(at_least)} {limit:g}", reached, len(values), (), met)
-
-
-def _sign(at_least: bool) -> str:
-    return "≥" if at_least else "≤"
-
-
-def exceeds_cache(row: Row, cache: int) -> bool:
-    """Whether what goes through memory is more than the cache holds."""
-    return row.bytes > cache
-
-
-def stripe_bytes(row: Row) -> int:
-    """What a task reads of channels-last x and dy to sum as few channels as a cache line holds."""
-    channels = int(row.shape.split("x")[1])
-    return 2 * _LINE * (row.elements // channels)
-
-
-def xtriad_limit(row: Row, cache: int) -> float:
-    """How many times the memory's own time a case larger than the cache may take."""
-    if row.layout == Layout.CHANNELS_LAST.value and stripe_bytes(row) > cache:
-        return XTRIAD_STRIPED
-    return XTRIAD
-
-
-def evaluate(rows: Sequence[Row], cache: int) -> list[Target]:
-    """The targets for rows of one number of threads.
-
-    Args:
-        rows: the cases.
-        cache: the bytes of cache to count on.
-    """
-    return [
-        *_gradients([row for row in rows if row.part is Part.GRADIENTS], cache),
-        _no_slower("forward pass", [row for row in rows if row.part is Part.FORWARD]),
-        *_layers([row for row in rows if row.part is Part.LAYERS]),
-    ]
-
-
-def evaluate_on_gpu(rows: Sequence[Row]) -> list[Target]:
-    """The targets on a GPU: nothing else has been measured there that a limit could be set by."""
-    return [
-        _no_slower(what, [row for row in rows if row.part is part])
-        for what, part in (
-            *(("gradient", Part.GRADIENTS), ("forward pass", Part.FORWARD)),
-            ("layer", Part.LAYERS),
-        )
-    ]
-
-
-def _no_slower(what: str, rows: Sequence[Row]) -> Target:
-    return each(
-        f"torch / ours, each {what} of 2¹⁶ elements or more",
-        _large(rows),
-        _speedup,
-        lambda row: NO_SLOWER,
-        True,
-    )
-
-
-def _layers(rows: Sequence[Row]) -> list[Target]:
-    name = "torch / ours, geometric mean of all layers"
-    return [mean(name, _all(rows, _speedup), SPEEDUP_LAYERS, True), _no_slower("layer", rows)]
-
-
-def _gradients(rows: Sequence[Row], cache: int) -> list[Target]:
-    writes = [row for row in rows if row.operator != Operator.REDUCE.value]
-    beyond = [row for row in writes if exceeds_cache(row, cache)]
-    within = [row for row in writes if not exceeds_cache(row, cache)]
-    reduce = [row for row in _large(rows) if row.operator == Operator.REDUCE.value]
-    small = [row for row in rows if row.shape in _SMALL_SHAPES]
-    return [
-        mean("torch / ours, geometric mean of all gradients", _all(rows, _speedup), SPEEDUP, True),
-        _no_slower("gradient", rows),
-        each(
-            "×triad, each gradient larger than the cache",
-            beyond,
-            _xtriad,
-            lambda r: xtriad_limit(r, cache),
-        ),
-        mean(
-            "×triad, geometric mean of gradients that fit the cache",
-            _all(within, _xtriad),
-            XTRIAD_CACHED,
-        ),
-        each("reduce / time to read, each of 2¹⁶ elements or more", reduce, _xtriad, _reduce),
-        each(
-            "small tensors: a call / torch's",
-            small,
-            lambda row: row.t_ours_us / row.t_torch_us,
-            lambda row: SMALL_CALL,
-        ),
-        each(
-            "small tensors: a plan's run / torch's call",
-            small,
-            lambda row: row.t_plan_us / row.t_torch_us,
-            lambda row: SMALL_PLAN,
-        ),
-    ]
-
-
-def _large(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row.elements >= LARGE_ELEMENTS]
-
-
-def _all(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[float]:
-    return [figure(row) for row in rows]
-
-
-def _speedup(row: Row) -> float:
-    return row.speedup
-
-
-def _xtriad(row: Row) -> float:
-    return row.xtriad
-
-
-def _reduce(row: Row) -> float:
-    return REDUCE
-
-
-def by_threads(results: Results) -> dict[int, list[Target]]:
+def by_threads(results: Results) -> dict[int, list[Held]]:
     """The targets, for each number of threads that was run."""
-    if results.on_gpu:
-        return {ON_GPU: evaluate_on_gpu(results.rows)}
-    counts = sorted({row.threads for row in results.rows})
     return {
-        count: evaluate([row for row in results.rows if row.threads == count], results.cache)
-        for count in counts
+        count: [
+            hold(target, [row for row in results.rows if row.threads == count], results.cache)
+            for target in (ON_GPUS if results.on_gpu else TARGETS)
+        ]
+        for count in results.counts
     }

@@ -1,4 +1,4 @@
-"""Timing contenders by turns, so that whatever the machine does beside hits all of them alike."""
+"""Timing calls by turns, so that whatever the machine does beside hits all of them alike."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from .compositions import Call
-from .contenders import Contender
+Call = Callable[[], Any]
 
-#: Rounds, in each of which every contender has its turn: no fewer than MIN, and as many more as fit
-#: in a time.
+#: Rounds, in each of which every call has its turn: no fewer than MIN, and more until the medians
+#: are known to PRECISE of themselves, the time is over, or there are MAX.
 MIN_ROUNDS, MAX_ROUNDS = 5, 101
-ENOUGH_SECONDS, QUICK_SECONDS = 1.0, 0.25
+PRECISE = 0.01
+ENOUGH_SECONDS, QUICK_SECONDS = 0.5, 0.2
 
 #: Calls shorter than this are timed several at once, for about BATCH_SECONDS.
 SHORT_SECONDS, BATCH_SECONDS = 100e-6, 500e-6
@@ -25,8 +26,10 @@ SHORT_SECONDS, BATCH_SECONDS = 100e-6, 500e-6
 #: OpenMP each, its threads spin after a parallel region, and for up to 4 ms (measured with GNU's)
 #: the spinning threads of one keep the other's from the cores.
 SETTLE_SECONDS = 5e-3
+#: The calls that run on torch's threads, by name.
+TORCHS = ("torch", "bound")
 
-#: Below this a call made ahead of the timed ones costs little and brings the contender's own memory
+#: Below this a call made ahead of the timed ones costs little and brings the call's own memory
 #: into the caches; above it no cache holds what it would bring.
 WARM_BELOW_SECONDS = 5e-3
 
@@ -36,10 +39,10 @@ class Times:
     """The figures of a case.
 
     Attributes:
-        medians: each contender's, in seconds for one call.
+        medians: of each call, in seconds.
         rounds: turns that each had.
-        spread: the largest of the contenders' interquartile ranges, relative to its median: how
-            quiet the machine was.
+        spread: the largest of the interquartile ranges, relative to its median: how quiet the
+            machine was.
     """
 
     medians: Mapping[str, float]
@@ -55,39 +58,53 @@ def one_by_one(call: Call, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _batch(seconds: float) -> int:
-    return 1 if seconds >= SHORT_SECONDS else math.ceil(BATCH_SECONDS / max(seconds, 1e-9))
-
-
 def measure(
-    contenders: Mapping[str, Contender],
-    enough: float = ENOUGH_SECONDS,
+    calls: Mapping[str, Call],
+    seconds: float = ENOUGH_SECONDS,
     rounds: int | None = None,
-    settle: float = SETTLE_SECONDS,
+    settle: float = 0.0,
     stopwatch: Callable[[Call, int], float] = one_by_one,
 ) -> Times:
-    """Time contenders that have run before.
+    """Time calls that have been made before.
 
     Args:
-        contenders: by name; those of one pool next to each other.
-        enough: seconds for all rounds, if there are more than the least number.
+        calls: by name; those on one pool's threads next to each other.
+        seconds: after which no round begins, if there were enough.
         rounds: how many, instead.
         settle: seconds to wait before a turn on another pool's threads.
         stopwatch: seconds for one call, over so many in a row.
     """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    spent, pool = 0.0, None
     with uncollected():
         # The first of two calls wakes the threads and makes plans.
-        expected = {
-            name: min(stopwatch(contender.call, 1) for _ in range(2))
-            for name, contender in contenders.items()
-        }
-        batches = {name: _batch(seconds) for name, seconds in expected.items()}
-        if rounds is None:
-            length = sum(expected[name] * batches[name] for name in contenders) + settle
-            rounds = min(max(math.ceil(enough / length), MIN_ROUNDS), MAX_ROUNDS)
-        samples = _rounds(contenders, expected, batches, rounds, settle, stopwatch)
+        expected = {name: min(stopwatch(call, 1) for _ in range(2)) for name, call in calls.items()}
+        batches = {name: _batch(length) for name, length in expected.items()}
+        for turn in range(rounds or MAX_ROUNDS):
+            enough = spent >= seconds or all(map(_known, samples.values()))
+            if rounds is None and turn >= MIN_ROUNDS and enough:
+                break
+            # To and fro: nobody always comes after the same one, and the pool changes once a round.
+            for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+                changed, pool = pool != (name in TORCHS), name in TORCHS
+                if changed and settle:
+                    time.sleep(settle)
+                if changed or expected[name] < WARM_BELOW_SECONDS:
+                    calls[name]()
+                samples[name].append(stopwatch(calls[name], batches[name]))
+                spent += samples[name][-1] * batches[name]
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    return Times(medians, rounds, max(map(spread, samples.values())))
+    times = max(map(len, samples.values()))
+    return Times(medians, times, max(map(spread, samples.values())))
+
+
+def _batch(seconds: float) -> int:
+    return 1 if seconds >= SHORT_SECONDS else math.ceil(BATCH_SECONDS / max(seconds, 1e-9))
+
+
+def _known(values: list[float]) -> bool:
+    """Whether a median's standard error, 0.93 interquartile ranges over √n, is small enough."""
+    return 0.93 * spread(values) <= PRECISE * math.sqrt(len(values))
 
 
 @contextmanager
@@ -100,29 +117,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _rounds(
-    contenders: Mapping[str, Contender],
-    expected: Mapping[str, float],
-    batches: Mapping[str, int],
-    rounds: int,
-    settle: float,
-    stopwatch: Callable[[Call, int], float],
-) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    pool = None
-    for turn in range(rounds):
-        # To and fro: nobody always comes after the same one, and the pool changes once a round.
-        for name in list(contenders)[:: 1 if turn % 2 == 0 else -1]:
-            contender = contenders[name]
-            changed, pool = contender.pool != pool, contender.pool
-            if changed and settle:
-                time.sleep(settle)
-            if changed or expected[name] < WARM_BELOW_SECONDS:
-                contender.call()
-            samples[name].append(stopwatch(contender.call, batches[name]))
-    return samples
 
 
 def spread(values: list[float]) -> float:

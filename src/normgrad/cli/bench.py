@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..machine import this_machine
-from . import bench_cuda, show
-from .bench_tables import keep, keep_run, prepare, show_run, table
+from . import show
+from .bench_tables import keep, keep_run, needs, prepare, print_table, show_run
 from .files import InputError
 from .outputs import reported
 
 if TYPE_CHECKING:
-    from ..bench.results import Row
-    from ..bench.startup import Start
+    from ..bench.device import Device
+    from ..bench.results import Results
+    from ..bench.run import Measured
     from ..bench.suite import Case
 
 RESULTS = Path("benchmarks", "results")
@@ -50,8 +51,8 @@ def bench(
         typer.Option(
             metavar="MIB",
             min=1,
-            help="The cache to count on when results are held against the targets; else what the "
-            "kernels count on (normgrad info shows the L3 that the machine reports).",
+            help="The cache to count on when results are held against the targets; else a core's "
+            "L2, as normgrad info shows it.",
         ),
     ] = None,
     startup: Annotated[
@@ -85,11 +86,12 @@ def bench(
         ),
     ] = False,
 ) -> None:
-    """Measure gradients, forward passes and layers against PyTorch's and the memory's own speed.
+    """Measure operators, layers and training steps against PyTorch's and the memory's own speed.
 
     Writes DIR/cpu-NAME.csv, where NAME is the CPU's, and a picture of it as .png and .svg; a part
     of the suite goes to cpu-NAME-quick.csv or cpu-NAME-filtered.csv. What was there stays until all
-    is measured. The whole suite takes some twenty minutes for each number of threads.
+    is measured; what was measured before an interrupt goes to cpu-NAME-interrupted.csv. The whole
+    suite takes some ten minutes for each number of threads.
 
     With --device cuda it measures them on the current GPU against the fastest of PyTorch's own,
     cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. What was not measured
@@ -104,24 +106,33 @@ def bench(
         {"--threads": threads is not None, "--cache": cache is not None, "--startup": startup},
         {"--no-compile": not compile_, "--add": add},
     )
-    from ..bench import suite
-
-    suffix = "-filtered" if pattern is not None else "-quick" if quick else ""
     if report:
         _report(folder or out)
-    elif startup:
+        return
+    if startup:
         _startup(out, repeat)
-    elif device == "cuda":
-        cases = _cases(suite.on_gpu(suite.quick() if quick else suite.suite()), pattern)
-        flags = [flag for flag, on in (("--no-compile", not compile_), ("--add", add)) if on]
-        command = _command(["--device", "cuda", *flags], quick, pattern, repeat)
-        ending = "" if add else suffix
-        bench_cuda.measure(cases, out, repeat, command, ending, compile_, add)
-    else:
-        cases = _cases(suite.quick() if quick else suite.suite(), pattern)
-        command = _command([], quick, pattern, repeat, threads, cache)
-        bytes_ = None if cache is None else cache << 20
-        _measure(cases, _counts(threads), out, repeat, bytes_, command, suffix)
+        return
+    from ..bench import suite
+
+    cuda = device == "cuda"
+    cases = suite.quick() if quick else suite.suite()
+    cases = _cases(suite.on_gpu(cases) if cuda else cases, pattern)
+    given = (
+        ("--threads", threads),
+        ("--filter", pattern),
+        ("--repeat", repeat),
+        ("--cache", cache),
+    )
+    command = [
+        *("normgrad", "bench", *(["--device", "cuda"] if cuda else [])),
+        *(["--no-compile"] if cuda and not compile_ else []),
+        *(["--add"] if add else []),
+        *(["--quick"] if quick else []),
+        *(str(word) for name, value in given if value is not None for word in (name, value)),
+    ]
+    suffix = "" if add else "-filtered" if pattern is not None else "-quick" if quick else ""
+    counts = (0,) if cuda else _counts(threads)
+    _measure(cases, counts, out, repeat, cache, shlex.join(command), suffix, cuda, compile_, add)
 
 
 def _check_device(device: str, for_cpu: dict[str, bool], for_cuda: dict[str, bool]) -> None:
@@ -135,34 +146,16 @@ def _check_device(device: str, for_cpu: dict[str, bool], for_cuda: dict[str, boo
             raise InputError(option, f"with --device {device}; allowed: with --device {other}")
 
 
-def _command(
-    device: Sequence[str],
-    quick: bool,
-    pattern: str | None,
-    repeat: int | None,
-    threads: str | None = None,
-    cache: int | None = None,
-) -> str:
-    """What was asked for, without where it was to be written."""
-    words = ["normgrad", "bench", *device, *(["--quick"] if quick else [])]
-    for name, value in (
-        *(("--threads", threads), ("--filter", pattern)),
-        *(("--repeat", repeat), ("--cache", cache)),
-    ):
-        words += [] if value is None else [name, str(value)]
-    return shlex.join(words)
-
-
 # What is asked for
 
 
 def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
-    from ..bench import run
+    from ..bench import suite
 
     if pattern is None:
         return cases
     try:
-        found = run.select(cases, pattern)
+        found = suite.select(cases, pattern)
     except re.error as error:
         raise InputError(
             "--filter", f"{pattern!r}: {error}; allowed: a regular expression"
@@ -198,47 +191,115 @@ def _measure(
     cache: int | None,
     command: str,
     suffix: str,
+    cuda: bool,
+    compile_: bool,
+    add: bool,
 ) -> None:
+    """Measure, write and show; what was measured before an interrupt is kept too."""
+    needs("torch", *(() if cuda else ("matplotlib",)))
+    from ..bench import results, run, timing
     from . import info
 
-    prepare(out, "torch", "matplotlib")
-    from ..bench import results, run, timing
-
-    cpu = info.cpu_name()
-    facts = results.facts(cpu, command, cache)
+    device = _device(cases, cuda)
+    prepare(out, "matplotlib")
+    facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
+    facts |= device.facts
+    path = out / f"{device.kind}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
+    old = _read(path, facts) if add and path.exists() else None
     seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
-    rows: list[Row] = []
-    with show.progress(len(cases) * len(threads)) as advance:
-        advance("", 0)
-        for row in run.run(cases, threads, run.Effort(seconds, repeat)):
-            rows.append(row)
-            advance(row.case)
-    found = results.Results(facts, tuple(rows))
-    written = keep_run(out / f"cpu-{results.slug(cpu)}{suffix}.csv", found)
-    show_run(found, written)
+    found: list[Measured] = []
+    interrupted = False
+    try:
+        with show.progress(len(cases) * len(threads)) as advance:
+            advance("", 0)
+            for one in run.run(cases, device, threads, seconds, repeat, compile_ and cuda):
+                found.append(one)
+                advance(one.case)
+    except KeyboardInterrupt:
+        interrupted = True
+        path = path.with_stem(f"{path.stem.removesuffix(suffix)}-interrupted")
+    missing = run.unmeasured(found)
+    rows = tuple(one.row for one in found if one.row is not None)
+    if not rows:
+        if interrupted:
+            raise KeyboardInterrupt
+        print_table(_UNMEASURED, missing)
+        raise InputError(
+            "bench", f"none of {len(cases)} cases could be measured; nothing was written"
+        )
+    said = (
+        {"not_measured": "; ".join(f"{what}: {why} ({which})" for what, why, _, which in missing)}
+        if missing or cuda
+        else {}
+    )
+    new = results.Results({**facts, **said}, rows)
+    if old is not None and not interrupted:
+        from ..bench import suite
+
+        new = results.added(old, new, suite.on_gpu(suite.suite()))
+    written = keep_run(path, new)
+    show_run(results.Results(new.facts, rows), written)
+    if missing:
+        print_table(_UNMEASURED, missing)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+_UNMEASURED = ("not measured", "why", "cases", "which")
+
+
+def _device(cases: Sequence[Case], cuda: bool) -> Device:
+    """The device; where there is none of CUDA's, what is not measured for it is said."""
+    from ..bench import device, run
+
+    if not cuda:
+        return device.Cpu()
+    why = device.missing()
+    if why is None:
+        return device.Cuda()
+    print_table(_UNMEASURED, run.unmeasured(run.nothing(cases, why)))
+    raise InputError(
+        "--device",
+        f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
+        "PyTorch finds an NVIDIA GPU",
+    )
+
+
+def _read(path: Path, facts: Mapping[str, str]) -> Results:
+    """What is to be added to, before anything is measured."""
+    from ..bench import results
+
+    try:
+        with reported(path, "cannot be read"):
+            old = results.read(path)
+            results.check_same(old.facts, facts)
+    except ValueError as error:
+        raise InputError(
+            path, f"{error}; allowed with --add: a file of the same device and versions"
+        ) from None
+    return old
 
 
 def _startup(out: Path, repeat: int | None) -> None:
     from . import info
 
     prepare(out)
-    from ..bench import results, startup
+    from ..bench import report, results, startup
 
     cpu = info.cpu_name()
     cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
-    command = shlex.join(
-        ["normgrad", "bench", "--startup", *(["--repeat", str(repeat)] if repeat else [])]
+    facts = results.facts(
+        cpu, "normgrad bench --startup" + (f" --repeat {repeat}" if repeat else "")
     )
-    facts = results.facts(cpu, command)
     with show.progress(cold + warm) as advance:
         advance("starting processes", 0)
         try:
-            starts = startup.measure(cold, warm, tick=lambda: advance("starting processes"))
+            starts = startup.measure(cold, warm, lambda: advance("starting processes"))
         except RuntimeError as error:
             raise InputError("bench", str(error)) from None
     path = out / f"startup-{results.slug(cpu)}.csv"
-    keep(path, results.table_of(facts, starts))
-    _show_starts(starts, path)
+    keep(path, results.table_of(facts, [start.cells for start in starts]))
+    print_table(*report.starts(starts), f"written    {path}")
 
 
 def _report(folder: Path) -> None:
@@ -252,20 +313,3 @@ def _report(folder: Path) -> None:
     from rich.text import Text
 
     show.print_lines(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
-
-
-def _show_starts(starts: Sequence[Start], path: Path) -> None:
-    from rich.text import Text
-
-    titles = [("kernels", False), ("processes", True), ("whole process", True)]
-    titles += [("import numpy", True), ("import normgrad", True)]
-    titles += [("first call", True), ("second call, ms", True)]
-    cells = [
-        [
-            *(start.kernels, str(start.runs)),
-            *(f"{start.process_ms:,.0f}", f"{start.numpy_ms:.0f}", f"{start.import_ms:.1f}"),
-            *(f"{start.first_call_ms:,.0f}", f"{start.second_call_ms:.3f}"),
-        ]
-        for start in starts
-    ]
-    show.print_lines(table(titles, cells), Text(f"written    {path}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from llvmlite import binding as llvm
+from support import FULL
 
 pytestmark = [
     pytest.mark.cpu,
@@ -20,10 +21,11 @@ pytestmark = [
 #: What LLVM calls them, with instructions that tell whether this machine can stand in for them.
 PROCESSORS = {
     "generic": (),
-    "nehalem": ("sse4.2",),
     "haswell": ("avx2", "f16c", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
 }
+if FULL:
+    PROCESSORS["nehalem"] = ("sse4.2",)
 FUSED = ("haswell", "x86-64-v4")
 PROGRAM = Path(__file__).with_name("processor_program.py")
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from normgrad.bench import data
-from normgrad.bench.gpu import contenders
-from normgrad.bench.suite import DENSE, Case, Layout, Operator, Part
+torch_ = pytest.importorskip("torch")
+
+from normgrad.bench import contenders, data, device  # noqa: E402
+from normgrad.bench.suite import DENSE, Case, Layout, Operator, Part  # noqa: E402
 
 SHAPE = (4, 8, 6, 5)
 
@@ -17,6 +18,7 @@ def case_of(operator, dtype="float32", layout=Layout.CONTIGUOUS):
 CASES = [
     case_of(operator, dtype, layout)
     for operator in Operator
+    if operator.part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS)
     for dtype in ("float32", "bfloat16", "float16")
     for layout in DENSE
 ]
@@ -24,7 +26,7 @@ CASES = [
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch")
+    return torch_
 
 
 @pytest.fixture
@@ -37,15 +39,23 @@ def eager(torch, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_torch_computes_the_same(torch, eager, case):
-    ready = contenders.gather(torch, case, [data.make(case, seed) for seed in range(3)], True)
+def test_torch_computes_the_same(torch, eager, fake, monkeypatch, case):
+    tried = []
+    measure = contenders.timing.measure
+
+    def trial(calls, **how):
+        tried.extend(calls)
+        return measure(calls, **how)
+
+    monkeypatch.setattr(contenders.timing, "measure", trial)
+    ready = contenders.gather(case, [data.make(case, seed) for seed in range(3)], fake(), True)
     if case.operator.part is Part.LAYERS:
-        assert list(ready.calls) == ["ours", "torch.nn." + case.operator.function]
+        assert list(ready.calls) == ["ours", "torch"]
+        assert ready.contender == "torch.nn." + case.operator.function
         assert (ready.failed, ready.bound, ready.path) == ({}, "", "")
     else:
-        names = list(ready.calls)
-        assert tuple(names[:4]) == contenders.MINE
-        assert names[-1] == contenders.COMPILED
+        assert list(ready.calls) == ["ours", "plan", "torch", "bound"]
+        assert [*(tried or [ready.contender])][-1] == contenders.COMPILED
         # Compiled anew for each case, and for its shapes alone.
         assert eager == ["reset", *[{"dynamic": False, "fullgraph": True}] * 3]
         assert ready.bound
@@ -56,7 +66,7 @@ def test_torch_computes_the_same(torch, eager, case):
 
 
 @pytest.mark.parametrize("operator", [Operator.TRAIN, Operator.REDUCE, Operator.FORWARD])
-def test_one_graph_serves_all_copies(torch, monkeypatch, operator):
+def test_one_graph_serves_all_copies(torch, fake, monkeypatch, operator):
     """Or each copy would be compiled anew, until the compiler gives up."""
     graphs = []
     compile_ = torch.compile
@@ -69,8 +79,8 @@ def test_one_graph_serves_all_copies(torch, monkeypatch, operator):
         torch, "compile", lambda plain, **how: compile_(plain, backend=count, **how)
     )
     case = case_of(operator)
-    ready = contenders.gather(torch, case, [data.make(case, seed) for seed in range(12)], True)
-    assert contenders.COMPILED in ready.calls, ready.failed
+    ready = contenders.gather(case, [data.make(case, seed) for seed in range(12)], fake(), True)
+    assert contenders.COMPILED not in ready.failed
     assert len(graphs) == 1
 
 
@@ -81,23 +91,23 @@ MIB = 1 << 20
     ("tensor", "copies"), [(800 * MIB, 2), (100 * MIB, 2), (99 * MIB, 3), (10 * MIB, 11), (1, 256)]
 )
 def test_between_two_uses_of_a_copy_goes_twice_l2(tensor, copies):
-    assert contenders.copies(tensor, 50 * MIB, 100 << 30) == copies
-    if copies < contenders.MOST_COPIES:
+    assert device.copies(tensor, 50 * MIB, 100 << 30) == copies
+    if copies < device.MOST_COPIES:
         assert (copies - 1) * tensor >= 2 * 50 * MIB
 
 
 def test_no_more_copies_than_fit():
     # Of half of the memory, four tensors each; and at least one, which may be too much.
-    assert contenders.copies(10 * MIB, 50 * MIB, 250 * MIB) == 3
-    assert contenders.copies(10 * MIB, 50 * MIB, 10 * MIB) == 1
+    assert device.copies(10 * MIB, 50 * MIB, 250 * MIB) == 3
+    assert device.copies(10 * MIB, 50 * MIB, 10 * MIB) == 1
 
 
 @pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.value)
 def test_copies_look_the_same_and_lie_elsewhere(torch, fake, layout):
     case = case_of(Operator.TRAIN, layout=layout)
-    device = fake()
-    device.l2 = case.tensor_bytes
-    found = contenders.tensors(case, device)
+    made = fake()
+    made.l2 = case.tensor_bytes
+    found = contenders.tensors(case, made)
     assert len(found) == 3
     for name in ("grad_out", "input"):
         tensors = [getattr(copy, name) for copy in found]
@@ -108,16 +118,28 @@ def test_copies_look_the_same_and_lie_elsewhere(torch, fake, layout):
 def test_each_call_takes_the_next_copy():
     seen = []
     each = [{"ours": lambda copy=copy: seen.append(copy)} for copy in range(3)]
-    contender = contenders._in_turn(each, "ours")
+    contender = contenders.in_turn(each, "ours")
     assert seen == [0, 1, 2]
     for _ in range(4):
-        contender.call()
+        contender()
     assert seen == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_model_has_no_copies(torch, fake, monkeypatch):
+    case = Case(Operator.UNET, (2, 3, 64, 64))
+    made = []
+    step = contenders.steps.model_step
+    monkeypatch.setattr(
+        contenders.steps, "model_step", lambda *arguments: made.append(1) or step(*arguments)
+    )
+    ready = contenders.gather(case, [data.make(case, seed) for seed in range(3)], fake())
+    assert (list(ready.calls), len(made)) == (["ours", "torch"], 1)
 
 
 def test_who_is_asked(torch, eager):
     def names(case, compile_=True):
-        return list(contenders._theirs(torch, case, data.make(case), compile_))
+        (group,) = contenders.theirs(case, data.make(case), True, compile_)
+        return list(group)
 
     assert names(case_of(Operator.TRAIN)) == [
         *("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "torch.compile")
@@ -137,18 +159,18 @@ def test_group_norm_on_a_gpu_gets_contiguous_tensors(torch):
 
     case = case_of(Operator.GROUP_NORM, layout=Layout.CHANNELS_LAST)
     name = "aten::native_group_norm_backward"
-    cuda = torch.device("cuda")
-    assert compositions._laid_out(torch, case, cuda, name) == (
+    assert compositions._laid_out(case, False, name) == (
         *(torch.contiguous_format, f"aten::contiguous, {name}"),
     )
-    cpu = torch.device("cpu")
-    assert compositions._laid_out(torch, case, cpu, name) == (torch.channels_last, name)
+    assert compositions._laid_out(case, True, name) == (None, name)
+    mixed = case_of(Operator.GROUP_NORM, layout=Layout.X_CHANNELS_LAST)
+    assert compositions._laid_out(mixed, True, name)[0] is torch.channels_last
 
 
-def test_one_that_fails_or_disagrees_is_left_out(torch, monkeypatch):
+def test_one_that_fails_or_disagrees_is_left_out(torch, fake, monkeypatch):
     case = case_of(Operator.ELEMT)
     first = data.make(case)
-    right = contenders.gather(torch, case, [first], False).calls["ours"].call
+    right = contenders.gather(case, [first], fake()).calls["ours"]
 
     def missing():
         raise ImportError("no such\nextension")
@@ -160,9 +182,9 @@ def test_one_that_fails_or_disagrees_is_left_out(torch, monkeypatch):
         "nan": lambda: right() * float("nan"),
         "shape": lambda: right()[:2],
     }
-    monkeypatch.setattr(contenders, "_theirs", lambda *arguments: offered)
-    ready = contenders.gather(torch, case, [first], True)
-    assert list(ready.calls) == [*contenders.MINE, "right"]
+    monkeypatch.setattr(contenders, "theirs", lambda *arguments: [offered])
+    ready = contenders.gather(case, [first], fake(), True)
+    assert ready.contender == "right"
     assert set(ready.failed) == {"missing", "wrong", "nan", "shape"}
     assert ready.failed["missing"] == "ImportError: no such"
     assert ready.failed["wrong"].startswith("disagrees: output 0 is off by ")
@@ -172,12 +194,12 @@ def test_one_that_fails_or_disagrees_is_left_out(torch, monkeypatch):
     )
 
 
-def test_ours_fails(torch):
+def test_ours_fails(fake):
     case = case_of(Operator.ELEMT)
     first = data.make(case)
     first.grad_out.resize_(1)
     with pytest.raises(ValueError, match="grad_out"):
-        contenders.gather(torch, case, [first], False)
+        contenders.gather(case, [first], fake())
 
 
 @pytest.mark.parametrize(("dtype", "units"), [("float32", 2**12), ("bfloat16", 4), ("float16", 4)])

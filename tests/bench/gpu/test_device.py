@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from normgrad.bench.gpu import device
+pytest.importorskip("torch")
+
+from normgrad.bench import device
 from normgrad.bench.results import GPU_FACTS
 
 
@@ -16,10 +18,17 @@ def torch_of(cuda, available=False):
     )
 
 
-def test_missing():
-    assert device.missing(torch_of(None)) == "PyTorch 2.13.0 is built without CUDA"
-    assert device.missing(torch_of("12.8")) == "PyTorch 2.13.0 (CUDA 12.8) finds no CUDA device"
-    assert device.missing(torch_of("12.8", available=True)) is None
+@pytest.mark.parametrize(
+    ("torch", "why"),
+    [
+        (torch_of(None), "PyTorch 2.13.0 is built without CUDA"),
+        (torch_of("12.8"), "PyTorch 2.13.0 (CUDA 12.8) finds no CUDA device"),
+        (torch_of("12.8", available=True), None),
+    ],
+)
+def test_missing(monkeypatch, torch, why):
+    monkeypatch.setattr(device, "torch", torch)
+    assert device.missing() == why
 
 
 def test_the_driver(monkeypatch):
@@ -38,7 +47,7 @@ def test_the_driver(monkeypatch):
 
 
 @pytest.fixture
-def recorded():
+def recorded(monkeypatch):
     """A torch whose CUDA says what was asked of it."""
     log = []
 
@@ -75,15 +84,16 @@ def recorded():
         version=SimpleNamespace(cuda="12.8"),
         backends=SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91002)),
     )
-    return torch, log
+    monkeypatch.setattr(device, "torch", torch)
+    return log
 
 
 def test_a_device(recorded):
-    torch, log = recorded
-    found = device.Device(torch)
-    assert tuple(found.facts) == GPU_FACTS
+    log = recorded
+    found = device.Cuda()
+    assert tuple(found.facts) == (*GPU_FACTS, "cache_bytes")
     assert (found.l2, found.facts["compute_capability"]) == (50 << 20, "9.0")
-    assert found.free() == 1 << 36
+    assert found.copies(1 << 35) == 1  # of four tensors in half of 1 << 36 bytes
     assert log == ["synchronize", "empty"]
     log.clear()
     # 5 ms for two calls.
@@ -93,7 +103,6 @@ def test_a_device(recorded):
 
 def test_results_are_kept_until_the_end(recorded):
     """Or each call would write where the one before did."""
-    torch, _ = recorded
     alive, most = set(), []
 
     class Result:
@@ -104,6 +113,6 @@ def test_results_are_kept_until_the_end(recorded):
         def __del__(self):
             alive.discard(id(self))
 
-    device.Device(torch).seconds(Result, 4)
+    device.Cuda().seconds(Result, 4)
     assert max(most) == 4
     assert not alive

@@ -1,0 +1,126 @@
+"""What is timed as a whole: a layer's step, a model's training step, aclnn's first phase."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import normgrad.torch
+from normgrad import aclnn
+
+from .data import Data
+from .suite import BFLOAT16, DENSE, Case, Operator
+from .timing import Call
+
+#: The models are no part of the package: a checkout has them.
+MODELS = Path(normgrad.__file__).parents[2] / "benchmarks" / "models.py"
+LEARNING_RATE, LEARNING_MOMENTUM = 1e-3, 0.9
+
+
+def layer_step(ours: bool, case: Case, data: Data) -> Call:
+    """What a training does with one layer, as a call that returns y and the three gradients.
+
+    The gradients of the call before are dropped first, so that each makes new ones.
+
+    Args:
+        ours: whether the layer is normgrad's, or torch's.
+        case: of a layer.
+        data: its tensors; dy is the gradient of the loss.
+    """
+    kind = getattr((normgrad.torch if ours else torch).nn, case.operator.function)
+    channels = case.shape[1]
+    sizes = (case.groups, channels) if case.groups else (channels,)
+    layer = kind(*sizes, dtype=getattr(torch, case.parameters), device=data.weight.device)
+    values = {"weight": data.weight, "bias": data.bias}
+    if case.operator is Operator.LAYER_EVAL:
+        layer.eval()
+        values |= {"running_mean": data.mean, "running_var": data.var}
+    with torch.no_grad():
+        for name, value in values.items():
+            getattr(layer, name).copy_(value)
+    # A leaf of its own, over the same memory.
+    leaf = data.input.detach().requires_grad_()
+
+    def call() -> Any:
+        leaf.grad = layer.weight.grad = layer.bias.grad = None
+        y = layer(leaf)
+        y.backward(data.grad_out)
+        return y, leaf.grad, layer.weight.grad, layer.bias.grad
+
+    return call
+
+
+@cache
+def _models() -> Any:
+    spec = importlib.util.spec_from_file_location("normgrad_benchmark_models", MODELS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model_step(ours: bool, case: Case, data: Data) -> Call:
+    """A training step of a model with its own layers, or converted to ours; it returns the loss.
+
+    Raises:
+        FileNotFoundError: this is no checkout.
+    """
+    torch.manual_seed(0)
+    form = torch.contiguous_format if case.layout is DENSE[0] else torch.channels_last
+    device = data.input.device
+    model = getattr(_models(), case.operator.function)().to(device, memory_format=form)
+    if ours:
+        normgrad.torch.convert(model)
+    images, dtype = data.input.float(), getattr(torch, case.dtype)
+    optimiser = torch.optim.SGD(model.parameters(), LEARNING_RATE, LEARNING_MOMENTUM)
+
+    def call() -> Any:
+        optimiser.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=case.dtype == BFLOAT16):
+            loss = model(images).float().square().mean()
+        loss.backward()
+        optimiser.step()
+        return loss.detach().to(dtype)
+
+    return call
+
+
+#: The numbers of signatures that no call has had, and how many are made ready for new ones: a
+#: case's rounds take fewer.
+_NEW, _READY = itertools.count(), 1000
+
+
+def phase_1(case: Case, _: Data) -> Call:
+    """aclnn's first phase of batch norm's gradients, or of group norm's, on tensors made before."""
+    new, groups = case.operator is Operator.ACLNN_NEW, case.groups
+    mask = aclnn.aclCreateBoolArray([True] * 3)
+
+    def tensor(*shape: int) -> Any:
+        return aclnn.tensor(np.ones(shape, np.float32))
+
+    def arguments() -> tuple[Any, ...]:
+        samples, channels, length = case.shape
+        if new:  # small ones that differ
+            number = next(_NEW)
+            samples, channels = samples + number % 8, channels + 4 * (number // 8 % 8)
+            length += 1 + number // 64
+        dy, x, dx = (tensor(samples, channels, length) for _ in range(3))
+        weight, *gradients = (tensor(channels) for _ in range(3))
+        if not groups:
+            options = (None, None, None, None, True, 1e-5, mask)
+            return dy, x, weight, *options, dx, *gradients
+        statistics = (tensor(samples, groups) for _ in range(2))
+        return dy, x, *statistics, weight, samples, channels, length, groups, mask, dx, *gradients
+
+    name = "Group" if groups else "Batch"
+    function = getattr(aclnn, f"aclnn{name}NormBackwardGetWorkspaceSize")
+    ready = [arguments() for _ in range(_READY if new else 1)]
+    turns = iter(ready) if new else itertools.cycle(ready)
+    return lambda: function(*next(turns))
