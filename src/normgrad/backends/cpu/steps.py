@@ -365,11 +365,14 @@ def _forward(access: Access, over: _Over) -> list[Step]:
 def _backward(access: Access, over: _Over) -> list[Step]:
     """The steps of gradients."""
     problem, along = access.problem, access.along
-    sums = "sums" + ALONG * along if problem.needs_sums else None
+    # Along rows, parameters have sums of their own, down the columns.
+    sums_parameters = problem.wants_parameters
+    needs_sums = problem.result_needs_sums if along else problem.needs_sums
+    sums = "sums" + ALONG * along if needs_sums else None
     write = None
     if problem.result is not None:
         write = "scale" if problem.constant else "apply" + ALONG * along
-    if not write and not sums:
+    if not (write or sums or sums_parameters):
         return []
 
     steps: list[Step] = []
@@ -385,9 +388,9 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     after = outputs = 0
     if sums:
         after = B.DO_CENTRE if problem.missing_mean else 0
-        if problem.wants_parameters:
-            after |= 0 if along else B.DO_PARAMETERS
-            outputs = B.DO_OUTPUTS
+    if sums_parameters:
+        after |= 0 if along else B.DO_PARAMETERS
+        outputs = B.DO_OUTPUTS
     coefficients = B.DO_COEFFICIENTS if write else 0
     if problem.result_needs_sums:
         after |= coefficients
