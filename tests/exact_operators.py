@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 
 import normgrad as ng
@@ -260,8 +262,8 @@ class Spreads:
 
         def spreading(*tensors, **options):
             result = getattr(ng, function)(*tensors, **options)
-            names = [parameter.name for parameter in PLANNED[function].parameters]
-            given = dict(zip(names, tensors, strict=True)).get(self._name)
+            names = inspect.signature(FUNCTIONS[function]).parameters
+            given = dict(zip(names, tensors, strict=False)).get(self._name)
             if given is not None and self._is_special(given).any():
                 where = np.argwhere(self._is_special(given))[0]
                 channel = int(where[1] if given.ndim > 1 else where[0])

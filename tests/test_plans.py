@@ -134,10 +134,11 @@ def test_errors_of_plan():
     x = TensorSpec((3, 4, 5), "float32")
     names = (
         ", ".join(f"batch_norm_backward{rest}" for rest in ("", "_reduce", "_elemt"))
-        + ", group_norm_backward, batch_norm, batch_norm_stats, "
-        "batch_norm_gather_stats_with_counts, batch_norm_elemt, group_norm"
+        + ", group_norm_backward, layer_norm_backward, rms_norm_backward, batch_norm, "
+        "batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt, group_norm, "
+        "layer_norm, rms_norm"
     )
-    refuse(ValueError, f"name: 'layer_norm'; allowed: {names}", lambda: ng.plan("layer_norm"))
+    refuse(ValueError, f"name: 'local_norm'; allowed: {names}", lambda: ng.plan("local_norm"))
     refuse(
         TypeError, "training: missing; batch_norm_backward has no default for it",
         lambda: ng.plan("batch_norm_backward", grad_out=x, input=x),
@@ -425,7 +426,7 @@ def test_every_step_is_taken_somewhere():
     assert paths == {
         "rows", "columns", "moved", "count", "prepare", "exact", "moments", "sums", "combine",
         "mean", "statistics", "centre", "parameters", "outputs", "coefficients", "apply",
-        "evaluate",
+        "evaluate", "weights", "along",
     }  # fmt: skip
 
 

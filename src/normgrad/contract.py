@@ -10,21 +10,29 @@ import math
 import numbers
 import operator as operators
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from . import dtypes, layout
 from .dtypes import DType
-from .problem import Problem, Role
+from .problem import Role
 from .tensor import TensorSpec, naming
 from .unusable import shown
 
 MIN_RANK, MAX_RANK = 2, 8
 
 Specs = Mapping[str, TensorSpec]
+#: A spec, or a tensor.
+_T = TypeVar("_T", bound="_Shaped")
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class Kind(Enum):
@@ -35,6 +43,8 @@ class Kind(Enum):
     GROUP = "samples by groups"
     COUNT = "any shape"
     RANKS = "ranks by channels of input"
+    ROW = "the rows of input, with ones in the place of normalized_shape"
+    POSITION = "normalized_shape"
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -46,67 +56,168 @@ class Options(NamedTuple):
     """Everything that is not a tensor; operators use what they need."""
 
     training: bool = True
-    eps: float = 0.0
+    eps: float | None = 0.0
     momentum: float = 0.0
     mask: tuple[bool, ...] = ()
     channel_axis: int = 1
     num_groups: int = 1
-    #: Whether save_invstd holds variances; some devices read it so.
-    saved_variance: bool = False
+    normalized_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor that goes in. ``may_be_empty``: length 0 counts as absent, under these options."""
+    """A tensor that goes in.
+
+    Attributes:
+        name, kind, required: what it is called, what it is, and whether it has to be there.
+        role: what it is to a backend; or two of these, in training and in evaluation. One that
+            has None takes no part in the arithmetic.
+        is_variance: whether a backend makes 1/std of it.
+        may_be_empty: whether length 0 counts as absent, where it takes no part.
+    """
 
     name: str
     kind: Kind
+    role: Role | tuple[Role | None, Role | None] | None = None
     required: bool = False
-    may_be_empty: Callable[[Options], bool] = lambda options: False
+    is_variance: bool = False
+    may_be_empty: bool = False
+
+    def role_in(self, options: Options) -> Role | None:
+        """What it is to a backend under these options."""
+        if isinstance(self.role, tuple):
+            return self.role[0 if options.training else 1]
+        return self.role
 
 
 class Output(NamedTuple):
     """A tensor that comes out.
 
-    Its dtype is that of the first input of ``dtype_from`` that is there (without one there is no
-    such output), or, where it ``is_wide``, the one that such data are computed in. It may be the
-    very memory of the inputs ``in_place``.
+    Attributes:
+        name, kind, role: what it is called, what it is, and what it is to a backend.
+        dtype_from: its dtype is that of the first of these inputs that is there, and in use under
+            the options; without one there is no such output.
+        mask: which entry of the mask says whether it is wanted.
+        in_evaluation: whether there is one in evaluation.
+        is_wide: whether its dtype is the one that such data are computed in.
+        in_place: the inputs whose very memory it may be.
+        wanted: whether it is wanted, under options.
     """
 
     name: str
     kind: Kind
-    wanted: bool
-    dtype_from: tuple[str, ...]
+    role: Role
+    dtype_from: tuple[str, ...] = ("input",)
+    mask: int | None = None
+    in_evaluation: bool = True
     is_wide: bool = False
     in_place: tuple[str, ...] = ()
+    wanted: bool = True
 
 
-@dataclass(frozen=True)
+#: Every gradient's first tensors, and its first output.
+GRAD_OUT = Parameter("grad_out", Kind.DATA, Role.GRAD_OUT, required=True)
+INPUT = Parameter("input", Kind.DATA, Role.INPUT, required=True)
+GRAD_INPUT = Output("grad_input", Kind.DATA, Role.RESULT, mask=0, in_place=("grad_out", "input"))
+#: Every forward pass's first output.
+OUTPUT = Output("output", Kind.DATA, Role.RESULT, in_place=("input",))
+#: Running statistics, updated: where they are given, and in place if that is asked for.
+NEW_RUNNING = tuple(
+    Output(f"new_{name}", Kind.CHANNEL, role, (name,), in_place=(name,))
+    for name, role in (
+        ("running_mean", Role.OUT_RUNNING_MEAN),
+        ("running_var", Role.OUT_RUNNING_VAR),
+    )
+)
+
+
+def only(outputs: Sequence[Any]) -> Any:
+    """The result of an operator with one output."""
+    return outputs[0]
+
+
+@dataclass(frozen=True, eq=False)
 class Operator:
-    """An operator's contract, and how it becomes a problem.
+    """An operator, declared: all that is said of it but for its function's docstring.
 
     Attributes:
         name: as in the public API.
         parameters: the tensors, in the order of the function's arguments.
-        read_options: checks the other arguments, in the order of the function's.
-        outputs: under some options.
-        roles: what each input and output is to a problem; what has none takes no part in the
-            arithmetic.
-        problem: from the options and the specs of the inputs and outputs that are there.
+        options: the other arguments, in the order of the function's; see ``OPTIONS``.
+        all_outputs: the results, in their order.
         result: makes what the caller gets of the outputs.
+        statistics: what has a mean and 1/std of its own: a channel, a sample's groups, or a row,
+            whose positions have the parameters.
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
-        is_grouped: whether channels share statistics in groups, sample by sample.
+        is_centred: whether statistics are of x − mean, rather than of x itself.
+        has_own_eps: whether eps may be None, for the machine epsilon of the input's dtype.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
-    read_options: Callable[..., Options]
-    outputs: Callable[[Options], tuple[Output, ...]]
-    roles: Callable[[Options], Mapping[str, Role]]
-    problem: Callable[[Options, Specs, Specs], Problem]
+    options: tuple[str, ...]
+    all_outputs: tuple[Output, ...]
     result: Callable[[Sequence[Any]], Any]
+    statistics: Kind = Kind.CHANNEL
     out_is_tensor: bool = False
-    is_grouped: bool = False
+    is_centred: bool = True
+    has_own_eps: bool = False
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it takes the gradient of a layer's output."""
+        return self.parameters[0] is GRAD_OUT
+
+    def of_variance(self, name: str) -> Operator:
+        """The same operator, with variances in the place of a parameter's 1/std."""
+        parameters = tuple(
+            replace(each, is_variance=True) if each.name == name else each
+            for each in self.parameters
+        )
+        return replace(self, parameters=parameters)
+
+    def read_options(self, *values: Any, **named: Any) -> Options:
+        """The arguments that are not tensors, by position or by name, checked.
+
+        Raises:
+            TypeError, ValueError: what is wrong with one.
+        """
+        found: dict[str, Any] = {}
+        for name, value in {**dict(zip(self.options, values, strict=False)), **named}.items():
+            sort = OPTIONS[name]
+            if sort is Sort.FLAGS:
+                masked = [output.name for output in self.all_outputs if output.mask is not None]
+                found["mask"] = mask(name, value, masked)
+            elif name == "eps" and value is None and self.has_own_eps:
+                found[name] = None
+            elif name in Options._fields:
+                found[name] = _READERS[sort](name, value)
+            else:
+                found["mask"] = (*found.get("mask", ()), flag(name, value))
+        return Options(**found)
+
+    @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
+    def outputs(self, options: Options) -> tuple[Output, ...]:
+        """The results under some options: which are wanted, and whose dtype they have."""
+        idle = {
+            parameter.name
+            for parameter in self.parameters
+            if isinstance(parameter.role, tuple) and parameter.role_in(options) is None
+        }
+        return tuple(
+            output._replace(
+                wanted=(output.mask is None or options.mask[output.mask])
+                and (options.training or output.in_evaluation),
+                dtype_from=tuple(name for name in output.dtype_from if name not in idle),
+            )
+            for output in self.all_outputs
+        )
+
+    def roles(self, options: Options) -> dict[str, Role]:
+        """What each input and output is to a backend, of those that take part."""
+        inputs = ((parameter.name, parameter.role_in(options)) for parameter in self.parameters)
+        outputs = ((output.name, output.role) for output in self.all_outputs)
+        return {name: role for name, role in (*inputs, *outputs) if role is not None}
 
     def out_name(self, index: int, output: Output) -> str:
         """How messages call a tensor given in ``out``."""
@@ -172,6 +283,47 @@ def real(name: str, value: Any) -> float:
     return number if number == number else math.nan
 
 
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """The sizes of some axes: an integer for one of them, or several."""
+    if isinstance(value, (tuple, list)):
+        if value:
+            return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(value))
+        raise ValueError(f"{name}: {value}; allowed: an integer, or a tuple of one or more")
+    return (integer(name, value),)
+
+
+class Sort(Enum):
+    """What sort of value an argument is that is no tensor."""
+
+    FLAG = "true or false"
+    REAL = "a number"
+    INTEGER = "an integer"
+    SIZES = "an integer, or several"
+    FLAGS = "true or false for each output"
+
+
+#: The arguments that are not tensors, of all operators. What is no field of ``Options`` is an entry
+#: of the mask.
+OPTIONS = {
+    "training": Sort.FLAG,
+    "eps": Sort.REAL,
+    "momentum": Sort.REAL,
+    "channel_axis": Sort.INTEGER,
+    "num_groups": Sort.INTEGER,
+    "normalized_shape": Sort.SIZES,
+    "output_mask": Sort.FLAGS,
+    "input_g": Sort.FLAG,
+    "weight_g": Sort.FLAG,
+    "bias_g": Sort.FLAG,
+}
+_READERS: dict[Sort, Callable[[str, Any], Any]] = {
+    Sort.FLAG: flag,
+    Sort.REAL: real,
+    Sort.INTEGER: integer,
+    Sort.SIZES: sizes,
+}
+
+
 # Tensors
 
 
@@ -195,12 +347,21 @@ def axis_of(options: Options, spec: TensorSpec) -> int:
 
 def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind, tuple[int, ...]]:
     """The shape of each kind, from the input's."""
+    if operator.statistics is Kind.ROW:
+        sizes = options.normalized_shape
+        rows = data.rank - len(sizes)
+        if data.shape[max(0, rows) :] != sizes:
+            raise ValueError(
+                f"normalized_shape: {sizes}; allowed: the last axes of input's shape {data.shape}"
+            )
+        of_rows = (*data.shape[:rows], *[1] * len(sizes))
+        return {Kind.DATA: data.shape, Kind.ROW: of_rows, Kind.POSITION: sizes}
     axis = axis_of(options, data)
     shapes: dict[Kind, tuple[int, ...]] = {
         Kind.DATA: data.shape,
         Kind.CHANNEL: (data.shape[axis],),
     }
-    if operator.is_grouped:
+    if operator.statistics is Kind.GROUP:
         channels, groups = data.shape[axis], options.num_groups
         if axis == 0:
             raise ValueError(
@@ -228,15 +389,15 @@ def _ranks(operator: Operator, present: Specs) -> int:
     )
 
 
-def counted(
-    operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
-) -> dict[str, TensorSpec]:
-    """The inputs that count: those that are there, without empty ones that count as absent."""
+def counted(operator: Operator, options: Options, specs: Mapping[str, _T | None]) -> dict[str, _T]:
+    """The inputs that count, by name: those there are, without empty ones that count as absent."""
     return {
         parameter.name: spec
         for parameter in operator.parameters
         if (spec := specs.get(parameter.name)) is not None
-        and not (spec.shape == (0,) and parameter.may_be_empty(options))
+        and not (
+            spec.shape == (0,) and parameter.may_be_empty and parameter.role_in(options) is None
+        )
     }
 
 
@@ -271,9 +432,10 @@ def check_inputs(
             raise TypeError(f"{parameter.name}: None; allowed: a tensor")
     present = counted(operator, options, specs)
     data = present["input"]
-    if not MIN_RANK <= data.rank <= MAX_RANK:
+    least = 1 if operator.statistics is Kind.ROW else MIN_RANK
+    if not least <= data.rank <= MAX_RANK:
         raise ValueError(
-            f"input: {data.rank} axes, shape {data.shape}; allowed: {MIN_RANK} to {MAX_RANK}"
+            f"input: {data.rank} axes, shape {data.shape}; allowed: {least} to {MAX_RANK}"
         )
     shapes = _shapes(operator, options, data)
     for parameter in operator.parameters:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from . import contract, devices, frameworks, layout, memory, native
+from . import contract, devices, frameworks, layout, memory, native, views
 from .arguments import Arguments, out_entries
 from .backends import choice
 from .contract import Operator, Options, Specs
@@ -75,7 +75,7 @@ class Plan:
         self._wanted = operator.outputs(options)
         self.output_specs = tuple(outputs.get(output.name) for output in self._wanted)
         self._backend = backend = choice.of(device)
-        self._program: Any = backend.build(operator.problem(options, present, outputs))
+        self._program: Any = backend.build(views.problem(operator, options, present, outputs))
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None

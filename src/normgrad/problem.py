@@ -12,12 +12,16 @@ and every forward pass one of
 
 over tensors seen as (set, outer…, channel, inner). A *set* has statistics of its own: batch norm
 has one, group norm one per sample.
+
+In layer norm a row has statistics of its own, and a position of the rows parameters: rows stand in
+the place of channels, and vectors of parameters run over the positions (see ``Problem.by_row``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from math import prod
 
 from . import dtypes
 from .dtypes import DType
@@ -59,6 +63,8 @@ class Role(IntEnum):
 WORKSPACE = len(Role)
 OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 
+#: The roles of data tensors.
+DATA = (Role.GRAD_OUT, Role.INPUT, Role.RESULT)
 #: The roles of per-channel vectors.
 VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
 #: Those that are outputs.
@@ -67,11 +73,16 @@ _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 
 @dataclass(frozen=True)
 class Vector:
-    """A per-channel vector: its dtype, and its strides over sets and over channels (or groups)."""
+    """A per-channel vector: its dtype, and its strides over sets and over channels (or groups).
+
+    By row, a vector of statistics runs over the channel axis, and one of parameters over the inner
+    one; ``outer_strides`` are its strides over the outer ones.
+    """
 
     dtype: DType
     stride: int
     set_stride: int = 0
+    outer_strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,9 +102,13 @@ class Problem:
         forward: it is a forward pass: the result is y, made from x alone, and there is no dy.
         constant: it is a gradient in which the statistics are constants, as in evaluation, rather
             than x's own: dx is dy times a number for each channel, and does not depend on sums.
-        grouped: it is a gradient in which the statistics are of groups of a sample's channels: a
-            group's sums are those of its channels, each times its gamma. A forward pass sums x
-            alone, and is not grouped in this sense.
+        grouped: it is a gradient in which the statistics are of groups of a sample's channels, or
+            of rows: their sums are of terms with weights. A forward pass sums x alone, and is not
+            grouped in this sense.
+        by_row: the channels are rows, whose positions have the parameters. Where rows are several
+            axes, the first outer ones are theirs; there are as many sets as those have indices.
+        outer_rows: how many outer axes are the rows'.
+        centred: the statistics are of x − mean; else of x itself, as in RMS norm: there is no mean.
         gathers: there are no data tensors: the statistics of several ranks are combined.
         count: the elements per rank, where sums of all ranks are given or statistics gathered.
         eps: added to a variance.
@@ -116,6 +131,9 @@ class Problem:
     forward: bool = False
     constant: bool = False
     grouped: bool = False
+    by_row: bool = False
+    outer_rows: int = 0
+    centred: bool = True
     gathers: bool = False
     count: TensorSpec | None = None
     eps: float = 0.0
@@ -150,6 +168,13 @@ class Problem:
         return self.sets.size * self.channel.size * self.positions == 0
 
     @property
+    def parameters(self) -> int:
+        """How many channels, or positions of rows, have parameters."""
+        if not self.by_row:
+            return self.channel.size
+        return self.inner.size * prod(axis.size for axis in self.outer[self.outer_rows :])
+
+    @property
     def given_sums(self) -> bool:
         """Whether Σdy and Σdy·(x − μ) are given, over all ranks, rather than summed here."""
         return Role.SUM_DY in self.vectors
@@ -159,13 +184,13 @@ class Problem:
         """Whether dx or y depends on sums over the very tensors that it is made from."""
         if self.result is None:
             return False
-        return self.missing_mean if self.forward else not (self.constant or self.given_sums)
+        return self.missing_invstd if self.forward else not (self.constant or self.given_sums)
 
     @property
     def needs_sums(self) -> bool:
         """Whether anything is summed over the elements of a channel."""
         if self.forward:
-            return self.missing_mean
+            return self.missing_invstd
         return self.result_needs_sums or self.wants_parameters
 
     @property

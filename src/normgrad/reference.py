@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from . import dtypes
+
 Array = npt.NDArray[Any]
 
 
@@ -452,3 +454,116 @@ def group_norm_backward(
     return {
         name: Exact(*pair) for name, *pair in zip(names, back(values), back(scales), strict=True)
     }
+
+
+def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of a row's elements."""
+    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    return tuple(range(input.ndim - count, input.ndim))
+
+
+def layer_norm(
+    input: Array,
+    normalized_shape: int | tuple[int, ...],
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+) -> dict[str, Exact]:
+    """output, mean and rstd; see :func:`normgrad.layer_norm`."""
+    arithmetic = _Arithmetic(input, input)
+    x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
+    shape = input.shape[over[0] :]
+    with np.errstate(all="ignore"):
+        mean, rstd, _ = _statistics(x, over, eps)
+        rounded = (
+            exact.value.astype(arithmetic.real).astype(arithmetic.wide) for exact in (mean, rstd)
+        )
+        vectors = (
+            np.broadcast_to(arithmetic.read(vector, default, 1), shape)
+            for vector, default in ((weight, 1.0), (bias, 0.0))
+        )
+        return {"output": _normalised(x, *rounded, *vectors), "mean": mean, "rstd": rstd}
+
+
+def layer_norm_backward(
+    grad_out: Array,
+    input: Array,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None = None,
+    *,
+    normalized_shape: int | tuple[int, ...],
+) -> dict[str, Exact]:
+    """grad_input, grad_weight and grad_bias; see :func:`normgrad.layer_norm_backward`."""
+    arithmetic = _Arithmetic(grad_out, input)
+    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
+    over = _rows(input, normalized_shape)
+    rows = tuple(range(over[0]))
+    size = math.prod(input.shape[over[0] :])
+    with np.errstate(all="ignore"):
+        xmu = x - arithmetic.read(mean, 0, 0)
+        r, w = arithmetic.read(rstd, 1, 0), arithmetic.read(weight, 1, 1)
+
+        def formula(dy: Array, xmu: Array, r: Array, w: Array, minus: int) -> tuple[Array, ...]:
+            grad_bias = dy.sum(rows)
+            grad_weight = (dy * (xmu * r)).sum(rows)
+            if x.size == 0:
+                return dy, np.zeros_like(grad_bias), grad_bias
+            d, xhat = w * dy, xmu * r
+            sums = d.sum(over, keepdims=True)
+            projections = (d * xhat).sum(over, keepdims=True)
+            return r * (d + minus * (sums + xhat * projections) / size), grad_weight, grad_bias
+
+        values = formula(dy, xmu, r, w, -1)
+        scales = formula(abs(dy), abs(xmu), abs(r), abs(w), 1)
+    names = ("grad_input", "grad_weight", "grad_bias")
+    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+
+
+def rms_norm(
+    input: Array,
+    normalized_shape: int | tuple[int, ...],
+    weight: Array | None = None,
+    *,
+    eps: float | None = None,
+) -> dict[str, Exact]:
+    """output and rstd; see :func:`normgrad.rms_norm`."""
+    arithmetic = _Arithmetic(input, input)
+    x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
+    eps = 2 * dtypes.parse(input.dtype).unit_roundoff if eps is None else eps
+    with np.errstate(all="ignore"):
+        size = math.prod(input.shape[over[0] :])
+        squares = (x * x).sum(over, keepdims=True)
+        rstd = 1 / np.sqrt(squares / size + arithmetic.wide.type(eps)) if size else squares
+        r = rstd.astype(arithmetic.real).astype(arithmetic.wide)
+        value = arithmetic.read(weight, 1, 1) * r * x
+    return {"output": Exact(value, abs(value)), "rstd": Exact(rstd, abs(rstd))}
+
+
+def rms_norm_backward(
+    grad_out: Array,
+    input: Array,
+    rstd: Array,
+    weight: Array | None = None,
+    *,
+    normalized_shape: int | tuple[int, ...],
+) -> dict[str, Exact]:
+    """grad_input and grad_weight; see :func:`normgrad.rms_norm_backward`."""
+    arithmetic = _Arithmetic(grad_out, input)
+    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
+    over = _rows(input, normalized_shape)
+    size = max(1, math.prod(input.shape[over[0] :]))
+    with np.errstate(all="ignore"):
+        r, w = arithmetic.read(rstd, 1, 0), arithmetic.read(weight, 1, 1)
+
+        def formula(dy: Array, x: Array, r: Array, w: Array, minus: int) -> tuple[Array, Array]:
+            d, xhat = w * dy, x * r
+            projections = (d * xhat).sum(over, keepdims=True)
+            grad_weight = (dy * xhat).sum(tuple(range(over[0])))
+            return r * (d + minus * xhat * projections / size), grad_weight
+
+        values = formula(dy, x, r, w, -1)
+        scales = formula(abs(dy), abs(x), abs(r), abs(w), 1)
+    names = ("grad_input", "grad_weight")
+    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}

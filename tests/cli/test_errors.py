@@ -15,7 +15,7 @@ import normgrad
 EITHER = "allowed: a .npz or .safetensors file"
 OPERATORS = (
     "batch_norm_backward, batch_norm_backward_reduce, batch_norm_backward_elemt, "
-    "group_norm_backward"
+    "group_norm_backward, layer_norm_backward, rms_norm_backward"
 )
 FLOATS = "float32, float16, bfloat16, float64"
 IN_NPZ = "float32, float16, float64 (and bfloat16 in a .safetensors)"
@@ -130,9 +130,9 @@ def test_corrupted_safetensors_header(refused, batch_norm, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_unknown_operator(refused, batch_norm, tmp_path, suffix):
-    batch_norm.operator = "layer_norm_backward"
+    batch_norm.operator = "local_norm_backward"
     file = batch_norm.save(tmp_path / f"layer{suffix}")
-    assert refused(file) == f"{file}: operator: 'layer_norm_backward'; allowed: {OPERATORS}"
+    assert refused(file) == f"{file}: operator: 'local_norm_backward'; allowed: {OPERATORS}"
     assert refused(file, "--operator", "bn") == f"--operator: 'bn'; allowed: {OPERATORS}"
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
 functional = nt.functional
 
-from normgrad.torch import collectives, eager, kernels, ops, synchronised  # noqa: E402
+from normgrad.torch import collectives, kernels, ops, synchronised, watching  # noqa: E402
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def seen(monkeypatch):
 @pytest.fixture
 def on_gpu(monkeypatch, seen):
     kind = stand_in.torch_on_gpu(monkeypatch, seen)
-    monkeypatch.setattr(eager, "_PLAIN", (*eager._PLAIN, kind))
+    monkeypatch.setattr(watching, "_PLAIN", (*watching._PLAIN, kind))
     return kind.of
 
 
@@ -116,7 +116,8 @@ def test_gpus_that_cannot_be_used(monkeypatch, on_gpu, pytorch_s):
     reason = (
         "input: on device cuda:0, which cannot be used here: Triton is not installed; allowed: cpu"
     )
-    refuse(ValueError, reason, lambda: kernels.native_group_norm(x, v, v, 5, 6, 7, 2, 1e-5))
+    kernel = kernels.KERNELS["native_group_norm"]
+    refuse(ValueError, reason, lambda: kernel(x, v, v, 5, 6, 7, 2, 1e-5))
     monkeypatch.setattr(collectives, "size", lambda group: 2)
     refuse(
         ValueError, reason,

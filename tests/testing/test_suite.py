@@ -27,7 +27,8 @@ def test_every_operator_dtype_layout_mask_and_topic_is_there():
         assert any((case.dtype, case.layout, case.kind) == (dtype, layout, kind) for case in cases)
     for kind in testing.GRADIENTS:
         if kind != "elemt":
-            assert len({case.mask for case in cases if case.kind == kind and case.mask}) == 8
+            masks = {case.mask for case in cases if case.kind == kind and case.mask}
+            assert len(masks) == 2 ** len(min(masks))
     assert {case.topic for case in cases} == set(Topic)
     assert {case.mean for case in cases if case.topic is Topic.MEAN} == set(suite.RATIOS)
 

@@ -46,14 +46,20 @@ class Translation:
         inputs, outputs: our names for its parameters and outputs, in its order.
         options: from the call.
         dims: the shapes that parameters are read with, where those are not their own.
+        saving_variance: the functional operator on devices whose saveInvstd holds variances.
     """
 
     contract: Contract
     operator: Operator
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    options: Callable[[Call, Device], Options]
+    options: Callable[[Call], Options]
     dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
+    saving_variance: Operator | None = None
+
+    def operator_on(self, device: Device) -> Operator:
+        """The functional operator, as a device has its tensors."""
+        return (self.saving_variance if device.saved_variance else None) or self.operator
 
 
 def _channel_axis(call: Call) -> int:
@@ -66,13 +72,13 @@ BATCH_NORM = Translation(
     BATCH_NORM_BACKWARD,
     ("gradOut", "input", "weight", "runningMean", "runningVar", "saveMean", "saveInvstd"),
     ("gradInput", "gradWeight", "gradBias"),
-    lambda call, device: Options(
+    lambda call: Options(
         training=bool(call.scalars["training"]),
         eps=float(call.scalars["eps"]),
         mask=tuple(call.scalars["outputMask"]),
         channel_axis=_channel_axis(call),
-        saved_variance=device.saved_variance,
     ),
+    saving_variance=BATCH_NORM_BACKWARD.of_variance("save_invstd"),
 )
 
 REDUCE = Translation(
@@ -80,7 +86,7 @@ REDUCE = Translation(
     BATCH_NORM_BACKWARD_REDUCE,
     ("gradOut", "input", "mean", "invstd", "weight"),
     ("sumDy", "sumDyXmu", "gradWeight", "gradBias"),
-    lambda call, device: Options(
+    lambda call: Options(
         mask=tuple(bool(call.scalars[name]) for name in ("inputG", "weightG", "biasG"))
     ),
 )
@@ -90,7 +96,7 @@ ELEMT = Translation(
     BATCH_NORM_BACKWARD_ELEMT,
     ("gradOut", "input", "mean", "invstd", "weight", "sumDy", "sumDyXmu", "counter"),
     ("gradInput",),
-    lambda call, device: Options(),
+    lambda call: Options(),
 )
 
 
@@ -109,9 +115,7 @@ GROUP_NORM = Translation(
     GROUP_NORM_BACKWARD,
     ("gradOut", "input", "mean", "rstd", "gamma"),
     ("gradInput", "gradGammaOut", "gradBetaOut"),
-    lambda call, device: Options(
-        num_groups=call.scalars["group"], mask=tuple(call.scalars["outputMask"])
-    ),
+    lambda call: Options(num_groups=call.scalars["group"], mask=tuple(call.scalars["outputMask"])),
     _grouped_dims,
 )
 
@@ -305,13 +309,14 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
     names: dict[str, str] = {}
     specs: dict[str, TensorSpec | None] = {}
-    for theirs, ours in zip(translation.operator.parameters, translation.inputs, strict=True):
+    operator = translation.operator_on(device)
+    for theirs, ours in zip(operator.parameters, translation.inputs, strict=True):
         names[theirs.name] = ours
         specs[theirs.name] = operands[ours].spec if ours in operands else None
-    options = translation.options(call, device)
+    options = translation.options(call)
     out_specs: dict[str, TensorSpec] = {}
     wanted = []
-    outputs = translation.operator.outputs(options)
+    outputs = operator.outputs(options)
     for output, ours in zip(outputs, translation.outputs, strict=True):
         names[output.name] = ours
         wanted.append(ours if output.wanted else "")
@@ -319,7 +324,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             out_specs[output.name] = operands[ours].spec
     # The contract was checked by the dialect's rules, which let pass nothing that the operator's
     # would not.
-    plan = Plan(translation.operator, options, specs, out_specs, names) if out_specs else None
+    plan = Plan(operator, options, specs, out_specs, names) if out_specs else None
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)

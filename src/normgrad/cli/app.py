@@ -115,6 +115,10 @@ def _run(
     ] = None,
     eps: Annotated[float | None, typer.Option(help="Added to a variance.")] = None,
     num_groups: Annotated[int | None, typer.Option(help="Groups of group norm.")] = None,
+    normalized_shape: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="The last axes, of layer norm, such as 768 or 32,32."),
+    ] = None,
     channel_axis: Annotated[
         int | None, typer.Option(help="1, or -1 for channels-last shapes.")
     ] = None,
@@ -132,6 +136,7 @@ def _run(
         "training": training,
         "eps": eps,
         "num_groups": num_groups,
+        "normalized_shape": normalized_shape,
         "channel_axis": channel_axis,
         "output_mask": output_mask,
         "input_g": input_g,

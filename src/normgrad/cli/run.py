@@ -18,7 +18,7 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision, reference
-from ..contract import Kind, Operator, Options
+from ..contract import OPTIONS, Kind, Operator, Options, Sort
 from ..operators import OPERATORS
 from ..operators.by_name import choices_of
 from ..plans import Plan
@@ -143,16 +143,22 @@ def _flags(value: Any) -> tuple[bool, ...]:
         raise ValueError("true or false for each output, such as 1,1,0") from None
 
 
-#: How each is read from a word, a number or a list of them.
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "training": _flag,
-    "eps": _real,
-    "num_groups": _integer,
-    "channel_axis": _integer,
-    "output_mask": _flags,
-    "input_g": _flag,
-    "weight_g": _flag,
-    "bias_g": _flag,
+def _sizes(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        value = value.strip("()[] ").rstrip(",").split(",")
+    try:
+        return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
+    except ValueError:
+        raise ValueError("an integer, or several such as 32,32") from None
+
+
+#: How each sort is read from a word, a number or a list of them.
+_READERS: Mapping[Sort, Callable[[Any], Any]] = {
+    Sort.FLAG: _flag,
+    Sort.REAL: _real,
+    Sort.INTEGER: _integer,
+    Sort.SIZES: _sizes,
+    Sort.FLAGS: _flags,
 }
 
 
@@ -202,7 +208,7 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
             choices[name] = default
             continue
         try:
-            choices[name] = _READERS[name](value)
+            choices[name] = _READERS[OPTIONS[name]](value)
         except ValueError as error:
             subject = _spelled(name) if name in given else f"{contents.path}: {name}"
             raise InputError(subject, f"{reprlib.repr(value)}; allowed: {error}") from None

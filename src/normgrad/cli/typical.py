@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import views
 from ..backends.cpu.program import Program, build
 from ..contract import Kind, Operator, check_inputs, check_outputs
 from ..dtypes import DType
@@ -82,11 +83,15 @@ def _program(
     The first is grad_out, or a forward pass's input.
     """
     samples, channels, _ = shape
+    if "normalized_shape" in choices:
+        choices = {**choices, "normalized_shape": shape[1:]}
     small = {
         Kind.CHANNEL: TensorSpec((channels,), "float32"),
         Kind.GROUP: TensorSpec((samples, _GROUPS), "float32"),
         Kind.RANKS: TensorSpec((_RANKS, channels), "float32"),
         Kind.COUNT: TensorSpec((_RANKS,), "int32"),
+        Kind.ROW: TensorSpec((samples, 1, 1), "float32"),
+        Kind.POSITION: TensorSpec(shape[1:], "float32"),
     }
     options = operator.read_options(**choices)
     specs: dict[str, TensorSpec | None] = {}
@@ -102,4 +107,4 @@ def _program(
     }
     present = check_inputs(operator, options, specs)
     outputs = check_outputs(operator, options, present, out)
-    return build(operator.problem(options, present, outputs), this_machine())
+    return build(views.problem(operator, options, present, outputs), this_machine())

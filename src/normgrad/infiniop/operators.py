@@ -42,7 +42,9 @@ from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
 INPUTS = ("input", "grad_output", "weight", "running_mean", "running_var")
 
-#: What the functional operator calls the inputs.
+#: The functional operator: running_var holds a batch's variances.
+_OPERATOR = BATCH_NORM_BACKWARD.of_variance("save_invstd")
+#: What it calls the inputs.
 _THEIR_NAMES = {
     "grad_out": "grad_output",
     "input": "input",
@@ -399,8 +401,8 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
         # The contract was checked by the dialect's rules, which let pass nothing that the
         # operator's would not.
         plan = Plan(
-            BATCH_NORM_BACKWARD,
-            Options(training=True, eps=0.0, mask=(True, True, True), saved_variance=True),
+            _OPERATOR,
+            Options(training=True, eps=0.0, mask=(True, True, True)),
             {ours: specs[theirs] for ours, theirs in _THEIR_NAMES.items()},
             {name: specs[name] for name in OUTPUTS},
             {**_THEIR_NAMES, **{name: name for name in OUTPUTS}},

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import contract
-from ..contract import ALL_THREE, Kind, Operator, Options, Output, Parameter, Specs
+from ..contract import ALL_THREE, GRAD_INPUT, GRAD_OUT, INPUT, Kind, Operator, Output, Parameter
 from ..plans import call
-from ..problem import Problem, Role
-from . import views
-
-_OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
+from ..problem import Role
 
 
 class BatchNormGradients(NamedTuple):
@@ -21,77 +17,26 @@ class BatchNormGradients(NamedTuple):
     grad_bias: Any
 
 
-def _options(training: Any, eps: Any, output_mask: Any, channel_axis: Any) -> Options:
-    return Options(
-        training=contract.flag("training", training),
-        eps=contract.real("eps", eps),
-        mask=contract.mask("output_mask", output_mask, _OUTPUTS),
-        channel_axis=contract.integer("channel_axis", channel_axis),
-    )
-
-
-def _outputs(options: Options) -> tuple[Output, ...]:
-    mean = "save_mean" if options.training else "running_mean"
-    parameters = ("weight", mean, "input")
-    grad_input, grad_weight, grad_bias = options.mask
-    return (
-        views.grad_input(grad_input),
-        Output("grad_weight", Kind.CHANNEL, grad_weight, parameters),
-        Output("grad_bias", Kind.CHANNEL, grad_bias, parameters),
-    )
-
-
-def _roles(options: Options) -> dict[str, Role]:
-    statistics = (
-        {"save_mean": Role.MEAN, "save_invstd": Role.INVSTD}
-        if options.training
-        else {"running_mean": Role.MEAN, "running_var": Role.INVSTD}
-    )
-    return {
-        **views.DATA_ROLES,
-        **statistics,
-        "weight": Role.WEIGHT,
-        "grad_weight": Role.GRAD_WEIGHT,
-        "grad_bias": Role.GRAD_BIAS,
-    }
-
-
-def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    data = specs["input"]
-    axis = contract.axis_of(options, data)
-    return views.problem(
-        _roles(options),
-        specs,
-        outputs,
-        channel_axis=axis,
-        constant=not options.training,
-        eps=options.eps,
-        divisor=float(data.elements // max(1, data.shape[axis])),
-        invstd_is_variance=options.saved_variance or not options.training,
-        missing_mean=options.training and "save_mean" not in specs,
-        missing_invstd=options.training and "save_invstd" not in specs,
-    )
-
-
-def _in_evaluation(options: Options) -> bool:
-    return not options.training
-
+#: What gives the gradients of parameters their dtype.
+_PARAMETERS = ("weight", "save_mean", "running_mean", "input")
 
 BATCH_NORM_BACKWARD = Operator(
-    name="batch_norm_backward",
+    "batch_norm_backward",
     parameters=(
-        Parameter("grad_out", Kind.DATA, required=True),
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("weight", Kind.CHANNEL),
-        Parameter("running_mean", Kind.CHANNEL),
-        Parameter("running_var", Kind.CHANNEL),
-        Parameter("save_mean", Kind.CHANNEL, may_be_empty=_in_evaluation),
-        Parameter("save_invstd", Kind.CHANNEL, may_be_empty=_in_evaluation),
+        GRAD_OUT,
+        INPUT,
+        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
+        Parameter("running_mean", Kind.CHANNEL, (None, Role.MEAN)),
+        Parameter("running_var", Kind.CHANNEL, (None, Role.INVSTD), is_variance=True),
+        Parameter("save_mean", Kind.CHANNEL, (Role.MEAN, None), may_be_empty=True),
+        Parameter("save_invstd", Kind.CHANNEL, (Role.INVSTD, None), may_be_empty=True),
     ),
-    read_options=_options,
-    outputs=_outputs,
-    roles=_roles,
-    problem=_problem,
+    options=("training", "eps", "output_mask", "channel_axis"),
+    all_outputs=(
+        GRAD_INPUT,
+        Output("grad_weight", Kind.CHANNEL, Role.GRAD_WEIGHT, _PARAMETERS, mask=1),
+        Output("grad_bias", Kind.CHANNEL, Role.GRAD_BIAS, _PARAMETERS, mask=2),
+    ),
     result=BatchNormGradients._make,
 )
 

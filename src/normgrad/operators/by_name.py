@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import contract, devices, frameworks
 from ..arguments import out_entries
-from ..contract import Kind
+from ..contract import Kind, Operator
 from ..plans import Plan
 from ..tensor import TensorSpec, naming
 from ..unusable import shown
@@ -22,6 +22,8 @@ from .forward import (
     group_norm,
 )
 from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
+from .layer_norm import LAYER_NORM, LAYER_NORM_BACKWARD, layer_norm, layer_norm_backward
+from .rms_norm import RMS_NORM, RMS_NORM_BACKWARD, rms_norm, rms_norm_backward
 from .statistics import (
     BATCH_NORM_GATHER_STATS_WITH_COUNTS,
     BATCH_NORM_STATS,
@@ -35,57 +37,33 @@ from .sync_batch_norm import (
     batch_norm_backward_reduce,
 )
 
-#: The gradients, by the names that plans and files call them.
-OPERATORS = {
-    operator.name: operator
-    for operator in (
-        BATCH_NORM_BACKWARD,
-        BATCH_NORM_BACKWARD_REDUCE,
-        BATCH_NORM_BACKWARD_ELEMT,
-        GROUP_NORM_BACKWARD,
-    )
+#: Every operator with its function, whose signature holds the defaults; the gradients first.
+_FUNCTIONS: dict[Operator, Callable[..., Any]] = {
+    BATCH_NORM_BACKWARD: batch_norm_backward,
+    BATCH_NORM_BACKWARD_REDUCE: batch_norm_backward_reduce,
+    BATCH_NORM_BACKWARD_ELEMT: batch_norm_backward_elemt,
+    GROUP_NORM_BACKWARD: group_norm_backward,
+    LAYER_NORM_BACKWARD: layer_norm_backward,
+    RMS_NORM_BACKWARD: rms_norm_backward,
+    BATCH_NORM: batch_norm,
+    BATCH_NORM_STATS: batch_norm_stats,
+    BATCH_NORM_GATHER_STATS_WITH_COUNTS: batch_norm_gather_stats_with_counts,
+    BATCH_NORM_ELEMT: batch_norm_elemt,
+    GROUP_NORM: group_norm,
+    LAYER_NORM: layer_norm,
+    RMS_NORM: rms_norm,
 }
-
-#: All that can be planned: the forward pass too.
-PLANNED = {
-    **OPERATORS,
-    **{
-        operator.name: operator
-        for operator in (
-            BATCH_NORM,
-            BATCH_NORM_STATS,
-            BATCH_NORM_GATHER_STATS_WITH_COUNTS,
-            BATCH_NORM_ELEMT,
-            GROUP_NORM,
-        )
-    },
-}
-
-#: The public functions, by the same names; their signatures hold the defaults.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        batch_norm_backward,
-        batch_norm_backward_reduce,
-        batch_norm_backward_elemt,
-        group_norm_backward,
-        batch_norm,
-        batch_norm_stats,
-        batch_norm_gather_stats_with_counts,
-        batch_norm_elemt,
-        group_norm,
-    )
-}
+#: All that can be planned, by name, and the public functions by the same names.
+PLANNED = {operator.name: operator for operator in _FUNCTIONS}
+FUNCTIONS = {operator.name: function for operator, function in _FUNCTIONS.items()}
+#: The gradients alone.
+OPERATORS = {name: operator for name, operator in PLANNED.items() if operator.is_gradient}
 
 
 def choices_of(name: str) -> dict[str, Any]:
     """An operator's arguments that are not tensors, with their defaults or Parameter.empty."""
-    parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "out"
-    }
+    known = inspect.signature(FUNCTIONS[name]).parameters
+    return {option: known[option].default for option in PLANNED[name].options}
 
 
 def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any) -> Plan:
@@ -93,8 +71,9 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
 
     Args:
         name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
-            "group_norm_backward", "batch_norm", "batch_norm_stats",
-            "batch_norm_gather_stats_with_counts", "batch_norm_elemt" or "group_norm".
+            "group_norm_backward", "layer_norm_backward", "rms_norm_backward", "batch_norm",
+            "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt",
+            "group_norm", "layer_norm" or "rms_norm".
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.
@@ -112,28 +91,21 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
         raise ValueError(f"name: {shown(name)}; allowed: {', '.join(PLANNED)}")
-    function = FUNCTIONS[name]
     specs: dict[str, TensorSpec | None] = {
         parameter.name: None for parameter in operator.parameters
     }
     kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
-    known = inspect.signature(function).parameters
-    choices = {
-        argument: parameter.default
-        for argument, parameter in known.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-        and parameter.default is not parameter.empty
-        and argument != "out"
-    }
+    choices = choices_of(name)
     for argument, value in arguments.items():
         if argument in specs:
             specs[argument] = _as_spec(argument, value, kinds[argument])
-        elif argument in known:
+        elif argument in choices:
             choices[argument] = value
         else:
+            known = inspect.signature(FUNCTIONS[name]).parameters
             raise TypeError(f"{argument}: no argument of {name}; allowed: {', '.join(known)}")
-    for argument, parameter in known.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and argument not in (*choices, "out"):
+    for argument, value in choices.items():
+        if value is inspect.Parameter.empty:
             raise TypeError(f"{argument}: missing; {name} has no default for it")
     options = operator.read_options(**choices)
     outputs = operator.outputs(options)

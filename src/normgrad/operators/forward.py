@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from .. import contract
-from ..contract import Kind, Operator, Options, Output, Parameter, Specs
-from ..layout import Axis
+from ..contract import INPUT, NEW_RUNNING, OUTPUT, Kind, Operator, Output, Parameter, only
 from ..plans import call
-from ..problem import Problem, Role
-from . import views
+from ..problem import Role
 
 
 class BatchNormOutput(NamedTuple):
@@ -23,68 +19,23 @@ class BatchNormOutput(NamedTuple):
     running_var: Any
 
 
-def _options(training: Any, momentum: Any, eps: Any, channel_axis: Any) -> Options:
-    return Options(
-        training=contract.flag("training", training),
-        momentum=contract.real("momentum", momentum),
-        eps=contract.real("eps", eps),
-        channel_axis=contract.integer("channel_axis", channel_axis),
-    )
-
-
-def _outputs(options: Options) -> tuple[Output, ...]:
-    return (
-        views.output(),
-        *views.statistics(Kind.CHANNEL, options.training, "mean", "invstd"),
-        *views.running(options.training),
-    )
-
-
-def _roles(options: Options) -> dict[str, Role]:
-    return {
-        **views.FORWARD_ROLES,
-        "weight": Role.WEIGHT,
-        "bias": Role.BIAS,
-        # To be updated, or what is normalised with.
-        "running_mean": Role.RUNNING_MEAN if options.training else Role.MEAN,
-        "running_var": Role.RUNNING_VAR if options.training else Role.INVSTD,
-        "mean": Role.OUT_MEAN,
-        "invstd": Role.OUT_INVSTD,
-        **views.RUNNING_ROLES,
-    }
-
-
-def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    data = specs["input"]
-    axis = contract.axis_of(options, data)
-    return views.problem(
-        _roles(options),
-        specs,
-        outputs,
-        channel_axis=axis,
-        forward=True,
-        eps=options.eps,
-        momentum=options.momentum,
-        divisor=float(data.elements // max(1, data.shape[axis])),
-        invstd_is_variance=True,
-        missing_mean=options.training,
-        missing_invstd=options.training,
-    )
-
-
 BATCH_NORM = Operator(
-    name="batch_norm",
+    "batch_norm",
     parameters=(
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("weight", Kind.CHANNEL),
-        Parameter("bias", Kind.CHANNEL),
-        Parameter("running_mean", Kind.CHANNEL),
-        Parameter("running_var", Kind.CHANNEL),
+        INPUT,
+        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
+        Parameter("bias", Kind.CHANNEL, Role.BIAS),
+        # To be updated, or what is normalised with.
+        Parameter("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
+        Parameter("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
     ),
-    read_options=_options,
-    outputs=_outputs,
-    roles=_roles,
-    problem=_problem,
+    options=("training", "momentum", "eps", "channel_axis"),
+    all_outputs=(
+        OUTPUT,
+        Output("mean", Kind.CHANNEL, Role.OUT_MEAN, in_evaluation=False, is_wide=True),
+        Output("invstd", Kind.CHANNEL, Role.OUT_INVSTD, in_evaluation=False, is_wide=True),
+        *(output._replace(in_evaluation=False) for output in NEW_RUNNING),
+    ),
     result=BatchNormOutput._make,
 )
 
@@ -153,43 +104,18 @@ def batch_norm(
     return call(BATCH_NORM, tensors, out, choices)  # type: ignore[no-any-return]
 
 
-def _elemt_options(channel_axis: Any) -> Options:
-    return Options(channel_axis=contract.integer("channel_axis", channel_axis))
-
-
-def _elemt_outputs(options: Options) -> tuple[Output, ...]:
-    return (views.output(),)
-
-
-def _elemt_roles(options: Options) -> dict[str, Role]:
-    return {
-        **views.FORWARD_ROLES,
-        "weight": Role.WEIGHT,
-        "bias": Role.BIAS,
-        "mean": Role.MEAN,
-        "invstd": Role.INVSTD,
-    }
-
-
-def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    axis = contract.axis_of(options, specs["input"])
-    return views.problem(_elemt_roles(options), specs, outputs, channel_axis=axis, forward=True)
-
-
 BATCH_NORM_ELEMT = Operator(
-    name="batch_norm_elemt",
+    "batch_norm_elemt",
     parameters=(
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("weight", Kind.CHANNEL),
-        Parameter("bias", Kind.CHANNEL),
-        Parameter("mean", Kind.CHANNEL, required=True),
-        Parameter("invstd", Kind.CHANNEL, required=True),
+        INPUT,
+        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
+        Parameter("bias", Kind.CHANNEL, Role.BIAS),
+        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
     ),
-    read_options=_elemt_options,
-    outputs=_elemt_outputs,
-    roles=_elemt_roles,
-    problem=_elemt_problem,
-    result=views.only,
+    options=("channel_axis",),
+    all_outputs=(OUTPUT,),
+    result=only,
     out_is_tensor=True,
 )
 
@@ -236,58 +162,21 @@ class GroupNormOutput(NamedTuple):
     rstd: Any
 
 
-def _group_options(num_groups: Any, eps: Any, channel_axis: Any) -> Options:
-    return Options(
-        eps=contract.real("eps", eps),
-        channel_axis=contract.integer("channel_axis", channel_axis),
-        num_groups=contract.integer("num_groups", num_groups),
-    )
-
-
-def _group_outputs(options: Options) -> tuple[Output, ...]:
-    return (views.output(), *views.statistics(Kind.GROUP, True, "mean", "rstd"))
-
-
-def _group_roles(options: Options) -> dict[str, Role]:
-    return {
-        **views.FORWARD_ROLES,
-        "gamma": Role.WEIGHT,
-        "beta": Role.BIAS,
-        "mean": Role.OUT_MEAN,
-        "rstd": Role.OUT_INVSTD,
-    }
-
-
-def _group_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    problem = views.group_problem(
-        _group_roles(options),
-        specs,
-        outputs,
-        options,
-        forward=True,
-        missing_mean=True,
-        missing_invstd=True,
-    )
-    if problem.channel.size:
-        return problem
-    # Groups there are even so, of a channel each, which has no elements.
-    none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
-    return replace(problem, outer=(), channel=groups, inner=none)
-
-
 GROUP_NORM = Operator(
-    name="group_norm",
+    "group_norm",
     parameters=(
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("gamma", Kind.CHANNEL),
-        Parameter("beta", Kind.CHANNEL),
+        INPUT,
+        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Parameter("beta", Kind.CHANNEL, Role.BIAS),
     ),
-    read_options=_group_options,
-    outputs=_group_outputs,
-    roles=_group_roles,
-    problem=_group_problem,
+    options=("num_groups", "eps", "channel_axis"),
+    all_outputs=(
+        OUTPUT,
+        Output("mean", Kind.GROUP, Role.OUT_MEAN, is_wide=True),
+        Output("rstd", Kind.GROUP, Role.OUT_INVSTD, is_wide=True),
+    ),
     result=GroupNormOutput._make,
-    is_grouped=True,
+    statistics=Kind.GROUP,
 )
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import contract
-from ..contract import ALL_THREE, Kind, Operator, Options, Output, Parameter, Specs
+from ..contract import ALL_THREE, GRAD_INPUT, GRAD_OUT, INPUT, Kind, Operator, Output, Parameter
 from ..plans import call
-from ..problem import Problem, Role
-from . import views
-
-_OUTPUTS = ("grad_input", "grad_gamma", "grad_beta")
+from ..problem import Role
 
 
 class GroupNormGradients(NamedTuple):
@@ -21,54 +17,26 @@ class GroupNormGradients(NamedTuple):
     grad_beta: Any
 
 
-def _options(num_groups: Any, output_mask: Any, channel_axis: Any) -> Options:
-    return Options(
-        mask=contract.mask("output_mask", output_mask, _OUTPUTS),
-        channel_axis=contract.integer("channel_axis", channel_axis),
-        num_groups=contract.integer("num_groups", num_groups),
-    )
-
-
-def _outputs(options: Options) -> tuple[Output, ...]:
-    grad_input, grad_gamma, grad_beta = options.mask
-    parameters = ("gamma", "mean", "input")
-    return (
-        views.grad_input(grad_input),
-        Output("grad_gamma", Kind.CHANNEL, grad_gamma, parameters),
-        Output("grad_beta", Kind.CHANNEL, grad_beta, parameters),
-    )
-
-
-def _roles(options: Options) -> dict[str, Role]:
-    return {
-        **views.DATA_ROLES,
-        "mean": Role.MEAN,
-        "rstd": Role.INVSTD,
-        "gamma": Role.WEIGHT,
-        "grad_gamma": Role.GRAD_WEIGHT,
-        "grad_beta": Role.GRAD_BIAS,
-    }
-
-
-def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    return views.group_problem(_roles(options), specs, outputs, options, grouped=True)
-
+#: What gives the gradients of parameters their dtype.
+_PARAMETERS = ("gamma", "mean", "input")
 
 GROUP_NORM_BACKWARD = Operator(
-    name="group_norm_backward",
+    "group_norm_backward",
     parameters=(
-        Parameter("grad_out", Kind.DATA, required=True),
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("mean", Kind.GROUP, required=True),
-        Parameter("rstd", Kind.GROUP, required=True),
-        Parameter("gamma", Kind.CHANNEL),
+        GRAD_OUT,
+        INPUT,
+        Parameter("mean", Kind.GROUP, Role.MEAN, required=True),
+        Parameter("rstd", Kind.GROUP, Role.INVSTD, required=True),
+        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
     ),
-    read_options=_options,
-    outputs=_outputs,
-    roles=_roles,
-    problem=_problem,
+    options=("num_groups", "output_mask", "channel_axis"),
+    all_outputs=(
+        GRAD_INPUT,
+        Output("grad_gamma", Kind.CHANNEL, Role.GRAD_WEIGHT, _PARAMETERS, mask=1),
+        Output("grad_beta", Kind.CHANNEL, Role.GRAD_BIAS, _PARAMETERS, mask=2),
+    ),
     result=GroupNormGradients._make,
-    is_grouped=True,
+    statistics=Kind.GROUP,
 )
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import contract
-from ..contract import Kind, Operator, Options, Output, Parameter, Specs
-from ..layout import Axis
+from ..contract import INPUT, NEW_RUNNING, Kind, Operator, Output, Parameter
 from ..plans import call
-from ..problem import Problem, Role
-from . import views
+from ..problem import Role
 
 
 class BatchNormStatistics(NamedTuple):
@@ -19,44 +16,14 @@ class BatchNormStatistics(NamedTuple):
     invstd: Any
 
 
-def _options(eps: Any, channel_axis: Any) -> Options:
-    return Options(
-        eps=contract.real("eps", eps),
-        channel_axis=contract.integer("channel_axis", channel_axis),
-    )
-
-
-def _outputs(options: Options) -> tuple[Output, ...]:
-    return views.statistics(Kind.CHANNEL, True, "mean", "invstd")
-
-
-def _roles(options: Options) -> dict[str, Role]:
-    return {"input": Role.INPUT, "mean": Role.OUT_MEAN, "invstd": Role.OUT_INVSTD}
-
-
-def _problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    data = specs["input"]
-    axis = contract.axis_of(options, data)
-    return views.problem(
-        _roles(options),
-        specs,
-        outputs,
-        channel_axis=axis,
-        forward=True,
-        eps=options.eps,
-        divisor=float(data.elements // max(1, data.shape[axis])),
-        missing_mean=True,
-        missing_invstd=True,
-    )
-
-
 BATCH_NORM_STATS = Operator(
-    name="batch_norm_stats",
-    parameters=(Parameter("input", Kind.DATA, required=True),),
-    read_options=_options,
-    outputs=_outputs,
-    roles=_roles,
-    problem=_problem,
+    "batch_norm_stats",
+    parameters=(INPUT,),
+    options=("eps", "channel_axis"),
+    all_outputs=(
+        Output("mean", Kind.CHANNEL, Role.OUT_MEAN, is_wide=True),
+        Output("invstd", Kind.CHANNEL, Role.OUT_INVSTD, is_wide=True),
+    ),
     result=BatchNormStatistics._make,
 )
 
@@ -105,64 +72,22 @@ class GatheredStatistics(NamedTuple):
     running_var: Any
 
 
-def _gather_options(momentum: Any, eps: Any) -> Options:
-    return Options(momentum=contract.real("momentum", momentum), eps=contract.real("eps", eps))
-
-
-def _gather_outputs(options: Options) -> tuple[Output, ...]:
-    return (
-        Output("global_mean", Kind.CHANNEL, True, ("mean",)),
-        Output("global_invstd", Kind.CHANNEL, True, ("invstd",)),
-        *views.running(True),
-    )
-
-
-def _gather_roles(options: Options) -> dict[str, Role]:
-    return {
-        "mean": Role.MEAN,
-        "invstd": Role.INVSTD,
-        "running_mean": Role.RUNNING_MEAN,
-        "running_var": Role.RUNNING_VAR,
-        "counts": Role.COUNT,
-        "global_mean": Role.OUT_MEAN,
-        "global_invstd": Role.OUT_INVSTD,
-        **views.RUNNING_ROLES,
-    }
-
-
-def _gather_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    channels = specs["mean"].shape[1]
-    return Problem(
-        # Not the input's: of that nothing is read.
-        grad_out=specs["mean"].dtype,
-        input=specs["invstd"].dtype,
-        result=None,
-        sets=views.ONE,
-        outer=(),
-        channel=Axis(channels, (1, 1, 1)),
-        inner=views.ONE,
-        vectors=views.vectors(_gather_roles(options), specs, outputs),
-        gathers=True,
-        count=specs["counts"],
-        eps=options.eps,
-        momentum=options.momentum,
-    )
-
-
 BATCH_NORM_GATHER_STATS_WITH_COUNTS = Operator(
-    name="batch_norm_gather_stats_with_counts",
+    "batch_norm_gather_stats_with_counts",
     parameters=(
         Parameter("input", Kind.DATA, required=True),
-        Parameter("mean", Kind.RANKS, required=True),
-        Parameter("invstd", Kind.RANKS, required=True),
-        Parameter("running_mean", Kind.CHANNEL),
-        Parameter("running_var", Kind.CHANNEL),
-        Parameter("counts", Kind.COUNT, required=True),
+        Parameter("mean", Kind.RANKS, Role.MEAN, required=True),
+        Parameter("invstd", Kind.RANKS, Role.INVSTD, required=True),
+        Parameter("running_mean", Kind.CHANNEL, Role.RUNNING_MEAN),
+        Parameter("running_var", Kind.CHANNEL, Role.RUNNING_VAR),
+        Parameter("counts", Kind.COUNT, Role.COUNT, required=True),
     ),
-    read_options=_gather_options,
-    outputs=_gather_outputs,
-    roles=_gather_roles,
-    problem=_gather_problem,
+    options=("momentum", "eps"),
+    all_outputs=(
+        Output("global_mean", Kind.CHANNEL, Role.OUT_MEAN, ("mean",)),
+        Output("global_invstd", Kind.CHANNEL, Role.OUT_INVSTD, ("invstd",)),
+        *NEW_RUNNING,
+    ),
     result=GatheredStatistics._make,
 )
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import contract
-from ..contract import Kind, Operator, Options, Output, Parameter, Specs
+from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, Kind, Operator, Output, Parameter, only
 from ..plans import call
-from ..problem import Problem, Role
-from . import views
+from ..problem import Role
 
 
 class BatchNormReductions(NamedTuple):
@@ -20,57 +18,25 @@ class BatchNormReductions(NamedTuple):
     grad_bias: Any
 
 
-def _reduce_options(input_g: Any, weight_g: Any, bias_g: Any, channel_axis: Any) -> Options:
-    return Options(
-        mask=(
-            contract.flag("input_g", input_g),
-            contract.flag("weight_g", weight_g),
-            contract.flag("bias_g", bias_g),
-        ),
-        channel_axis=contract.integer("channel_axis", channel_axis),
-    )
-
-
-def _reduce_outputs(options: Options) -> tuple[Output, ...]:
-    input_g, weight_g, bias_g = options.mask
-    return (
-        Output("sum_dy", Kind.CHANNEL, input_g, ("mean",)),
-        Output("sum_dy_xmu", Kind.CHANNEL, input_g, ("mean",)),
-        Output("grad_weight", Kind.CHANNEL, weight_g, ("weight", "mean")),
-        Output("grad_bias", Kind.CHANNEL, bias_g, ("weight", "mean")),
-    )
-
-
-def _reduce_roles(options: Options) -> dict[str, Role]:
-    return {
-        **views.DATA_ROLES,
-        "mean": Role.MEAN,
-        "invstd": Role.INVSTD,
-        "sum_dy": Role.OUT_SUM_DY,
-        "sum_dy_xmu": Role.OUT_SUM_DY_XMU,
-        "grad_weight": Role.GRAD_WEIGHT,
-        "grad_bias": Role.GRAD_BIAS,
-    }
-
-
-def _reduce_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    axis = contract.axis_of(options, specs["input"])
-    return views.problem(_reduce_roles(options), specs, outputs, channel_axis=axis)
-
+#: What gives the gradients of parameters their dtype.
+_PARAMETERS = ("weight", "mean")
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(
-    name="batch_norm_backward_reduce",
+    "batch_norm_backward_reduce",
     parameters=(
-        Parameter("grad_out", Kind.DATA, required=True),
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("mean", Kind.CHANNEL, required=True),
-        Parameter("invstd", Kind.CHANNEL, required=True),
+        GRAD_OUT,
+        INPUT,
+        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
         Parameter("weight", Kind.CHANNEL),
     ),
-    read_options=_reduce_options,
-    outputs=_reduce_outputs,
-    roles=_reduce_roles,
-    problem=_reduce_problem,
+    options=("input_g", "weight_g", "bias_g", "channel_axis"),
+    all_outputs=(
+        Output("sum_dy", Kind.CHANNEL, Role.OUT_SUM_DY, ("mean",), mask=0),
+        Output("sum_dy_xmu", Kind.CHANNEL, Role.OUT_SUM_DY_XMU, ("mean",), mask=0),
+        Output("grad_weight", Kind.CHANNEL, Role.GRAD_WEIGHT, _PARAMETERS, mask=1),
+        Output("grad_bias", Kind.CHANNEL, Role.GRAD_BIAS, _PARAMETERS, mask=2),
+    ),
     result=BatchNormReductions._make,
 )
 
@@ -124,53 +90,21 @@ def batch_norm_backward_reduce(
     return call(BATCH_NORM_BACKWARD_REDUCE, tensors, out, choices)  # type: ignore[no-any-return]
 
 
-def _elemt_options(channel_axis: Any) -> Options:
-    return Options(channel_axis=contract.integer("channel_axis", channel_axis))
-
-
-def _elemt_outputs(options: Options) -> tuple[Output, ...]:
-    return (views.grad_input(True),)
-
-
-def _elemt_roles(options: Options) -> dict[str, Role]:
-    return {
-        **views.DATA_ROLES,
-        "mean": Role.MEAN,
-        "invstd": Role.INVSTD,
-        "weight": Role.WEIGHT,
-        "sum_dy": Role.SUM_DY,
-        "sum_dy_xmu": Role.SUM_DY_XMU,
-        "count": Role.COUNT,
-    }
-
-
-def _elemt_problem(options: Options, specs: Specs, outputs: Specs) -> Problem:
-    return views.problem(
-        _elemt_roles(options),
-        specs,
-        outputs,
-        channel_axis=contract.axis_of(options, specs["input"]),
-        count=specs["count"],
-    )
-
-
 BATCH_NORM_BACKWARD_ELEMT = Operator(
-    name="batch_norm_backward_elemt",
+    "batch_norm_backward_elemt",
     parameters=(
-        Parameter("grad_out", Kind.DATA, required=True),
-        Parameter("input", Kind.DATA, required=True),
-        Parameter("mean", Kind.CHANNEL, required=True),
-        Parameter("invstd", Kind.CHANNEL, required=True),
-        Parameter("weight", Kind.CHANNEL),
-        Parameter("sum_dy", Kind.CHANNEL, required=True),
-        Parameter("sum_dy_xmu", Kind.CHANNEL, required=True),
-        Parameter("count", Kind.COUNT, required=True),
+        GRAD_OUT,
+        INPUT,
+        Parameter("mean", Kind.CHANNEL, Role.MEAN, required=True),
+        Parameter("invstd", Kind.CHANNEL, Role.INVSTD, required=True),
+        Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
+        Parameter("sum_dy", Kind.CHANNEL, Role.SUM_DY, required=True),
+        Parameter("sum_dy_xmu", Kind.CHANNEL, Role.SUM_DY_XMU, required=True),
+        Parameter("count", Kind.COUNT, Role.COUNT, required=True),
     ),
-    read_options=_elemt_options,
-    outputs=_elemt_outputs,
-    roles=_elemt_roles,
-    problem=_elemt_problem,
-    result=views.only,
+    options=("channel_axis",),
+    all_outputs=(GRAD_INPUT._replace(mask=None),),
+    result=only,
     out_is_tensor=True,
 )
 

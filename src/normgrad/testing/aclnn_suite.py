@@ -252,7 +252,7 @@ class _Cases:
     def __init__(self, product: Product, saved_variance: bool) -> None:
         self._product = product
         self._saved_variance = saved_variance
-        self._kinds = tuple(kind for kind in GRADIENTS if OPERATORS[kind] in product.operators)
+        self._kinds = tuple(kind for kind in GRADIENTS if OPERATORS.get(kind) in product.operators)
 
     def all(self) -> Iterator[tuple[Case, ...]]:
         """The cases of one topic after the other."""

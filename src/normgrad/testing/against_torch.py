@@ -124,6 +124,27 @@ class _Formulas:
     def group_norm(self) -> Sequence[Tensor]:
         return self._rounded(Aten.group_norm(*self.t.values(), **self.options), "gamma", "beta")
 
+    def layer_norm_backward(self) -> Sequence[Tensor]:
+        found: Sequence[Tensor] = Aten.layer_norm_backward(*self.t.values(), **self.options)
+        return found
+
+    def layer_norm(self) -> Sequence[Tensor]:
+        _, *statistics = Aten.layer_norm(**self.t, **self.options)
+        mean, r = (each.float().double() for each in statistics)
+        return (self.x - mean) * r * self.t["weight"] + self.t["bias"], *statistics
+
+    def rms_norm_backward(self) -> Sequence[Tensor]:
+        dy, x, r, w = self.t.values()
+        over = tuple(range(-len(self.options["normalized_shape"]), 0))
+        d, xhat = w * dy, x * r
+        grad_weight = (dy * xhat).sum(tuple(range(x.dim() + over[0])))
+        return r * (d - xhat * (d * xhat).mean(over, keepdim=True)), grad_weight
+
+    def rms_norm(self) -> Sequence[Tensor]:
+        over = tuple(range(-len(self.options["normalized_shape"]), 0))
+        r = (self.x.square().mean(over, keepdim=True) + self.options["eps"]).rsqrt()
+        return self.t["weight"] * r.float().double() * self.x, r
+
     def _rounded(self, found: Sequence[Tensor], weight: str, bias: str) -> Sequence[Tensor]:
         """A forward pass's results, the output from statistics as they are rounded."""
         output, *statistics = found

@@ -74,6 +74,44 @@ class Aten:
         return _aten.native_group_norm(input, gamma, beta, *_sizes(input), num_groups, eps)
 
     @staticmethod
+    def layer_norm(
+        input: Any, normalized_shape: Any, weight: Any, bias: Any, *, eps: float = 1e-5
+    ) -> Any:
+        """``native_layer_norm``."""
+        return _aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
+
+    @staticmethod
+    def layer_norm_backward(
+        grad_out: Any,
+        input: Any,
+        mean: Any,
+        rstd: Any,
+        weight: Any,
+        *,
+        normalized_shape: Any,
+        output_mask: tuple[bool, bool, bool] = (True, True, True),
+    ) -> Any:
+        """``native_layer_norm_backward``, which has a bias for its shape."""
+        return _aten.native_layer_norm_backward(
+            grad_out, input, normalized_shape, mean, rstd, weight, weight, output_mask
+        )
+
+    @staticmethod
+    def rms_norm(
+        input: Any, normalized_shape: Any, weight: Any, *, eps: float | None = None
+    ) -> Any:
+        """``_fused_rms_norm``."""
+        return _aten._fused_rms_norm(input, normalized_shape, weight, eps)
+
+    @staticmethod
+    def rms_norm_backward(
+        *tensors: Any, normalized_shape: Any, output_mask: tuple[bool, bool] = (True, True)
+    ) -> Any:
+        """``_fused_rms_norm_backward``."""
+        dy, x, *rest = tensors
+        return _aten._fused_rms_norm_backward(dy, x, normalized_shape, *rest, output_mask)
+
+    @staticmethod
     def batch_norm_stats(input: Any, *, eps: float = 1e-5) -> Any:
         """``batch_norm_stats``, which is a GPU's alone, as are all that follow."""
         return _aten.batch_norm_stats(input, eps)

@@ -28,9 +28,12 @@ class Change:
     fits: Callable[[Call], bool] = lambda call: True
 
 
+_VECTOR_KINDS = (Kind.CHANNEL, Kind.GROUP, Kind.RANKS, Kind.ROW, Kind.POSITION)
+
+
 def is_vector(call: Call, name: str) -> bool:
-    """Whether a tensor has a value for each channel, group or rank."""
-    return _kinds(call)[name] in (Kind.CHANNEL, Kind.GROUP, Kind.RANKS)
+    """Whether a tensor has a value for each channel, group, rank, row or position."""
+    return _kinds(call)[name] in _VECTOR_KINDS
 
 
 def _kinds(call: Call) -> dict[str, Kind]:
@@ -72,7 +75,9 @@ def _special_element(name: str, value: float) -> Change:
 def _special_channel(name: str, value: float) -> Change:
     def put(values: Array) -> Array:
         values = values.copy()
-        values[..., 1] = value
+        # The last axis that there is: rows have ones in the place of others.
+        axis = max(axis for axis, size in enumerate(values.shape) if size > 1)
+        np.moveaxis(values, axis, 0)[1] = value
         return values
 
     return Change(name, lambda call: _changed(call, name, put), _has(name))
@@ -149,16 +154,10 @@ def _forward(call: Call) -> bool:
     return "grad_out" not in call.tensors and "counts" not in call.tensors
 
 
-_SUMMING = (
-    *("batch_norm_backward", "batch_norm_backward_reduce", "group_norm_backward"),
-    *("batch_norm_stats", "batch_norm", "group_norm"),
-)
-
-
 def _sums(call: Call) -> bool:
-    """Whether sums over a channel or group are computed."""
+    """Whether sums over a channel, group or row are computed."""
     evaluates = call.name == "batch_norm" and not call.options["training"]
-    return call.name in _SUMMING and not evaluates
+    return not (evaluates or call.operator.out_is_tensor or "counts" in call.tensors)
 
 
 def _computes_statistics(call: Call) -> bool:
@@ -296,9 +295,7 @@ _TENSOR_MISTAKES: Mapping[Kind, Mapping[str, Callable[[Array], Array]]] = {
         "a position short": _short,
         "an axis fewer": lambda old: old.reshape(old.shape[0], -1),
     },
-    Kind.CHANNEL: _VECTOR_MISTAKES,
-    Kind.GROUP: _VECTOR_MISTAKES,
-    Kind.RANKS: _VECTOR_MISTAKES,
+    **dict.fromkeys(_VECTOR_KINDS, _VECTOR_MISTAKES),
     Kind.COUNT: {"float64": lambda old: old.astype(np.float64)},
 }
 _FLOAT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
@@ -308,6 +305,7 @@ _FLOAT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
 _OPTION_MISTAKES: Mapping[str, tuple[Any, ...]] = {
     "num_groups": (0, -2),
     "channel_axis": (7, -8),
+    "normalized_shape": ((), (7,), "five"),
     "output_mask": ((True,), (True, True, True, True)),
     "training": ("yes",),
     "eps": ("small",),

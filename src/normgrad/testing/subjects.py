@@ -193,7 +193,7 @@ class Subject(Implementation):
             given = _Given(self, call)
             named = _accepted(function, given.options)
             try:
-                result = function(*given.tensors, **named)
+                result = function(*given.positional, **named)
             except NotImplementedError as error:
                 raise NotOfferedError(_first_line(error) or "not implemented") from None
             except Exception as error:
@@ -241,6 +241,14 @@ class _Given:
             if value is not None
         }
         self.options = dict(call.options)
+        # In the order of our function, which may have an option among the tensors.
+        by_name = dict(zip(names, self.tensors, strict=True))
+        known = inspect.signature(FUNCTIONS[call.name]).parameters.values()
+        self.positional = [
+            by_name[each.name] if each.name in by_name else self.options.pop(each.name)
+            for each in known
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
         if call.out is not None:
             first = call.first_out
             same = (t for v, t in zip(values, self.tensors, strict=True) if v is first)

@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import cache
 
 from .. import dtypes
+from ..contract import Kind
+from ..operators.by_name import PLANNED
 from .cases import IN_PLACE, Case, Topic, thinned
 from .changes import LONG_SUMS, TWISTS, is_vector, mistakes
-from .tensors import FORWARD, GRADIENTS, HALVES, LAYOUTS, Shape
+from .tensors import FORWARD, GRADIENTS, HALVES, LAYOUTS, Shape, operator_of
 
 KINDS = (*GRADIENTS, *FORWARD)
 DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
@@ -31,7 +33,8 @@ _LARGE: Shape = (16, 24, 28, 28)
 #: in float32, as vectorised loops have them, each has 2048 terms: an error of 100 unit roundoffs.
 LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 
-_GROUPED = ("group_norm", "forward_group_norm")
+#: Those whose output depends on a mean that they find.
+_FINDING = ("forward", "forward_group_norm", "forward_layer_norm")
 #: How grad_out lies and how input does, where that is not alike.
 _MIXED = (
     *(("contiguous", "channels_last"), ("channels_last", "contiguous")),
@@ -39,16 +42,21 @@ _MIXED = (
 )
 
 
+def _statistics(kind: str) -> Kind:
+    """What has statistics of its own in a kind's operator."""
+    return PLANNED[operator_of(kind)].statistics
+
+
 def _groups(kind: str, shape: Shape, axis: int = 1) -> int:
     channels = shape[axis]
-    return 2 if kind in _GROUPED and channels % 2 == 0 else 1
+    return 2 if _statistics(kind) is Kind.GROUP and channels % 2 == 0 else 1
 
 
 def _is_normal(kind: str, dtype: str, layout: str) -> bool:
     """Whether the tighter bound of normally distributed data holds."""
     # Expanded values are no independent ones, and what ranks say is drawn otherwise. A mean that is
     # summed in float64 may be the neighbour of the one nearest to it, if its data are float64 too.
-    neighbours = kind in ("forward", "forward_group_norm") and dtype == "float64"
+    neighbours = kind in _FINDING and dtype == "float64"
     return layout != "expanded" and kind != "gather" and not neighbours
 
 
@@ -87,7 +95,9 @@ def _masks(kinds: tuple[str, ...]) -> Iterator[Case]:
     shape = (3, 4, 5, 6)
     masked = [kind for kind in kinds if kind in GRADIENTS and kind != "elemt"]
     for kind, layout in itertools.product(masked, ("contiguous", "channels_last")):
-        for mask in itertools.product((True, False), repeat=3):
+        outputs = Case(Topic.MASKS, kind, shape).call().operator.all_outputs
+        entries = len({output.mask for output in outputs} - {None})
+        for mask in itertools.product((True, False), repeat=entries):
             groups = _groups(kind, shape)
             yield Case(Topic.MASKS, kind, shape, layout=layout, groups=groups, mask=mask)
 
@@ -136,7 +146,8 @@ def _shapes(kinds: tuple[str, ...]) -> Iterator[Case]:
             for axis in (1, -1):
                 shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
                 groups = _groups(kind, shape, axis)
-                if kind != "gather" or axis % rank == 1:
+                has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
+                if (kind != "gather" or axis % rank == 1) and not has_no_axis:
                     yield Case(Topic.SHAPES, kind, shape, channel_axis=axis, groups=groups)
         for shape, layout in itertools.product(_EMPTY, ("contiguous", "channels_last")):
             yield Case(Topic.SHAPES, kind, shape, layout=layout)
@@ -145,7 +156,7 @@ def _shapes(kinds: tuple[str, ...]) -> Iterator[Case]:
 def _special(kinds: tuple[str, ...]) -> Iterator[Case]:
     shape = (3, 4, 40)
     for kind in kinds:
-        groups = 4 if kind in _GROUPED else 1
+        groups = 4 if _statistics(kind) is Kind.GROUP else 1
         base = Case(Topic.SPECIAL, kind, shape, groups=groups)
         call = base.call()
         for change, twist in TWISTS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,7 +28,7 @@ EPS = 1e-5
 
 _GATHER = "batch_norm_gather_stats_with_counts"
 #: What of the options the oracle takes: the others say what is not to be computed.
-_FOR_ORACLE = ("training", "momentum", "eps", "channel_axis", "num_groups")
+_FOR_ORACLE = (*("training", "momentum", "eps", "channel_axis", "num_groups", "normalized_shape"),)
 
 
 def lay_out(values: Array, layout: str) -> Array:
@@ -184,8 +185,8 @@ class _Maker:
         self.weight = self.vector() if weight else None
         self.bias = self.vector() if weight else None
 
-    def vector(self) -> Array:
-        return self.rng.standard_normal(self.channels).astype(self.parameters)
+    def vector(self, *shape: int) -> Array:
+        return self.rng.standard_normal(shape or self.channels).astype(self.parameters)
 
     @property
     def count(self) -> int:
@@ -249,6 +250,41 @@ class _Maker:
         tensors = {**self.data, **statistics, "gamma": self.weight}
         return Call("group_norm_backward", tensors, {"num_groups": self.groups, **self.options})
 
+    @property
+    def row(self) -> Shape:
+        """What layer norm normalises: the last axis, or the last two where there are many."""
+        return self.shape[-2:] if len(self.shape) > 3 else self.shape[-1:]
+
+    def _of_position(self, given: Array | None) -> Array | None:
+        return None if given is None else self.vector(*self.row)
+
+    def layer_norm(self) -> Call:
+        wide = self.input.astype(np.float64)
+        over = tuple(range(-len(self.row), 0))
+        count = max(1, math.prod(self.row))
+        mean = (wide.sum(over, keepdims=True) / count).astype(self.parameters)
+        var = ((wide - mean.astype(np.float64)) ** 2).sum(over, keepdims=True) / count
+        weight = self._of_position(self.weight)
+        tensors = {**self.data, "mean": mean, "rstd": self.invstd(var), "weight": weight}
+        return Call("layer_norm_backward", tensors, {"normalized_shape": self.row})
+
+    def forward_layer_norm(self) -> Call:
+        affine = {"weight": self._of_position(self.weight), "bias": self._of_position(self.bias)}
+        options = {"normalized_shape": self.row, "eps": 1e-3}
+        return Call("layer_norm", {"input": self.input, **affine}, options)
+
+    def rms_norm(self) -> Call:
+        wide = self.input.astype(np.float64)
+        over = tuple(range(-len(self.row), 0))
+        squares = (wide**2).sum(over, keepdims=True) / max(1, math.prod(self.row))
+        tensors = {**self.data, "rstd": self.invstd(squares)}
+        weight = {"weight": self._of_position(self.weight)}
+        return Call("rms_norm_backward", {**tensors, **weight}, {"normalized_shape": self.row})
+
+    def forward_rms_norm(self) -> Call:
+        tensors = {"input": self.input, "weight": self._of_position(self.weight)}
+        return Call("rms_norm", tensors, {"normalized_shape": self.row, "eps": 1e-3})
+
     def _forward(self, training: bool) -> Call:
         running = {"running_mean": self.vector(), "running_var": abs(self.vector())}
         tensors = {"input": self.input, "weight": self.weight, "bias": self.bias, **running}
@@ -288,9 +324,21 @@ class _Maker:
 
 
 #: The gradients, batch norm's in its ways.
-GRADIENTS = ("train", "train_without_statistics", "eval", "reduce", "elemt", "group_norm")
+GRADIENTS = (
+    "train",
+    "train_without_statistics",
+    "eval",
+    "reduce",
+    "elemt",
+    "group_norm",
+    "layer_norm",
+    "rms_norm",
+)
 #: The forward pass, and its statistics.
-FORWARD = ("forward", "forward_eval", "normalise", "stats", "gather", "forward_group_norm")
+FORWARD = (
+    *("forward", "forward_eval", "normalise", "stats", "gather"),
+    *("forward_group_norm", "forward_layer_norm", "forward_rms_norm"),
+)
 
 _MADE: dict[str, Callable[[_Maker], Call]] = {
     name: getattr(_Maker, name) for name in (*GRADIENTS, *FORWARD)

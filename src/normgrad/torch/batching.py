@@ -11,12 +11,18 @@ from typing import Any
 
 from torch import Tensor
 
-from .schemas import Kind, Schema
+from ..contract import Kind
+from .schemas import Schema
+
+#: The axis of the channels, or of the groups that they are in; COUNT is the same for all channels.
+_AXES = {Kind.DATA: 1, Kind.CHANNEL: 0, Kind.GROUP: 1, Kind.RANKS: 1, Kind.COUNT: None}
+#: The integers among arguments that count channels or groups.
+_COUNTED = ("C", "group")
 
 
 def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
     """A tensor with the batch in its channels."""
-    axis = kind.axis
+    axis = _AXES[kind]
     if axis is None:
         if dim is not None:
             raise ValueError(f"{name}: batched by vmap; allowed: the same for the whole batch")
@@ -46,7 +52,7 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
             elif kind is not None:
                 folded.append(_fold(f"{schema.name}: {name}", value, dim, kind, size))
             else:
-                folded.append(value * size if name in schema.channels else value)
+                folded.append(value * size if name in _COUNTED else value)
         results = call(*folded)
         if isinstance(results, tuple):
             pairs = zip(results, schema.outputs, strict=True)
@@ -59,7 +65,7 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
 def _unfold(value: Tensor, kind: Kind, size: int) -> tuple[Tensor, int | None]:
     """A result with the batch in an axis of its own, and that axis."""
     # What is absent is a vector, whatever it would be.
-    axis = 0 if value.shape == (0,) else kind.axis
+    axis = 0 if value.shape == (0,) else _AXES[kind]
     if axis is None:
         return value, None
     return value.unflatten(axis, (size, value.shape[axis] // max(size, 1))), axis

@@ -2,136 +2,48 @@
 
 An operator costs some microseconds each time the dispatcher comes by Python. Where nothing but
 autograd can be watching (no transform, mode, tracer or subclass), the functions come here instead:
-to the same kernels, and to the same derivatives of higher order.
+to the same kernels, and to the same nodes of autograd.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
 from .. import native, operators
 from ..contract import Operator
 from ..operators.by_name import PLANNED
-from ..plans import answered, call_again, keep, ready_for
-from . import ops
+from ..plans import answered, keep, ready_for
 from .kernels import output_for
-from .nodes import given
+from .nodes import kept_statistics
+from .norm_nodes import Forward, NativeBatchNorm, NativeGroupNorm
 
-_C = torch._C
-_CPU, _CUDA = _C.DispatchKey.CPU, _C.DispatchKey.CUDA
 _NONE = (None, None)
-BATCH_NORM, BATCH_NORM_BACKWARD = PLANNED["batch_norm"], PLANNED["batch_norm_backward"]
-GROUP_NORM, GROUP_NORM_BACKWARD = PLANNED["group_norm"], PLANNED["group_norm_backward"]
-_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+BATCH_NORM, GROUP_NORM = PLANNED["batch_norm"], PLANNED["group_norm"]
 
 
-def unwatched() -> bool:
-    """Whether nothing but autograd sees what is called."""
-    return not (
-        torch.compiler.is_compiling()
-        or _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
-        or _C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or _C._get_tracing_state()
-    )
+def _of_output(node: type[Forward]) -> type[Forward]:
+    """A norm's node for its output alone: what was made else is no result of it."""
+
+    class OfOutput(node):  # type: ignore[valid-type, misc]
+        @staticmethod
+        def forward(
+            ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, *choices: Any
+        ) -> Tensor:
+            """Keep what the gradients need; in a tuple autograd does not look at what was made."""
+            output: Tensor
+            output, mean, spread = made
+            ctx.choices = choices
+            ctx.save_for_backward(input, weight, mean, spread)
+            return output
+
+    OfOutput.__name__ = OfOutput.__qualname__ = node.__name__.removeprefix("Native")
+    return OfOutput
 
 
-def plain(*tensors: Any) -> bool:
-    """Whether these are plain tensors, or None."""
-    return all(type(value) in _PLAIN for value in tensors)
-
-
-def _kernels_suffice(grad_out: Tensor) -> bool:
-    """Whether a gradient is wanted for itself alone, not to be differentiated or transformed."""
-    if torch.is_grad_enabled() or not unwatched() or not plain(grad_out):
-        return False
-    # Autograd has a vmap of its own, whose tensors look like any others.
-    keys = _C._dispatch_keys(grad_out)
-    return bool(keys.has(_CPU) or keys.has(_CUDA))
-
-
-def _gradients_again(operator: Operator, tensors: Any, choices: Any) -> Any:
-    """Gradients that are wanted for themselves alone, as such tensors had them before; or None."""
-    if torch.is_grad_enabled() or not unwatched():
-        return None
-    return call_again(operator, tensors, None, choices)
-
-
-class BatchNorm(_SingleLevelFunction):
-    """Batch norm's node: ``apply((output, mean, spread), input, weight, bias, training, eps)``.
-
-    ``mean`` and ``spread`` are the batch's mean and 1/std in training, else the running mean and
-    variance; the tuple keeps autograd from looking at what was made.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, training: bool, eps: float
-    ) -> Tensor:
-        """Keep what the gradients need."""
-        output, mean, spread = made
-        ctx.training, ctx.eps = training, eps
-        ctx.save_for_backward(input, weight, mean, spread)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
-        """The gradients."""
-        input, weight, mean, spread = ctx.saved_tensors
-        mask = ctx.needs_input_grad[1:4]
-        training = ctx.training
-        statistics = (None, None, mean, spread) if training else (mean, spread, None, None)
-        tensors = (grad_out, input, weight, *statistics)
-        found = _gradients_again(BATCH_NORM_BACKWARD, tensors, (training, ctx.eps, mask, 1))
-        if found is None and _kernels_suffice(grad_out):
-            found = operators.batch_norm_backward(
-                grad_out, input, weight, *statistics, training=training, eps=ctx.eps,
-                output_mask=mask,
-            )  # fmt: skip
-        if found is None:
-            found = ops.native_batch_norm_backward(
-                grad_out, input, weight, *statistics, training, ctx.eps, mask
-            )
-            found = given(found, mask)
-        return None, *found, None, None
-
-
-class GroupNorm(_SingleLevelFunction):
-    """Group norm's node: ``apply((output, mean, rstd), input, weight, bias, group)``."""
-
-    @staticmethod
-    def forward(ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, group: int) -> Tensor:
-        """Keep what the gradients need."""
-        output, mean, rstd = made
-        ctx.group = group
-        ctx.save_for_backward(input, weight, mean, rstd)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
-        """The gradients."""
-        input, weight, mean, rstd = ctx.saved_tensors
-        mask = ctx.needs_input_grad[1:4]
-        tensors = (grad_out, input, mean, rstd, weight)
-        found = _gradients_again(GROUP_NORM_BACKWARD, tensors, (ctx.group, mask, 1))
-        if found is None and _kernels_suffice(grad_out):
-            found = operators.group_norm_backward(
-                grad_out, input, mean, rstd, weight, num_groups=ctx.group, output_mask=mask
-            )
-        if found is None:
-            sizes = input.shape[0], input.shape[1], prod(input.shape[2:])
-            found = ops.native_group_norm_backward(
-                grad_out, input, mean, rstd, weight, *sizes, ctx.group, mask
-            )
-            found = given(found, mask)
-        return None, *found, None
+BatchNorm, GroupNorm = _of_output(NativeBatchNorm), _of_output(NativeGroupNorm)
 
 
 def _requires_grad(value: Any) -> bool:
@@ -192,8 +104,7 @@ def _with_batch_norm_s_node(made: Any, tensors: _Tensors, training: bool, eps: f
     if not _needs_node(input, weight, bias):
         return output
     if not training:
-        # They may be updated before the gradients are asked for.
-        mean, spread = [v if v is None else v.clone() for v in (running_mean, running_var)]
+        mean, spread = kept_statistics(running_mean, running_var)
     return BatchNorm.apply((output, mean, spread), input, weight, bias, training, eps)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .. import contract, devices
-from . import collectives, eager, ops
+from . import collectives, eager, ops, watching
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -52,12 +52,12 @@ def batch_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
     tensors = (input, weight, bias, running_mean, running_var)
-    unwatched = eager.unwatched()
+    unwatched = watching.unwatched()
     if unwatched:
         again = eager.batch_norm_again(tensors, training, momentum, eps)
         if again is not None:
             return again
-    alone = unwatched and eager.plain(*tensors)
+    alone = unwatched and watching.plain(*tensors)
     if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         return handle_torch_function(
             batch_norm,
@@ -269,12 +269,12 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    unwatched = eager.unwatched()
+    unwatched = watching.unwatched()
     if unwatched:
         again = eager.group_norm_again(input, weight, bias, num_groups, eps)
         if again is not None:
             return again
-    alone = unwatched and eager.plain(input, weight, bias)
+    alone = unwatched and watching.plain(input, weight, bias)
     if not alone and has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(
             group_norm, (input, weight, bias), input, num_groups, weight, bias, eps

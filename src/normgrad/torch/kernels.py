@@ -6,15 +6,17 @@ A result that is absent (masked off, or a statistic that was not given) is an em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .. import operators
+from ..contract import OUTPUT, Operator
 from ..frameworks import allocating
+from ..operators.by_name import FUNCTIONS
+from .schemas import SCHEMAS, Schema
 
 
 def wide(*tensors: Tensor) -> torch.dtype:
@@ -25,6 +27,11 @@ def wide(*tensors: Tensor) -> torch.dtype:
 def absent(dtype: torch.dtype, like: Tensor) -> Tensor:
     """A result that is not there."""
     return torch.empty(0, dtype=dtype, device=like.device)
+
+
+def absent_of(operator: Operator, input: Tensor) -> Tensor:
+    """An operator's result that is not there."""
+    return absent(input.dtype if operator.is_gradient else wide(input), input)
 
 
 def output_for(input: Tensor) -> Tensor | None:
@@ -45,185 +52,28 @@ def output_for(input: Tensor) -> Tensor | None:
         )  # fmt: skip
 
 
-def check_sizes(input: Tensor, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
-    """Raise a ValueError where group norm's sizes are not its input's."""
-    shape = tuple(input.shape)
-    if input.dim() < 2 or shape[:2] != (N, C) or input.numel() != N * C * HxW:
-        raise ValueError(
-            f"input: shape {shape}; allowed: (N, C, ...) of N*C*HxW elements, with N={N}, C={C} "
-            f"and HxW={HxW}"
+def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
+    function = FUNCTIONS[operator.name]
+    rest = (None,) * (len(operator.all_outputs) - 1)
+
+    def kernel(*arguments: Any) -> Any:
+        tensors, options = schema.read(arguments)
+        if operator.all_outputs[0] is OUTPUT:
+            output = output_for(tensors["input"])
+            options["out"] = output if operator.out_is_tensor else (output, *rest)
+        results = function(**tensors, **options)
+        if operator.out_is_tensor:
+            return results
+        return tuple(
+            absent_of(operator, tensors["input"]) if value is None else value for value in results
         )
 
+    return kernel
 
-def _or_absent(results: Sequence[Any], dtype: torch.dtype, like: Tensor) -> tuple[Tensor, ...]:
-    return tuple(absent(dtype, like) if value is None else value for value in results)
-
-
-def native_batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    """The output, the batch's statistics, and new running statistics where old ones are given.
-
-    In evaluation there is nothing but the output.
-    """
-    results = operators.batch_norm(
-        input, weight, bias, running_mean, running_var,
-        training=training, momentum=momentum, eps=eps,
-        out=(output_for(input), None, None, None, None),
-    )  # fmt: skip
-    return _or_absent(results, wide(input), input)
-
-
-def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    """Batch norm's gradients."""
-    results = operators.batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd,
-        training=train, eps=eps, output_mask=tuple(output_mask),  # type: ignore[arg-type]
-    )  # fmt: skip
-    return _or_absent(results, input.dtype, input)
-
-
-def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
-    """Each channel's mean and 1/std."""
-    return tuple(operators.batch_norm_stats(input, eps=eps))
-
-
-def wide_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
-    """The same in float64, whatever the data."""
-    out = tuple(
-        torch.empty(input.shape[1], dtype=torch.float64, device=input.device) for _ in range(2)
-    )
-    return tuple(operators.batch_norm_stats(input, eps=eps, out=out))
-
-
-def batch_norm_elemt(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    invstd: Tensor,
-    eps: float,
-) -> Tensor:
-    """The output from given statistics; ``eps`` is in ``invstd`` already."""
-    return operators.batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
-
-
-def batch_norm_gather_stats_with_counts(
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, ...]:
-    """All ranks' statistics together, and new running statistics where old ones are given."""
-    results = operators.batch_norm_gather_stats_with_counts(
-        input, mean, invstd, running_mean, running_var, counts, momentum=momentum, eps=eps
-    )
-    return _or_absent(results, mean.dtype, mean)
-
-
-def batch_norm_backward_reduce(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-) -> tuple[Tensor, ...]:
-    """The local sums of synchronised batch norm's gradients."""
-    results = operators.batch_norm_backward_reduce(
-        grad_out, input, mean, invstd, weight, input_g=input_g, weight_g=weight_g, bias_g=bias_g
-    )
-    return _or_absent(results, mean.dtype, mean)
-
-
-def batch_norm_backward_elemt(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    sum_dy: Tensor,
-    sum_dy_xmu: Tensor,
-    count: Tensor,
-) -> Tensor:
-    """The element-wise half of synchronised batch norm's gradients."""
-    return operators.batch_norm_backward_elemt(
-        grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
-    )
-
-
-def native_group_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,  # noqa: N803 - ATen's names
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
-    group: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    """The output, and each sample's groups' mean and 1/std."""
-    check_sizes(input, N, C, HxW)
-    out = (output_for(input), None, None)
-    return tuple(operators.group_norm(input, weight, bias, num_groups=group, eps=eps, out=out))
-
-
-def native_group_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
-    group: int,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    """Group norm's gradients."""
-    check_sizes(input, N, C, HxW)
-    results = operators.group_norm_backward(
-        grad_out, input, mean, rstd, weight, num_groups=group,
-        output_mask=tuple(output_mask),  # type: ignore[arg-type]
-    )  # fmt: skip
-    return _or_absent(results, input.dtype, input)
-
-
-_KERNELS: tuple[Callable[..., Any], ...] = (
-    native_batch_norm,
-    native_batch_norm_backward,
-    batch_norm_stats,
-    batch_norm_elemt,
-    batch_norm_gather_stats_with_counts,
-    batch_norm_backward_reduce,
-    batch_norm_backward_elemt,
-    native_group_norm,
-    native_group_norm_backward,
-)
 
 #: The kernels by their operators' names.
-KERNELS = {kernel.__name__: kernel for kernel in _KERNELS}
+KERNELS = {
+    name: _kernel(schema, schema.operator)
+    for name, schema in SCHEMAS.items()
+    if schema.operator is not None
+}

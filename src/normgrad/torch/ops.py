@@ -12,7 +12,7 @@ are constants to autograd, but for those of :func:`batch_norm_stats` and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,20 +22,7 @@ from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
 from .untraced import untraced
 
-__all__ = [
-    "all_reduce_sum",
-    "batch_norm_backward_elemt",
-    "batch_norm_backward_reduce",
-    "batch_norm_elemt",
-    "batch_norm_gather_stats_with_counts",
-    "batch_norm_stats",
-    "native_batch_norm",
-    "native_batch_norm_backward",
-    "native_group_norm",
-    "native_group_norm_backward",
-    "sync_batch_norm",
-    "sync_batch_norm_backward",
-]
+__all__ = [*SCHEMAS]
 
 #: What holds the registrations.
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -66,15 +53,9 @@ def _register(name: str) -> Any:
     return call
 
 
-native_batch_norm = _register("native_batch_norm")
-native_batch_norm_backward = _register("native_batch_norm_backward")
-batch_norm_stats = _register("batch_norm_stats")
-batch_norm_elemt = _register("batch_norm_elemt")
-batch_norm_gather_stats_with_counts = _register("batch_norm_gather_stats_with_counts")
-batch_norm_backward_reduce = _register("batch_norm_backward_reduce")
-batch_norm_backward_elemt = _register("batch_norm_backward_elemt")
-native_group_norm = _register("native_group_norm")
-native_group_norm_backward = _register("native_group_norm_backward")
-all_reduce_sum = _register("all_reduce_sum")
-sync_batch_norm = _register("sync_batch_norm")
-sync_batch_norm_backward = _register("sync_batch_norm_backward")
+globals().update({name: _register(name) for name in SCHEMAS})
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Each operator is this module's, under its name."""

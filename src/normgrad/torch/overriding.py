@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.library import _scoped_library
 
-from .. import contract, operators
-from .kernels import check_sizes
+from .. import contract
+from ..contract import Kind, Operator
+from ..operators.by_name import FUNCTIONS
+from .schemas import SCHEMAS, Schema
 from .untraced import untraced
 
 
@@ -27,135 +29,35 @@ def _within_ranks(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() <= contract.MAX_RANK else tensor.flatten(2)
 
 
-def _as_input(grad_input: Tensor | None, input: Tensor) -> Tensor | None:
-    return grad_input if grad_input is None else grad_input.reshape(input.shape)
+def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
+    function, changed = FUNCTIONS[operator.name], operator.all_outputs[-schema.changes :]
+
+    def kernel(*arguments: Any) -> Any:
+        tensors, options = schema.read(arguments)
+        input = tensors["input"]
+        for parameter in operator.parameters:
+            if parameter.kind is Kind.DATA:
+                tensors[parameter.name] = _within_ranks(tensors[parameter.name])
+        if schema.changes:
+            written = [tensors[output.in_place[0]] for output in changed]
+            kept = len(operator.all_outputs) - schema.changes
+            return function(**tensors, **options, out=(*[None] * kept, *written))[:kept]
+        results = function(**tensors, **options)
+        first, *rest = (results,) if operator.out_is_tensor else results
+        if first is not None and operator.all_outputs[0].kind is Kind.DATA:
+            first = first.reshape(input.shape)
+        return first if operator.out_is_tensor else (first, *rest)
+
+    return kernel
 
 
-def _native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    grad_input, *rest = operators.batch_norm_backward(
-        _within_ranks(grad_out), _within_ranks(input), weight, running_mean, running_var,
-        save_mean, save_invstd,
-        training=train, eps=eps, output_mask=tuple(output_mask),  # type: ignore[arg-type]
-    )  # fmt: skip
-    return _as_input(grad_input, input), *rest
-
-
-def _native_group_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    N: int,  # noqa: N803 - ATen's names
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
-    group: int,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    check_sizes(input, N, C, HxW)
-    grad_input, *rest = operators.group_norm_backward(
-        _within_ranks(grad_out), _within_ranks(input), mean, rstd, weight, num_groups=group,
-        output_mask=tuple(output_mask),  # type: ignore[arg-type]
-    )  # fmt: skip
-    return _as_input(grad_input, input), *rest
-
-
-def _batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, ...]:
-    return tuple(operators.batch_norm_stats(_within_ranks(input), eps=eps))
-
-
-def _batch_norm_elemt(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    invstd: Tensor,
-    eps: float,
-) -> Tensor:
-    output = operators.batch_norm_elemt(_within_ranks(input), weight, bias, mean, invstd)
-    return output.reshape(input.shape)
-
-
-def _batch_norm_gather_stats_with_counts(
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, ...]:
-    """Like ATen's, it writes to the running statistics."""
-    mean, invstd, *_ = operators.batch_norm_gather_stats_with_counts(
-        _within_ranks(input), mean, invstd, running_mean, running_var, counts,
-        momentum=momentum, eps=eps, out=(None, None, running_mean, running_var),
-    )  # fmt: skip
-    return mean, invstd
-
-
-def _batch_norm_backward_reduce(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-) -> tuple[Tensor | None, ...]:
-    return tuple(
-        operators.batch_norm_backward_reduce(
-            _within_ranks(grad_out), _within_ranks(input), mean, invstd, weight,
-            input_g=input_g, weight_g=weight_g, bias_g=bias_g,
-        )
-    )  # fmt: skip
-
-
-def _batch_norm_backward_elemt(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    sum_dy: Tensor,
-    sum_dy_xmu: Tensor,
-    count: Tensor,
-) -> Tensor | None:
-    grad_input = operators.batch_norm_backward_elemt(
-        _within_ranks(grad_out),
-        _within_ranks(input),
-        mean,
-        invstd,
-        weight,
-        sum_dy,
-        sum_dy_xmu,
-        count,
-    )
-    return _as_input(grad_input, input)
-
-
-#: ATen's operators and what computes them; the first two replace PyTorch's kernels, the others have
-#: none on the CPU.
-KERNELS: dict[str, Callable[..., Any]] = {
-    "native_batch_norm_backward": _native_batch_norm_backward,
-    "native_group_norm_backward": _native_group_norm_backward,
-    "batch_norm_stats": _batch_norm_stats,
-    "batch_norm_elemt": _batch_norm_elemt,
-    "batch_norm_gather_stats_with_counts": _batch_norm_gather_stats_with_counts,
-    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
-    "batch_norm_backward_elemt": _batch_norm_backward_elemt,
+#: ATen's operators and what computes them: the gradients, which replace PyTorch's kernels, and
+#: those of synchronised batch norm, which has none on the CPU.
+KERNELS = {
+    name: _kernel(schema, schema.operator)
+    for name, schema in SCHEMAS.items()
+    if schema.operator is not None
+    and (schema.operator.is_gradient or not name.startswith("native"))
 }
 
 _lock = threading.Lock()

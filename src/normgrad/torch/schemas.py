@@ -1,28 +1,17 @@
-"""The operators' schemas, and what each tensor of theirs is: one table for all rules."""
+"""PyTorch's operators: what each takes, and which of normgrad's it is; one table for all rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..contract import OPTIONS, Kind, Operator, Sort
+from ..operators.by_name import PLANNED
 
 #: The namespace of ``torch.ops`` that the operators are in.
 NAMESPACE = "normgrad"
-
-
-class Kind(Enum):
-    """What a tensor is about."""
-
-    DATA = "(N, C, ...)"
-    CHANNEL = "(C,)"
-    GROUP = "(N, groups)"
-    RANKS = "(ranks, C)"
-    COUNT = "any shape, the same for all channels"
-
-    @property
-    def axis(self) -> int | None:
-        """The axis of the channels, or of the groups that they are in."""
-        return {Kind.CHANNEL: 0, Kind.COUNT: None}.get(self, 1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +23,9 @@ class Schema:
         arguments, results: in the words of PyTorch's schemas.
         inputs: the kinds of the tensors among the arguments, by name.
         outputs: the results' kinds, in order.
-        channels: the integers among the arguments that count channels or groups.
+        operator: normgrad's operator that it is, if it is one.
+        ours: what normgrad's calls the arguments that have other names here.
+        changes: how many of the last results ATen's own operator writes to its arguments instead.
         elementwise: whether the result is the first tensor's, element by element.
     """
 
@@ -43,10 +34,12 @@ class Schema:
     results: str
     inputs: Mapping[str, Kind]
     outputs: tuple[Kind, ...]
-    channels: tuple[str, ...] = ()
+    operator: Operator | None = None
+    ours: Mapping[str, str] = field(default_factory=dict)
+    changes: int = 0
     elementwise: bool = False
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """What the arguments are called."""
         return tuple(entry.split()[-1] for entry in self.arguments.split(", "))
@@ -56,109 +49,106 @@ class Schema:
         """The schema as ``torch.library`` takes it."""
         return f"{self.name}({self.arguments}) -> {self.results}"
 
+    def read(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tensors and the options of normgrad's operator, among arguments that are checked.
 
-def _kinds(**names: Kind) -> Mapping[str, Kind]:
-    return names
+        Raises:
+            ValueError: sizes that are not the input's.
+        """
+        given = dict(zip(self.names, arguments, strict=True))
+        if "HxW" in given:
+            _check_sizes(given["input"], given["N"], given["C"], given["HxW"])
+        given = {self.ours.get(name, name): value for name, value in given.items()}
+        assert self.operator is not None
+        tensors = {each.name: given[each.name] for each in self.operator.parameters}
+        options = {name: given[name] for name in self.operator.options if name in given}
+        if "output_mask" in options:
+            options["output_mask"] = tuple(options["output_mask"])
+        return tensors, options
 
 
-_AFFINE = _kinds(weight=Kind.CHANNEL, bias=Kind.CHANNEL)
-_RUNNING = _kinds(running_mean=Kind.CHANNEL, running_var=Kind.CHANNEL)
-_GIVEN = _kinds(mean=Kind.CHANNEL, invstd=Kind.CHANNEL)
-_BOTH = _kinds(grad_out=Kind.DATA, input=Kind.DATA)
+def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
+    shape = tuple(input.shape)
+    if input.dim() < 2 or shape[:2] != (N, C) or input.numel() != N * C * HxW:
+        raise ValueError(
+            f"input: shape {shape}; allowed: (N, C, ...) of N*C*HxW elements, with N={N}, C={C} "
+            f"and HxW={HxW}"
+        )
 
+
+_SORTS = {Sort.FLAG: "bool", Sort.REAL: "float", Sort.INTEGER: "int"}
+#: Arguments that only PyTorch's operators have.
+_OTHERS = {"N": "SymInt", "C": "SymInt", "HxW": "SymInt", "eps": "float"}
+
+
+def _of(
+    name: str, operator: str, arguments: str, ours: Mapping[str, str] = {}, changes: int = 0
+) -> Schema:
+    """The schema of an operator of normgrad's, from PyTorch's order and names of its arguments."""
+    planned = PLANNED[operator]
+    parameters = {parameter.name: parameter for parameter in planned.parameters}
+    theirs = {value: key for key, value in ours.items()}
+    outputs = planned.all_outputs
+
+    def typed(argument: str) -> str:
+        own = ours.get(argument, argument)
+        if own in parameters:
+            return "Tensor" if parameters[own].required else "Tensor?"
+        if own not in planned.options:
+            return _OTHERS[argument]
+        if OPTIONS[own] is Sort.FLAGS:
+            return f"bool[{len({each.mask for each in outputs} - {None})}]"
+        return _SORTS[OPTIONS[own]]
+
+    results = ", ".join(f"Tensor {output.name}" for output in outputs)
+    return Schema(
+        name,
+        ", ".join(f"{typed(argument)} {argument}" for argument in arguments.split()),
+        "Tensor" if planned.out_is_tensor else f"({results})",
+        {theirs.get(own, own): parameter.kind for own, parameter in parameters.items()},
+        tuple(output.kind for output in outputs),
+        planned,
+        ours,
+        changes,
+    )
+
+
+_BATCH = "input weight bias running_mean running_var"
+_GROUP = {"weight": "gamma", "bias": "beta", "group": "num_groups"}
+_SIZES = "N C HxW group"
 _SCHEMAS = (
-    Schema(
-        "native_batch_norm",
-        "Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
-        "bool training, float momentum, float eps",
-        "(Tensor output, Tensor save_mean, Tensor save_invstd, Tensor running_mean_out, "
-        "Tensor running_var_out)",
-        {"input": Kind.DATA, **_AFFINE, **_RUNNING},
-        (Kind.DATA, *[Kind.CHANNEL] * 4),
-    ),
-    Schema(
+    _of("native_batch_norm", "batch_norm", f"{_BATCH} training momentum eps"),
+    _of(
         "native_batch_norm_backward",
-        "Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, "
-        "Tensor? running_var, Tensor? save_mean, Tensor? save_invstd, bool train, float eps, "
-        "bool[3] output_mask",
-        "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
-        {
-            **_BOTH,
-            "weight": Kind.CHANNEL,
-            **_RUNNING,
-            "save_mean": Kind.CHANNEL,
-            "save_invstd": Kind.CHANNEL,
-        },
-        (Kind.DATA, Kind.CHANNEL, Kind.CHANNEL),
+        "batch_norm_backward",
+        "grad_out input weight running_mean running_var save_mean save_invstd train eps "
+        "output_mask",
+        {"train": "training"},
     ),
-    Schema(
-        "batch_norm_stats",
-        "Tensor input, float eps",
-        "(Tensor mean, Tensor invstd)",
-        {"input": Kind.DATA},
-        (Kind.CHANNEL, Kind.CHANNEL),
-    ),
-    Schema(
-        "batch_norm_elemt",
-        "Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor invstd, float eps",
-        "Tensor",
-        {"input": Kind.DATA, **_AFFINE, **_GIVEN},
-        (Kind.DATA,),
-    ),
-    Schema(
+    _of("batch_norm_stats", "batch_norm_stats", "input eps"),
+    _of("batch_norm_elemt", "batch_norm_elemt", "input weight bias mean invstd eps"),
+    _of(
         "batch_norm_gather_stats_with_counts",
-        "Tensor input, Tensor mean, Tensor invstd, Tensor? running_mean, Tensor? running_var, "
-        "float momentum, float eps, Tensor counts",
-        "(Tensor mean_out, Tensor invstd_out, Tensor running_mean_out, Tensor running_var_out)",
-        {
-            "input": Kind.DATA,
-            "mean": Kind.RANKS,
-            "invstd": Kind.RANKS,
-            **_RUNNING,
-            "counts": Kind.COUNT,
-        },
-        (Kind.CHANNEL,) * 4,
+        "batch_norm_gather_stats_with_counts",
+        "input mean invstd running_mean running_var momentum eps counts",
+        changes=2,
     ),
-    Schema(
+    _of(
         "batch_norm_backward_reduce",
-        "Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, Tensor? weight, "
-        "bool input_g, bool weight_g, bool bias_g",
-        "(Tensor sum_dy, Tensor sum_dy_xmu, Tensor grad_weight, Tensor grad_bias)",
-        {**_BOTH, **_GIVEN, "weight": Kind.CHANNEL},
-        (Kind.CHANNEL,) * 4,
+        "batch_norm_backward_reduce",
+        "grad_out input mean invstd weight input_g weight_g bias_g",
     ),
-    Schema(
+    _of(
         "batch_norm_backward_elemt",
-        "Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, Tensor? weight, "
-        "Tensor sum_dy, Tensor sum_dy_xmu, Tensor count",
-        "Tensor",
-        {
-            **_BOTH,
-            **_GIVEN,
-            "weight": Kind.CHANNEL,
-            "sum_dy": Kind.CHANNEL,
-            "sum_dy_xmu": Kind.CHANNEL,
-            "count": Kind.COUNT,
-        },
-        (Kind.DATA,),
+        "batch_norm_backward_elemt",
+        "grad_out input mean invstd weight sum_dy sum_dy_xmu count",
     ),
-    Schema(
-        "native_group_norm",
-        "Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, "
-        "float eps",
-        "(Tensor output, Tensor mean, Tensor rstd)",
-        {"input": Kind.DATA, **_AFFINE},
-        (Kind.DATA, Kind.GROUP, Kind.GROUP),
-        ("C", "group"),
-    ),
-    Schema(
+    _of("native_group_norm", "group_norm", f"input weight bias {_SIZES} eps", _GROUP),
+    _of(
         "native_group_norm_backward",
-        "Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, "
-        "SymInt C, SymInt HxW, int group, bool[3] output_mask",
-        "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
-        {**_BOTH, "mean": Kind.GROUP, "rstd": Kind.GROUP, "weight": Kind.CHANNEL},
-        (Kind.DATA, Kind.CHANNEL, Kind.CHANNEL),
-        ("C", "group"),
+        "group_norm_backward",
+        f"grad_out input mean rstd weight {_SIZES} output_mask",
+        _GROUP,
     ),
     Schema(
         "sync_batch_norm",
@@ -166,7 +156,7 @@ _SCHEMAS = (
         "float momentum, float eps, str group_name, int key",
         "(Tensor output, Tensor mean, Tensor invstd, Tensor running_mean_out, "
         "Tensor running_var_out, Tensor count)",
-        {"input": Kind.DATA, **_AFFINE, **_RUNNING},
+        {"input": Kind.DATA, **dict.fromkeys(_BATCH.split()[1:], Kind.CHANNEL)},
         (Kind.DATA, *[Kind.CHANNEL] * 4, Kind.COUNT),
     ),
     Schema(
@@ -182,7 +172,11 @@ _SCHEMAS = (
         "Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor invstd, Tensor count, "
         "str group_name, bool[3] output_mask",
         "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
-        {**_BOTH, "weight": Kind.CHANNEL, **_GIVEN, "count": Kind.COUNT},
+        {
+            **dict.fromkeys(("grad_out", "input"), Kind.DATA),
+            **dict.fromkeys(("weight", "mean", "invstd"), Kind.CHANNEL),
+            "count": Kind.COUNT,
+        },
         (Kind.DATA, Kind.CHANNEL, Kind.CHANNEL),
     ),
 )

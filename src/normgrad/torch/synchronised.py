@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import dtypes
-from . import collectives, kernels
-from .kernels import absent, wide
+from .. import dtypes, operators
+from . import collectives
+from .kernels import KERNELS, absent, output_for, wide
 
 #: What is checked once for each layer, and what a rank says when it is not the same on all.
 _FACTS = ("channels", "dtype", "eps", "momentum", "weight", "running statistics")
@@ -85,22 +85,20 @@ def sync_batch_norm(
     dtype = _DTYPES.index(str(input.dtype).removeprefix("torch."))
     facts = (channels, dtype, eps, momentum, weight is not None, running_mean is not None)
     _check_ranks_agree(key, group, facts, input)
-    mean, invstd = kernels.wide_stats(input, eps)
+    mean, invstd = torch.empty(2, channels, dtype=torch.float64, device=input.device)
+    operators.batch_norm_stats(input, eps=eps, out=(mean, invstd))
     mine = input.numel() // max(1, channels)
     local = torch.cat((mean, invstd, mean.new_full((1,), mine)))
     everyone = collectives.all_gather("sync_batch_norm: statistics", local, group)
     counts = everyone[:, -1].to(torch.int64)
-    mean, invstd, *running = kernels.batch_norm_gather_stats_with_counts(
+    mean, invstd, *running = operators.batch_norm_gather_stats_with_counts(
         input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
-        running_var, momentum, eps, counts,
+        running_var, counts, momentum=momentum, eps=eps,
     )  # fmt: skip
     real = wide(input)
     mean, invstd = mean.to(real), invstd.to(real)
-    running = [
-        absent(real, input) if old is None else new
-        for old, new in zip((running_mean, running_var), running, strict=True)
-    ]
-    output = kernels.batch_norm_elemt(input, weight, bias, mean, invstd, eps)
+    running = [absent(real, input) if new is None else new for new in running]
+    output = operators.batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
 
@@ -121,7 +119,7 @@ def sync_batch_norm_backward(
     group = collectives.by_name(group_name)
     wanted, for_weight, for_bias = output_mask
     # New sums have the mean's dtype, and gradients without a weight.
-    sum_dy, sum_dy_xmu, grad_weight, grad_bias = kernels.batch_norm_backward_reduce(
+    sum_dy, sum_dy_xmu, grad_weight, grad_bias = KERNELS["batch_norm_backward_reduce"](
         grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
     )
     of_parameters = mean.dtype if weight is None else weight.dtype
@@ -131,7 +129,7 @@ def sync_batch_norm_backward(
         both = torch.cat((sum_dy, sum_dy_xmu))
         collectives.all_reduce("sync_batch_norm: gradients", both, group)
         sum_dy, sum_dy_xmu = both.chunk(2)
-        grad_input = kernels.batch_norm_backward_elemt(
+        grad_input = operators.batch_norm_backward_elemt(
             grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
         )
     return grad_input, grad_weight, grad_bias

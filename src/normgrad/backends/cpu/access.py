@@ -57,7 +57,7 @@ FETCHED = 1024
 ALONG = " along"
 
 #: The vectors that have a number for each group of each sample.
-_OF_GROUPS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
+OF_GROUPS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 
 #: In the place of an axis that there is not.
 _NO_AXIS = Axis(1, (0, 0, 0))
@@ -100,7 +100,8 @@ class Access:
         count = self.rows.size
         for axis in self.problem.outer:
             count *= axis.size
-        return count
+        # The rows' outer axes are those of sets.
+        return count // self.problem.sets.size if self.problem.by_row else count
 
     @property
     def per_channel(self) -> int:
@@ -116,6 +117,8 @@ class Access:
     def parameters(self) -> int:
         """How many elements each gradient of parameters has."""
         problem = self.problem
+        if problem.by_row:
+            return problem.parameters
         if self.along:
             return problem.sets.size * self.run
         return problem.channel.size // self.together
@@ -168,7 +171,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
         return Axis(size, tuple(factor * stride for stride in axis.strides))
 
     vectors = dict(problem.vectors)
-    for role in _OF_GROUPS:
+    for role in OF_GROUPS:
         if role in vectors:
             vector = vectors[role]
             vectors[role] = replace(vector, stride=vector.set_stride, set_stride=vector.stride)
@@ -197,7 +200,7 @@ def _samples_together(problem: Problem) -> int:
     ) and all(
         vector.set_stride == size // problem.per_group * vector.stride
         for role, vector in problem.vectors.items()
-        if role in _OF_GROUPS
+        if role in OF_GROUPS
     )
     if not follow:
         return 1
@@ -255,10 +258,11 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
 def access_of(problem: Problem) -> Access:
     """How a problem's tensors are read: as most of them can be without being moved."""
     if problem.is_empty or problem.gathers:
-        return Access(problem, problem.arithmetic, False, _NO_AXIS, 1, 0)
-    along = problem.per_group > 1 and problem.positions == 1
-    if along:
-        problem = _rows_as_groups(problem)
+        run = problem.inner.size if problem.by_row else 1
+        return Access(problem, problem.arithmetic, False, _NO_AXIS, run, 0)
+    along = problem.by_row
+    if problem.per_group > 1 and problem.positions == 1:
+        problem, along = _rows_as_groups(problem), True
     channel, inner = problem.channel, problem.inner
     data = (problem.grad_out, problem.input, problem.result)
     present = {found for found in data if found is not None}
@@ -281,10 +285,8 @@ def access_of(problem: Problem) -> Access:
 
     # A row that is a group of its own is one row, however long.
     if along:
-        rows = Axis(1, (1, 1, 1))
-        return Access(
-            problem, dtype, False, rows, inner.size, inner.size, inner.strides, True, moved=by_rows
-        )
+        run, steps = inner.size, inner.strides
+        return Access(problem, dtype, False, _NO_AXIS, run, run, steps, True, moved=by_rows)
 
     # Short channels that follow each other make a row together, one to each outer index.
     follow = not any(by_rows) and all_strides(channel, inner.size)

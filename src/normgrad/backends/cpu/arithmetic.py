@@ -17,7 +17,7 @@ from numba import types
 
 from . import block as B
 from .helpers import helper
-from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, plain, put
+from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put
 from .pairs import (
     add_numbers,
     add_pair,
@@ -31,7 +31,7 @@ from .pairs import (
     times,
 )
 from .statistics import prepare, statistics
-from .vectors import SOME, spread, write_row
+from .vectors import SOME, spread, write_parameters
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -124,10 +124,10 @@ def outputs(block, c0, c1):
                 add_pairs(biases, pairs(block, B.W_BIASES, at), n)
                 add_pairs(scaled, pairs(block, B.W_WEIGHTS, at), n)
         xmus = pairs(block, B.W_SUM_DY_XMU, first) if slots > 0 else scaled
-        write_row(block, B.OUT_SUM_DY, plain(0), first, n, biases)
-        write_row(block, B.OUT_SUM_DY_XMU, plain(0), first, n, xmus)
-        write_row(block, B.GRAD_BIAS, plain(0), first, n, biases)
-        write_row(block, B.GRAD_WEIGHT, plain(0), first, n, scaled)
+        write_parameters(block, B.OUT_SUM_DY, first, n, biases)
+        write_parameters(block, B.OUT_SUM_DY_XMU, first, n, xmus)
+        write_parameters(block, B.GRAD_BIAS, first, n, biases)
+        write_parameters(block, B.GRAD_WEIGHT, first, n, scaled)
 
 
 def arithmetic(block, flags, s, bank, c0, c1):

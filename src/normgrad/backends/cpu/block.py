@@ -42,15 +42,18 @@ COUNT = int(Role.COUNT)
 WORKSPACE = problem.WORKSPACE
 ADDRESSES = _block.end
 
-# Per-channel vectors: three fields each at VECTORS + VECTOR_FIELDS * (role - MEAN).
-SET_STRIDE, STRIDE, CODE = 0, 1, 2
-VECTOR_FIELDS = 3
+OUTER_MAX = 6
+# Per-channel vectors: some fields each at VECTORS + VECTOR_FIELDS * (role - MEAN). Where rows have
+# outer axes (VECTORS_OUTER), a set is so many of the outer indices (OUTER_SET), along which vectors
+# have strides too.
+SET_STRIDE, STRIDE, CODE, OUTER_SET, OUTER_STEPS = 0, 1, 2, 3, 4
+VECTOR_FIELDS = OUTER_STEPS + OUTER_MAX
 VECTORS = _block(VECTOR_FIELDS * len(problem.VECTORS))
+VECTORS_OUTER = _block()
 
 # The data tensors as (set, outer axes, row, channel, element of a row); strides for dy, x, dx. The
 # last of the rows is shorter where an axis was cut into them. Positions are rows, of all outer
 # indices.
-OUTER_MAX = 6
 SETS, SET_STRIDES = _block(), _block(3)
 CHANNELS, CHANNEL_STRIDES = _block(), _block(3)
 ROWS, ROW_STRIDES = _block(), _block(3)
@@ -63,8 +66,8 @@ POSITIONS = _block()
 FORWARD, GIVEN_SUMS = _block(), _block()
 EPS, DIVISOR, MOMENTUM = _block(), _block(), _block()
 PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block(), _block(), _block()
-# Whether the mean and 1/std come from x, and the code of x's dtype.
-MISSING_MEAN, MISSING_INVSTD, X_CODE = _block(), _block(), _block()
+# Whether the mean and 1/std come from x, and the code of x's dtype; whether there is a mean at all.
+MISSING_MEAN, MISSING_INVSTD, X_CODE, CENTRED = _block(), _block(), _block(), _block()
 COUNT_MAX = 8
 COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
@@ -87,8 +90,9 @@ W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
 # The total of counts; the least and the largest of weights along rows but 0.
 W_COUNT = _block()
-# Where a row's elements are parameters' (ALONG), weight and bias in the arithmetic's type.
-ALONG, W_WEIGHT, W_BIAS = _block(), _block(), _block()
+# Where a row's elements are parameters' (ALONG), weight and bias in the arithmetic's type; and how
+# many parameters a set has of its own, or 0 where all sets share them.
+ALONG, W_WEIGHT, W_BIAS, OWN_PARAMETERS = _block(), _block(), _block(), _block()
 
 # Whether rows or columns are summed; the tensors that are moved to tiles first, by bit; item sizes
 # of the tensors, and the addresses of what moves them and what calls it.

@@ -2,7 +2,7 @@
 
 With T = Σγ·dy and P = Σγ·dy·(x − μ), taken over the channels that share a statistic and divided by
 its number of elements, and with o the weight times r for batch norm, whose γ is 1, and r for group
-norm:
+norm (where statistics are of x itself μ and T are 0):
 
     dx = o · (γ·dy − (T + r²·P·(x − μ)))
 
@@ -37,7 +37,7 @@ from .intrinsics import (
     singles_at,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, fill, read_parameters, read_row, spread, total_count
+from .vectors import SOME, canonical, fill, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -196,9 +196,8 @@ def finish_groups(block, invstd, count, totals, projections, held, slope, scale)
     for g in range(count):
         r, projection = get_pair(invstd, g), get_pair(projections, g)
         projection = (projection[0] + (r[0] - r[0]) if m > 1.0 else projection[0], projection[1])
-        t, p, multiplied = taken_off(
-            get_pair(totals, g), projection, m, r, r, get(held, g) != 0.0, normal
-        )
+        total = get_pair(totals, g) if get(block, B.CENTRED) != 0 else (0.0, 0.0)
+        t, p, multiplied = taken_off(total, projection, m, r, r, get(held, g) != 0.0, normal)
         put(slope, g, canonical(p))
         put(scale, g, 1.0 if multiplied else canonical(r[0]))
         put(totals[0], g, canonical(t))
@@ -246,7 +245,7 @@ def weights(block, flags, s, bank, c0, c1):
     for first in range(0, parameters, SOME):
         n = min(SOME, parameters - first)
         for slot, field, otherwise in ((B.BIAS, B.W_BIAS, 0.0), (B.WEIGHT, B.W_WEIGHT, 1.0)):
-            read_row(block, slot, plain(0), first, n, otherwise, row)
+            read_parameters(block, slot, first, n, otherwise, row)
             address = get(block, B.WORKSPACE) + get(block, field)
             for c in range(n):
                 if get(block, B.SINGLE) != 0:

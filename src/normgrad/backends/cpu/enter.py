@@ -63,7 +63,7 @@ def describe_choice(known, value, words, at):
     """Append to the words what an argument is that is no tensor; their new number, or -1."""
     kind = word(value, TYPE)
     put(words, at, kind)
-    if kind == word(known, native.BOOL):
+    if kind == word(known, native.BOOL) or value == word(known, native.NONE):
         put(words, at + 1, value)
     elif kind == word(known, native.FLOAT):
         put(words, at + 1, bits_of(float_value((value,))))

@@ -17,7 +17,7 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import Problem
 from . import block as B
-from .access import Access, access_of, fetches_ahead, streams
+from .access import OF_GROUPS, Access, access_of, fetches_ahead, streams
 from .steps import Step, Tiling, steps_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
@@ -60,7 +60,7 @@ class Program:
     def template(self) -> npt.NDArray[np.int64]:
         """The parameter block but for its addresses."""
         access = self.access
-        fields = _axes(access) | _vectors(access.problem) | _facts(access, self.machine)
+        fields = _axes(access) | _vectors(access) | _facts(access, self.machine)
         words = [0] * B.BLOCK_FIELDS
         for field, value in (*fields.items(), *self.workspace.items()):
             numbers = [value] if isinstance(value, int) else value
@@ -100,13 +100,16 @@ def _axes(access: Access) -> _Fields:
     }
 
 
-def _vectors(problem: Problem) -> _Fields:
-    fields: _Fields = {}
+def _vectors(access: Access) -> _Fields:
+    problem = access.problem
+    fields: _Fields = {B.VECTORS_OUTER: problem.by_row and len(problem.outer) > 0}
     for role, vector in problem.vectors.items():
         word = B.VECTORS + B.VECTOR_FIELDS * (role - B.MEAN)
         fields[word + B.SET_STRIDE] = vector.set_stride
         fields[word + B.STRIDE] = vector.stride
         fields[word + B.CODE] = vector.dtype.code
+        fields[word + B.OUTER_SET] = access.positions if role in OF_GROUPS else 1
+        fields[word + B.OUTER_STEPS] = vector.outer_strides
     if problem.count is not None:
         fields[B.COUNT_CODE] = problem.count.dtype.code
         fields[B.COUNT_RANK] = problem.count.rank
@@ -130,7 +133,9 @@ def _facts(access: Access, machine: Machine) -> _Fields:
         B.MISSING_MEAN: problem.missing_mean,
         B.MISSING_INVSTD: problem.missing_invstd,
         B.X_CODE: problem.input.code,
+        B.CENTRED: problem.centred,
         B.ALONG: access.along,
+        B.OWN_PARAMETERS: 0 if problem.by_row else access.run,
         B.COLUMNS: access.columns,
         B.MOVED: sum(moved << tensor for tensor, moved in enumerate(access.moved)),
         B.DATA_SIZES: [dtype.itemsize for dtype in access.data],
@@ -149,12 +154,14 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     walks = sum(step.sums is not None or step.write is not None for step in steps)
     bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
     banks = ceil_div(problem.sets.size, bank_sets)
-    slots = tiling.blocks if access.along else banks
+    slots = (tiling.tasks if problem.by_row else tiling.blocks) if access.along else banks
     channels, parameters = problem.channel.size, access.parameters
     groups = banks * (channels // problem.per_group) * double
     sums = tiling.parts * banks * channels * double
     wanted = problem.wants_parameters and not problem.forward
     gradients = slots * parameters * double if wanted else 0
+    # Beside float32 arithmetic they go without errors.
+    errors = gradients if problem.arithmetic is dtypes.float64 else 0
     along = parameters * real if access.along else 0
     fields: _Fields = {
         B.BANKS: banks,
@@ -168,7 +175,7 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
         *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],
         *[(field, banks * channels * double) for field in (B.W_GAIN, B.W_SHIFT)],
         *[(field, sums) for field in range(B.W_SUM_DY, B.W_BIASES)],
-        *[(field, gradients) for field in range(B.W_BIASES, B.SLOTS)],
+        *[(field, size) for field, size in enumerate((gradients, errors) * 2, B.W_BIASES)],
         (B.W_COUNT, 3 * double),
         (B.W_WEIGHT, along),
         (B.W_BIAS, along),

@@ -18,9 +18,21 @@ from .intrinsics import (
     pairs_buffer,
     plain,
     put,
+    shift,
 )
 from .pairs import add_pair, clear_pairs, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, count_of, counts, held, read, read_row, total_count, write_row
+from .vectors import (
+    SOME,
+    canonical,
+    count_of,
+    counts,
+    held,
+    outer_offset,
+    read,
+    read_row,
+    total_count,
+    write_row,
+)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -54,6 +66,9 @@ def prepare(block, s, bank, c0, c1):
             put(invstd[0], g, 1.0 / sqrt(get(invstd[0], g) + eps))
     if get(block, B.MISSING_MEAN) != 0:
         element = s * get(block, B.SET_STRIDES + 1)
+        if get(block, B.VECTORS_OUTER) != 0:
+            steps = shift(block, B.OUTER_STRIDES + B.OUTER_MAX)
+            element += outer_offset(block, steps, s * get(block, B.POSITIONS))
         step = per_group * get(block, B.CHANNEL_STRIDES + 1)
         for g in range(n):
             value = read(get(block, B.X), get(block, B.X_CODE), element + (first + g) * step)

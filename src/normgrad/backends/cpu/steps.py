@@ -53,6 +53,9 @@ SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
 SAMPLE = 2 << 20
 #: Bytes of rows that are groups of their own that are taken at once, and how many rows at most.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
+#: But no fewer where parameters' sums are taken, however long rows are: once for so many rows these
+#: sums, in float64, are read and written.
+LEAST_ROWS_AT_ONCE = 8
 #: Moments in float64: for gradients, which use them unrounded, and for float32 and float64 data. So
 #: the mean that is found is the nearest float32, next to which every element's deviation is exact.
 EXACT = "exact moments"
@@ -216,12 +219,17 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     """Rows that are groups of their own, some at once, many of those to a task: it has one slot."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
-    at_once = max(1, min(ROWS_OF_SLOT, rows, ROWS_AT_ONCE // size))
+    problem = access.problem
+    sums_parameters = problem.wants_parameters and not problem.forward
+    least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
+    at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
     if small:
         return replace(whole, at_once=at_once, piece_rows=1)
-    blocks = min(ceil_div(TASKS, sets), ceil_div(rows, ROWS))
+    # Sets that share their parameters add to a slot for each task.
+    turn = ceil_div(sets, TASKS) if problem.by_row else 1
+    blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
     block = rounded_up(ceil_div(rows, blocks), at_once)
-    found = replace(whole, sets_per_task=1, channel_block=block, at_once=at_once)
+    found = replace(whole, sets_per_task=turn, channel_block=block, at_once=at_once)
     return replace(found, piece_channels=at_once, piece_rows=1)
 
 
@@ -344,7 +352,7 @@ def _forward(access: Access, over: _Over) -> list[Step]:
     coefficients = B.DO_COEFFICIENTS if write else 0
     steps = [Step(_in_one_task(), last=B.DO_WEIGHTS)] if access.along and write else []
     before = B.DO_PREPARE
-    if not problem.missing_mean:
+    if not problem.missing_invstd:
         return steps + _pass(over, before | coefficients, None, 0, write)
     moments = "moments" if access.dtype.itemsize == dtypes.float16.itemsize else EXACT
     *rounds, last = _rounds(problem, B.DO_STATISTICS | coefficients)
@@ -357,11 +365,14 @@ def _forward(access: Access, over: _Over) -> list[Step]:
 def _backward(access: Access, over: _Over) -> list[Step]:
     """The steps of gradients."""
     problem, along = access.problem, access.along
-    sums = "sums" + ALONG * along if problem.needs_sums else None
+    # Along rows, parameters have sums of their own, down the columns.
+    sums_parameters = problem.wants_parameters
+    needs_sums = problem.result_needs_sums if along else problem.needs_sums
+    sums = "sums" + ALONG * along if needs_sums else None
     write = None
     if problem.result is not None:
         write = "scale" if problem.constant else "apply" + ALONG * along
-    if not write and not sums:
+    if not (write or sums or sums_parameters):
         return []
 
     steps: list[Step] = []
@@ -377,9 +388,9 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     after = outputs = 0
     if sums:
         after = B.DO_CENTRE if problem.missing_mean else 0
-        if problem.wants_parameters:
-            after |= 0 if along else B.DO_PARAMETERS
-            outputs = B.DO_OUTPUTS
+    if sums_parameters:
+        after |= 0 if along else B.DO_PARAMETERS
+        outputs = B.DO_OUTPUTS
     coefficients = B.DO_COEFFICIENTS if write else 0
     if problem.result_needs_sums:
         after |= coefficients
@@ -399,7 +410,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     """The steps where there are no elements: the sums over them are 0."""
-    channels = problem.channel.size
+    channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
     if problem.forward:

@@ -92,11 +92,26 @@ def spread(numbers, first, count, per_group, row):
 
 
 @helper
+def outer_offset(block, steps, index):
+    """How far something is along the outer axes, of an index that counts through all of them."""
+    not_inlined()
+    offset = 0
+    for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
+        size = get(block, B.OUTER_SIZES + axis)
+        offset += (index % size) * get(steps, axis)
+        index //= size
+    return offset
+
+
+@helper
 def place_of(block, slot, s, first):
     """Where element ``first`` of a vector stands, how far elements are apart, and their type."""
     words = shift(block, B.VECTORS + B.VECTOR_FIELDS * (slot - B.MEAN))
     stride = get(words, B.STRIDE)
-    return s * get(words, B.SET_STRIDE) + first * stride, stride, get(words, B.CODE)
+    at = s * get(words, B.SET_STRIDE) + first * stride
+    if get(block, B.VECTORS_OUTER) != 0:
+        at += outer_offset(block, shift(words, B.OUTER_STEPS), s * get(words, B.OUTER_SET))
+    return at, stride, get(words, B.CODE)
 
 
 @helper
@@ -122,12 +137,17 @@ def read_row(block, slot, s, first, count, otherwise, row):
 
 @helper
 def read_parameters(block, slot, first, count, otherwise, row):
-    """Weight or bias of some channels, as ``read_row``; those of several samples are the same."""
-    every, c = get(block, B.PARAMETERS), 0
+    """Weight or bias of some channels, as ``read_row``; those of several samples are the same.
+
+    Or of rows' elements, which may have outer axes.
+    """
+    outer = get(block, B.VECTORS_OUTER) != 0
+    every, c = get(block, B.RUN) if outer else get(block, B.PARAMETERS), 0
     while c < count:
-        at = (first + c) % every
+        s = (first + c) // every
+        at = first + c - s * every
         n = min(count - c, every - at)
-        read_row(block, slot, plain(0), at, n, otherwise, shift(row, c))
+        read_row(block, slot, s if outer else 0, at, n, otherwise, shift(row, c))
         c += n
 
 
@@ -160,6 +180,21 @@ def write_row(block, slot, s, first, count, numbers):
     else:
         for c in range(count):
             write(address, code, at + c * stride, rounded(get_pair(numbers, c)))
+
+
+@helper
+def write_parameters(block, slot, first, count, numbers):
+    """Numbers with their errors to a vector of parameters, which may have outer axes."""
+    if get(block, B.VECTORS_OUTER) == 0:
+        write_row(block, slot, plain(0), first, count, numbers)
+        return
+    every, c = get(block, B.RUN), 0
+    while c < count:
+        s = (first + c) // every
+        at = first + c - s * every
+        n = min(count - c, every - at)
+        write_row(block, slot, s, at, n, (shift(numbers[0], c), shift(numbers[1], c)))
+        c += n
 
 
 @helper

@@ -102,7 +102,7 @@ def start_job(block, job, bank, part):
 
 
 @helper
-def start_piece(block, job, s, c, channels, rows, k, run):
+def start_piece(block, job, s, c, channels, position, rows, k, run):
     """Which channels, how many rows, and which elements of them."""
     put(job, B.J_CHANNEL, c)
     put(job, B.J_CHANNELS, channels)
@@ -114,7 +114,8 @@ def start_piece(block, job, s, c, channels, rows, k, run):
     if get(block, B.ALONG) != 0:
         workspace = get(block, B.WORKSPACE)
         size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
-        element = (s * get(block, B.RUN) + k) * size
+        at = position % get(block, B.POSITIONS) * get(block, B.RUN) + k
+        element = (s * get(block, B.OWN_PARAMETERS) + at) * size
         put(job, B.J_WEIGHT, workspace + get(block, B.W_WEIGHT) + element)
         put(job, B.J_BIAS, workspace + get(block, B.W_BIAS) + element)
 
@@ -145,7 +146,7 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
     put(addresses, 2, place[2])
     for field in range(JOB_FIELDS):
         put(job, field, get(whole, field))
-    start_piece(block, job, s, c, channels, rows, k, run)
+    start_piece(block, job, s, c, channels, position, rows, k, run)
     put(job, B.J_REPEAT, 1)
     if moved & B.USES_DX:
         put(job, B.J_STREAM, 0)
@@ -187,7 +188,7 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, run):
         tiles = get(block, B.IN_TILES)
         call(tiles, (block, kernel, uses, job, s, c, channels, position, rows, run))
         return
-    start_piece(block, job, s, c, channels, rows, plain(0), run)
+    start_piece(block, job, s, c, channels, position, rows, plain(0), run)
     dy, x, dx = elements_at(block, s, c, position, plain(0))
     call(kernel, (0, dy, x, dx, job))
 
@@ -199,6 +200,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
     Backwards, what was summed last comes first: it is still in cache.
     """
     not_inlined()
+    of_set = s * get(block, B.POSITIONS) if get(block, B.ALONG) != 0 else 0
     rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
     most = get(step, B.PIECE_ROWS)
     channels = get(step, B.PIECE_CHANNELS)
@@ -220,7 +222,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
         for c in range(c0, c1, channels):
             n = min(channels, c1 - c)
             length = last_run if ends else run
-            piece(block, kernel, uses, job, s, c, n, start, rows, length)
+            piece(block, kernel, uses, job, s, c, n, of_set + start, rows, length)
         if not backwards:
             first += rows
 
@@ -236,19 +238,22 @@ def clear(address, count):
 @helper
 def slot_of(block, slot, s, array):
     """The address of a set's sums of parameters in a slot, in one of their four arrays."""
-    at = slot * get(block, B.PARAMETERS) + s * get(block, B.RUN)
+    at = slot * get(block, B.PARAMETERS) + s * get(block, B.OWN_PARAMETERS)
     return get(block, B.WORKSPACE) + get(block, B.W_BIASES + array) + at * DOUBLE
 
 
 @helper
 def sum_parameters(block, step, job, s, slot, b0, b1):
     """Add rows that are groups of their own to the sums of parameters, and write their dx."""
-    for i in range(4):
-        put(job, B.J_SUMS + i, slot_of(block, slot, s, i))
-    kernel = get(step, B.PARAMETER_KERNEL)
+    kernel, run = get(step, B.PARAMETER_KERNEL), get(block, B.RUN)
     uses = get(step, B.PARAMETER_USES)
     put(job, B.J_WRITES, uses & B.USES_DX)
-    piece(block, kernel, uses, job, s, b0, b1 - b0, plain(0), plain(1), get(block, B.RUN))
+    positions = get(block, B.POSITIONS)
+    for position in range(positions):
+        for i in range(4):
+            put(job, B.J_SUMS + i, slot_of(block, slot, s, i) + position * run * DOUBLE)
+        at = s * positions + position
+        piece(block, kernel, uses, job, s, b0, b1 - b0, at, plain(1), run)
 
 
 @helper
@@ -269,14 +274,16 @@ def run_task(block, step, task):
     arithmetic, coefficients = get(step, B.ARITHMETIC), get(step, B.COEFFICIENTS)
     before, after, finally_ = get(step, B.BEFORE), get(step, B.AFTER), get(step, B.LAST)
     sums, writes = get(step, B.SUMS_KERNEL), get(step, B.WRITE_KERNEL)
-    columns = get(step, B.PARAMETER_KERNEL) != 0
+    columns, own = get(step, B.PARAMETER_KERNEL) != 0, get(block, B.OWN_PARAMETERS)
+    if own == 0:  # all sets share the parameters, and add to a slot of the task's
+        slot = tile
     job = int_buffer(JOB_FIELDS)
     sets = get(step, B.SETS_PER_TASK)
     for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
         bank = s // get(block, B.BANK_SETS)
-        if columns:
-            for i in range(4):
-                clear(slot_of(block, slot, s, i), get(block, B.RUN))
+        if columns and (own != 0 or s == turn * sets):
+            for i in range(0, 4, 2 if get(block, B.SINGLE) != 0 else 1):
+                clear(slot_of(block, slot, s, i), own if own != 0 else get(block, B.PARAMETERS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1 = min(b0 + get(step, B.AT_ONCE), c1)
             if before != 0:

@@ -144,7 +144,7 @@ def moments(a, sums, C: tl.constexpr):
     m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
     change = divided(sums.total, m, inverse, C.wide)
     variance = divided(sums.projection, m, inverse, C.wide)
-    if C.saves != SAVES_INVSTD:
+    if C.centred and C.saves != SAVES_INVSTD:
         variance = added(variance, negative(times(change, change, C.wide)), C.wide)
     below = variance.value < 0.0
     return change, Pair(tl.where(below, 0.0, variance.value), tl.where(below, 0.0, variance.error))
@@ -154,7 +154,9 @@ def moments(a, sums, C: tl.constexpr):
 def statistics(a, about, sums, C: tl.constexpr):
     """Mean, 1/std and variance, from moments about something."""
     change, variance = moments(a, sums, C)
-    mean = tl.where(is_finite(about), about + kept(change, C.wide), about)
+    mean = about
+    if C.centred:
+        mean = tl.where(is_finite(about), about + kept(change, C.wide), about)
     variance = kept(variance, C.wide)
     r = tl.rsqrt(variance + number(a.numbers.eps))
     # Without elements there are no statistics.
@@ -343,6 +345,8 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
     r = given_invstd(a, at, C)
     t = divided(sums.total, m, inverse, W)
+    if not C.centred:
+        t = exact(tl.zeros_like(t.value))
     p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
     wr = times(exact(w), r, W)
     if C.grouped:

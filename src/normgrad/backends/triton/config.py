@@ -31,6 +31,7 @@ class Config(NamedTuple):
     Attributes:
         forward, constant, grouped: as in :class:`normgrad.problem.Problem`.
         wide: whether the arithmetic is float64.
+        centred: whether statistics are of x − mean, rather than of x itself.
         dy, x, dx: the data tensors.
         vectors: the codes of the per-channel vectors, see :func:`pack`.
         counts: the code of the counts.
@@ -58,6 +59,7 @@ class Config(NamedTuple):
         short_sums: whether sums are left rounded to the arithmetic's type: those which nothing but
             the gradients of parameters is made from.
         reverse: whether to begin at the end, where the sums left the L2 cache filled.
+        centred: whether statistics are of x − mean, rather than of x itself.
     """
 
     forward: bool
@@ -91,6 +93,7 @@ class Config(NamedTuple):
     columns: bool = False
     short_sums: bool = False
     reverse: bool = False
+    centred: bool = True
 
 
 #: What moments are taken about: an element of the tensor, a given mean, or one in the workspace;

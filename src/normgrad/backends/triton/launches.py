@@ -279,6 +279,7 @@ class Builder:
             long_offsets=layout.long_offsets,
             about=self.about,
             invstd=self.invstd,
+            centred=problem.centred,
             **config,
         )
         dy, x, dx = (

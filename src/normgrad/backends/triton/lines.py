@@ -7,7 +7,8 @@ What is kept in memory is per line and, of some lines at once, per parameter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ... import dtypes
 from ...layout import Axis, ceil_div
@@ -72,11 +73,77 @@ _STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 
 def reads_lines(problem: Problem) -> bool:
     """Whether a problem is read line by line; channels with statistics of their own are not."""
-    return problem.per_group > 1 and problem.positions <= FEW and not problem.is_empty
+    if problem.is_empty:
+        return False
+    return problem.by_row or (problem.per_group > 1 and problem.positions <= FEW)
+
+
+def _rows_as_lines(problem: Problem) -> Lines:
+    """Layer norm, whose rows are lines as they are; an outer axis of theirs takes the sets' place.
+
+    Raises:
+        ValueError: more axes than kernels count through.
+    """
+    rows = problem.outer[: problem.outer_rows]
+    positions = [*problem.outer[problem.outer_rows :], problem.inner]
+    # The strides of each vector of parameters over the positions' axes.
+    strides = {
+        role: (*vector.outer_strides[len(rows) :], vector.stride)
+        for role, vector in problem.vectors.items()
+        if role not in _STATISTICS
+    }
+    of_positions = list(strides.values())
+    order = sorted(range(len(positions)), key=lambda k: [-abs(each[k]) for each in of_positions])
+    positions = [positions[k] for k in order]
+    follow = all(
+        each[outer] == each[inner] * axis.size
+        for each in of_positions
+        for (outer, inner), axis in zip(pairwise(order), positions[1:], strict=True)
+    )
+    if len(rows) > 1 or not follow:
+        raise ValueError(
+            "input: rows of several axes, or parameters that do not follow each other; allowed on "
+            "a GPU: rows of at most two axes that no strides make one, and vectors of parameters "
+            "whose strides make them one axis"
+        )
+    vectors = {
+        role: Vector(
+            vector.dtype,
+            vector.stride if role in _STATISTICS else strides[role][order[-1]],
+            vector.outer_strides[0] if rows else 0,
+        )
+        for role, vector in problem.vectors.items()
+    }
+    seen = {
+        "sets": rows[0] if rows else Axis(1, (1, 1, 1)),
+        "outer": tuple(positions[:-1]),
+        "inner": positions[-1],
+        "vectors": vectors,
+    }
+    return Lines(**{**vars(problem), **seen})
+
+
+def parameters_of(problem: Problem) -> Problem:
+    """The same, for what is done to parameters alone: they are channels of one set."""
+    one = Axis(1, (1, 1, 1))
+    if not problem.by_row:
+        return replace(problem, sets=one)
+    return replace(
+        problem,
+        sets=one,
+        outer=(),
+        channel=Axis(problem.parameters, (1, 1, 1)),
+        inner=one,
+        vectors=_rows_as_lines(problem).vectors,
+        by_row=False,
+        outer_rows=0,
+    )
 
 
 def lines_of(problem: Problem) -> Lines:
     """Group norm, line by line."""
+    if problem.by_row:
+        return _rows_as_lines(problem)
     per_group, channel = problem.per_group, problem.channel
     axes = (Axis(per_group, channel.strides), *problem.outer)
     if problem.positions > 1:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...layout import Axis, ceil_div
+from ...layout import ceil_div
 from ...problem import Problem, Role
 from .config import BOTH, GIVEN, INVSTD, MEAN, PILOT, SAVED, VARIANCE
 from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
-from .lines import Cut, Lines, cut_of, lines_of, reads_lines
+from .lines import Cut, Lines, cut_of, lines_of, parameters_of, reads_lines
 from .tiling import LEAST, SHORT, Tile, element_bytes, layout_of, persistent_tile, tile_of, tiles_of
 
 
@@ -103,6 +103,8 @@ def build(problem: Problem, device: Device) -> Program:
 
 def _nothing(builder: Builder) -> None:
     """Without elements: what is summed over them is 0."""
+    if builder.problem.grouped:
+        builder.problem = parameters_of(builder.problem)
     problem = builder.problem
     if not problem.wants_parameters or problem.channel.size == 0:
         return
@@ -139,8 +141,10 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         _find_statistics(builder, cut)
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
+    # Sets that share the parameters have a slot each.
+    slots = cut.slots * (lines.sets.size if problem.by_row else 1)
     if columns:
-        builder.reserve_columns(cut.slots, problem.channel.size)
+        builder.reserve_columns(slots, problem.parameters)
     passes = ""
     if writes and cut.whole:
         passes = "one pass"
@@ -157,9 +161,9 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         builder.lines(cut, columns=True)
     if columns:
         # What programs have added up stands in the place of samples' sums.
-        builder.problem = replace(problem, sets=Axis(1, (1, 1, 1)))
+        builder.problem = parameters_of(problem)
         builder.work = builder.work._replace(sums=builder.work.columns)
-        builder.outputs(cut.slots, short=True, columns=True)
+        builder.outputs(slots, short=True, columns=True)
     return passes
 
 

@@ -1,0 +1,166 @@
+"""Layer norm's forward pass and gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..contract import (
+    ALL_THREE,
+    GRAD_INPUT,
+    GRAD_OUT,
+    INPUT,
+    OUTPUT,
+    Kind,
+    Operator,
+    Output,
+    Parameter,
+)
+from ..plans import call
+from ..problem import Role
+
+
+class LayerNormOutput(NamedTuple):
+    """What :func:`layer_norm` returns."""
+
+    output: Any
+    mean: Any
+    rstd: Any
+
+
+LAYER_NORM = Operator(
+    "layer_norm",
+    parameters=(
+        INPUT,
+        Parameter("weight", Kind.POSITION, Role.WEIGHT),
+        Parameter("bias", Kind.POSITION, Role.BIAS),
+    ),
+    options=("normalized_shape", "eps"),
+    all_outputs=(
+        OUTPUT,
+        Output("mean", Kind.ROW, Role.OUT_MEAN, is_wide=True),
+        Output("rstd", Kind.ROW, Role.OUT_INVSTD, is_wide=True),
+    ),
+    result=LayerNormOutput._make,
+    statistics=Kind.ROW,
+)
+
+
+def layer_norm(
+    input: Any,
+    normalized_shape: int | tuple[int, ...],
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    out: tuple[Any, Any, Any] | None = None,
+) -> LayerNormOutput:
+    """Layer norm's forward pass.
+
+    The last axes of ``input`` are ``normalized_shape``; a *row* is what they hold for one index of
+    the other axes. With Σ over a row's M elements::
+
+        mean   = Σ x / M
+        rstd   = 1 / sqrt(Σ (x − mean)² / M + eps)
+        output = weight·rstd·(x − mean) + bias
+
+    (Ba, Kiros and Hinton, "Layer Normalization", 2016.) mean and rstd are rounded to the type that
+    is computed in before x is normalised with them.
+
+    Args:
+        input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.
+        normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
+        weight, bias: shape ``normalized_shape``; None for ones and for zeros.
+        eps: added to the variance.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``output`` may be the very memory of ``input``.
+
+    Returns:
+        (output, mean, rstd). A new output has the dtype and memory layout of ``input``; mean and
+        rstd have the shape of ``input`` with ones in the place of ``normalized_shape``, in float32,
+        or float64 for a float64 input, and are 0 for rows without elements.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, read-only or overlapping outputs.
+    """
+    choices = (normalized_shape, eps)
+    return call(LAYER_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]
+
+
+class LayerNormGradients(NamedTuple):
+    """What :func:`layer_norm_backward` returns; None where masked off."""
+
+    grad_input: Any
+    grad_weight: Any
+    grad_bias: Any
+
+
+#: What gives the gradients of parameters their dtype.
+_PARAMETERS = ("weight", "mean")
+
+LAYER_NORM_BACKWARD = Operator(
+    "layer_norm_backward",
+    parameters=(
+        GRAD_OUT,
+        INPUT,
+        Parameter("mean", Kind.ROW, Role.MEAN, required=True),
+        Parameter("rstd", Kind.ROW, Role.INVSTD, required=True),
+        Parameter("weight", Kind.POSITION, Role.WEIGHT),
+    ),
+    options=("normalized_shape", "output_mask"),
+    all_outputs=(
+        GRAD_INPUT,
+        Output("grad_weight", Kind.POSITION, Role.GRAD_WEIGHT, _PARAMETERS, mask=1),
+        Output("grad_bias", Kind.POSITION, Role.GRAD_BIAS, _PARAMETERS, mask=2),
+    ),
+    result=LayerNormGradients._make,
+    statistics=Kind.ROW,
+)
+
+
+def layer_norm_backward(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any = None,
+    *,
+    normalized_shape: int | tuple[int, ...],
+    output_mask: tuple[bool, bool, bool] = ALL_THREE,
+    out: tuple[Any, Any, Any] | None = None,
+) -> LayerNormGradients:
+    """The gradients of layer norm.
+
+    With Σ over a row's M elements (see :func:`layer_norm`) and x̂ = (x − mean)·rstd::
+
+        grad_bias   = Σ dy          over rows
+        grad_weight = Σ dy·x̂        over rows
+        grad_input  = rstd · (weight·dy − [Σ weight·dy + x̂·Σ weight·dy·x̂] / M)
+
+    (Ba, Kiros and Hinton, "Layer Normalization", 2016.)
+
+    Args:
+        grad_out: dy, the gradient of the layer's output. Shape of ``input``.
+        input: x, the layer's input: 1 to 8 axes; float32, float16, bfloat16 or float64, which may
+            differ from ``grad_out``'s.
+        mean, rstd: each row's mean and 1/sqrt(var + eps), in the shape of ``input`` with ones in
+            the place of ``normalized_shape``. Any of the four dtypes, like ``weight``.
+        weight: shape ``normalized_shape``; None for ones.
+        normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
+        output_mask: which of the three gradients to compute; the others are None, and their work is
+            not done.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+
+    Returns:
+        (grad_input, grad_weight, grad_bias). A new grad_input has the dtype and memory layout of
+        ``input``; new parameter gradients have the dtype of ``weight``, else of ``mean``. For an
+        input without elements they are 0.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, read-only or overlapping outputs.
+    """
+    choices = (normalized_shape, output_mask)
+    tensors = (grad_out, input, mean, rstd, weight)
+    return call(LAYER_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]

@@ -1,0 +1,140 @@
+"""RMS norm's forward pass and gradients: layer norm without a mean and a bias."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
+from ..plans import call
+from ..problem import Role
+
+_WEIGHT = Parameter("weight", Kind.POSITION, Role.WEIGHT)
+
+
+class RmsNormOutput(NamedTuple):
+    """What :func:`rms_norm` returns."""
+
+    output: Any
+    rstd: Any
+
+
+RMS_NORM = Operator(
+    "rms_norm",
+    parameters=(INPUT, _WEIGHT),
+    options=("normalized_shape", "eps"),
+    all_outputs=(OUTPUT, Output("rstd", Kind.ROW, Role.OUT_INVSTD, is_wide=True)),
+    result=RmsNormOutput._make,
+    statistics=Kind.ROW,
+    is_centred=False,
+    has_own_eps=True,
+)
+
+
+def rms_norm(
+    input: Any,
+    normalized_shape: int | tuple[int, ...],
+    weight: Any = None,
+    *,
+    eps: float | None = None,
+    out: tuple[Any, Any] | None = None,
+) -> RmsNormOutput:
+    """RMS norm's forward pass.
+
+    With Σ over a row's M elements, as in :func:`layer_norm`::
+
+        rstd   = 1 / sqrt(Σ x² / M + eps)
+        output = weight·rstd·x
+
+    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.) rstd is rounded to the type
+    that is computed in before x is normalised with it.
+
+    Args:
+        input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.
+        normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
+        weight: shape ``normalized_shape``; None for ones.
+        eps: added to the mean of squares; None for the machine epsilon of ``input``'s dtype.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``output`` may be the very memory of ``input``.
+
+    Returns:
+        (output, rstd). A new output has the dtype and memory layout of ``input``; rstd has the
+        shape of ``input`` with ones in the place of ``normalized_shape``, in float32, or float64
+        for a float64 input, and is 0 for rows without elements.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, read-only or overlapping outputs.
+    """
+    return call(RMS_NORM, (input, weight), out, (normalized_shape, eps))  # type: ignore[no-any-return]
+
+
+class RmsNormGradients(NamedTuple):
+    """What :func:`rms_norm_backward` returns; None where masked off."""
+
+    grad_input: Any
+    grad_weight: Any
+
+
+RMS_NORM_BACKWARD = Operator(
+    "rms_norm_backward",
+    parameters=(
+        GRAD_OUT,
+        INPUT,
+        Parameter("rstd", Kind.ROW, Role.INVSTD, required=True),
+        _WEIGHT,
+    ),
+    options=("normalized_shape", "output_mask"),
+    all_outputs=(
+        GRAD_INPUT,
+        Output("grad_weight", Kind.POSITION, Role.GRAD_WEIGHT, ("weight", "rstd"), mask=1),
+    ),
+    result=RmsNormGradients._make,
+    statistics=Kind.ROW,
+    is_centred=False,
+)
+
+
+def rms_norm_backward(
+    grad_out: Any,
+    input: Any,
+    rstd: Any,
+    weight: Any = None,
+    *,
+    normalized_shape: int | tuple[int, ...],
+    output_mask: tuple[bool, bool] = (True, True),
+    out: tuple[Any, Any] | None = None,
+) -> RmsNormGradients:
+    """The gradients of RMS norm.
+
+    With Σ over a row's M elements (see :func:`rms_norm`) and x̂ = x·rstd::
+
+        grad_weight = Σ dy·x̂        over rows
+        grad_input  = rstd · (weight·dy − x̂·Σ(weight·dy·x̂) / M)
+
+    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.)
+
+    Args:
+        grad_out: dy, the gradient of the layer's output. Shape of ``input``.
+        input: x, the layer's input: 1 to 8 axes; float32, float16, bfloat16 or float64, which may
+            differ from ``grad_out``'s.
+        rstd: each row's 1/sqrt(Σ x² / M + eps), in the shape of ``input`` with ones in the place of
+            ``normalized_shape``. Any of the four dtypes, like ``weight``.
+        weight: shape ``normalized_shape``; None for ones.
+        normalized_shape: the sizes of the last axes of ``input``, or the size of the last one.
+        output_mask: which of the two gradients to compute; the other is None, and its work is not
+            done.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+
+    Returns:
+        (grad_input, grad_weight). A new grad_input has the dtype and memory layout of ``input``; a
+        new grad_weight has the dtype of ``weight``, else of ``rstd``. For an input without elements
+        they are 0.
+
+    Raises:
+        TypeError: a dtype, or something that is no tensor.
+        ValueError: a shape, a device, read-only or overlapping outputs.
+    """
+    choices = (normalized_shape, output_mask)
+    tensors = (grad_out, input, rstd, weight)
+    return call(RMS_NORM_BACKWARD, tensors, out, choices)  # type: ignore[no-any-return]

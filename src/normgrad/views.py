@@ -1,0 +1,162 @@
+"""What tensors are to a backend: the (set, outer, channel, inner) axes of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from . import contract, layout
+from .contract import Kind, Operator, Options, Specs
+from .layout import Axis
+from .problem import DATA, Problem, Role, Vector
+from .tensor import TensorSpec
+
+#: An axis that is not there.
+ONE = Axis(1, (1, 1, 1))
+
+
+def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) -> Problem:
+    """The problem that an operator makes of the specs of the inputs and outputs that are there."""
+    roles = operator.roles(options)
+    by_role = {
+        roles[name]: spec for name, spec in (*specs.items(), *outputs.items()) if name in roles
+    }
+    vectors: dict[Role, TensorSpec] = {
+        role: spec for role, spec in by_role.items() if role not in DATA and role is not Role.COUNT
+    }
+    gathers = any(parameter.kind is Kind.RANKS for parameter in operator.parameters)
+    forward = Role.GRAD_OUT not in by_role and not gathers
+    # What each is of: the input's, but for ranks, of whose input nothing is read.
+    data = vectors[Role.MEAN] if gathers else by_role[Role.INPUT]
+    other = vectors[Role.INVSTD] if gathers else by_role.get(Role.GRAD_OUT, data)
+    written = by_role.get(Role.RESULT)
+    facts: dict[str, Any] = {
+        "grad_out": other.dtype,
+        "input": data.dtype,
+        "result": written.dtype if written else None,
+        # Of two axes the first runs over sets.
+        "vectors": {
+            role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] * (spec.rank > 1))
+            for role, spec in vectors.items()
+        },
+        "forward": forward,
+        "constant": not forward and not options.training,
+        "grouped": not forward and operator.statistics is not Kind.CHANNEL,
+        "gathers": gathers,
+        "count": by_role.get(Role.COUNT),
+        "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
+        "momentum": options.momentum,
+        "invstd_is_variance": any(
+            parameter.is_variance and parameter.role_in(options) is Role.INVSTD
+            for parameter in operator.parameters
+        ),
+        "centred": operator.is_centred,
+        "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,
+        "missing_invstd": options.training and Role.INVSTD not in vectors,
+    }
+    if gathers:
+        channel = Axis(data.shape[1], (1, 1, 1))
+        return Problem(sets=ONE, outer=(), channel=channel, inner=ONE, **facts)
+    tensors = [other, data, written or data]
+    if operator.statistics is Kind.ROW:
+        return _by_row(options, tensors, vectors, facts)
+    return _by_channel(operator, options, tensors, facts)
+
+
+def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
+    """The axes of tensors of one shape."""
+    steps = zip(*(tensor.strides for tensor in tensors), strict=True)
+    return [Axis(size, strides) for size, strides in zip(tensors[0].shape, steps, strict=True)]
+
+
+def _by_channel(
+    operator: Operator, options: Options, tensors: Sequence[TensorSpec], facts: dict[str, Any]
+) -> Problem:
+    """The problem where channels have parameters, and statistics, alone or in groups."""
+    data, axes = tensors[1], _axes(tensors)
+    grouped = operator.statistics is Kind.GROUP
+    channel_axis = contract.axis_of(options, data)
+    set_axis = 0 if grouped else None
+    channels = data.shape[channel_axis]
+    per_group = channels // options.num_groups if grouped else 1
+    positions = layout.merge_axes(
+        [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
+    )
+    sets = axes[0] if grouped else ONE
+    found = Problem(
+        sets=sets,
+        outer=tuple(positions[:-1]),
+        channel=axes[channel_axis],
+        inner=positions[-1] if positions else ONE,
+        divisor=float(per_group * (data.elements // max(1, sets.size * channels))),
+        per_group=max(1, per_group),
+        **facts,
+    )
+    if grouped and found.forward and channels == 0:
+        # Groups there are even so, of a channel each, which has no elements.
+        none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
+        found = replace(found, outer=(), channel=groups, inner=none)
+    return found
+
+
+#: The vectors that rows have; the others are the positions'.
+_STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
+
+
+def _by_row(
+    options: Options,
+    tensors: Sequence[TensorSpec],
+    vectors: dict[Role, TensorSpec],
+    facts: dict[str, Any],
+) -> Problem:
+    """The problem where rows have statistics, and their positions parameters.
+
+    Rows and positions are one axis each where the strides of all tensors allow it, those of their
+    vectors too; what is left are outer axes.
+    """
+    first = tensors[0].rank - len(options.normalized_shape)
+    axes = _axes(tensors)
+
+    def merged(some: list[Axis], specs: Sequence[TensorSpec], start: int) -> list[Axis]:
+        """Axes with their strides in all of some specs, whose axes begin at some axis."""
+        if any(axis.size == 0 for axis in some):
+            return [Axis(0, (1,) * (3 + len(specs)))]
+        told = [
+            Axis(axis.size, (*axis.strides, *(spec.strides[start + k] for spec in specs)))
+            for k, axis in enumerate(some)
+        ]
+        return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(specs)))]
+
+    of_rows = [role for role in vectors if role in _STATISTICS]
+    of_positions = [role for role in vectors if role not in _STATISTICS]
+    *outer_rows, rows = merged(axes[:first], [vectors[role] for role in of_rows], 0)
+    *outer, positions = merged(axes[first:], [vectors[role] for role in of_positions], 0)
+
+    def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
+        """A vector along its own axes; the other outer ones it does not have."""
+        k = 3 + roles.index(role)
+        steps = tuple(axis.strides[k] for axis in mine)
+        none = (0,) * (len(outer_rows) + len(outer) - len(mine))
+        along = (*steps, *none) if roles is of_rows else (*none, *steps)
+        return Vector(vectors[role].dtype, inner.strides[k], 0, along)
+
+    facts["vectors"] = {
+        **{role: vector(role, of_rows, outer_rows, rows) for role in of_rows},
+        **{role: vector(role, of_positions, outer, positions) for role in of_positions},
+    }
+
+    def of_tensors(axis: Axis) -> Axis:
+        return Axis(axis.size, axis.strides[:3])
+
+    return Problem(
+        sets=Axis(prod(axis.size for axis in outer_rows), (0, 0, 0)),
+        outer=tuple(of_tensors(axis) for axis in (*outer_rows, *outer)),
+        channel=of_tensors(rows),
+        inner=of_tensors(positions),
+        divisor=float(prod(options.normalized_shape)),
+        by_row=True,
+        outer_rows=len(outer_rows),
+        **facts,
+    )

@@ -1,0 +1,188 @@
+"""Layer norm: rows and positions of several axes, in any layout, statistics of both passes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from support import FLOATS, HALVES, INTERPRETED, LAYOUTS, Case, bits, cut_finely, lay_out, run
+
+import normgrad as ng
+
+#: Shapes, and how many of their last axes are normalised.
+SHAPES = (
+    ((6, 40), 1),
+    ((7,), 1),
+    ((5, 1), 1),
+    ((3, 4, 50), 1),
+    ((3, 4, 5, 6), 2),
+    ((3, 4, 5, 6), 3),
+    ((70, 30, 1), 2),
+    # What a GPU does not count through, and what takes an interpreter long.
+    *(() if INTERPRETED else (((2, 3, 2, 3, 2, 3, 2, 3), 4), ((3, 4, 5, 6, 2), 2))),
+    *(() if INTERPRETED else (((300, 768), 1), ((3, 9000), 1), ((1200, 33), 1))),
+)
+
+
+def make(shape, count, *, dtype="float32", layout="contiguous", dy_layout=None, vectors=None,
+         mean=0.3, affine=True, seed=0):  # fmt: skip
+    """A forward call, and one for gradients from the statistics that it gives."""
+    rng = np.random.default_rng(seed)
+    kept = FLOATS["float32" if dtype in HALVES else dtype]
+    row = shape[-count:]
+    x = lay_out((mean + rng.standard_normal(shape)).astype(FLOATS[dtype]), layout)
+    dy = lay_out(rng.standard_normal(shape).astype(FLOATS[dtype]), dy_layout or layout)
+
+    def vector(values):
+        return lay_out(values.astype(kept), vectors or "contiguous")
+
+    w, b = (vector(rng.standard_normal(row)) if affine else None for _ in range(2))
+    tensors = {"input": x, "weight": w, "bias": b}
+    forward = Case("layer_norm", tensors, {"normalized_shape": row, "eps": 1e-3})
+    exact = forward.exact()
+    statistics = {name: vector(exact[name].value) for name in ("mean", "rstd")}
+    tensors = {"grad_out": dy, "input": x, **statistics, "weight": w}
+    return forward, Case("layer_norm_backward", tensors, {"normalized_shape": row})
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_dtypes(layout, dtype):
+    for shape, count in SHAPES:
+        if len(shape) == 1 and layout == "channels_last":
+            continue
+        for other in ("contiguous", "transposed", "sliced"):
+            forward, backward = make(shape, count, dtype=dtype, layout=layout, dy_layout=other)
+            run(forward, normal=layout != "expanded" and dtype != "float64")
+            run(backward, normal=layout != "expanded")
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("vectors", ["sliced", "transposed", "negative"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
+def test_vectors_of_several_axes_in_any_layout(layout, vectors):
+    """Rows and positions that no strides make one axis of."""
+    for shape, count in SHAPES:
+        if len(shape) == 1 and layout == "channels_last":
+            continue
+        dense = make(shape, count, layout=layout)
+        for case, same in zip(make(shape, count, layout=layout, vectors=vectors), dense,
+                              strict=True):  # fmt: skip
+            result = run(case)
+            run(same)
+            out = tuple(
+                lay_out(np.full_like(value, np.nan), layout if value.shape == shape else vectors)
+                for value in result
+            )
+            run(case, out=out)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_absent_parameters(affine):
+    for case in make((3, 4, 50), 1, affine=affine):
+        run(case)
+
+
+@pytest.mark.parametrize("mask", list(itertools.product([True, False], repeat=3)))
+@pytest.mark.parametrize("shape", [(40, 300), (300, 40)])
+def test_masks(shape, mask):
+    _, case = make(shape, 1)
+    whole = bits(case.call())
+    case.options["output_mask"] = mask
+    result = run(case)
+    assert [value is not None for value in result] == list(mask)
+    for name, value in bits(result).items():
+        assert INTERPRETED or value is None or value == whole[name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mean", [1e3, 1e6])
+def test_a_mean_far_larger_than_the_deviation(mean, dtype):
+    forward, backward = make((20, 300), 1, dtype=dtype, mean=mean)
+    run(backward)
+    result = run(forward)
+    exact = forward.exact()["rstd"].value.astype(FLOATS[dtype])
+    np.testing.assert_allclose(result.rstd, exact, rtol=4 * np.finfo(FLOATS[dtype]).eps)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1000, 70), (70, 2000), (6, 20000), (30, 5, 400)])
+def test_the_same_bits_for_any_number_of_threads(shape, dtype):
+    for case in make(shape, 1, dtype=dtype, dy_layout="transposed"):
+        found = set()
+        for threads in (1, 2, 3):
+            ng.set_num_threads(threads)
+            found.add(tuple(bits(case.call()).items()))
+        ng.set_num_threads(None)
+        assert len(found) == 1
+        with cut_finely():
+            run(case)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((0, 5), 1), ((3, 0), 1), ((0, 3, 4), 1), ((2, 0, 4), 2), ((2, 3, 0), 1), ((0,), 1)],
+)
+def test_without_elements(shape, count):
+    x, row = np.zeros(shape, np.float32), shape[-count:]
+    of_rows = (*shape[:-count], *[1] * count)
+    forward = ng.layer_norm(x, row)
+    assert [value.shape for value in forward] == [shape, of_rows, of_rows]
+    assert not forward.mean.any()
+    assert not forward.rstd.any()
+    found = ng.layer_norm_backward(x, x, forward.mean, forward.rstd, normalized_shape=row)
+    assert [value.shape for value in found] == [shape, row, row]
+    assert not found.grad_weight.any()
+    assert not found.grad_bias.any()
+
+
+def test_a_size_stands_for_the_last_axis():
+    forward, _ = make((6, 40), 1)
+    x, w = forward.tensors["input"], forward.tensors["weight"]
+    expected = bits(ng.layer_norm(x, (40,), w))
+    for same in (40, [40], np.int64(40)):
+        assert bits(ng.layer_norm(x, same, w)) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (ValueError, "normalized_shape: (7,); allowed: the last axes of input's shape (6, 40)",
+         {"normalized_shape": 7}),
+        (ValueError, "normalized_shape: (1, 6, 40); allowed: the last axes of input's shape",
+         {"normalized_shape": (1, 6, 40)}),
+        (ValueError, "normalized_shape: (); allowed: an integer, or a tuple of one or more",
+         {"normalized_shape": ()}),
+        (TypeError, "normalized_shape: 'x'; allowed: an integer", {"normalized_shape": "x"}),
+        (ValueError, "mean: shape (6,); allowed: (6, 1), the rows of input",
+         {"mean": np.zeros(6, np.float32)}),
+        (ValueError, "weight: shape (6, 1); allowed: (40,), normalized_shape",
+         {"weight": np.zeros((6, 1), np.float32)}),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(error, message, change):
+    _, case = make((6, 40), 1)
+    with pytest.raises(error) as raised:
+        ng.layer_norm_backward(**{**case.tensors, **case.options, **change})
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rms_norm_has_an_eps_of_its_own(dtype):
+    """The machine epsilon of the input's dtype, which shows where the data are as small."""
+    rng = np.random.default_rng(3)
+    eps = 2.0**-7 if dtype == "bfloat16" else float(np.finfo(FLOATS[dtype]).eps)
+    x = (eps**0.5 * rng.standard_normal((6, 40))).astype(FLOATS[dtype])
+    result = run(Case("rms_norm", {"input": x}, {"normalized_shape": 40}))
+    assert bits(ng.rms_norm(x, 40, eps=eps)) == bits(result)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rms_norm_is_layer_norm_without_a_mean(layout):
+    """Rows and positions of several axes, in both passes."""
+    forward, backward = make((3, 4, 5, 6), 2, layout=layout, dy_layout="sliced")
+    for case in (forward, backward):
+        tensors = {k: v for k, v in case.tensors.items() if k not in ("bias", "mean")}
+        run(Case(case.name.replace("layer", "rms"), tensors, case.options))
