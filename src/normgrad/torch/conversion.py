@@ -18,12 +18,17 @@ LAYERS: dict[type[Module], type[Module]] = {
     torch.nn.BatchNorm2d: nn.BatchNorm2d,
     torch.nn.BatchNorm3d: nn.BatchNorm3d,
     torch.nn.GroupNorm: nn.GroupNorm,
+    torch.nn.LayerNorm: nn.LayerNorm,
+    torch.nn.RMSNorm: nn.RMSNorm,
+    torch.nn.InstanceNorm1d: nn.InstanceNorm1d,
+    torch.nn.InstanceNorm2d: nn.InstanceNorm2d,
+    torch.nn.InstanceNorm3d: nn.InstanceNorm3d,
     torch.nn.SyncBatchNorm: nn.SyncBatchNorm,
 }
 
 
 def convert(module: Module) -> Module:
-    """Replace PyTorch's batch and group norm layers by normgrad's, in place.
+    """Replace PyTorch's normalisation layers by normgrad's, in place.
 
     The new layers have the old ones' very parameters, buffers and hooks, so optimisers and handles
     go on working, and a layer that occurs in several places still does. Subclasses of PyTorch's
