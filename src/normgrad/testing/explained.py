@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..operators.by_name import FUNCTIONS
 from .cases import Topic
+from .tensors import FORWARD, GRADIENTS, operator_of
 
 TOPICS: Mapping[Topic, str] = {
     Topic.PLAIN: "One ordinary call in float32, with three samples and four channels. It shows "
@@ -32,7 +34,8 @@ TOPICS: Mapping[Topic, str] = {
     "remembered from an earlier call shows.",
 }
 
-KINDS: Mapping[str, str] = {
+#: Kinds of which there is more to say than their functions' documentation begins with.
+_WORDS: Mapping[str, str] = {
     "train": "Batch norm's gradients in training, with the saved mean and 1/std.",
     "train_without_statistics": "The same without saved statistics: they are computed from the "
     "input.",
@@ -40,13 +43,20 @@ KINDS: Mapping[str, str] = {
     "reduce": "Synchronised batch norm, first half of the gradients: the sums of one rank.",
     "elemt": "Synchronised batch norm, second half: the input's gradient, from the sums of all "
     "ranks.",
-    "group_norm": "Group norm's gradients.",
     "forward": "Batch norm's forward pass in training, which updates the running statistics.",
     "forward_eval": "Batch norm's forward pass in evaluation.",
     "normalise": "The output of batch norm for a given mean and 1/std.",
     "stats": "The mean and 1/std of each channel of a batch.",
     "gather": "Synchronised batch norm: the statistics of all ranks, merged.",
-    "forward_group_norm": "Group norm's forward pass.",
+}
+
+
+def _documented(kind: str) -> str:
+    return (FUNCTIONS[operator_of(kind)].__doc__ or "").partition("\n")[0]
+
+
+KINDS: Mapping[str, str] = {
+    kind: _WORDS.get(kind) or _documented(kind) for kind in (*GRADIENTS, *FORWARD)
 }
 
 LAYOUTS: Mapping[str, str] = {
