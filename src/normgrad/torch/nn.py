@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from . import collectives, functional, replacement
+from .replacement import Ours, leaf
 
 
-class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms share; each is of PyTorch's class for its number of axes too."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -29,6 +31,8 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         Raises:
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         self._check_input_dim(input)
         mean, var = self.running_mean, self.running_var
         if not self.training:
@@ -83,7 +87,7 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """:class:`torch.nn.BatchNorm3d` by normgrad: (N, C, D, H, W)."""
 
 
-class GroupNorm(torch.nn.GroupNorm):
+class GroupNorm(Ours, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` by normgrad: (N, C, ...)."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -95,6 +99,8 @@ class GroupNorm(torch.nn.GroupNorm):
         Raises:
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
