@@ -35,6 +35,17 @@ def full(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Conversion tried on models of torchvision and timm, and by both ONNX exporters."""
+    session.install("-e", ".[cli]", "-r", "requirements/test.txt", "-r", "requirements/torch.txt")
+    session.install("-r", "requirements/models.txt")
+    # Alone: what they say they need is another build of PyTorch's.
+    session.install("--no-deps", "torchvision==0.28.0", "timm==1.0.31")
+    tests = ("tests/models", "tests/pytorch/test_convert.py")
+    session.run("pytest", *tests, *session.posargs, env={"NORMGRAD_MODELS": "1"})
+
+
+@nox.session
 def valgrind(session: nox.Session) -> None:
     """The C libraries' misuse programs under valgrind: no invalid access."""
     session.install("-e", ".[cli]", "-r", "requirements/test.txt")

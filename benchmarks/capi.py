@@ -73,6 +73,7 @@ def large(out: Path) -> tuple[Callable[[], None], Callable[[], None]]:
     """The same call through C, and through Python, each on memory that is theirs."""
     acl = Library(out)
     acl.aclInit(None)
+    acl.aclrtSetDevice(0)
 
     def block(size: int) -> int:
         pointer = ctypes.c_void_p()

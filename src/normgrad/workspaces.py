@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from . import devices, frameworks, memory
 
@@ -75,6 +77,22 @@ class Memory(NamedTuple):
                     or frameworks.of_torch().lacking(owner) is not None
                 )
         return "its memory was moved" if moved else None
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """An array over them, which compiled code knows how to read."""
+        plain = np.dtype(np.uint8)
+        return memory.array_at(
+            self.address, (self.nbytes,), (1,), plain, self.owner, self.writeable
+        )
+
+
+class Launcher(NamedTuple):
+    """A stream that does work when it sees fit.
+
+    ``launch`` takes what does it, and what raises the error for arguments that share memory.
+    """
+
+    launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
 
 
 class Allocation:

@@ -31,6 +31,7 @@ FILES = """
     include/infiniop/tensor_descriptor.h include/infiniop/operator_descriptor.h
     include/infiniop/ops/batch_norm_backward.h
     lib/libascendcl.so lib/libnnopbase.so lib/libopapi.so lib/libinfiniop.so lib/libinfinirt.so
+    lib/libopapi_nn.so lib/libopapi_math.so bin/setenv.bash set_env.sh
     lib/libnormgrad_capi.so lib/pkgconfig/normgrad-acl.pc lib/pkgconfig/normgrad-infini.pc
     """
 FUNCTIONS = """
@@ -43,6 +44,12 @@ FUNCTIONS = """
     aclCreateTensor aclCreateBoolArray aclDestroyTensor aclDestroyBoolArray aclGetViewShape
     aclGetViewStrides aclGetDataType aclGetFormat aclDataTypeSize aclFloatToFloat16
     aclFloat16ToFloat aclSetAclOpExecutorRepeatable aclDestroyAclOpExecutor aclGetRecentErrMsg
+    aclSetTensorAddr aclCreateScalar aclCreateIntArray aclCreateFloatArray aclCreateTensorList
+    aclCreateScalarList aclDestroyScalar aclDestroyIntArray aclDestroyFloatArray
+    aclDestroyTensorList aclDestroyScalarList aclGetIntArraySize aclGetFloatArraySize
+    aclGetBoolArraySize aclGetTensorListSize aclGetScalarListSize aclnnInit aclnnFinalize
+    aclrtSynchronizeStreamWithTimeout aclrtMemsetAsync aclrtGetCurrentContext
+    aclrtCreateStreamWithConfig aclrtCreateEventWithFlag aclrtQueryEventStatus aclrtMemcpy2d
     aclnnBatchNormBackwardGetWorkspaceSize aclnnBatchNormBackward
     aclnnBatchNormReduceBackwardGetWorkspaceSize aclnnBatchNormReduceBackward
     aclnnBatchNormElemtBackwardGetWorkspaceSize aclnnBatchNormElemtBackward
@@ -64,7 +71,11 @@ NUMBERS = {
     "acl": """
         ACL_SUCCESS 0 ACL_ERROR_INVALID_PARAM 100000 ACL_ERROR_UNINITIALIZE 100001
         ACL_ERROR_REPEAT_INITIALIZE 100002 ACL_ERROR_RT_PARAM_INVALID 107000
-        ACL_ERROR_RT_MEMORY_ALLOCATION 207001
+        ACL_ERROR_RT_MEMORY_ALLOCATION 207001 ACL_ERROR_NONE 0 ACL_ERROR_RT_CONTEXT_NULL 107002
+        ACL_ERROR_INVALID_FILE 100003 ACL_ERROR_REPEAT_FINALIZE 100037
+        ACL_ERROR_RT_STREAM_ABORT 107023 ACL_ERROR_RT_DEVICE_OOM 207018
+        ACL_ERROR_RT_EVENT_NOT_COMPLETE 507006 ACLNN_ERR_INNER_NULLPTR 561103
+        ACLNN_ERR_INNER_ATTR_LEN_NOT_ENOUGH 561115
         ACL_DT_UNDEFINED -1 ACL_FLOAT 0 ACL_FLOAT16 1 ACL_INT8 2 ACL_INT32 3 ACL_UINT8 4
         ACL_INT16 6 ACL_UINT16 7 ACL_UINT32 8 ACL_INT64 9 ACL_UINT64 10 ACL_DOUBLE 11 ACL_BOOL 12
         ACL_STRING 13 ACL_COMPLEX64 16 ACL_COMPLEX128 17 ACL_BF16 27

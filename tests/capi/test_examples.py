@@ -53,6 +53,37 @@ def test_cmake(libraries, tmp_path):
     assert "100% tests passed, 0 tests failed out of 4" in done.stdout
 
 
+def test_a_vendor_s_build_file(libraries, tmp_path):
+    """What the vendor's documents link, with no path of ours in it, run after their environment."""
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    (tmp_path / "CMakeLists.txt").write_text(
+        f"""
+        cmake_minimum_required(VERSION 3.14)
+        project(ACLNN_EXAMPLE)
+        add_compile_options(-std=c++11)
+        set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "./bin")
+        add_executable(host {EXAMPLES / "batch_norm_backward.c"})
+        set(ASCEND_PATH $ENV{{ASCEND_HOME_PATH}})
+        include_directories(${{ASCEND_PATH}}/include ${{ASCEND_PATH}}/include/aclnnop)
+        set_source_files_properties({EXAMPLES / "batch_norm_backward.c"} PROPERTIES LANGUAGE CXX)
+        target_link_libraries(host PRIVATE
+            ${{ASCEND_PATH}}/lib64/libascendcl.so ${{ASCEND_PATH}}/lib64/libnnopbase.so
+            ${{ASCEND_PATH}}/lib64/libopapi_nn.so ${{ASCEND_PATH}}/lib64/libopapi_math.so)
+        """
+    )
+    assert (libraries.out / "set_env.sh").resolve() == libraries.out / "bin" / "setenv.bash"
+    commands = (
+        f"source {libraries.out}/set_env.sh && cmake -B build -S . -DCMAKE_SKIP_RPATH=TRUE && "
+        "cmake --build build && $(find . -name host -type f)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "largest difference" in done.stdout
+
+
 def test_what_is_measured_can_be_built(libraries, tmp_path):
     source = EXAMPLES.parents[1] / "benchmarks" / "capi.c"
     program = libraries.compile(source, tmp_path / "capi")

@@ -56,7 +56,7 @@ EXPECTED = {
         destroy executor | 0 |
         destroy executor twice | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
         executor destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
-        repeatable null | 161001 | executor: null
+        repeatable null | 561103 | executor: null
         repeatable destroyed | 161002 | executor: a handle that aclDestroyAclOpExecutor has ended
         workspace for nothing 0 | 0 |
         executor once | 0 |
@@ -133,7 +133,8 @@ EXPECTED = {
         data in the middle, offset back | 0 |
         offset beyond counting | 161002 | input: elements 9223372036854775807 to
         memory of the host | 161002 | input: no memory from aclrtMalloc
-        no memory | 161002 | input: no memory; allowed: a tensor with data
+        no memory, in phase 1 | 0 |
+        and in phase 2 | 161002 | input: no memory; allowed: a tensor with data
         larger than its block | 161002 | input: elements 0 to 9 of its storage; allowed: 0 to 7
         more elements than there are | 161002 | elements; allowed: less than 288230376151711744
         negative size | null | viewDims: (1, -2, 4) has a negative size
@@ -268,6 +269,85 @@ EXPECTED = {
         workspace made up | 161002 | workspace: no memory at 0x10 to write to, byte 0 of 895
         workspace that is read-only | 161002 | to write to, byte 0 of 895
         """,
+    "surface": """
+        aclnnInit | 0 |
+        aclnnInit twice | 161002 | configPath: a second call; allowed: one
+        malloc before a device | 107002 | no device in this thread
+        finalize without aclInit | 100001 | before aclInit; allowed: after it
+        both inits | 0 |
+        stream before a device | 107002 | no device in this thread
+        device before one | 107002 | no device in this thread
+        synchronize before a device | 107002 | no device in this thread
+        reset less often than set | 0 |
+        its own context | 0 |
+        destroy that | 107000 | context: the device's own; allowed: what aclrtCreateContext made
+        event in a thread without a device | 107002 | no device in this thread
+        set the context of another thread | 0 |
+        event with that | 0 |
+        the same context 1 | 0 |
+        a context that was made is the thread's 1 | 0 |
+        malloc in a dead context | 107002 | no device in this thread
+        stream of no priority | 107000 | priority: 8; allowed: 0 to 7
+        stream of no kind | 107000 | flag: 0x40; allowed: ACL_STREAM_FAST_LAUNCH (0x1), ACL_STREAM_
+        stream of a kind | 0 |
+        timeout | 107000 | timeout: -2; allowed: milliseconds, or -1 for any time
+        no time limit | 0 |
+        event of no kind | 107000 | flag: 0x80; allowed: ACL_EVENT_SYNC (0x1), ACL_EVENT_CAPTURE_ST
+        status of null | 107000 | event: null; allowed: what aclrtCreateEvent made
+        status to null | 107000 | status: null; allowed: a pointer to write to
+        not recorded 1 | 0 |
+        wait for one that cannot | 107000 | event: one without ACL_EVENT_SYNC; allowed: one with it
+        time of one that has none | 107000 | start: one without a time; allowed: one that
+        rows | 0 |
+        rows back | 0 |
+        are 1 2 5 6 1 | 0 |
+        rows past the end | 107000 | dst: 36 bytes; allowed: 24, in a block of 24
+        rows over each other | 107000 | dpitch: 8 bytes; allowed: 12 or more
+        rows on the device | 107000 | kind: 3; allowed: between the host and the device
+        no rows | 0 |
+        set later, past the end | 107000 | devPtr: 48 bytes; allowed: 24, in a block of 24
+        set later | 0 |
+        scalar of null | null | value: null; allowed: a pointer
+        scalar of no dtype | null | dataType: 13; allowed: an aclDataType of numbers
+        scalar made up | null | value: no memory at 0x10 to read from, byte 0 of 4; allowed: memory
+        integers of null | null | value: null; allowed: a pointer
+        numbers | made |
+        size of integers | 0 |
+        is 3 1 | 0 |
+        size of another kind | 161002 | array: an aclIntArray; allowed: an aclFloatArray
+        size to null | 161001 | size: null; allowed: a pointer
+        destroy integers | 0 |
+        destroy integers twice | 161002 | array: a handle that aclDestroyIntArray has ended; allowe
+        size of tensors | 0 |
+        tensors that are a scalar | null | value[0]: an aclScalar; allowed: an aclTensor
+        destroy tensors | 0 |
+        one of them again | 161002 | tensor: a handle that aclDestroyTensorList has ended; allowed:
+        destroy scalar | 0 |
+        and the list with it | 161002 | array[0]: a handle that aclDestroyScalar has ended; allowed
+        destroy no list | 0 |
+        address of null | 561103 | executor: null; allowed: a pointer
+        address for null | 561103 | tensor: null; allowed: a pointer
+        address in an executor for one use | 161002 | executor: used once; allowed: after aclSetAcl
+        repeatable | 0 |
+        without the address | 161002 | input: no memory; allowed: a tensor with data
+        address of no tensor | 161002 | index: 10; allowed: 0 to 9
+        address of a null tensor | 161002 | index: 3, runningMean, null in phase 1; allowed: a tens
+        address of another tensor | 161002 | tensor: aclTensor(float32, ND, dims (1, 2, 4), strides
+        address of the host | 161002 | addr: no memory from aclrtMalloc; allowed: device memory
+        address too near the end | 161002 | addr: elements 2 to 9 of its storage; allowed: 0 to 7,
+        address | 0 |
+        of an input | 0 |
+        of an output | 0 |
+        of no output | 161002 | index: 3; allowed: 0 to 2
+        destroy null | 561103 | executor: null; allowed: a pointer
+        reset as often | 0 |
+        phase 2 without a device | 361001 | stream: no device in this thread; allowed: after aclrtS
+        synchronize without a device | 107002 | no device in this thread
+        free without one | 0 |
+        aclnnFinalize | 0 |
+        finalize | 0 |
+        names 0 100037 507046 | 0 |
+        """,
     # The statuses of infiniop have no messages in C; they are on stderr, in order.
     "infini_pointers": """
         count to made up | 3 | GetDeviceCount: count: no memory at 0x10 to write to, byte 0 of 4
@@ -401,6 +481,15 @@ def test_mistakes(libraries, tmp_path, name):
     for (case, status, message), (_, _, part) in zip(found, expected, strict=True):
         assert part in message, case
         assert bool(message) == (status not in ("0", "made")), case
+
+
+def test_mistakes_are_told_at_once_where_streams_are_checked(libraries, tmp_path):
+    program = libraries.compile(MISUSE / "overlaps.c", tmp_path / "overlaps")
+    done = run(program, env={"NORMGRAD_CAPI_STREAMS": "checked"})
+    found, expected = cells(done.stdout), cells(EXPECTED["overlaps"])
+    assert [row[:2] for row in found] == [row[:2] for row in expected]
+    for (case, _, message), (_, _, part) in zip(found, expected, strict=True):
+        assert part in message, case
 
 
 @pytest.mark.skipif(

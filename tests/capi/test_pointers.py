@@ -77,7 +77,9 @@ for dialect in DIALECTS:
 def test_every_pointer_is_of_a_known_kind():
     """What is no handle, memory or text is looked at, as many values as there are."""
     looked_up = {
-        "const aclTensor *", "aclTensor *", "const aclBoolArray *", "aclOpExecutor *",
+        "const aclTensor *", "aclTensor *", "aclOpExecutor *", "const aclScalar *",
+        "const aclBoolArray *", "const aclIntArray *", "const aclFloatArray *",
+        "const aclTensorList *", "const aclScalarList *",
         "const struct InfiniopDescriptor *", "void *", "const void *", "const char *",
     }  # fmt: skip
     for dialect in DIALECTS:
@@ -90,6 +92,8 @@ def test_every_pointer_is_of_a_known_kind():
         (pointer.name, pointer.is_result): (pointer.size, pointer.count, pointer.counted_by)
         for function in (*functions_of("nnopbase"), *functions_of("infinirt"))
         for pointer in function.pointers
+        if "Array" not in function.name or "Bool" in function.name
+        if "List" not in function.name
     }
     assert counts["viewDims", False] == counts["stride", False] == (8, 1, 1)
     assert counts["storageDims", False] == (8, 1, 7)

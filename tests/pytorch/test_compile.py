@@ -65,6 +65,60 @@ def test_whole_graphs(backend):
     compare(eager, compiled, data())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_inductor_generates_the_norms():
+    """So that it fuses them: its code calls no operator of ours."""
+    from torch._inductor.utils import run_and_get_code
+
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    torch._dynamo.reset()
+    layers = model()
+    compiled = torch.compile(copy.deepcopy(layers), fullgraph=True)
+    # What is on disk may be of a version that generated nothing.
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        _, code = run_and_get_code(compare, layers, compiled, data())
+    assert len(code) == 2
+    assert not any("torch.ops.normgrad" in text for text in code)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_inductor_generates_is_what_the_operators_compute(dtype, last):
+    from torch._inductor.decomposition import decompositions
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from normgrad.torch import inductor
+
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(4, 6, 5, 3, generator=generator).to(dtype) for _ in range(2))
+    if last:
+        x, dy = (value.to(memory_format=torch.channels_last) for value in (x, dy))
+    w, b, mean = torch.randn(3, 6, generator=generator)
+    var = torch.rand(6, generator=generator) + 0.5
+    saved = nt.ops.batch_norm_stats(x, 1e-5)
+    of_groups = nt.ops.native_group_norm(x, w, b, 4, 6, 15, 2, 1e-5)[1:]
+    calls = [
+        ("native_batch_norm", (x, w, b, mean, var, True, 0.2, 1e-5)),
+        ("native_batch_norm", (x, None, None, None, None, True, 0.2, 1e-5)),
+        ("native_batch_norm", (x, w, b, mean, var, False, 0.2, 1e-5)),
+        ("native_group_norm", (x, w, b, 4, 6, 15, 2, 1e-5)),
+        ("native_group_norm", (x, None, None, 4, 6, 15, 3, 1e-5)),
+    ]
+    for weight, mask in ((w, [True] * 3), (None, [True, False, True])):
+        train = (dy, x, weight, None, None, *saved, True, 1e-5, mask)
+        evaluate = (dy, x, weight, mean, var, None, None, False, 1e-5, mask)
+        groups = (dy, x, *of_groups, weight, 4, 6, 15, 2, mask)
+        calls += [("native_batch_norm_backward", call) for call in (train, evaluate)]
+        calls.append(("native_group_norm_backward", groups))
+    for name, arguments in calls:
+        formula = inductor.DECOMPOSITIONS[name]
+        traced = make_fx(lambda: formula(*arguments), decomposition_table=decompositions)()  # noqa: B023
+        found = traced()
+        expected = getattr(nt.ops, name)(*arguments)
+        torch.testing.assert_close(found, expected, check_stride=name.endswith("norm"))
+
+
 def test_the_average_of_all_batches():
     """Counting them does not cut the graph."""
     torch._dynamo.reset()

@@ -35,7 +35,7 @@ def both(ours, theirs, arguments, options):
 def test_layers_do_what_pytorch_s_do(ours, theirs, shape, arguments):
     for options in OPTIONS if ours is nt.nn.GroupNorm else BATCH_OPTIONS:
         mine, other = both(ours, theirs, arguments, options)
-        assert repr(mine) == repr(other)
+        assert repr(mine) == f"normgrad.{other!r}"
         assert isinstance(mine, theirs)
         for step in range(4):
             torch.manual_seed(step)
@@ -185,16 +185,13 @@ def test_torchscript_is_refused(change, kind):
     assert all(a is b for a, b in zip(whole.modules(), layers, strict=True))
 
 
-def test_subclasses_and_lazy_layers_stay():
-    class Mine(torch.nn.BatchNorm2d):
-        pass
-
-    layers = torch.nn.ModuleList([Mine(4), torch.nn.LazyBatchNorm2d(), torch.nn.Softmax2d()])
-    kinds = [type(layer) for layer in layers]
-    nt.convert(layers)
-    assert [type(layer) for layer in layers] == kinds
-    layers[1](torch.randn(2, 4, 3, 3))
-    assert type(nt.convert(layers)[1]) is nt.nn.BatchNorm2d
+def test_lazy_layers_stay():
+    layers = torch.nn.ModuleList([torch.nn.LazyBatchNorm2d()])
+    with pytest.warns(UserWarning, match="1 LazyBatchNorm2d: it has no parameters before"):
+        nt.convert(layers)
+    assert type(layers[0]) is torch.nn.LazyBatchNorm2d
+    layers[0](torch.randn(2, 4, 3, 3))
+    assert type(nt.convert(layers)[0]) is nt.nn.BatchNorm2d
 
 
 def test_shared_parameters_stay_shared():
@@ -240,9 +237,10 @@ def test_training_goes_as_with_pytorch():
 
 def test_functional_calls():
     """torch.func over a whole model."""
-    layers = nt.convert(model().double())
+    layers = model().double()
     x = torch.randn(4, 3, 6, 6, dtype=torch.float64)
     layers(x)
+    layers = nt.convert(layers)
     layers.eval()
     parameters = dict(layers.named_parameters())
 

@@ -188,6 +188,26 @@ def test_errors_leave_nothing_behind():
     assert all(map(torch.equal, gradients("train"), before))
 
 
+def test_what_is_installed_can_be_uninstalled():
+    before, inside = gradients("train"), ours("train")
+
+    def is_ours():
+        return all(map(torch.equal, gradients("train"), inside))
+
+    handle = nt.install()
+    with nt.install():
+        assert is_ours()
+    assert is_ours()
+    handle.close(), handle.close()
+    assert not is_ours()
+    nt.install(), nt.install()
+    with nt.override():
+        nt.uninstall()
+        assert is_ours()
+    assert all(map(torch.equal, gradients("train"), before))
+    nt.uninstall()
+
+
 def test_install_stays():
     """In a process of its own, which it changes for good."""
     import subprocess

@@ -21,6 +21,7 @@ from .products import product, set_product
 from .status import (
     ACLNN_ERR_INNER,
     ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
+    ACLNN_ERR_INNER_NULLPTR,
     ACLNN_ERR_PARAM_INVALID,
     ACLNN_ERR_PARAM_NULLPTR,
     ACLNN_ERR_RUNTIME_ERROR,
@@ -72,6 +73,7 @@ from .tensors import (
 __all__ = [
     "ACLNN_ERR_INNER",
     "ACLNN_ERR_INNER_FIND_KERNEL_ERROR",
+    "ACLNN_ERR_INNER_NULLPTR",
     "ACLNN_ERR_PARAM_INVALID",
     "ACLNN_ERR_PARAM_NULLPTR",
     "ACLNN_ERR_RUNTIME_ERROR",

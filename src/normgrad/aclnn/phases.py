@@ -21,7 +21,7 @@ from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, Scalar, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
-from ..workspaces import memory_of
+from ..workspaces import Launcher, memory_of
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
@@ -385,13 +385,15 @@ def phase_2(
         fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
     if needed > 0:
         try:
-            size = memory_of("workspace", workspace, writing=True).nbytes
+            scratch = memory_of("workspace", workspace, writing=True)
         except (TypeError, ValueError) as error:
             raise AclnnError(
                 Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
             ) from None
+        size = scratch.nbytes
         if size < needed:
             fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
+        workspace = scratch.bytes()
     prepared = executor.prepared
     for parameter in (*prepared.operands, *prepared.zeros):
         lost = _tensor(executor.tensors, parameter).lost()
@@ -402,14 +404,24 @@ def phase_2(
         fail(Status.ACLNN_ERR_RUNTIME_ERROR, "stream", f"{stream!r}; allowed: a stream, or null")
     if not executor.take():
         fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
-    try:
-        _run(executor, workspace)
-    except Exception as error:
-        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {error}") from error
+    tensors = executor.tensors
+
+    def refuse(message: str, error: Exception | None = None) -> NoReturn:
+        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, f"phase 2: {message}") from error
+
+    def run() -> None:
+        try:
+            _run(prepared, tensors, workspace)
+        except Exception as error:
+            refuse(str(error), error)
+
+    if isinstance(stream, Launcher):
+        stream.launch(run, refuse)
+    else:
+        run()
 
 
-def _run(executor: aclOpExecutor, workspace: Any) -> None:
-    prepared, tensors = executor.prepared, executor.tensors
+def _run(prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any) -> None:
     for name in prepared.zeros:
         _tensor(tensors, name).array[...] = 0
         _tensor(tensors, name).wrote()

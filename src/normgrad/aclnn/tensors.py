@@ -124,6 +124,7 @@ class aclTensor:
         dims: of the view.
         strides: of the view, in elements.
         offset: of the view's first element from the storage's.
+        given_offset: the same, from the address that a C program gave.
         data_type, format: as they were declared.
         dtype_name, format_name: as the rules have them.
         storage_dims: the shape of the memory; only its owner's size is checked.
@@ -141,6 +142,7 @@ class aclTensor:
         "dtype_name",
         "format",
         "format_name",
+        "given_offset",
         "is_destroyed",
         "look",
         "memory",
@@ -167,7 +169,7 @@ class aclTensor:
         self.dtype_name = _NAMES[data_type]
         self.strides = strides
         self.steps = layout.taken(dims, strides)
-        self.offset = offset
+        self.offset = self.given_offset = offset
         self.is_destroyed = False
         self.format = format
         self.format_name = _FORMAT_NAMES[format]

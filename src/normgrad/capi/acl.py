@@ -1,26 +1,48 @@
-"""libascendcl: CANN's runtime, on the CPU. Streams run in order, and at once."""
+"""libascendcl: CANN's runtime, on the CPU."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntFlag
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import libc, pointers
-from .enums import aclError, aclrtMemcpyKind, aclrtRunMode
-from .errors import ERRORS, HOST_MEMORY_VARIABLE, REPORT_VARIABLE, CallError
-from .objects import Event, Runtime, Stream
+from .enums import (
+    EventFlag,
+    StreamFlag,
+    aclError,
+    aclrtEventRecordedStatus,
+    aclrtMemcpyKind,
+    aclrtRunMode,
+)
+from .errors import (
+    ERRORS,
+    HOST_MEMORY_VARIABLE,
+    REPORT_VARIABLE,
+    STREAMS_VARIABLE,
+    CallError,
+    check_streams_variable,
+)
+from .handles import HANDLES
+from .objects import Event, Runtime
 from .report import REPORT
+from .streams import STREAMS, Stream
 
 #: The one device.
 _DEVICE = 0
+
+#: The streams' priorities go from 0 to this.
+_LEAST_PRIORITY = 7
 
 _KINDS = {
     aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_HOST: (False, False),
@@ -38,15 +60,27 @@ _CHIPS = {
     products.INFERENCE_SERIES: "Ascend310P3",
     products.A200I: "Ascend310B1",
 }
-_chip_names = {name: ctypes.create_string_buffer(chip.encode()) for name, chip in _CHIPS.items()}
+_chip_names: dict[str, Any] = {}
 
 
 class Context:
     """What streams and events belong to on a device; here to nothing."""
 
 
-class _State:
-    is_initialized = False
+class STATE:
+    """What the process has set.
+
+    Attributes:
+        by_acl, by_aclnn: whether aclInit and aclnnInit were called.
+        has_default: whether aclInit's file names a device for threads that set none.
+        users: how often aclrtSetDevice was called more than aclrtResetDevice.
+        life: counts how often the device's resources were released.
+        default: the handle of the context that comes with the device; made when it is asked for.
+    """
+
+    by_acl = by_aclnn = has_default = False
+    users, life = 0, 1
+    default: int | None = None
 
 
 def refuse(function: str, name: str, message: str) -> NoReturn:
@@ -68,10 +102,39 @@ def _invalid(function: str, name: str, message: str) -> NoReturn:
     raise CallError(aclError.ACL_ERROR_INVALID_PARAM, f"{function}: {name}: {message}")
 
 
-def _need_init(function: str) -> None:
-    if not _State.is_initialized:
+def _need_init(function: str, by_acl: bool = False) -> None:
+    if not (STATE.by_acl or (STATE.by_aclnn and not by_acl)):
         raise CallError(
             aclError.ACL_ERROR_UNINITIALIZE, f"{function}: before aclInit; allowed: after it"
+        )
+
+
+NO_DEVICE = (
+    "no device in this thread; allowed: after aclrtSetDevice or aclrtSetCurrentContext in it, and "
+    "before aclrtResetDevice"
+)
+
+
+def has_device() -> bool:
+    """Whether this thread has a context, its own or the default one."""
+    thread = ERRORS.thread()
+    if thread.life == STATE.life:
+        return not thread.context or HANDLES.is_living(thread.context)
+    return STATE.has_default
+
+
+def _enter(context: int | None) -> None:
+    """Give this thread a context; None for the device's own."""
+    thread = ERRORS.thread()
+    thread.life, thread.context = STATE.life, context or 0
+
+
+def _need_device(function: str) -> None:
+    _need_init(function)
+    if not has_device():
+        raise CallError(
+            aclError.ACL_ERROR_RT_CONTEXT_NULL,
+            f"{function}: {NO_DEVICE}",
         )
 
 
@@ -80,32 +143,38 @@ def _need_init(function: str) -> None:
 
 def aclInit(config_path: int | None) -> None:
     function = "aclInit"
-    if _State.is_initialized:
+    if STATE.by_acl:
         raise CallError(
             aclError.ACL_ERROR_REPEAT_INITIALIZE, f"{function}: a second time; allowed: once"
         )
-    if config_path is not None:
-        _read_config(function, config_path)
+    STATE.has_default = initialize(function, config_path)
+    STATE.by_acl = True
+
+
+def initialize(function: str, config_path: int | None) -> bool:
+    """Read the environment, and a file of settings; whether that names a device for all threads."""
+    settings = None if config_path is None else _read_config(function, config_path)
     _read_environment()
     try:
         products.current()
+        check_streams_variable()
     except ValueError as error:
         raise CallError(aclError.ACL_ERROR_INVALID_PARAM, f"{function}: {error}") from None
-    _State.is_initialized = True
+    return isinstance(settings, dict) and "defaultDevice" in settings
 
 
-def _read_config(function: str, address: int) -> None:
-    """The file's settings are for devices; it only has to be one."""
+def _read_config(function: str, address: int) -> Any:
+    """The file's settings: most are for devices."""
     try:
         path = os.fsdecode(pointers.text(address))
     except ValueError as error:
         _invalid(function, "configPath", str(error))
     if not path:
-        return
+        return None
     try:
         # Nested deeply, it takes more stack than the calling thread may have.
         with ThreadPoolExecutor(1) as parser:
-            parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
+            return parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
     except OSError as error:
         _invalid(
             function, "configPath", f"{path!r} ({error.strerror}); allowed: a file that is there"
@@ -121,6 +190,7 @@ def _read_environment() -> None:
         products.SAVE_INVSTD_VARIABLE,
         REPORT_VARIABLE,
         HOST_MEMORY_VARIABLE,
+        STREAMS_VARIABLE,
     ):
         value = libc.getenv(name.encode())
         if value is None:
@@ -130,9 +200,21 @@ def _read_environment() -> None:
 
 
 def aclFinalize() -> None:
-    _need_init("aclFinalize")
-    _State.is_initialized = False
-    REPORT.print_if_wanted()
+    _need_init("aclFinalize", by_acl=True)
+    STATE.by_acl = STATE.has_default = False
+    finalize()
+
+
+def finalize() -> None:
+    """Do what is queued, release the device and report, if nothing uses it any more."""
+    if STATE.by_acl or STATE.by_aclnn:
+        return
+    try:
+        STREAMS.abandon()
+        STREAMS.finish()
+    finally:
+        STATE.users, STATE.life = 0, STATE.life + 1
+        REPORT.print_if_wanted()
 
 
 def aclGetRecentErrMsg() -> int:
@@ -170,15 +252,22 @@ def _check_device(function: str, device: int) -> None:
 def aclrtSetDevice(device: int) -> None:
     _need_init("aclrtSetDevice")
     _check_device("aclrtSetDevice", device)
+    STATE.users += 1
+    _enter(None)
 
 
 def aclrtResetDevice(device: int) -> None:
+    """Counted: the last of as many calls as aclrtSetDevice had releases the device."""
     _need_init("aclrtResetDevice")
     _check_device("aclrtResetDevice", device)
+    STREAMS.finish()
+    STATE.users -= 1
+    if STATE.users <= 0:
+        STATE.users, STATE.life = 0, STATE.life + 1
 
 
 def aclrtGetDevice(device: int | None) -> None:
-    _need_init("aclrtGetDevice")
+    _need_device("aclrtGetDevice")
     libc.store(ctypes.c_int32, RUNTIME.out("aclrtGetDevice", "deviceId", device), _DEVICE)
 
 
@@ -192,97 +281,149 @@ def aclrtGetRunMode(mode: int | None) -> None:
 
 
 def aclrtGetSocName() -> int:
-    return ctypes.addressof(_chip_names[products.current().product.name])
+    """The chip that was asked for by name, else one of the product."""
+    device = products.current()
+    asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
+    if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
+        asked = _CHIPS[device.product.name]
+    name = _chip_names.setdefault(asked, ctypes.create_string_buffer(asked.encode()))
+    return ctypes.addressof(name)
 
 
 def aclrtGetMemInfo(attribute: int, free: int | None, total: int | None) -> None:
     """The machine's, whatever kind is asked for."""
     function = "aclrtGetMemInfo"
-    _need_init(function)
-    page = os.sysconf("SC_PAGE_SIZE")
-    for name, address, variable in (
-        ("free", free, "SC_AVPHYS_PAGES"),
-        ("total", total, "SC_PHYS_PAGES"),
-    ):
-        where = RUNTIME.out(function, name, address)
-        libc.store(ctypes.c_size_t, where, page * os.sysconf(variable))
+    _need_device(function)
+    RUNTIME.memory_info(function, free=free, total=total)
 
 
 def aclrtSynchronizeDevice() -> None:
-    _need_init("aclrtSynchronizeDevice")
+    _need_device("aclrtSynchronizeDevice")
+    STREAMS.finish()
 
 
 def aclrtCtxSetSysParamOpt(option: int, value: int) -> None:
     """Results are always deterministic, and other options are a device's."""
-    _need_init("aclrtCtxSetSysParamOpt")
+    _need_device("aclrtCtxSetSysParamOpt")
 
 
 # Contexts
 
 
 def aclrtCreateContext(context: int | None, device: int) -> None:
+    """It is the thread's from now on."""
     _need_init("aclrtCreateContext")
     _check_device("aclrtCreateContext", device)
-    RUNTIME.create("aclrtCreateContext", "context", context, Context())
+    _enter(RUNTIME.create("aclrtCreateContext", "context", context, Context()))
 
 
 def aclrtDestroyContext(context: int | None) -> None:
-    RUNTIME.destroy("aclrtDestroyContext", "context", Context, context)
+    function = "aclrtDestroyContext"
+    if context is not None and context == STATE.default:
+        refuse(function, "context", "the device's own; allowed: what aclrtCreateContext made")
+    RUNTIME.destroy(function, "context", Context, context)
 
 
 def aclrtSetCurrentContext(context: int | None) -> None:
     _need_init("aclrtSetCurrentContext")
     RUNTIME.find("aclrtSetCurrentContext", "context", Context, context)
+    _enter(context)
+
+
+def aclrtGetCurrentContext(context: int | None) -> None:
+    function = "aclrtGetCurrentContext"
+    _need_device(function)
+    where = RUNTIME.out(function, "context", context)
+    if STATE.default is None:
+        STATE.default = HANDLES.add(Context(), "")  # nobody has to destroy it
+    thread = ERRORS.thread()
+    current = thread.context if thread.life == STATE.life else 0
+    libc.store(ctypes.c_void_p, where, current or STATE.default)
 
 
 # Streams and events
 
+#: What needs a device, and nothing else that is the dialect's own.
+_ON_DEVICE: dict[str, Callable[..., Any]] = {
+    "aclrtCreateStream": lambda name, at: RUNTIME.create(name, "stream", at, Stream()),
+    "aclrtSynchronizeStream": RUNTIME.synchronize,
+    "aclrtCreateEvent": lambda name, at: RUNTIME.create(name, "event", at, Event()),
+    "aclrtRecordEvent": RUNTIME.record,
+    "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
+    "aclrtStreamWaitEvent": RUNTIME.wait,
+    "aclrtEventElapsedTime": RUNTIME.elapsed,
+}
 
-def aclrtCreateStream(stream: int | None) -> None:
-    _need_init("aclrtCreateStream")
-    RUNTIME.create("aclrtCreateStream", "stream", stream, Stream())
+
+def _on_device(name: str) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        _need_device(name)
+        _ON_DEVICE[name](name, *arguments)
+
+    return call
+
+
+globals().update({name: _on_device(name) for name in _ON_DEVICE})
 
 
 def aclrtDestroyStream(stream: int | None) -> None:
     RUNTIME.destroy("aclrtDestroyStream", "stream", Stream, stream)
 
 
-def aclrtSynchronizeStream(stream: int | None) -> None:
-    _need_init("aclrtSynchronizeStream")
-    RUNTIME.check_stream("aclrtSynchronizeStream", stream)
-
-
-def aclrtCreateEvent(event: int | None) -> None:
-    _need_init("aclrtCreateEvent")
-    RUNTIME.create("aclrtCreateEvent", "event", event, Event())
-
-
 def aclrtDestroyEvent(event: int | None) -> None:
     RUNTIME.destroy("aclrtDestroyEvent", "event", Event, event)
 
 
-def aclrtRecordEvent(event: int | None, stream: int | None) -> None:
-    RUNTIME.record("aclrtRecordEvent", event, stream)
+def aclrtCreateStreamWithConfig(stream: int | None, priority: int, flag: int) -> None:
+    """All streams are alike here."""
+    function = "aclrtCreateStreamWithConfig"
+    _need_device(function)
+    if priority > _LEAST_PRIORITY:
+        refuse(function, "priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
+    _check_flags(function, flag, StreamFlag)
+    RUNTIME.create(function, "stream", stream, Stream())
 
 
-def aclrtSynchronizeEvent(event: int | None) -> None:
-    RUNTIME.find("aclrtSynchronizeEvent", "event", Event, event)
+def _check_flags(function: str, flag: int, kind: type[IntFlag]) -> None:
+    if flag & ~sum(kind):
+        allowed = ", ".join(f"{each.name} ({each:#x})" for each in kind)
+        refuse(function, "flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def aclrtStreamWaitEvent(stream: int | None, event: int | None) -> None:
-    RUNTIME.check_stream("aclrtStreamWaitEvent", stream)
-    RUNTIME.find("aclrtStreamWaitEvent", "event", Event, event)
+def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
+    """It is done in time, however long it takes."""
+    function = "aclrtSynchronizeStreamWithTimeout"
+    _need_device(function)
+    if timeout < -1:
+        refuse(function, "timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
+    RUNTIME.synchronize(function, stream)
 
 
-def aclrtEventElapsedTime(milliseconds: int | None, start: int | None, end: int | None) -> None:
-    RUNTIME.elapsed("aclrtEventElapsedTime", milliseconds, start, end)
+def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
+    function = "aclrtCreateEventWithFlag"
+    _need_device(function)
+    _check_flags(function, flag, EventFlag)
+    can_order = bool(flag & (EventFlag.ACL_EVENT_SYNC | EventFlag.ACL_EVENT_EXTERNAL))
+    has_time = bool(flag & EventFlag.ACL_EVENT_TIME_LINE)
+    RUNTIME.create(function, "event", event, Event(can_order, has_time))
+
+
+def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
+    function = "aclrtQueryEventStatus"
+    _need_device(function)
+    where = RUNTIME.out(function, "status", status)
+    is_over = RUNTIME.is_over(function, event)
+    libc.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
 
 
 # Memory
 
 
 def _allocate(function: str, name: str, address: int | None, size: int, device: bool) -> None:
-    _need_init(function)
+    if device:
+        _need_device(function)
+    else:
+        _need_init(function)
     if size == 0:
         _invalid(function, "size", "0; allowed: 1 or more")
     try:
@@ -310,31 +451,64 @@ def aclrtFreeHost(address: int | None) -> None:
     RUNTIME.free("aclrtFreeHost", "hostPtr", address, ("aclrtMallocHost",))
 
 
-def _copy(
-    function: str, dst: int | None, most: int, src: int | None, count: int, kind: int
-) -> None:
-    _need_init(function)
+def _sides(function: str, kind: int) -> tuple[bool, bool]:
+    """Whether a copy goes from the device, and to it."""
+    _need_device(function)
     sides = _KINDS.get(kind)  # type: ignore[call-overload]
     if sides is None:
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
         refuse(function, "kind", f"{kind}; allowed: {allowed}")
-    RUNTIME.copy(function, (dst, most, sides[1]), (src, sides[0]), count)
+    found: tuple[bool, bool] = sides
+    return found
 
 
 def aclrtMemcpy(dst: int | None, most: int, src: int | None, count: int, kind: int) -> None:
-    _copy("aclrtMemcpy", dst, most, src, count, kind)
+    from_device, to_device = _sides("aclrtMemcpy", kind)
+    RUNTIME.copy("aclrtMemcpy", (dst, most, to_device), (src, from_device), count)
 
 
 def aclrtMemcpyAsync(
     dst: int | None, most: int, src: int | None, count: int, kind: int, stream: int | None
 ) -> None:
-    RUNTIME.check_stream("aclrtMemcpyAsync", stream)
-    _copy("aclrtMemcpyAsync", dst, most, src, count, kind)
+    function = "aclrtMemcpyAsync"
+    from_device, to_device = _sides(function, kind)
+    where = RUNTIME.stream(function, stream)
+    RUNTIME.copy(function, (dst, most, to_device), (src, from_device), count, where)
+
+
+def aclrtMemcpy2d(
+    dst: int | None,
+    dst_pitch: int,
+    src: int | None,
+    src_pitch: int,
+    width: int,
+    height: int,
+    kind: int,
+) -> None:
+    function = "aclrtMemcpy2d"
+    from_device, to_device = _sides(function, kind)
+    if from_device == to_device:
+        refuse(function, "kind", f"{kind}; allowed: between the host and the device")
+    to, source = (dst, dst_pitch, to_device), (src, src_pitch, from_device)
+    RUNTIME.copy_rows(function, to, source, width, height)
+
+
+def _fill(
+    function: str, address: int | None, most: int, value: int, count: int, stream: Stream | None
+) -> None:
+    if count > most:
+        refuse(function, "count", f"{count} bytes; allowed: up to maxCount, {most}")
+    RUNTIME.fill(function, "devPtr", address, value, count, stream)
 
 
 def aclrtMemset(address: int | None, most: int, value: int, count: int) -> None:
-    function = "aclrtMemset"
-    _need_init(function)
-    if count > most:
-        refuse(function, "count", f"{count} bytes; allowed: up to maxCount, {most}")
-    RUNTIME.fill(function, "devPtr", address, value, count)
+    _need_device("aclrtMemset")
+    _fill("aclrtMemset", address, most, value, count, None)
+
+
+def aclrtMemsetAsync(
+    address: int | None, most: int, value: int, count: int, stream: int | None
+) -> None:
+    function = "aclrtMemsetAsync"
+    _need_device(function)
+    _fill(function, address, most, value, count, RUNTIME.stream(function, stream))

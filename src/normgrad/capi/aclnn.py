@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from .. import aclnn
+from ..aclnn.contracts import CONTRACTS
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
+from ..rules import Parameter
 from ..unusable import Unusable
-from ..workspaces import Allocation, Memory
-from . import libc
+from ..workspaces import Allocation, Launcher, Memory
+from . import acl, libc, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
 from .declarations import functions_of
 from .errors import CallError
 from .handles import HANDLES
-from .objects import MOST_AXES, Stream
+from .objects import MOST_AXES
 from .pointers import MOST_VALUES
 from .signatures import Function
+from .streams import STREAMS, Stream, Use, span
 
 
 def _fail(status: Status, function: str, name: str, message: str) -> NoReturn:
@@ -35,6 +40,29 @@ def refuse(function: str, name: str, message: str) -> NoReturn:
 
 
 # Tensors and masks
+
+
+class aclScalar(NamedTuple):
+    """A number of some dtype."""
+
+    value: Any
+    data_type: aclDataType
+
+
+class aclIntArray(tuple[int, ...]):
+    """Some integers."""
+
+
+class aclFloatArray(tuple[float, ...]):
+    """Some numbers."""
+
+
+class aclTensorList(tuple[int, ...]):
+    """Some tensors, by their handles; they are destroyed with it."""
+
+
+class aclScalarList(tuple[int, ...]):
+    """Some scalars, by their handles; they are destroyed with it."""
 
 
 def _check_length(function: str, name: str, address: int | None, count: int, most: int) -> None:
@@ -64,14 +92,29 @@ def aclCreateTensor(
     view_dims = sizes("viewDims", dims, count)
     steps = None if strides is None else sizes("stride", strides, count)
     storage = None if storage_dims is None else sizes("storageDims", storage_dims, storage_count)
-    memory, offset = _storage(data_type, data, offset)
-    described = (view_dims, data_type, steps, offset, format, storage)
+    tensor = _tensor_at(data, offset, view_dims, data_type, steps, format, storage)
+    return HANDLES.add(tensor, function)
+
+
+def _tensor_at(
+    data: int | None,
+    offset: int,
+    dims: Sequence[int],
+    data_type: int,
+    steps: Sequence[int] | None,
+    format: int,
+    storage: Sequence[int] | None,
+) -> aclnn.aclTensor:
+    """A tensor over memory at an address, or over none that is known yet."""
+    memory, start = _storage(data_type, data, offset)
+    described = (dims, data_type, steps, start, format, storage)
     tensor = aclnn.aclCreateTensor(*described, memory)
-    if memory is not None and tensor.problem is None:
+    if tensor.problem is None:
         memory = checked(memory, *tensor.region.bounds(), False)
         if memory.problem is not None:
             tensor = aclnn.aclCreateTensor(*described, memory)
-    return HANDLES.add(tensor, function)
+    tensor.given_offset = offset
+    return tensor
 
 
 def _device_memory(address: int | None) -> Memory | None:
@@ -84,13 +127,19 @@ def _device_memory(address: int | None) -> Memory | None:
     return memory._replace(problem="no memory from aclrtMalloc; allowed: device memory")
 
 
-def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory | None, int]:
+#: The owner of memory that is to be set by aclSetTensorAddr.
+_UNSET = Allocation()
+
+
+def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int]:
     """The memory that a view may reach, and the view's offset in it.
 
     A view may reach whatever is in the block, before ``data`` too.
     """
     memory = _device_memory(data)
-    if memory is None or memory.owner is FOREIGN or data_type not in NUMPY:
+    if memory is None:
+        return Memory(0, UNKNOWN_SIZE, _UNSET, False), offset
+    if memory.owner is FOREIGN or data_type not in NUMPY:
         return memory, offset
     block = memory.owner
     itemsize = NUMPY[aclDataType(data_type)].itemsize
@@ -107,6 +156,70 @@ def aclCreateBoolArray(values: int | None, count: int) -> int:
     return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)), function)
 
 
+def aclCreateScalar(value: int | None, data_type: int) -> int:
+    function = "aclCreateScalar"
+    if value is None:
+        _null(function, "value")
+    if data_type not in NUMPY:
+        refuse(function, "dataType", f"{data_type}; allowed: an aclDataType of numbers")
+    kind = aclDataType(data_type)
+    size = NUMPY[kind].itemsize
+    problem = pointers.problem(value, size, False)
+    if problem is not None:
+        refuse(function, "value", problem)
+    number = np.frombuffer(ctypes.string_at(value, size), NUMPY[kind])[0]
+    return HANDLES.add(aclScalar(number, kind), function)
+
+
+#: What is made of values that follow each other: their type, or the handles' kind.
+_ARRAYS: dict[type[Any], Any] = {
+    aclIntArray: ctypes.c_int64,
+    aclFloatArray: ctypes.c_float,
+    aclTensorList: aclnn.aclTensor,
+    aclScalarList: aclScalar,
+}
+
+
+def _creator(kind: type[Any], element: Any, function: str) -> Callable[..., int]:
+    """aclCreateXxx of an array or a list."""
+    is_list = element in (aclnn.aclTensor, aclScalar)
+
+    def create(values: int | None, count: int) -> int:
+        _check_length(function, "value", values, count, MOST_VALUES)
+        found = libc.load(ctypes.c_void_p if is_list else element, values, count)
+        for index, each in enumerate(found if is_list else ()):
+            if each is not None:  # a null is a tensor that is not given
+                _found(function, f"value[{index}]", element, each)
+        return HANDLES.add(kind(found), function)
+
+    return create
+
+
+def _destroyer(kind: type[Any], element: Any, function: str, name: str) -> Callable[..., None]:
+    """aclDestroyXxx, of a list with what is in it; null is a success."""
+
+    def destroy(handle: int | None) -> None:
+        if handle is None:
+            return
+        for index, each in enumerate(_destroy(function, name, kind, handle)):
+            if element in (aclnn.aclTensor, aclScalar) and each is not None:
+                _end(function, f"{name}[{index}]", element, each)
+
+    return destroy
+
+
+def _measurer(kind: type[Any], function: str, name: str) -> Callable[..., None]:
+    """aclGetXxxSize."""
+
+    def size_of(handle: int | None, size: int | None) -> None:
+        found = _found(function, name, kind, handle)
+        if size is None:
+            _null(function, "size")
+        libc.store(ctypes.c_uint64, size, len(found))
+
+    return size_of
+
+
 def _found(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
     """What is behind a handle that has to be one."""
     return _there(function, name, kind, HANDLES.find_a(kind, handle))
@@ -121,14 +234,24 @@ def _there(function: str, name: str, kind: type[Any], value: Any) -> Any:
 
 
 def _destroy(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
+    STREAMS.end(function, name, HANDLES.find(handle))
     return _there(function, name, kind, HANDLES.end_a(kind, handle, function))
+
+
+def _end(function: str, name: str, kind: type[Any], handle: int) -> None:
+    value = _destroy(function, name, kind, handle)
+    if kind is aclnn.aclTensor:  # which an executor may still hold
+        value.is_destroyed = True
 
 
 def aclDestroyTensor(tensor: int | None) -> None:
     if tensor is not None:
-        value = _destroy("aclDestroyTensor", "tensor", aclnn.aclTensor, tensor)
-        # An executor may still hold it.
-        value.is_destroyed = True
+        _end("aclDestroyTensor", "tensor", aclnn.aclTensor, tensor)
+
+
+def aclDestroyScalar(scalar: int | None) -> None:
+    if scalar is not None:
+        _destroy("aclDestroyScalar", "scalar", aclScalar, scalar)
 
 
 def aclDestroyBoolArray(array: int | None) -> None:
@@ -169,6 +292,18 @@ def aclGetViewStrides(tensor: int | None, strides: int | None, count: int | None
     _hand_over(function, value.strides, strides, count)
 
 
+def aclGetStorageShape(tensor: int | None, dims: int | None, count: int | None) -> None:
+    function = "aclGetStorageShape"
+    value = _queried(function, tensor, storageDims=dims, storageDimsNum=count)
+    _hand_over(function, value.storage_dims, dims, count)
+
+
+def aclGetViewOffset(tensor: int | None, offset: int | None) -> None:
+    function = "aclGetViewOffset"
+    value = _queried(function, tensor, offset=offset)
+    libc.store(ctypes.c_int64, offset, value.given_offset)
+
+
 def aclGetDataType(tensor: int | None, data_type: int | None) -> None:
     value = _queried("aclGetDataType", tensor, dataType=data_type)
     libc.store(ctypes.c_int, data_type, value.data_type)
@@ -179,16 +314,109 @@ def aclGetFormat(tensor: int | None, format: int | None) -> None:
     libc.store(ctypes.c_int, format, value.format)
 
 
+# The library
+
+
+def aclnnInit(config_path: int | None) -> None:
+    """A program that has called aclInit need not call it, and may."""
+    if acl.STATE.by_aclnn:
+        refuse("aclnnInit", "configPath", "a second call; allowed: one")
+    acl.initialize("aclnnInit", config_path)
+    acl.STATE.by_aclnn = True
+
+
+def aclnnFinalize() -> None:
+    acl.STATE.by_aclnn = False
+    acl.finalize()
+
+
 # Executors
 
 
+def _executor(function: str, handle: int | None) -> aclnn.aclOpExecutor:
+    if handle is None:
+        _inner_null(function, "executor")
+    found: aclnn.aclOpExecutor = _found(function, "executor", aclnn.aclOpExecutor, handle)
+    return found
+
+
+def _inner_null(function: str, name: str) -> NoReturn:
+    _fail(Status.ACLNN_ERR_INNER_NULLPTR, function, name, "null; allowed: a pointer")
+
+
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
-    function = "aclSetAclOpExecutorRepeatable"
-    _found(function, "executor", aclnn.aclOpExecutor, executor).repeatable = True
+    _executor("aclSetAclOpExecutorRepeatable", executor).repeatable = True
 
 
 def aclDestroyAclOpExecutor(executor: int | None) -> None:
-    _destroy("aclDestroyAclOpExecutor", "executor", aclnn.aclOpExecutor, executor)
+    function = "aclDestroyAclOpExecutor"
+    _executor(function, executor)
+    _destroy(function, "executor", aclnn.aclOpExecutor, executor)
+
+
+def _set_address(
+    function: str,
+    executor: int | None,
+    index: int,
+    tensor: int | None,
+    address: int | None,
+    is_slot: Callable[[Parameter], bool] = lambda row: True,
+) -> None:
+    """Give an executor that can be used again another memory for one of its tensors.
+
+    Args:
+        function: for the message.
+        executor, tensor: handles; the tensor has the look of the one that phase 1 was given.
+        index: of the tensor among phase 1's that count, null ones too.
+        address: the new memory.
+        is_slot: which of phase 1's parameters count.
+    """
+    found = _executor(function, executor)
+    if tensor is None:
+        _inner_null(function, "tensor")
+    value: aclnn.aclTensor = _found(function, "tensor", aclnn.aclTensor, tensor)
+    if not found.repeatable:
+        message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
+        refuse(function, "executor", message)
+    slots = [row.name for row in CONTRACTS[found.name].parameters if is_slot(row)]
+    if index >= len(slots):
+        refuse(function, "index", f"{index}; allowed: 0 to {len(slots) - 1}")
+    name = slots[index]
+    given = found.tensors[name]
+    if given is None:
+        refuse(function, "index", f"{index}, {name}, null in phase 1; allowed: a tensor's")
+    if (value.dims, value.strides, value.dtype_name) != (
+        given.dims, given.strides, given.dtype_name,
+    ):  # fmt: skip
+        refuse(function, "tensor", f"{value!r}; allowed: {name}, {given!r}")
+    moved = _tensor_at(
+        address, value.given_offset, value.dims, value.data_type, value.strides, value.format,
+        value.storage_dims,
+    )  # fmt: skip
+    if moved.problem is not None:
+        refuse(function, "addr", moved.problem)
+    found.tensors = {**found.tensors, name: moved}
+    HANDLES.replace(tensor, moved)
+
+
+def aclSetTensorAddr(
+    executor: int | None, index: int, tensor: int | None, address: int | None
+) -> None:
+    _set_address("aclSetTensorAddr", executor, index, tensor, address)
+
+
+def aclSetInputTensorAddr(
+    executor: int | None, index: int, tensor: int | None, address: int | None
+) -> None:
+    function = "aclSetInputTensorAddr"
+    _set_address(function, executor, index, tensor, address, lambda row: not row.is_output)
+
+
+def aclSetOutputTensorAddr(
+    executor: int | None, index: int, tensor: int | None, address: int | None
+) -> None:
+    function = "aclSetOutputTensorAddr"
+    _set_address(function, executor, index, tensor, address, lambda row: row.is_output)
 
 
 # The operators
@@ -240,25 +468,64 @@ def _phase_2(function: Function) -> Callable[..., None]:
 
     def call(workspace: int | None, size: int, executor: int | None, stream: int | None) -> None:
         value = HANDLES.find(executor)
-        if type(value) is aclnn.aclOpExecutor:
-            _check_host_memory(name, value)
+        where = acl.RUNTIME.default if stream is None else HANDLES.find_a(Stream, stream)
+        scratch = _workspace(workspace, size)
+        is_executor = type(value) is aclnn.aclOpExecutor
+
+        def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
+            tensors = value.tensors  # whose memory may be set anew before this is done
+            assert isinstance(where, Stream)
+            STREAMS.do(
+                name,
+                where,
+                lambda: _uses(value, tensors, scratch),
+                run,
+                lambda: _check_memory(name, value, tensors),
+                (value, *(tensor for _, tensor, _ in _used(value, tensors))),
+                refuse,
+            )
+
+        if is_executor:
+            if not acl.has_device():
+                _fail(Status.ACLNN_ERR_RUNTIME_ERROR, name, "stream", acl.NO_DEVICE)
+            _check_memory(name, value, value.tensors)
         try:
-            python(_workspace(workspace, size), size, value, HANDLES.find_a(Stream, stream))
+            python(scratch, size, value, Launcher(launch) if isinstance(where, Stream) else where)
         finally:
-            if type(value) is aclnn.aclOpExecutor and value.is_used_up:
+            if is_executor and value.is_used_up:
                 assert executor is not None
                 HANDLES.end(executor, name)
 
     return call
 
 
-def _check_host_memory(function: str, executor: aclnn.aclOpExecutor) -> None:
-    """That tensors in no block are there, and that those that are outputs can be written."""
+def _used(
+    executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]
+) -> Iterator[tuple[str, aclnn.aclTensor, bool]]:
+    """The tensors that phase 2 uses, by name, and whether it writes them."""
     prepared = executor.prepared
     for name in (*prepared.operands, *prepared.zeros):
-        tensor = executor.tensors[name]
-        if tensor is not None and tensor.memory.owner is FOREIGN:
-            writing = name in prepared.outputs or name in prepared.zeros
+        tensor = tensors[name]
+        if tensor is not None:
+            yield name, tensor, name in prepared.outputs or name in prepared.zeros
+
+
+def _uses(
+    executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any], scratch: Memory | None
+) -> Iterator[Use]:
+    for name, tensor, writing in _used(executor, tensors):
+        verb = "writes" if writing else "reads"
+        yield Use(name, verb, tensor.region, in_place=name == "gradInput")
+    if scratch is not None and executor.workspace_size:
+        yield span("workspace", "writes", scratch.address, executor.workspace_size)
+
+
+def _check_memory(function: str, executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
+    """That all tensors have memory; that in no block it is there, and can be written."""
+    for name, tensor, writing in _used(executor, tensors):
+        if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
+            refuse(function, name, "no memory; allowed: a tensor with data")
+        if tensor.memory.owner is FOREIGN:
             memory = checked(tensor.memory, *tensor.region.bounds(), writing)
             if memory.problem is not None:
                 refuse(function, name, memory.problem)
@@ -277,6 +544,15 @@ def _define_operators() -> None:
     for function in functions_of("opapi"):
         make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1
         setattr(here, function.name, make(function))
+    names = {each.name: each.parameters for each in functions_of("nnopbase")}
+    kinds: list[type[Any]] = [aclnn.aclBoolArray, *_ARRAYS]
+    for kind in kinds:
+        what = kind.__name__.removeprefix("acl")
+        create, destroy, measure = f"aclCreate{what}", f"aclDestroy{what}", f"aclGet{what}Size"
+        setattr(here, measure, _measurer(kind, measure, names[measure][0][1]))
+        if kind in _ARRAYS:
+            setattr(here, create, _creator(kind, _ARRAYS[kind], create))
+            setattr(here, destroy, _destroyer(kind, _ARRAYS[kind], destroy, "array"))
 
 
 _define_operators()

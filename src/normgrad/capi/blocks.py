@@ -15,7 +15,7 @@ from .. import pages
 from ..memory import LINE
 from ..workspaces import Allocation, Memory
 from . import pointers
-from .errors import HOST_MEMORY_VARIABLE, is_on
+from .errors import ERRORS, HOST_MEMORY_VARIABLE, is_on
 
 #: Where blocks start, as aclrtMalloc has it.
 ALIGNMENT = LINE
@@ -41,7 +41,7 @@ class Block(Allocation):
     Attributes:
         address, size: in bytes.
         is_device: whether it stands for a device's memory.
-        maker: the function that allocated it.
+        maker, caller: the function that allocated it, and where the program called that.
         freed_by: the function that freed it, or None.
     """
 
@@ -51,6 +51,7 @@ class Block(Allocation):
         self.size = size
         self.is_device = is_device
         self.maker = maker
+        self.caller = ERRORS.caller()
         self.freed_by: str | None = None
         if size <= _POISONED:
             ctypes.memset(self.address, _POISON, size)

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +125,18 @@ static char *message(void)
     return text;
 }
 
+// What is kept for each thread that calls: Python's own would be lost between the calls of a thread
+// that C made.
+static __thread struct {
+    void *caller;            // where the program made the call
+    uint64_t life, context;  // Python's, of the thread's device
+} of_thread;
+
+static void *thread(void)
+{
+    return &of_thread;
+}
+
 static void say_last_words(void)
 {
     if (hooks.last_words)
@@ -192,7 +205,7 @@ static const char SCRIPT[] =
     "    except ModuleNotFoundError:\n"
     "        sys.path += [path for path in " BAKED_SYS_PATH " if path not in sys.path]\n"
     "        import normgrad.capi.runtime as runtime\n"
-    "    runtime.fill(name, digest, table, message, message_size, interrupted,\n"
+    "    runtime.fill(name, digest, table, message, message_size, thread, interrupted,\n"
     "                 embedded and hooks)\n"
     "except BaseException as error:\n"
     "    problem = f'{type(error).__name__}: {error}'\n"
@@ -206,10 +219,10 @@ static const char SCRIPT[] =
 static int fill_table(struct normgrad_library *library)
 {
     PyObject *names = py.Py_BuildValue(
-        "{s:O,s:s,s:s,s:n,s:n,s:i,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
+        "{s:O,s:s,s:s,s:n,s:n,s:i,s:n,s:n,s:n,s:i}", "__builtins__", py.PyEval_GetBuiltins(), "name",
         library->name, "digest", library->digest, "table", (Py_ssize_t)library->table, "message",
-        (Py_ssize_t)message, "message_size", MESSAGE_SIZE, "interrupted",
-        (Py_ssize_t)&interrupted, "hooks", (Py_ssize_t)&hooks, "embedded", embedded);
+        (Py_ssize_t)message, "message_size", MESSAGE_SIZE, "thread", (Py_ssize_t)thread,
+        "interrupted", (Py_ssize_t)&interrupted, "hooks", (Py_ssize_t)&hooks, "embedded", embedded);
     PyObject *done =
         names ? py.PyRun_StringFlags(SCRIPT, Py_file_input, names, names, NULL) : NULL;
     PyObject *text = done ? py.PyDict_GetItemString(names, "problem") : NULL;
@@ -358,8 +371,9 @@ static int can_call(struct normgrad_library *library)
     return 0;
 }
 
-int normgrad_capi_enter(struct normgrad_library *library, const char *function)
+int normgrad_capi_enter(struct normgrad_library *library, const char *function, void *from)
 {
+    of_thread.caller = from;
     size_t left = stack_left();
     if (left < STACK) {
         refuse_stack(function, left);

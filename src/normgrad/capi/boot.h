@@ -14,8 +14,10 @@ struct normgrad_library {
     int state; // 0: not filled yet
 };
 
-// Whether the library's table can be called through, for a function; fills it the first time.
-EXPORTED int normgrad_capi_enter(struct normgrad_library *library, const char *function);
+// Whether the library's table can be called through, for a function that the program called from
+// some address; fills it the first time.
+EXPORTED int normgrad_capi_enter(struct normgrad_library *library, const char *function,
+                                 void *from);
 
 // After a call: an interrupt that came during it is the running Python's to handle.
 EXPORTED void normgrad_capi_leave(void);

@@ -27,6 +27,20 @@ _BOOT = "normgrad_capi"
 #: All that are compiled.
 LIBRARIES = (_BOOT, *(each for dialect in DIALECTS for each in dialect.libraries))
 
+#: What the vendors' build files name otherwise: where they look for libraries, and the libraries
+#: that the operators are spread over in some versions.
+_LINKS = {
+    "lib64": "lib",
+    **{f"lib/libopapi_{part}.so": "libopapi.so" for part in ("nn", "math")},
+}
+
+#: What the vendors' scripts read before they build and run a program.
+_SETENV = """\
+ASCEND_HOME_PATH=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+export ASCEND_HOME_PATH ASCEND_TOOLKIT_HOME="$ASCEND_HOME_PATH"
+export LD_LIBRARY_PATH="$ASCEND_HOME_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+"""
+
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
@@ -71,6 +85,10 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
             advance(library)
         for name in LIBRARIES:
             (work / _file_name(name)).replace(out / "lib" / _file_name(name))
+    for link, target in _LINKS.items():
+        _link(out / link, target)
+    _write(out / "bin" / "setenv.bash", _SETENV)
+    _link(out / "set_env.sh", "bin/setenv.bash")
     for dialect in DIALECTS:
         _write(out / "lib" / "pkgconfig" / f"normgrad-{dialect.name}.pc", _pkg_config(dialect))
 
@@ -121,6 +139,13 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def _link(path: Path, target: str) -> None:
+    """Make a symbolic link, in place of another."""
+    if path.is_symlink():
+        path.unlink()
+    path.symlink_to(target)
 
 
 @contextmanager

@@ -7,9 +7,8 @@ callbacks that they jump to are all made from it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
 
@@ -17,19 +16,41 @@ from ..aclnn import aclDataType, aclFormat
 from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
 from .enums import (
+    OTHER_STATUSES,
+    EventFlag,
+    StreamFlag,
     aclError,
+    aclrtEventRecordedStatus,
     aclrtMemAttr,
     aclrtMemcpyKind,
     aclrtMemMallocPolicy,
     aclrtRunMode,
     aclSysParamOpt,
+    infinirtEventFlags_t,
+    infinirtEventStatus_t,
     infinirtMemcpyKind_t,
 )
 from .signatures import Function, Header, functions
 
 
-def _defines(values: Iterable[IntEnum]) -> str:
-    return "\n".join(f"#define {value.name} {value:d}" for value in values)
+def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
+    suffix = "u" if issubclass(values, IntFlag) else ""
+    return "\n".join(f"#define {value.name} {value:d}{suffix}" for value in values)
+
+
+def _other_statuses(prefix: str) -> str:
+    lines, number = [], 0
+    for word in OTHER_STATUSES[prefix].split():
+        if word.isdigit():
+            number = int(word)
+        else:
+            lines.append(f"#define {prefix}{word} {number}")
+            number += 1
+    return "\n".join(lines)
+
+
+#: They return the text of a thread's last error, and are C alone.
+RECENT_MESSAGES = ("aclGetRecentErrMsg", "normgradGetRecentErrMsg")
 
 
 HEADERS = (
@@ -43,6 +64,7 @@ HEADERS = (
             "typedef void *aclrtEvent;",
             "typedef void *aclrtContext;",
             _defines(aclError),
+            _other_statuses("ACL_ERROR_"),
             aclDataType,
             aclFormat,
         ),
@@ -59,7 +81,16 @@ HEADERS = (
     Header(
         "acl/acl_rt.h",
         ('"acl_base.h"',),
-        (aclrtRunMode, aclrtMemcpyKind, aclrtMemMallocPolicy, aclrtMemAttr, aclSysParamOpt),
+        (
+            aclrtRunMode,
+            aclrtMemcpyKind,
+            aclrtMemMallocPolicy,
+            aclrtMemAttr,
+            aclSysParamOpt,
+            aclrtEventRecordedStatus,
+            _defines(EventFlag),
+            _defines(StreamFlag),
+        ),
         functions(
             "ascendcl",
             "acl",
@@ -77,16 +108,22 @@ HEADERS = (
             aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId);
             aclError aclrtDestroyContext(aclrtContext context);
             aclError aclrtSetCurrentContext(aclrtContext context);
+            aclError aclrtGetCurrentContext(aclrtContext *context);
 
             aclError aclrtCreateStream(aclrtStream *stream);
+            aclError aclrtCreateStreamWithConfig(aclrtStream *stream, uint32_t priority,
+                                                 uint32_t flag);
             aclError aclrtDestroyStream(aclrtStream stream);
             aclError aclrtSynchronizeStream(aclrtStream stream);
+            aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
 
             aclError aclrtCreateEvent(aclrtEvent *event);
+            aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
             aclError aclrtDestroyEvent(aclrtEvent event);
             aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
             aclError aclrtSynchronizeEvent(aclrtEvent event);
             aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
+            aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status);
             aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
 
             aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
@@ -97,7 +134,11 @@ HEADERS = (
                                  aclrtMemcpyKind kind);
             aclError aclrtMemcpyAsync(void *dst, size_t destMax, const void *src, size_t count,
                                       aclrtMemcpyKind kind, aclrtStream stream);
+            aclError aclrtMemcpy2d(void *dst, size_t dpitch, const void *src, size_t spitch,
+                                   size_t width, size_t height, aclrtMemcpyKind kind);
             aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
+            aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count,
+                                      aclrtStream stream);
             """,
         ),
     ),
@@ -121,9 +162,15 @@ HEADERS = (
         (
             "typedef int32_t aclnnStatus;",
             "typedef struct aclTensor aclTensor;",
+            "typedef struct aclScalar aclScalar;",
+            "typedef struct aclIntArray aclIntArray;",
+            "typedef struct aclFloatArray aclFloatArray;",
             "typedef struct aclBoolArray aclBoolArray;",
+            "typedef struct aclTensorList aclTensorList;",
+            "typedef struct aclScalarList aclScalarList;",
             "typedef struct aclOpExecutor aclOpExecutor;",
             _defines(aclnnStatus),
+            _other_statuses("ACLNN_ERR_INNER_"),
         ),
         functions(
             "nnopbase",
@@ -133,9 +180,27 @@ HEADERS = (
                                        aclDataType dataType, const int64_t *stride, int64_t offset,
                                        aclFormat format, const int64_t *storageDims,
                                        uint64_t storageDimsNum, void *tensorData);
+            aclScalar *aclCreateScalar(void *value, aclDataType dataType);
+            aclIntArray *aclCreateIntArray(const int64_t *value, uint64_t size);
+            aclFloatArray *aclCreateFloatArray(const float *value, uint64_t size);
             aclBoolArray *aclCreateBoolArray(const bool *value, uint64_t size);
+            aclTensorList *aclCreateTensorList(const aclTensor *const *value, uint64_t size);
+            aclScalarList *aclCreateScalarList(const aclScalar *const *value, uint64_t size);
             aclnnStatus aclDestroyTensor(const aclTensor *tensor);
+            aclnnStatus aclDestroyScalar(const aclScalar *scalar);
+            aclnnStatus aclDestroyIntArray(const aclIntArray *array);
+            aclnnStatus aclDestroyFloatArray(const aclFloatArray *array);
             aclnnStatus aclDestroyBoolArray(const aclBoolArray *array);
+            aclnnStatus aclDestroyTensorList(const aclTensorList *array);
+            aclnnStatus aclDestroyScalarList(const aclScalarList *array);
+            aclnnStatus aclGetIntArraySize(const aclIntArray *array, uint64_t *size);
+            aclnnStatus aclGetFloatArraySize(const aclFloatArray *array, uint64_t *size);
+            aclnnStatus aclGetBoolArraySize(const aclBoolArray *array, uint64_t *size);
+            aclnnStatus aclGetTensorListSize(const aclTensorList *tensorList, uint64_t *size);
+            aclnnStatus aclGetScalarListSize(const aclScalarList *scalarList, uint64_t *size);
+            aclnnStatus aclGetStorageShape(const aclTensor *tensor, int64_t **storageDims,
+                                           uint64_t *storageDimsNum);
+            aclnnStatus aclGetViewOffset(const aclTensor *tensor, int64_t *offset);
             aclnnStatus aclGetViewShape(const aclTensor *tensor, int64_t **viewDims,
                                         uint64_t *viewDimsNum);
             aclnnStatus aclGetViewStrides(const aclTensor *tensor, int64_t **stridesValue,
@@ -148,11 +213,19 @@ HEADERS = (
     Header(
         "aclnn/aclnn_base.h",
         ('"acl_meta.h"', '"../acl/acl_rt.h"'),
-        (),
+        ("#define AclSetTensorAddr aclSetTensorAddr",),
         functions(
             "nnopbase",
             "aclnn",
             """
+            aclnnStatus aclnnInit(const char *configPath);
+            aclnnStatus aclnnFinalize(void);
+            aclnnStatus aclSetTensorAddr(aclOpExecutor *executor, const size_t index,
+                                         aclTensor *tensor, void *addr);
+            aclnnStatus aclSetInputTensorAddr(aclOpExecutor *executor, const size_t irIndex,
+                                              aclTensor *tensor, void *addr);
+            aclnnStatus aclSetOutputTensorAddr(aclOpExecutor *executor, const size_t irIndex,
+                                               aclTensor *tensor, void *addr);
             aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor *executor);
             aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
             """,
@@ -236,10 +309,14 @@ HEADERS = (
         ("<stddef.h>", "<stdint.h>"),
         (
             infiniStatus_t,
+            "typedef infiniStatus_t infiniopStatus_t;",
             infiniDevice_t,
             f"#define INFINI_DEVICE_TYPE_COUNT {len(infiniDevice_t)}",
             infiniDtype_t,
+            "// This is normgrad's stand-in, which has a text for each error.\n"
+            "#define NORMGRAD_CAPI 1",
         ),
+        functions("infinirt", "infini", "const char *normgradGetRecentErrMsg(void);"),
     ),
     Header(
         "infinirt.h",
@@ -248,6 +325,9 @@ HEADERS = (
             "typedef void *infinirtStream_t;",
             "typedef void *infinirtEvent_t;",
             infinirtMemcpyKind_t,
+            infinirtEventStatus_t,
+            _defines(infinirtEventFlags_t),
+            "#define INFINIRT_EVENT_DEFAULT 0u",
         ),
         functions(
             "infinirt",
@@ -258,6 +338,8 @@ HEADERS = (
             infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
             infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
             infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
+            infiniStatus_t infinirtGetMemInfo(infiniDevice_t device, int device_id,
+                                              size_t *free_bytes, size_t *total_bytes);
             infiniStatus_t infinirtDeviceSynchronize(void);
 
             infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
@@ -266,6 +348,10 @@ HEADERS = (
             infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
             infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
+            infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr,
+                                                        uint32_t flags);
+            infiniStatus_t infinirtEventQuery(infinirtEvent_t event,
+                                              infinirtEventStatus_t *status_ptr);
             infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
             infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
             infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from contextlib import suppress
 from enum import IntEnum
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 #: The environment variables that are read at aclInit, and at a library's first call.
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
+STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
 
-#: How many different failures are kept for a report.
-_MOST_FAILURES = 1000
+#: How many different lines are kept for a report.
+_MOST_LINES = 1000
 
 
 class CallError(Exception):
@@ -22,11 +24,13 @@ class CallError(Exception):
 
     Attributes:
         status: what the function returns.
+        is_mistake: whether a report names it; samples of the vendors' fail in ways that do no harm.
     """
 
-    def __init__(self, status: IntEnum, message: str) -> None:
+    def __init__(self, status: IntEnum, message: str, is_mistake: bool = True) -> None:
         super().__init__(message)
         self.status = status
+        self.is_mistake = is_mistake
 
 
 def is_on(variable: str) -> bool:
@@ -34,46 +38,111 @@ def is_on(variable: str) -> bool:
     return os.environ.get(variable) == "1"
 
 
+def are_checked() -> bool:
+    """Whether streams hold their work back, and what happens meanwhile is looked at."""
+    return os.environ.get(STREAMS_VARIABLE) == "checked"
+
+
+def check_streams_variable() -> None:
+    """Refuse what the variable for streams may not say.
+
+    Raises:
+        ValueError: it says that.
+    """
+    value = os.environ.get(STREAMS_VARIABLE, "")
+    if value not in ("", "checked"):
+        raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
+
+
+def is_report_wanted() -> bool:
+    """Whether mistakes are printed; who has streams checked wants to read what that finds."""
+    return is_on(REPORT_VARIABLE) or are_checked()
+
+
+class OfThread(ctypes.Structure):
+    """What is kept of a thread between its calls.
+
+    Attributes:
+        caller: where in the program the last one was made.
+        life, context: in which of the device's lives the thread has one, and of which context if it
+            is not the device's own; 0 for none.
+    """
+
+    _fields_ = (
+        ("caller", ctypes.c_void_p),
+        ("life", ctypes.c_uint64),
+        ("context", ctypes.c_uint64),
+    )
+
+
+class _Local(threading.local):
+    """The same where the calls do not come through C."""
+
+    def __init__(self) -> None:
+        self.kept = OfThread()
+
+
 class Errors:
-    """The last error of each thread, and all failures that were not reported yet."""
+    """The last error of each thread, and all lines that were not reported yet."""
 
     def __init__(self) -> None:
         self._message: Any = None
+        self._thread: Any = None
+        self._local = _Local()
         self._size = 0
-        self._failures: dict[str, int] = {}
+        self._lines: dict[str, tuple[str, int]] = {}
 
-    def use(self, message: int, size: int) -> None:
-        """Take the address of the C function that gives a thread its place for a text, and the
-        bytes that such a place has."""
+    def use(self, message: int, size: int, thread: int) -> None:
+        """Take the addresses of the C functions that give a thread its place for a text, with the
+        bytes that such a place has, and its place for what is kept of it."""
         self._size = size
         self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
+        self._thread = ctypes.CFUNCTYPE(ctypes.c_void_p)(thread)
 
-    def record(self, status: int | None, message: str) -> None:
-        """Keep a failure, with its status if it has one.
+    def thread(self) -> OfThread:
+        """What is kept of this thread."""
+        return OfThread.from_address(self._thread()) if self._thread else self._local.kept
 
-        The first of its kind is printed at once, where a report is wanted.
-        """
+    def caller(self) -> int:
+        """The address that this thread's call returns to; 0 if nobody wants to know."""
+        return self.thread().caller or 0 if is_report_wanted() else 0
+
+    def record(self, status: int | None, message: str, is_mistake: bool = True) -> None:
+        """Keep a failure's text for the thread, and the failure, with its status if it has one, for
+        the report."""
         text = message.replace("\0", " ").encode("utf-8", "replace")[: self._size - 1]
         text = text.decode("utf-8", "ignore").encode()  # no half of a character at its end
         ctypes.memmove(self.last(), text + b"\0", len(text) + 1)
-        if not is_on(REPORT_VARIABLE):
+        if is_mistake:
+            self.note(f"error: {message}" if status is None else f"error {status}: {message}")
+
+    def note(self, line: str, key: str | None = None) -> None:
+        """Keep a line for the report, where one is wanted.
+
+        The first of its kind is printed at once.
+
+        Args:
+            line: begins with its sort: error or race.
+            key: tells its kind from others; None for the line itself.
+        """
+        if not is_report_wanted():
             return
-        line = f"error: {message}" if status is None else f"error {status}: {message}"
-        if line not in self._failures:
-            if len(self._failures) >= _MOST_FAILURES:
+        first, count = self._lines.get(key or line, (line, 0))
+        if count == 0:
+            if len(self._lines) >= _MOST_LINES:
                 return
             complain(line)
-        self._failures[line] = self._failures.get(line, 0) + 1
+        self._lines[key or line] = first, count + 1
 
     def last(self) -> int:
         """The address of the text of this thread's last error."""
         address: int = self._message()
         return address
 
-    def take_failures(self) -> dict[str, int]:
-        """The failures since they were taken last, each with how often it happened."""
-        failures, self._failures = self._failures, {}
-        return failures
+    def take(self) -> list[tuple[str, int]]:
+        """The lines since they were taken last, each with how often it was noted."""
+        lines, self._lines = list(self._lines.values()), {}
+        return lines
 
 
 def complain(line: str) -> None:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
 from ..unusable import Unusable, described
+from .errors import ERRORS
 
 _T = TypeVar("_T")
 
@@ -20,10 +21,11 @@ _REMEMBERED = 4096
 
 
 class Entry(NamedTuple):
-    """What is behind a handle, and the function that made it."""
+    """What is behind a handle, the function that made it, and where the program called that."""
 
     value: Any
     maker: str
+    caller: int
 
 
 class Handles:
@@ -37,8 +39,12 @@ class Handles:
     def add(self, value: object, maker: str) -> int:
         """A new handle."""
         handle = next(self._next)
-        self._entries[handle] = Entry(value, maker)
+        self._entries[handle] = Entry(value, maker, ERRORS.caller())
         return handle
+
+    def replace(self, handle: int, value: object) -> None:
+        """Put something else behind a handle."""
+        self._entries[handle] = self._entries[handle]._replace(value=value)
 
     def find(self, handle: int | None) -> Any:
         """What is behind a handle: None for null, an :class:`Unusable` for one that is none."""
@@ -77,6 +83,10 @@ class Handles:
         if _FIRST <= handle < _FIRST << 1 and handle % _STEP == 0:
             return Unusable("a handle that was ended long ago")
         return Unusable(f"{handle:#x}, which is no handle")
+
+    def is_living(self, handle: int) -> bool:
+        """Whether a handle has not ended."""
+        return handle in self._entries
 
     def living(self) -> dict[int, Entry]:
         """All handles, oldest first."""

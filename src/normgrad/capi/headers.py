@@ -6,7 +6,7 @@ import re
 import textwrap
 from enum import IntEnum
 
-from .declarations import HEADERS, digest, functions_of
+from .declarations import HEADERS, RECENT_MESSAGES, digest, functions_of
 from .signatures import Function, Header
 
 _WIDTH = 100
@@ -70,7 +70,7 @@ def _trampoline(index: int, function: Function) -> str:
     The text of the last error is C's own, and can be read where Python cannot be entered.
     """
     prototype = _wrapped(f"EXPORTED {function.prototype}")
-    if function.name == "aclGetRecentErrMsg":
+    if function.name in RECENT_MESSAGES:
         return f"{prototype}\n{{\n    return normgrad_capi_message();\n}}"
     kinds = ", ".join(["void *", *(kind for kind, _ in function.parameters)])
     values = ", ".join(["&result", *(name for _, name in function.parameters)])
@@ -78,7 +78,7 @@ def _trampoline(index: int, function: Function) -> str:
     return (
         f"{prototype}\n{{\n"
         f"    {function.returns} result = {function.failure or 0};\n"
-        "    if (!normgrad_capi_enter(&library, __func__))\n"
+        "    if (!normgrad_capi_enter(&library, __func__, __builtin_return_address(0)))\n"
         "        return result;\n"
         f"{textwrap.indent(_wrapped(call), '    ')}\n"
         "    normgrad_capi_leave();\n"

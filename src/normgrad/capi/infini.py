@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from .. import infiniop
 from ..infiniop import InfiniError, infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
+from ..workspaces import Launcher
 from . import libc
 from .blocks import checked, memory_at
+from .enums import infinirtEventFlags_t, infinirtEventStatus_t
+from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
-from .objects import MOST_AXES, Event, Runtime, Stream
+from .objects import MOST_AXES, Event, Runtime
+from .streams import STREAMS, Stream, Use, span
+
+#: The operator's tensors, in the order of the C function's arguments.
+NAMES = (*OUTPUTS, *INPUTS)
 
 #: All memory is the CPU's, so the kinds of a copy make no difference.
 _COPY_KINDS = range(4)
@@ -29,6 +38,10 @@ RUNTIME = Runtime(refuse, False, {Stream: "infinirtStreamCreate", Event: "infini
 
 
 def infinirtInit() -> None:
+    try:
+        check_streams_variable()
+    except ValueError as error:
+        refuse("infinirtInit", "environment", str(error))
     infiniop.infinirtInit()
 
 
@@ -57,48 +70,59 @@ def infinirtGetDevice(device: int | None, number: int | None) -> None:
             libc.store(ctypes.c_int, address, value)
 
 
+def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | None) -> None:
+    function = "infinirtGetMemInfo"
+    if (device, number) != (infiniDevice_t.INFINI_DEVICE_CPU, 0):
+        refuse(function, "device", f"{device}, {number}; allowed: INFINI_DEVICE_CPU, 0")
+    RUNTIME.memory_info(function, free_bytes=free, total_bytes=total)
+
+
 def infinirtDeviceSynchronize() -> None:
-    pass
+    STREAMS.finish()
+
+
+def normgradGetRecentErrMsg() -> int:
+    """The text of this thread's last error: InfiniCore itself has none."""
+    return ERRORS.last()
 
 
 # Streams and events
 
-
-def infinirtStreamCreate(stream: int | None) -> None:
-    RUNTIME.create("infinirtStreamCreate", "stream_ptr", stream, Stream())
-
-
-def infinirtStreamDestroy(stream: int | None) -> None:
-    RUNTIME.destroy("infinirtStreamDestroy", "stream", Stream, stream)
-
-
-def infinirtStreamSynchronize(stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtStreamSynchronize", stream)
-
-
-def infinirtStreamWaitEvent(stream: int | None, event: int | None) -> None:
-    RUNTIME.check_stream("infinirtStreamWaitEvent", stream)
-    RUNTIME.find("infinirtStreamWaitEvent", "event", Event, event)
+_CALLS: dict[str, Callable[..., Any]] = {
+    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
+    "infinirtStreamDestroy": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
+    "infinirtStreamSynchronize": RUNTIME.synchronize,
+    "infinirtStreamWaitEvent": RUNTIME.wait,
+    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
+    "infinirtEventRecord": RUNTIME.record,
+    "infinirtEventSynchronize": RUNTIME.synchronize_event,
+    "infinirtEventDestroy": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
+    "infinirtEventElapsedTime": RUNTIME.elapsed,
+}
 
 
-def infinirtEventCreate(event: int | None) -> None:
-    RUNTIME.create("infinirtEventCreate", "event_ptr", event, Event())
+def _returning_nothing(name: str) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        _CALLS[name](name, *arguments)
+
+    return call
 
 
-def infinirtEventRecord(event: int | None, stream: int | None) -> None:
-    RUNTIME.record("infinirtEventRecord", event, stream)
+globals().update({name: _returning_nothing(name) for name in _CALLS})
 
 
-def infinirtEventSynchronize(event: int | None) -> None:
-    RUNTIME.find("infinirtEventSynchronize", "event", Event, event)
+def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
+    function = "infinirtEventCreateWithFlags"
+    if flags & ~sum(infinirtEventFlags_t):
+        refuse(function, "flags", f"{flags:#x}; allowed: 0, 1, 2 or 3, as infinirtEventFlags_t has")
+    has_time = not flags & infinirtEventFlags_t.INFINIRT_EVENT_DISABLE_TIMING
+    RUNTIME.create(function, "event_ptr", event, Event(has_time=has_time))
 
 
-def infinirtEventDestroy(event: int | None) -> None:
-    RUNTIME.destroy("infinirtEventDestroy", "event", Event, event)
-
-
-def infinirtEventElapsedTime(milliseconds: int | None, start: int | None, end: int | None) -> None:
-    RUNTIME.elapsed("infinirtEventElapsedTime", milliseconds, start, end)
+def infinirtEventQuery(event: int | None, status: int | None) -> None:
+    where = RUNTIME.out("infinirtEventQuery", "status_ptr", status)
+    is_over = RUNTIME.is_over("infinirtEventQuery", event)
+    libc.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
 
 
 # Memory
@@ -122,13 +146,15 @@ def infinirtMallocHost(address: int | None, size: int) -> None:
 
 
 def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtMallocAsync", stream)
+    RUNTIME.stream("infinirtMallocAsync", stream)
     _allocate("infinirtMallocAsync", address, size, True)
 
 
-def _free(function: str, address: int | None, makers: tuple[str, ...]) -> None:
+def _free(
+    function: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
+) -> None:
     if address is not None:  # as in C
-        RUNTIME.free(function, "ptr", address, makers)
+        RUNTIME.free(function, "ptr", address, makers, stream)
 
 
 _DEVICE_MAKERS = ("infinirtMalloc", "infinirtMallocAsync")
@@ -143,14 +169,21 @@ def infinirtFreeHost(address: int | None) -> None:
 
 
 def infinirtFreeAsync(address: int | None, stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtFreeAsync", stream)
-    _free("infinirtFreeAsync", address, _DEVICE_MAKERS)
+    function = "infinirtFreeAsync"
+    _free(function, address, _DEVICE_MAKERS, RUNTIME.stream(function, stream))
 
 
-def _copy(function: str, dst: int | None, src: int | None, size: int, kind: int) -> None:
+def _copy(
+    function: str,
+    dst: int | None,
+    src: int | None,
+    size: int,
+    kind: int,
+    stream: Stream | None = None,
+) -> None:
     if kind not in _COPY_KINDS:
         refuse(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
-    RUNTIME.copy(function, (dst, size, True), (src, True), size)
+    RUNTIME.copy(function, (dst, size, True), (src, True), size, stream)
 
 
 def infinirtMemcpy(dst: int | None, src: int | None, size: int, kind: int) -> None:
@@ -160,8 +193,8 @@ def infinirtMemcpy(dst: int | None, src: int | None, size: int, kind: int) -> No
 def infinirtMemcpyAsync(
     dst: int | None, src: int | None, size: int, kind: int, stream: int | None
 ) -> None:
-    RUNTIME.check_stream("infinirtMemcpyAsync", stream)
-    _copy("infinirtMemcpyAsync", dst, src, size, kind)
+    function = "infinirtMemcpyAsync"
+    _copy(function, dst, src, size, kind, RUNTIME.stream(function, stream))
 
 
 def infinirtMemset(address: int | None, value: int, count: int) -> None:
@@ -169,8 +202,8 @@ def infinirtMemset(address: int | None, value: int, count: int) -> None:
 
 
 def infinirtMemsetAsync(address: int | None, value: int, count: int, stream: int | None) -> None:
-    RUNTIME.check_stream("infinirtMemsetAsync", stream)
-    RUNTIME.fill("infinirtMemsetAsync", "ptr", address, value, count)
+    function = "infinirtMemsetAsync"
+    RUNTIME.fill(function, "ptr", address, value, count, RUNTIME.stream(function, stream))
 
 
 # Handles and descriptors
@@ -197,23 +230,17 @@ def infiniopCreateTensorDescriptor(
     libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
 
 
-def _destroy(python: Any, handle: int | None) -> None:
+def _destroy(name: str, handle: int | None) -> None:
     """The dialect refuses what cannot be destroyed."""
-    python(HANDLES.find(handle))
+    value = HANDLES.find(handle)
+    STREAMS.end(name, "desc", value)
+    getattr(infiniop, name)(value)
     assert handle is not None
-    HANDLES.end(handle, python.__name__)
+    HANDLES.end(handle, name)
 
 
-def infiniopDestroyHandle(handle: int | None) -> None:
-    _destroy(infiniop.infiniopDestroyHandle, handle)
-
-
-def infiniopDestroyTensorDescriptor(desc: int | None) -> None:
-    _destroy(infiniop.infiniopDestroyTensorDescriptor, desc)
-
-
-def infiniopDestroyBatchNormBackwardDescriptor(desc: int | None) -> None:
-    _destroy(infiniop.infiniopDestroyBatchNormBackwardDescriptor, desc)
+for _kind in ("Handle", "TensorDescriptor", "BatchNormBackwardDescriptor"):
+    globals()[f"infiniopDestroy{_kind}"] = partial(_destroy, f"infiniopDestroy{_kind}")
 
 
 def _device_of(function: str, desc: int | None, address: int | None, value: int) -> None:
@@ -254,18 +281,44 @@ def infiniopGetBatchNormBackwardWorkspaceSize(desc: int | None, size: int | None
 def infiniopBatchNormBackward(
     desc: int | None, workspace: int | None, workspace_size: int, *tensors_and_stream: int | None
 ) -> None:
+    function = "infiniopBatchNormBackward"
     *tensors, stream = tensors_and_stream
-    RUNTIME.check_stream("infiniopBatchNormBackward", stream)
+    where = RUNTIME.stream(function, stream)
     operator = HANDLES.find(desc)
-    data = [memory_at(address) for address in tensors]
+    data = dict(zip(NAMES, map(memory_at, tensors), strict=True))
     scratch = memory_at(workspace, workspace_size)
-    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
-        specs = [operator.specs[name] for name in (*OUTPUTS, *INPUTS)]
-        data = [
-            memory and checked(memory, *spec.region(memory.address).bounds(), index < len(OUTPUTS))
-            for index, (memory, spec) in enumerate(zip(data, specs, strict=True))
-        ]
+
+    def look() -> None:
+        """Find out what is wrong with memory that was not allocated here."""
+        nonlocal scratch
+        for name, memory in data.items():
+            if memory is not None:
+                first, end = operator.specs[name].region(memory.address).bounds()
+                data[name] = checked(memory, first, end, name in OUTPUTS)
         if scratch is not None:
             end = scratch.address + operator.plan.workspace_size
             scratch = checked(scratch, scratch.address, end, True)
-    infiniop.infiniopBatchNormBackward(operator, scratch, workspace_size, *data)
+
+    def look_again() -> None:
+        look()
+        for name, memory in (*data.items(), ("workspace", scratch)):
+            if memory is not None and memory.problem is not None:
+                refuse(function, name, memory.problem)
+
+    def uses() -> Iterator[Use]:
+        for name, memory in data.items():
+            if memory is not None:
+                verb = "writes" if name in OUTPUTS else "reads"
+                region = operator.specs[name].region(memory.address)
+                yield Use(name, verb, region, in_place=name == "grad_input")
+        if scratch is not None and operator.plan.workspace_size:
+            yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
+
+    def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
+        STREAMS.do(function, where, uses, run, look_again, (operator,), refuse)
+
+    if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
+        look()
+    infiniop.infiniopBatchNormBackward(
+        operator, scratch, workspace_size, *[*data.values(), Launcher(launch)]
+    )

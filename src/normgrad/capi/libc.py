@@ -12,6 +12,12 @@ _library = ctypes.CDLL(None, use_errno=True)
 malloc: Any = _library.malloc
 malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 
+free: Any = _library.free
+free.argtypes, free.restype = [ctypes.c_void_p], None
+
+dladdr: Any = _library.dladdr
+dladdr.argtypes, dladdr.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+
 strnlen: Any = _library.strnlen
 strnlen.argtypes, strnlen.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_size_t
 
@@ -38,6 +44,11 @@ def _array(kind: Any, count: int) -> Any:
 def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
     """Write values through a pointer, one after the other."""
     _array(kind, len(values)).from_address(address)[:] = values
+
+
+def buffer(address: int, count: int) -> Any:
+    """Bytes at an address, for what reads buffers."""
+    return (ctypes.c_char * count).from_address(address)
 
 
 def load(kind: Any, address: int | None, count: int) -> list[Any]:

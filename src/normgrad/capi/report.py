@@ -7,9 +7,19 @@ from typing import Any
 
 from ..aclnn import aclOpExecutor
 from ..infiniop.operators import infiniopTensorDescriptor_t
+from . import symbols
 from .blocks import BLOCKS
-from .errors import ERRORS, REPORT_VARIABLE, complain, is_on
+from .errors import ERRORS, complain, is_report_wanted
 from .handles import HANDLES
+from .streams import STREAMS
+
+#: What lines begin with, and what one and several of them are called.
+_SORTS = (("error", "call failed", "calls failed"), ("race", "race", "races"))
+
+_NOT_SEEN = (
+    "  not seen: the program's own reads and writes of the host's memory, but for what copies use, "
+    "and what its threads do to each other"
+)
 
 
 class Report:
@@ -22,30 +32,49 @@ class Report:
 
     def print_if_wanted(self) -> None:
         """Print it to stderr, if it is wanted and there is something to say."""
-        if not is_on(REPORT_VARIABLE):
+        if not is_report_wanted():
             return
-        failures, left_over = ERRORS.take_failures(), self._left_over()
-        if failures:
-            count = sum(failures.values())
-            complain(f"{count} {'call' if count == 1 else 'calls'} failed:")
-        for line, count in failures.items():
-            complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
-        for line in left_over:
+        lines = ERRORS.take()
+        for sort, one, many in _SORTS:
+            found = [(line, count) for line, count in lines if line.startswith(sort)]
+            if found:
+                count = sum(count for _, count in found)
+                complain(f"{count} {one if count == 1 else many}:")
+            for line, count in found:
+                complain(f"  {line}" + (f" ({count} times)" if count > 1 else ""))
+            if found and sort == "race":
+                complain(_NOT_SEEN)
+        for line in self._left_over():
             complain(line)
 
+    def last_words(self) -> None:
+        """Print it when the program ends."""
+        STREAMS.abandon()
+        self.print_if_wanted()
+
     def _left_over(self) -> list[str]:
-        lines = [
-            f"never destroyed: {_described(entry.value)} from {entry.maker}"
-            for handle, entry in HANDLES.living().items()
-            if handle not in self._handles
-        ]
-        lines += [
-            f"never freed: {block.size} bytes from {block.maker}"
-            for block in BLOCKS.living()
-            if id(block) not in self._blocks
-        ]
+        """What was never destroyed or freed, in one line for each place in the program."""
+        handles: dict[tuple[type, str, str], list[Any]] = {}
+        for handle, entry in HANDLES.living().items():
+            if handle not in self._handles and entry.maker:
+                key = type(entry.value), entry.maker, symbols.function_at(entry.caller)
+                handles.setdefault(key, []).append(entry.value)
+        blocks: dict[tuple[str, str], list[int]] = {}
+        for block in BLOCKS.living():
+            if id(block) not in self._blocks:
+                made = block.maker, symbols.function_at(block.caller)
+                blocks.setdefault(made, []).append(block.size)
         self.forget()
-        return lines
+        return [
+            *(
+                f"never destroyed: {_described(first)}{_and_more(more)} from {maker}{where}"
+                for (_, maker, where), (first, *more) in handles.items()
+            ),
+            *(
+                f"never freed: {sum(sizes)} bytes{_in_blocks(len(sizes))} from {maker}{where}"
+                for (maker, where), sizes in blocks.items()
+            ),
+        ]
 
     def forget(self) -> None:
         """Leave what there is now out of the next report."""
@@ -54,8 +83,16 @@ class Report:
 
     def forked(self) -> None:
         """A child answers for its own calls."""
-        ERRORS.take_failures()
+        ERRORS.take()
         self.forget()
+
+
+def _and_more(others: list[Any]) -> str:
+    return f" and {len(others)} more" if others else ""
+
+
+def _in_blocks(count: int) -> str:
+    return f" in {count} blocks" if count > 1 else ""
 
 
 def _described(value: Any) -> str:

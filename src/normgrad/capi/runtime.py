@@ -27,6 +27,7 @@ def fill(
     table: int,
     message: int,
     message_size: int,
+    thread: int,
     interrupted: int,
     hooks: int,
 ) -> None:
@@ -38,6 +39,7 @@ def fill(
         table: the address of its pointers.
         message, message_size: the address of the function that gives each thread its place for an
             error's text, and that place's bytes.
+        thread: the address of the function that gives each thread its place for :class:`OfThread`.
         interrupted: the address of an int: whether a KeyboardInterrupt came during a call.
         hooks: the address of three pointers, to what is called when the program exits, before it
             forks, and after; 0 in a Python that was running before, which has its own way.
@@ -50,7 +52,7 @@ def fill(
             "the C libraries were built by another version of normgrad; build them again with "
             "`normgrad capi build`"
         )
-    ERRORS.use(message, message_size)
+    ERRORS.use(message, message_size, thread)
     functions = functions_of(library)
     pointers = (ctypes.c_void_p * len(functions)).from_address(table)
     for index, function in enumerate(functions):
@@ -66,11 +68,11 @@ def fill(
 def _set_hooks(address: int) -> None:
     """Report at the end what was not, and let forks wait for what is loading."""
     if not address:
-        _hooks.append(atexit.register(REPORT.print_if_wanted))
+        _hooks.append(atexit.register(REPORT.last_words))
         return
     leave_interrupts()
     kind = ctypes.CFUNCTYPE(None)
-    _hooks.extend(map(kind, (REPORT.print_if_wanted, LOADING.acquire, LOADING.release)))
+    _hooks.extend(map(kind, (REPORT.last_words, LOADING.acquire, LOADING.release)))
     pointers = [ctypes.cast(hook, ctypes.c_void_p).value for hook in _hooks]
     libc.store_all(ctypes.c_void_p, address, pointers)
 
@@ -108,7 +110,7 @@ def _guarded(
         if status is None:
             message = f"{name}: unforeseen {type(error).__name__}: {error}"
         value = failure if failure is None or status is None else int(status)
-        ERRORS.record(value, message)
+        ERRORS.record(value, message, getattr(error, "is_mistake", True))
         if isinstance(error, KeyboardInterrupt):
             libc.store(ctypes.c_int, interrupted, 1)  # raised anew where the call was made
         return value

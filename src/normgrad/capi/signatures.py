@@ -13,11 +13,13 @@ from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
 from .enums import (
     aclError,
+    aclrtEventRecordedStatus,
     aclrtMemAttr,
     aclrtMemcpyKind,
     aclrtMemMallocPolicy,
     aclrtRunMode,
     aclSysParamOpt,
+    infinirtEventStatus_t,
     infinirtMemcpyKind_t,
 )
 
@@ -39,9 +41,9 @@ _PLAIN: dict[str, Any] = {
     **{
         kind.__name__: ctypes.c_int
         for kind in (
-            aclDataType, aclFormat, aclrtMemAttr, aclrtMemcpyKind, aclrtMemMallocPolicy,
-            aclrtRunMode, aclSysParamOpt, infiniDevice_t, infiniDtype_t, infiniStatus_t,
-            infinirtMemcpyKind_t,
+            aclDataType, aclFormat, aclrtEventRecordedStatus, aclrtMemAttr, aclrtMemcpyKind,
+            aclrtMemMallocPolicy, aclrtRunMode, aclSysParamOpt, infiniDevice_t, infiniDtype_t,
+            infiniStatus_t, infinirtEventStatus_t, infinirtMemcpyKind_t,
         )
     },
 }  # fmt: skip
@@ -54,7 +56,8 @@ _HANDLES = {
 
 #: What a pointer leads to that is looked up, or read in a way of its own: handles, memory, texts.
 _LOOKED_UP = {
-    "aclTensor", "aclBoolArray", "aclOpExecutor", "struct InfiniopDescriptor", "void", "char",
+    "aclTensor", "aclScalar", "aclIntArray", "aclFloatArray", "aclBoolArray", "aclTensorList",
+    "aclScalarList", "aclOpExecutor", "struct InfiniopDescriptor", "void", "char",
 }  # fmt: skip
 
 #: How many values a pointer leads to, if more than one: as many as another parameter says, or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from ..rules import (
 )
 from ..tensor import TensorSpec
 from ..unusable import described, shown
-from ..workspaces import memory_of
+from ..workspaces import Launcher, memory_of
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -466,11 +466,12 @@ def infiniopBatchNormBackward(
         if workspace is None:
             raise _bad(_RUN, "workspace", f"null; allowed: {needed} bytes")
         try:
-            size = memory_of("workspace", workspace, writing=True).nbytes
+            scratch = memory_of("workspace", workspace, writing=True)
         except (TypeError, ValueError) as error:
             raise InfiniError(
                 Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), "workspace"
             ) from None
+        size = scratch.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
             raise InfiniError(
                 Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE,
@@ -478,18 +479,29 @@ def infiniopBatchNormBackward(
                 f"workspace: {shown(workspace_size)} bytes of {size}; allowed: {needed} or more",
                 "workspace",
             )
-    try:
-        op.plan.run(
-            **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
-            out=tuple(arrays[name] for name in OUTPUTS),
-            workspace=workspace if needed else None,
-        )
-    except ValueError as error:  # outputs that overlap, or cannot be written
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
-    except Exception as error:
-        raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
-    for name in OUTPUTS:
-        frameworks.written([values[name]])
+        workspace = scratch._replace(nbytes=needed).bytes()
+
+    def run() -> None:
+        try:
+            op.plan.run(
+                **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
+                out=tuple(arrays[name] for name in OUTPUTS),
+                workspace=workspace if needed else None,
+            )
+        except ValueError as error:  # outputs that overlap, or cannot be written
+            raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
+        except Exception as error:
+            raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
+        for name in OUTPUTS:
+            frameworks.written([values[name]])
+
+    def refuse(message: str) -> NoReturn:
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, message)
+
+    if isinstance(stream, Launcher):
+        stream.launch(run, refuse)
+    else:
+        run()
 
 
 def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:

@@ -213,7 +213,7 @@ def _scalars(call: Call) -> dict[str, Argument]:
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     """What an outcome is worth; see :func:`.outcomes.judge`."""
     with aclnn.product(case.product, save_invstd="invstd"):
-        return c_functions.judge(case, outcome, lambda: perform(*_our_own(), case.request()))
+        return c_functions.judge(case, outcome, lambda: perform(*_in_this_thread(), case.request()))
 
 
 @cache
@@ -222,6 +222,13 @@ def _our_own() -> tuple[Functions, int | None]:
     functions = OurOwn(ACLNN)
     initialise(functions)
     return functions, started(functions)
+
+
+def _in_this_thread() -> tuple[Functions, int | None]:
+    """The same, in a thread that may have no device yet."""
+    functions, stream = _our_own()
+    functions.call("aclrtSetDevice", 0)
+    return functions, stream
 
 
 # The cases

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from . import functional, nn, ops
-from .conversion import convert, convert_sync_batchnorm, revert
-from .overriding import install, override
+from .adapting import register
+from .conversion import Conversion, convert, convert_sync_batchnorm, converted, revert
+from .overriding import install, override, uninstall
 from .warming import warmup
 
 __all__ = [
+    "Conversion",
     "convert",
     "convert_sync_batchnorm",
+    "converted",
     "functional",
     "install",
     "nn",
     "ops",
     "override",
+    "register",
     "revert",
+    "uninstall",
     "warmup",
 ]

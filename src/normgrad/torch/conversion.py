@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import sys
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
 
-import torch
 from torch.nn import Module
 
 from . import nn
-from .replacement import check_module, made_from, replaced
+from .adapting import LAYERS, class_of, is_norm, replaced_by
+from .replacement import Ours, check_module, made_from, replaced
 
-#: PyTorch's layers and ours in their place. Only these very classes are replaced: what a subclass
-#: changes is not known here.
-LAYERS: dict[type[Module], type[Module]] = {
-    torch.nn.BatchNorm1d: nn.BatchNorm1d,
-    torch.nn.BatchNorm2d: nn.BatchNorm2d,
-    torch.nn.BatchNorm3d: nn.BatchNorm3d,
-    torch.nn.GroupNorm: nn.GroupNorm,
-    torch.nn.LayerNorm: nn.LayerNorm,
-    torch.nn.RMSNorm: nn.RMSNorm,
-    torch.nn.InstanceNorm1d: nn.InstanceNorm1d,
-    torch.nn.InstanceNorm2d: nn.InstanceNorm2d,
-    torch.nn.InstanceNorm3d: nn.InstanceNorm3d,
-    torch.nn.SyncBatchNorm: nn.SyncBatchNorm,
-}
+
+class Conversion(NamedTuple):
+    """What of a model's norm layers is normgrad's.
+
+    Attributes:
+        layers: how many layers of each class are, by the class's name.
+        left: why the others are not, by their names in the model.
+    """
+
+    layers: dict[str, int]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        ours = ", ".join(f"{count} {name}" for name, count in self.layers.items())
+        reasons = Counter(self.left.values())
+        theirs = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+        return f"normgrad's: {ours or 'none'}" + (f"; left: {theirs}" if theirs else "")
+
+
+def converted(module: Module) -> Conversion:
+    """What :func:`convert` did with a model, or would leave of it.
+
+    Args:
+        module: a model.
+
+    Raises:
+        TypeError: as for :func:`convert`.
+    """
+    check_module(module)
+    layers: Counter[str] = Counter()
+    left = {}
+    for name, layer in module.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, Ours):
+            layers[kind] += 1
+        elif is_norm(layer):
+            why = class_of(layer)
+            left[name] = f"{kind}: {why if isinstance(why, str) else 'not converted yet'}"
+    return Conversion(dict(layers), left)
 
 
 def convert(module: Module) -> Module:
@@ -32,8 +59,10 @@ def convert(module: Module) -> Module:
 
     The new layers have the old ones' very parameters, buffers and hooks, so optimisers and handles
     go on working, and a layer that occurs in several places still does. Subclasses of PyTorch's
-    layers stay as they are; so do lazy layers, until their first call has made ordinary ones of
-    them.
+    layers are replaced where their ``forward`` comes to that of PyTorch's class or to PyTorch's
+    function, and keep what they add; so are those that :func:`register` was told of. Where norm
+    layers are left, there is a warning; :func:`converted` says why. Lazy layers can be converted
+    once their first call has made ordinary ones of them.
 
     Args:
         module: a model. Where it is itself such a layer, it stays as it is, and a new layer with
@@ -45,7 +74,16 @@ def convert(module: Module) -> Module:
     Raises:
         TypeError: no module, or one that is TorchScript or has some in it; nothing is changed.
     """
-    return _replace(module, LAYERS)
+    check_module(module)
+
+    def applies(layer: Module) -> bool:
+        return not isinstance(layer, Ours) and not isinstance(class_of(layer), str)
+
+    made = replaced(module, applies, lambda layer: _as(class_of(layer), layer))
+    done = converted(made)
+    if done.left:
+        warnings.warn(f"normgrad.torch.convert left norm layers as they were: {done}", stacklevel=2)
+    return made
 
 
 def revert(module: Module) -> Module:
@@ -60,7 +98,12 @@ def revert(module: Module) -> Module:
     Raises:
         TypeError: as for :func:`convert`.
     """
-    return _replace(module, {ours: theirs for theirs, ours in LAYERS.items()})
+    check_module(module)
+    return replaced(
+        module,
+        lambda layer: replaced_by(type(layer)) is not None,
+        lambda layer: _as(replaced_by(type(layer)), layer),
+    )
 
 
 def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
@@ -68,8 +111,9 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
 
     Like PyTorch's function of that name: every layer that is a batch norm is replaced, subclasses
     too (but for lazy ones without their parameters), with the same parameters, buffers and hooks.
-    Where torch.distributed has been initialised, the group's ranks are checked to have converted
-    the same layers, so all of them have to call this.
+    There is a warning where that drops what a subclass adds to ``forward``. Where torch.distributed
+    has been initialised, the group's ranks are checked to have converted the same layers, so all of
+    them have to call this.
 
     Args:
         module: a model. Where it is itself such a layer, it stays as it is, and a new layer with
@@ -88,15 +132,23 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
 
 
-def _replace(module: Module, classes: Mapping[type[Module], type[Module]]) -> Module:
-    check_module(module)
-    return replaced(
-        module, lambda layer: type(layer) in classes, lambda layer: _as(classes[type(layer)], layer)
-    )
-
-
-def _as(kind: type[Module], layer: Module) -> Module:
-    made = made_from(kind, layer)
+def _as(kind: Any, layer: Module) -> Module:
+    made: Module = made_from(kind, layer)
     if isinstance(made, nn.SyncBatchNorm):
         made.join(layer.__dict__.get("process_group"))
     return made
+
+
+def _refused(is_qat: bool, *layers: Module) -> None:
+    kinds = ", ".join(type(layer).__name__ for layer in layers)
+    raise TypeError(
+        f"torch.ao.quantization: {kinds} to be fused, of which some are normgrad's; allowed: "
+        "PyTorch's layers: normgrad.torch.revert(model) first"
+    )
+
+
+# What fuses layers finds them by their classes, and does not say what to do where there are none.
+_fusing = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
+_fusers: dict[Any, Any] = getattr(_fusing, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", {})
+for _kinds in list(_fusers):
+    _fusers.setdefault(tuple(LAYERS.get(kind, kind) for kind in _kinds), _refused)

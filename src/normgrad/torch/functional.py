@@ -6,6 +6,7 @@ function: it computes it, or raises its own error.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -84,10 +85,20 @@ def batch_norm(
     output, _, _, new_mean, new_var = ops.native_batch_norm(
         input, weight, bias, running_mean, running_var, training, momentum, eps
     )
-    if training and running_mean is not None and running_var is not None:
+    if not (training and running_mean is not None and running_var is not None):
+        return output
+    try:
         running_mean.copy_(new_mean)
+    except RuntimeError:
+        if not torch._C._are_functorch_transforms_active():
+            raise
+    else:
         running_var.copy_(new_var)
-    return output
+        return output
+    # One cannot be updated by each member of a batch of vmap's. PyTorch's words say what to do.
+    return torch.nn.functional.batch_norm(
+        input, running_mean, running_var, weight, bias, training, momentum, eps
+    )
 
 
 def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> bool:
@@ -107,6 +118,15 @@ def _is_usable(index: int) -> bool:
 _is_usable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _exports_onnx() -> bool:
+    """Whether a model is being exported to ONNX, which knows PyTorch's operators only."""
+    onnx = sys.modules.get("torch.onnx")  # whoever exports has loaded it
+    return onnx is not None and onnx.is_in_onnx_export()
+
+
+_exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
     """Whether normgrad takes these tensors; running statistics stand first."""
     if not (
@@ -117,7 +137,13 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
         and not input.is_nested
         and contract.MIN_RANK <= input.dim() <= contract.MAX_RANK
         and _is_number(eps)
+        and not _exports_onnx()
     ):
+        if isinstance(input, Tensor) and input.is_quantized:
+            raise TypeError(
+                "input: a quantised tensor; allowed: one of floating point; "
+                "normgrad.torch.revert(model) first"
+            )
         return False
     channels, on_cpu = (input.shape[1],), input.is_cpu
     for index, vector in enumerate(vectors):

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from . import collectives, functional, replacement
+from .replacement import Ours, leaf
 
 
-class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms share; each is of PyTorch's class for its number of axes too."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -29,6 +31,8 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         Raises:
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         self._check_input_dim(input)
         mean, var = self.running_mean, self.running_var
         if not self.training:
@@ -83,7 +87,7 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """:class:`torch.nn.BatchNorm3d` by normgrad: (N, C, D, H, W)."""
 
 
-class GroupNorm(torch.nn.GroupNorm):
+class GroupNorm(Ours, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` by normgrad: (N, C, ...)."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -95,10 +99,12 @@ class GroupNorm(torch.nn.GroupNorm):
         Raises:
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
-class LayerNorm(torch.nn.LayerNorm):
+class LayerNorm(Ours, torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` by normgrad."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -113,7 +119,7 @@ class LayerNorm(torch.nn.LayerNorm):
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class RMSNorm(torch.nn.RMSNorm):
+class RMSNorm(Ours, torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` by normgrad."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +134,7 @@ class RMSNorm(torch.nn.RMSNorm):
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
-class _InstanceNorm(torch.nn.modules.instancenorm._InstanceNorm):
+class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     """What the instance norms share; each is of PyTorch's class for its number of axes too."""
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:

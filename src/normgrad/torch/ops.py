@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import autograd, batching, nodes, synchronised
+from . import autograd, batching, inductor, nodes, synchronised
 from .fakes import FAKES
 from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
@@ -46,7 +46,7 @@ def _register(name: str) -> Any:
     for device, kernels in KERNELS_OF.items():
         if name in kernels:
             LIBRARY.impl(name, untraced(kernels[name]), device)
-    torch.library.register_fake(qualified, FAKES[name], lib=LIBRARY)
+    torch.library.register_fake(qualified, inductor.announced(FAKES[name]), lib=LIBRARY)
     LIBRARY.impl(name, untraced(autograd.kernel(name)), "Autograd")
     call = nodes.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)

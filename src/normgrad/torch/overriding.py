@@ -106,16 +106,22 @@ def override() -> Iterator[None]:
         _leave()
 
 
-def _once() -> Callable[[], None]:
-    done = threading.Event()
-
-    def install() -> None:
-        """Do what :func:`override` does, for the rest of the process."""
-        if not done.is_set():
-            done.set()
-            _enter()
-
-    return install
+_installed: list[contextlib.ExitStack] = []
 
 
-install = _once()
+def install() -> contextlib.ExitStack:
+    """Do what :func:`override` does from here on.
+
+    Returns:
+        What ends it by its ``close()``, or at the end of a ``with``; :func:`uninstall` ends all.
+    """
+    handle = contextlib.ExitStack()
+    handle.enter_context(override())
+    _installed.append(handle)
+    return handle
+
+
+def uninstall() -> None:
+    """End what every :func:`install` began. Contexts of :func:`override` stay as they are."""
+    while _installed:
+        _installed.pop().close()

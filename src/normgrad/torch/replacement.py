@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
+from torch.fx import Proxy
 from torch.nn import Module
 from torch.nn.modules.module import _WrappedHook
 from torch.nn.utils.parametrize import is_parametrized
@@ -14,6 +16,27 @@ from torch.nn.utils.parametrize import is_parametrized
 from . import collectives
 
 _Layer = TypeVar("_Layer", bound=Module)
+
+
+class Ours(Module):
+    """What all layers of normgrad's have in common."""
+
+    def __repr__(self) -> str:
+        return f"normgrad.{super().__repr__()}"
+
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks a layer for."""
+        raise TypeError(
+            f"torch.jit.script: a {type(self).__name__} of normgrad's; allowed: PyTorch's layers: "
+            "normgrad.torch.revert(model) first"
+        )
+
+
+def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
+    """A layer's call in a graph of torch.fx, as a whole, like those of PyTorch's layers."""
+    proxy: Any = next(value for value in (*args, *kwargs.values()) if isinstance(value, Proxy))
+    tracer = proxy.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), args, kwargs)
 
 
 def synchronised(kind: Any, module: Module, process_group: Any) -> Module:
@@ -28,6 +51,20 @@ def synchronised(kind: Any, module: Module, process_group: Any) -> Module:
                 f"module: {name or 'it'} is parametrized; allowed: batch norms without "
                 "parametrizations"
             )
+    whole = {torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward, kind.forward}
+    dropped = sorted(
+        {
+            type(layer).__qualname__
+            for layer in module.modules()
+            if _is_batch_norm(layer) and type(layer).forward not in whole
+        }
+    )
+    if dropped:
+        warnings.warn(
+            f"convert_sync_batchnorm: of {', '.join(dropped)} batch norm alone remains; what else "
+            "their forward does is dropped",
+            stacklevel=4,
+        )
     group = collectives.default_group() if process_group is None else process_group
     if group is not None:
         _check_ranks_agree(module, group)

@@ -38,7 +38,10 @@ int main(void)
     SAY("data in the middle, offset back", with_input(view(SHAPE, 3, NULL, -1, data + 4)));
     SAY("offset beyond counting", with_input(view(SHAPE, 3, NULL, INT64_MAX, data)));
     SAY("memory of the host", with_input(view(SHAPE, 3, NULL, 0, host)));
-    SAY("no memory", with_input(view(SHAPE, 3, NULL, 0, NULL)));
+    struct call unset = it;
+    unset.input = view(SHAPE, 3, NULL, 0, NULL);
+    SAY("no memory, in phase 1", phase_1(&unset));
+    SAY("and in phase 2", phase_2(&unset, block(unset.size)));
     void *larger = block(2 * BYTES);
     struct call changed = it;
     changed.grad_out = view(large, 3, NULL, 0, larger);

@@ -9,6 +9,7 @@
 
 static void *busy(void *nothing)
 {
+    aclrtSetDevice(0);
     for (;;) {
         void *data;
         aclrtMalloc(&data, 1 << 16, ACL_MEM_MALLOC_HUGE_FIRST);

@@ -11,6 +11,7 @@ int main(void)
     aclOpExecutor *executor;
     uint64_t size;
     aclInit(NULL);
+    aclrtSetDevice(0);
 #define OVER(data) aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, data)
     int status = aclnnBatchNormBackwardGetWorkspaceSize(
         OVER(dy), OVER(x), NULL, NULL, NULL, NULL, NULL, true, 0, aclCreateBoolArray(mask, 3),

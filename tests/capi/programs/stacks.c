@@ -40,6 +40,7 @@ static void *work(void *argument)
     int *status = statuses;
     *status++ = aclInit(NULL);
     strncpy(text, aclGetRecentErrMsg(), sizeof text - 1);
+    aclrtSetDevice(0);
     name = aclrtGetSocName();
     *status++ = aclDestroyTensor(NULL);
     *status++ = compute();

@@ -20,6 +20,7 @@ static void *big;
 static void *free_it(void *nothing)
 {
     usleep(20000);
+    aclrtSetDevice(0);
     aclrtFree(big);
     for (int i = 0; i < 1100; ++i) { // so that it is not remembered any more
         void *small;
@@ -34,6 +35,7 @@ int main(void)
     enum { SIZE = 256 << 20 };
     pthread_t thread;
     aclInit(NULL);
+    aclrtSetDevice(0);
     aclrtFree((void *)(uintptr_t)0x1234);
     printf("%d\n", strcmp(aclGetRecentErrMsg(), aclGetRecentErrMsg()));
     printf("%.26s|%.26s\n", aclGetRecentErrMsg(), aclGetRecentErrMsg());

@@ -59,6 +59,7 @@ static void *work(void *argument)
     pthread_barrier_wait(&barrier);
     aclInit(NULL); // one of them is the first
     pthread_barrier_wait(&barrier);
+    wrong += aclrtSetDevice(0) != 0;
     for (int i = 0; i < ROUNDS; ++i) {
         wrong += compute(result) != 0;
         if (number == 0 && i == 0)

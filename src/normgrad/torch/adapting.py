@@ -1,0 +1,198 @@
+"""Which class of normgrad's takes a layer's place, for subclasses of PyTorch's layers too.
+
+A subclass keeps all that it adds. Where its ``forward`` calls that of PyTorch's class, ours comes
+between the two; where it calls PyTorch's function, a mode hands the call to ours; and where it
+computes by itself, :func:`register` says what does the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from types import new_class
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+from torch.nn import Module
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
+
+from . import functional, nn
+from .replacement import Ours, leaf
+
+#: PyTorch's layers and ours in their place.
+LAYERS: dict[type[Module], type[Module]] = {
+    torch.nn.BatchNorm1d: nn.BatchNorm1d,
+    torch.nn.BatchNorm2d: nn.BatchNorm2d,
+    torch.nn.BatchNorm3d: nn.BatchNorm3d,
+    torch.nn.GroupNorm: nn.GroupNorm,
+    torch.nn.LayerNorm: nn.LayerNorm,
+    torch.nn.RMSNorm: nn.RMSNorm,
+    torch.nn.InstanceNorm1d: nn.InstanceNorm1d,
+    torch.nn.InstanceNorm2d: nn.InstanceNorm2d,
+    torch.nn.InstanceNorm3d: nn.InstanceNorm3d,
+    torch.nn.SyncBatchNorm: nn.SyncBatchNorm,
+}
+
+#: PyTorch's functions that a subclass may call, and ours in their place.
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.nn.functional.batch_norm: functional.batch_norm,
+    torch.nn.functional.group_norm: functional.group_norm,
+    torch.nn.functional.layer_norm: functional.layer_norm,
+    torch.nn.functional.rms_norm: functional.rms_norm,
+    torch.nn.functional.instance_norm: functional.instance_norm,
+}
+
+_NAMES = {function.__name__ for function in FUNCTIONS}
+
+
+class _ByOurs(TorchFunctionMode):
+    """A context in which what calls PyTorch's functions calls ours."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
+
+
+def _frozen(layer: Any, x: Any) -> Any:
+    """Batch norm by buffers, in the dtype that multiplying by them would give."""
+    if x.dim() != 4:
+        return layer.replaces.forward(layer, x)
+    x = x.to(torch.promote_types(x.dtype, layer.weight.dtype))
+    mean, var = layer.running_mean, layer.running_var
+    return functional.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+
+
+def _frozen_and_activated(layer: Any, x: Any) -> Any:
+    return layer.act(layer.drop(_frozen(layer, x)))
+
+
+#: What computes in the place of a class's ``forward``, by the class or by its name in a library;
+#: None: it calls PyTorch's function where it cannot be seen.
+_forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
+    "torchvision.ops.misc.FrozenBatchNorm2d": _frozen,
+    "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen,
+    "timm.layers.norm_act.FrozenBatchNormAct2d": _frozen_and_activated,
+}
+
+
+def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> None:
+    """Have :func:`.convert` convert layers of a class that it leaves otherwise.
+
+    Subclasses of PyTorch's layers that call the ``forward`` of their class, or PyTorch's function,
+    are converted anyway.
+
+    Args:
+        cls: a class of modules; its subclasses are not meant.
+        forward: what does the same as its ``forward``, with the layer as its first argument. None
+            where that calls PyTorch's function, by a function of its own for example: there these
+            calls become ours.
+
+    Raises:
+        TypeError: no class of modules.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Module)):
+        raise TypeError(f"cls: {cls!r}; allowed: a class of torch.nn.Module's")
+    _forwards[cls] = forward
+    _class_for.cache_clear()
+
+
+_NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.RMSNorm, *LAYERS)
+
+
+def is_norm(layer: Module) -> bool:
+    """Whether this is a norm layer: by PyTorch's classes, or by its name without one in it."""
+    if isinstance(layer, _NORMS):
+        return True
+    named = re.search(r"(batch|group|instance|layer|rms)_?norm", type(layer).__name__, re.I)
+    return named is not None and not any(map(is_norm, layer.children()))
+
+
+def class_of(layer: Module) -> type[Module] | str:
+    """The class that takes a layer's own class's place, or why the layer has to stay."""
+    if is_parametrized(layer):
+        return "it is parametrized"
+    if "forward" in layer.__dict__:
+        return "it has a forward of its own, which is not its class's"
+    return _class_for(type(layer))  # type: ignore[arg-type]
+
+
+@cache
+def _class_for(theirs: Any) -> type[Module] | str:
+    if theirs in LAYERS:
+        return LAYERS[theirs]
+    for key in (theirs, f"{theirs.__module__}.{theirs.__qualname__}"):
+        if key in _forwards:
+            return _adapted(theirs, Ours, _forwards[key], by_mode=_forwards[key] is None)
+    if issubclass(theirs, LazyModuleMixin):
+        return "it has no parameters before its first call"
+    base = next((cls for cls in theirs.__mro__ if cls in LAYERS), None)
+    if base in (None, torch.nn.SyncBatchNorm) or theirs.__module__.startswith("torch."):
+        return "normgrad has no layer for it"
+    for cls in theirs.__mro__[: theirs.__mro__.index(base)]:
+        if "forward" not in cls.__dict__:
+            continue
+        code: Any = getattr(inspect.unwrap(cls.__dict__["forward"]), "__code__", None)
+        names = {*code.co_names, *code.co_freevars} if code else set()
+        if names & _NAMES:
+            return _adapted(theirs, LAYERS[base], None, by_mode=True)
+        if not {"__class__", "forward"} <= names:  # those of super().forward
+            return "its forward computes by itself; see normgrad.torch.register"
+    return _adapted(theirs, LAYERS[base], None, by_mode=False)
+
+
+def _adapted(
+    theirs: type[Module], ours: type[Module], forward: Callable[..., Any] | None, *, by_mode: bool
+) -> type[Module]:
+    """A subclass of both classes that computes by ours."""
+
+    def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the class that it stands for, by normgrad."""
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
+            return leaf(layer, *args, **kwargs)
+        if forward is not None:
+            return forward(layer, *args, **kwargs)
+        if by_mode:
+            with _ByOurs():
+                return theirs.forward(layer, *args, **kwargs)
+        return super(made, layer).forward(*args, **kwargs)
+
+    def reduced(layer: Any, protocol: int) -> Any:
+        """How it is pickled: this class is made anew."""
+        return (_blank, (theirs,), *super(made, layer).__reduce_ex__(2)[2:])
+
+    namespace = {
+        "__module__": theirs.__module__,
+        "__qualname__": theirs.__qualname__,
+        "__doc__": theirs.__doc__,
+        "__reduce_ex__": reduced,
+        "forward": computed,
+        "replaces": theirs,
+    }
+    bases = (Ours, theirs) if ours is Ours else (theirs, ours)
+    made: Any = new_class(theirs.__name__, bases, {}, lambda space: space.update(namespace))
+    return made  # type: ignore[no-any-return]
+
+
+def _blank(theirs: type[Module]) -> Module:
+    """A layer of the class that takes a class's place, without anything in it yet."""
+    found = _class_for(theirs)  # type: ignore[arg-type]
+    if isinstance(found, str):
+        raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {found}")
+    made: Module = object.__new__(found)
+    return made
+
+
+#: Our classes and what they took the place of.
+_THEIRS = {ours: theirs for theirs, ours in LAYERS.items()}
+
+
+def replaced_by(ours: type[Module]) -> type[Module] | None:
+    """PyTorch's or another's class that one of ours stands for; None for any other class."""
+    found: type[Module] | None = ours.__dict__.get("replaces") or _THEIRS.get(ours)
+    return found

@@ -1,0 +1,98 @@
+"""What torch.compile's inductor generates in the place of the norms' operators.
+
+It fuses PyTorch's formulas with the layers around a norm, which no kernel of ours can be; so it is
+given the operators in terms of PyTorch's. Other backends, and exported programs, call ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from .fakes import FAKES
+from .kernels import wide
+
+aten = torch.ops.aten
+
+
+def _native_batch_norm(
+    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *options: Any
+) -> Any:
+    if running_mean is None or running_var is None:
+        found = aten._native_batch_norm_legit.no_stats(input, weight, bias, *options)
+        return (*found, None, None)
+    return aten._native_batch_norm_legit_functional(
+        input, weight, bias, running_mean, running_var, *options
+    )
+
+
+def _native_batch_norm_backward(
+    grad_out: Tensor, input: Tensor, weight: Any, running_mean: Any, running_var: Any,
+    save_mean: Any, save_invstd: Any, train: bool, *rest: Any,
+) -> Any:  # fmt: skip
+    statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
+    if any(value is None for value in statistics):
+        return NotImplemented  # ours computes them
+    return aten.native_batch_norm_backward(
+        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, *rest
+    )
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "native_batch_norm": _native_batch_norm,
+    "native_batch_norm_backward": _native_batch_norm_backward,
+    "native_group_norm": aten.native_group_norm,
+    "native_group_norm_backward": aten.native_group_norm_backward,
+}
+
+
+def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator by a formula in float32, or float64, with results like the operator's own."""
+
+    def decomposed(*arguments: Any) -> Any:
+        promised = FAKES[name](*arguments)
+        dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
+        found = formula(
+            *[value.to(dtype) if isinstance(value, Tensor) else value for value in arguments]
+        )
+        if found is NotImplemented:
+            return found
+        return tuple(
+            # What is absent is so here too.
+            like if like.shape == (0,) or value is None else _laid_out_as(like, value)
+            for like, value in zip(promised, found, strict=True)
+        )
+
+    return decomposed
+
+
+def _laid_out_as(like: Tensor, value: Tensor) -> Tensor:
+    return value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
+
+
+#: The operators that PyTorch's take the place of, and how.
+DECOMPOSITIONS = {name: _decomposition(name, formula) for name, formula in _FORMULAS.items()}
+
+
+def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's fake, which tells inductor of the above where it has been loaded.
+
+    Fakes run before inductor looks, and loading it for those who do not use it would take seconds.
+    """
+
+    @wraps(fake)
+    def call(*arguments: Any, **more: Any) -> Any:
+        inductor: Any = sys.modules.get("torch._inductor.decomposition")
+        if inductor is not None and hasattr(inductor, "fast_random_decomps"):
+            for table in (inductor.decompositions, inductor.fast_random_decomps()):
+                for name, formula in DECOMPOSITIONS.items():
+                    table.setdefault(getattr(torch.ops.normgrad, name).default, formula)
+        return fake(*arguments, **more)
+
+    return call

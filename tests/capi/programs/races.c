@@ -1,0 +1,218 @@
+// Programs that pass where streams run at once, and fail on a device: each is a case, whose name is
+// printed to stderr before its findings. "right" orders everything.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "acl/acl.h"
+#include "aclnnop/aclnn_batch_norm_backward.h"
+
+enum { COUNT = 24, BYTES = COUNT * 4 };
+
+#define MUST(call)                                                                                 \
+    do {                                                                                           \
+        int status_ = (call);                                                                      \
+        if (status_) {                                                                             \
+            printf("%s = %d: %s\n", #call, status_, aclGetRecentErrMsg());                         \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static aclrtStream one, two;
+static aclrtEvent event;
+static float values[2][COUNT], expected[COUNT], result[COUNT];
+static void *data[3], *workspace;
+static aclTensor *tensors[3];
+static uint64_t size;
+
+static void begin(const char *name)
+{
+    fprintf(stderr, "case: %s\n", name);
+    MUST(aclrtCreateStream(&one));
+    MUST(aclrtCreateStream(&two));
+    MUST(aclrtCreateEvent(&event));
+    const int64_t shape[] = {2, 3, 4};
+    for (int i = 0; i < 3; ++i) {
+        MUST(aclrtMalloc(&data[i], BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
+        if (i < 2)
+            MUST(aclrtMemcpy(data[i], BYTES, values[i], BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
+        tensors[i] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, data[i]);
+    }
+}
+
+// gradInput of gradOut and input, on a stream.
+static void launch(aclrtStream stream)
+{
+    const bool first[] = {true, false, false};
+    aclBoolArray *mask = aclCreateBoolArray(first, 3);
+    aclOpExecutor *executor;
+    MUST(aclnnBatchNormBackwardGetWorkspaceSize(tensors[0], tensors[1], NULL, NULL, NULL, NULL, NULL,
+                                                true, 1e-5, mask, tensors[2], NULL, NULL, &size,
+                                                &executor));
+    if (!workspace)
+        MUST(aclrtMalloc(&workspace, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    MUST(aclnnBatchNormBackward(workspace, size, executor, stream));
+    MUST(aclDestroyBoolArray(mask));
+}
+
+static void end(void)
+{
+    MUST(aclrtSynchronizeDevice());
+    if (data[2])
+        MUST(aclrtMemcpy(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
+    if (memcmp(result, expected, BYTES))
+        printf("another result\n");
+    for (int i = 0; i < 3; ++i) {
+        if (tensors[i])
+            MUST(aclDestroyTensor(tensors[i]));
+        if (data[i])
+            MUST(aclrtFree(data[i]));
+    }
+    if (workspace)
+        MUST(aclrtFree(workspace));
+    workspace = NULL;
+    MUST(aclrtDestroyEvent(event));
+    if (one)
+        MUST(aclrtDestroyStream(one));
+    MUST(aclrtDestroyStream(two));
+}
+
+static void polled(void)
+{
+    aclrtEventRecordedStatus status = ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    int asked = 0;
+    for (; status == ACL_EVENT_RECORDED_STATUS_NOT_READY && asked < 1000; ++asked)
+        MUST(aclrtQueryEventStatus(event, &status));
+    printf("asked: %d\n", asked);
+}
+
+int main(void)
+{
+    MUST(aclInit(NULL));
+    MUST(aclrtSetDevice(0));
+    for (int i = 0; i < COUNT; ++i) {
+        values[0][i] = (float)(i * 5 % 9) - 4;
+        values[1][i] = (float)(i * 7 % 11);
+    }
+
+    begin("right");
+    MUST(aclrtMemcpyAsync(data[1], BYTES, values[1], BYTES, ACL_MEMCPY_HOST_TO_DEVICE, one));
+    MUST(aclrtRecordEvent(event, one));
+    MUST(aclrtStreamWaitEvent(two, event));
+    launch(two);
+    launch(two);
+    MUST(aclrtRecordEvent(event, two));
+    polled();
+    MUST(aclrtMemcpy(expected, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
+    MUST(aclrtMemsetAsync(data[0], BYTES, 0, BYTES, one));
+    MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, two));
+    MUST(aclrtSynchronizeStreamWithTimeout(two, 1000));
+    end();
+
+    // The memory of a queued call's tensors is what it was when the call was made.
+    begin("addresses");
+    aclOpExecutor *executor;
+    void *second;
+    const int64_t shape[] = {2, 3, 4};
+    const bool first_alone[] = {true, false, false};
+    aclBoolArray *mask = aclCreateBoolArray(first_alone, 3);
+    MUST(aclDestroyTensor(tensors[2]));
+    tensors[2] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, NULL);
+    MUST(aclnnBatchNormBackwardGetWorkspaceSize(tensors[0], tensors[1], NULL, NULL, NULL, NULL, NULL,
+                                                true, 1e-5, mask, tensors[2], NULL, NULL, &size,
+                                                &executor));
+    MUST(aclSetAclOpExecutorRepeatable(executor));
+    MUST(aclrtMalloc(&workspace, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    MUST(aclrtMalloc(&second, BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
+    MUST(aclSetTensorAddr(executor, 7, tensors[2], data[2]));
+    MUST(aclnnBatchNormBackward(workspace, size, executor, one));
+    MUST(aclSetOutputTensorAddr(executor, 0, tensors[2], second));
+    MUST(aclnnBatchNormBackward(workspace, size, executor, one));
+    MUST(aclrtSynchronizeStream(one));
+    MUST(aclrtMemcpy(result, BYTES, second, BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
+    if (memcmp(result, expected, BYTES))
+        printf("another result at the second address\n");
+    MUST(aclDestroyAclOpExecutor(executor));
+    MUST(aclDestroyBoolArray(mask));
+    MUST(aclrtFree(second));
+    end();
+
+    begin("no synchronize");
+    launch(one);
+    MUST(aclrtMemcpy(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
+    end();
+
+    begin("no event");
+    MUST(aclrtMemcpyAsync(data[1], BYTES, values[1], BYTES, ACL_MEMCPY_HOST_TO_DEVICE, one));
+    launch(two);
+    end();
+
+    begin("event too early");
+    MUST(aclrtRecordEvent(event, one));
+    launch(one);
+    MUST(aclrtStreamWaitEvent(two, event));
+    MUST(aclrtMemcpyAsync(result, BYTES, data[2], BYTES, ACL_MEMCPY_DEVICE_TO_HOST, two));
+    end();
+
+    begin("workspace freed");
+    launch(one);
+    MUST(aclrtFree(workspace));
+    workspace = NULL;
+    end();
+
+    begin("workspace shared");
+    launch(one);
+    void *other = data[2];
+    MUST(aclrtMalloc(&data[2], BYTES, ACL_MEM_MALLOC_HUGE_FIRST));
+    aclTensor *first = tensors[2];
+    tensors[2] = aclCreateTensor(shape, 3, ACL_FLOAT, NULL, 0, ACL_FORMAT_ND, shape, 3, data[2]);
+    launch(two);
+    MUST(aclrtSynchronizeDevice());
+    MUST(aclrtFree(other));
+    MUST(aclDestroyTensor(first));
+    end();
+
+    begin("tensor destroyed");
+    launch(one);
+    MUST(aclDestroyTensor(tensors[1]));
+    tensors[1] = NULL;
+    end();
+
+    begin("input overwritten");
+    launch(one);
+    MUST(aclrtMemset(data[0], BYTES, 0, BYTES));
+    end();
+
+    begin("host memory used again");
+    float staged[COUNT];
+    memcpy(staged, values[1], BYTES);
+    MUST(aclrtMemcpyAsync(data[1], BYTES, staged, BYTES, ACL_MEMCPY_HOST_TO_DEVICE, one));
+    staged[3] = 100;
+    MUST(aclrtSynchronizeStream(one));
+    MUST(aclrtMemcpy(data[1], BYTES, values[1], BYTES, ACL_MEMCPY_HOST_TO_DEVICE));
+    launch(one);
+    end();
+
+    begin("stream destroyed");
+    launch(one);
+    MUST(aclrtDestroyStream(one));
+    one = NULL;
+    end();
+
+    begin("time too early");
+    MUST(aclrtRecordEvent(event, one));
+    launch(one);
+    aclrtEvent after;
+    float milliseconds;
+    MUST(aclrtCreateEvent(&after));
+    MUST(aclrtRecordEvent(after, one));
+    MUST(aclrtEventElapsedTime(&milliseconds, event, after));
+    MUST(aclrtDestroyEvent(after));
+    end();
+
+    begin("never waited for");
+    launch(one);
+    fprintf(stderr, "case: end\n");
+    MUST(aclFinalize());
+    return 0;
+}

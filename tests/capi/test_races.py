@@ -1,0 +1,182 @@
+"""Streams that are checked: what a program does before queued work is done, and only that."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import python_environment, run
+
+PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "capi"
+CHECKED = {"NORMGRAD_CAPI_STREAMS": "checked"}
+
+#: Of each case of races.c, its finding, but for the numbers of calls and streams.
+FOUND = dict(
+    line.strip().split(" | ")
+    for line in """
+    right | nothing
+    addresses | nothing
+    no synchronize | NORM writes gradInput; 2. aclrtMemcpy reads it as src, EARLY
+    no event | aclrtMemcpyAsync on a stream writes dst; 2. NORM reads it as input, UNORDERED
+    event too early | NORM writes gradInput; 2. aclrtMemcpyAsync on a stream reads it as src
+    workspace freed | NORM writes workspace; 2. aclrtFree frees it as devPtr, EARLY
+    workspace shared | NORM writes workspace; 2. NORM writes it as workspace, UNORDERED
+    tensor destroyed | NORM; 2. aclDestroyTensor ends its tensor EARLY
+    input overwritten | NORM reads gradOut; 2. aclrtMemset writes it as devPtr, EARLY
+    host memory used again | reads src; 2. the program changed that memory before it was done
+    stream destroyed | NORM; 2. aclrtDestroyStream ends its stream EARLY
+    time too early | NORM; 2. aclrtEventElapsedTime asks for the time after it EARLY
+    never waited for | nothing
+    end | NORM; 2. the program ends without waiting for it
+    """.strip().splitlines()
+)
+SHORT = {
+    "aclnnBatchNormBackward on a stream": "NORM",
+    "before that is done": "EARLY",
+    "with no event between them that a stream waits for": "UNORDERED",
+}
+
+
+def findings(stderr):
+    """The races of each case, without the numbers of calls and streams."""
+    found, case = {}, None
+    for line in stderr.splitlines():
+        words = line.split()
+        if line.startswith("case: "):
+            case = found.setdefault(line.removeprefix("case: "), [])
+        elif case is not None and line.startswith("normgrad: race: 1. "):
+            plain = " ".join(word for word in words[3:] if not word.strip(",;").startswith("#"))
+            plain = re.sub(r"stream \d+", "a stream", plain)
+            for long, short in SHORT.items():
+                plain = plain.replace(long, short)
+            case.append(plain)
+    return found
+
+
+def test_races(libraries, tmp_path):
+    program = libraries.compile(PROGRAMS / "races.c", tmp_path / "races")
+    done = run(program)
+    assert (done.returncode, done.stdout) == (0, "asked: 1\n")
+    assert "normgrad" not in done.stderr
+    done = run(program, env=CHECKED)
+    # After a finding the results are those that there are without.
+    assert (done.returncode, done.stdout) == (0, "asked: 2\n")
+    found = findings(done.stderr)
+    assert list(found) == list(FOUND)
+    for case, expected in FOUND.items():
+        (line,) = found[case] or ["nothing"]
+        assert expected in line, case
+
+
+@pytest.mark.parametrize("name", ["batch_norm_backward.c", "sync_batch_norm.cpp"])
+def test_no_finding_in_an_example(libraries, tmp_path, name):
+    program = libraries.compile(EXAMPLES / name, tmp_path / "program")
+    done = run(program, env=CHECKED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 0 < float(done.stdout.splitlines()[-1].split(":")[1]) < 1e-5
+
+
+def test_a_mode_that_is_none(libraries):
+    script = """
+import ctypes
+acl = ctypes.CDLL({lib!r} + "/libascendcl.so")
+rt = ctypes.CDLL({lib!r} + "/libinfinirt.so")
+for message in (acl.aclGetRecentErrMsg, rt.normgradGetRecentErrMsg):
+    message.restype = ctypes.c_char_p
+print(acl.aclInit(None), acl.aclGetRecentErrMsg().decode())
+print(rt.infinirtInit(), rt.normgradGetRecentErrMsg().decode())
+""".format(lib=str(libraries.out / "lib"))
+    environment = python_environment(NORMGRAD_CAPI_STREAMS="fast")
+    done = run(sys.executable, "-c", script, env=environment)
+    said = "NORMGRAD_CAPI_STREAMS: 'fast'; allowed: 'checked', or none"
+    assert done.stdout.splitlines() == [
+        f"100000 aclInit: {said}", f"3 infinirtInit: environment: {said}"
+    ]  # fmt: skip
+
+
+INFINI = """
+import ctypes, sys
+import numpy as np
+rt, op = (ctypes.CDLL({lib!r} + f"/lib{{name}}.so") for name in ("infinirt", "infiniop"))
+def must(status): assert status == 0, status
+def made(function, *arguments):
+    pointer = ctypes.c_void_p()
+    must(function(ctypes.byref(pointer), *arguments))
+    return pointer
+def case(name): print("case:", name, file=sys.stderr, flush=True)
+N = ctypes.c_size_t
+one, two = made(rt.infinirtStreamCreate), made(rt.infinirtStreamCreate)
+event = made(rt.infinirtEventCreate)
+x = np.arange(24, dtype=np.float32)
+device = made(rt.infinirtMalloc, N(96))
+def at(array): return array.ctypes.data_as(ctypes.c_void_p)
+def upload(stream): must(rt.infinirtMemcpyAsync(device, at(x), N(96), 1, stream))
+case("right")
+upload(one)
+must(rt.infinirtEventRecord(event, one))
+must(rt.infinirtStreamWaitEvent(two, event))
+must(rt.infinirtMemsetAsync(device, 0, N(96), two))
+must(rt.infinirtEventRecord(event, two))
+status = ctypes.c_int(-1)
+asked = 0
+while status.value != 0 and asked < 100:
+    must(rt.infinirtEventQuery(event, ctypes.byref(status)))
+    asked += 1
+plain, free, total = made(rt.infinirtEventCreateWithFlags, 1), N(), N()
+must(rt.infinirtGetMemInfo(0, 0, ctypes.byref(free), ctypes.byref(total)))
+print(asked, rt.infinirtEventElapsedTime(ctypes.byref(status), event, plain), total.value > 0)
+case("no event")
+upload(one)
+must(rt.infinirtMemsetAsync(device, 0, N(96), two))
+must(rt.infinirtDeviceSynchronize())
+case("freed")
+upload(one)
+must(rt.infinirtFree(device))
+must(rt.infinirtDeviceSynchronize())
+case("freed on another stream")
+device = made(rt.infinirtMallocAsync, N(96), one)
+upload(one)
+must(rt.infinirtFreeAsync(device, two))
+must(rt.infinirtDeviceSynchronize())
+print(rt.infinirtFree(device))
+case("operator")
+handle = made(op.infiniopCreateHandle)
+def descriptor(*shape):
+    sizes = (ctypes.c_size_t * len(shape))(*shape)
+    return made(op.infiniopCreateTensorDescriptor, N(len(shape)), sizes, None, 13)
+looks = [descriptor(*(2, 3, 4) if each in (0, 3, 4) else (3,)) for each in range(8)]
+operator = ctypes.c_void_p()
+must(op.infiniopCreateBatchNormBackwardDescriptor(handle, ctypes.byref(operator), *looks))
+size = ctypes.c_size_t()
+must(op.infiniopGetBatchNormBackwardWorkspaceSize(operator, ctypes.byref(size)))
+arrays = [np.ones(24 if each in (0, 3, 4) else 3, np.float32) for each in range(8)]
+scratch = made(rt.infinirtMalloc, size)
+must(op.infiniopBatchNormBackward(operator, scratch, size, *map(at, arrays), one))
+print(arrays[2])
+must(op.infiniopDestroyBatchNormBackwardDescriptor(operator))
+print(arrays[2])
+case("end")
+upload_again = made(rt.infinirtMalloc, N(96))
+must(rt.infinirtMemsetAsync(upload_again, 0, N(96), None))
+"""
+
+
+def test_races_of_infinirt(libraries):
+    script = INFINI.format(lib=str(libraries.out / "lib"))
+    done = run(sys.executable, "-c", script, env=python_environment(**CHECKED))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 3 True\n3\n[1. 1. 1.]\n[8. 8. 8.]\n"
+    found = findings(done.stderr)
+    assert {case: len(lines) for case, lines in found.items()} == {
+        "right": 0,
+        **dict.fromkeys(("no event", "freed", "freed on another stream", "operator", "end"), 1),
+    }
+    assert "infinirtMemsetAsync on a stream writes it as ptr, UNORDERED" in found["no event"][0]
+    assert "infinirtFree frees it as ptr, EARLY" in found["freed"][0]
+    assert "infinirtFreeAsync on a stream frees it" in found["freed on another stream"][0]
+    assert "infiniopDestroyBatchNormBackwardDescriptor ends its desc" in found["operator"][0]
+    assert "on the default stream; 2. the program ends without" in found["end"][0]

@@ -1,0 +1,310 @@
+"""What convert does with layers that are not PyTorch's own, and what says so afterwards."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("normgrad.torch")
+F = torch.nn.functional
+
+
+class Plain(torch.nn.BatchNorm2d):
+    """Nothing of its own."""
+
+
+class Scaled(torch.nn.BatchNorm2d):
+    """Around its class's forward."""
+
+    def forward(self, x):
+        return super().forward(x + 1) * 2
+
+
+class ScaledTwice(Scaled):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Activated(torch.nn.BatchNorm2d):
+    """Like timm's: PyTorch's function, and more."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.act = torch.nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        mean, var = self.running_mean, self.running_var
+        x = F.batch_norm(
+            x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+        return self.act(x)
+
+
+class ActivatedGroups(torch.nn.GroupNorm):
+    def __init__(self, channels, groups=2):
+        super().__init__(groups, channels)
+        self.act = torch.nn.SiLU()
+
+    def forward(self, x):
+        x = torch.nn.functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        return self.act(x)
+
+
+class FrozenBatchNorm2d(torch.nn.Module):
+    """Like torchvision's."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.eps = 1e-5
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(channels) + 0.5)
+
+    def forward(self, x):
+        w, b = self.weight.reshape(1, -1, 1, 1), self.bias.reshape(1, -1, 1, 1)
+        rv, rm = self.running_var.reshape(1, -1, 1, 1), self.running_mean.reshape(1, -1, 1, 1)
+        scale = w * (rv + self.eps).rsqrt()
+        return x * scale + (b - rm * scale)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({len(self.weight)})"
+
+
+FrozenBatchNorm2d.__module__ = "torchvision.ops.misc"  # where the library has it
+KINDS = [Plain, Scaled, ScaledTwice, Activated, ActivatedGroups, FrozenBatchNorm2d]
+
+
+def pair(kind, dtype=torch.float64):
+    """A layer and its converted copy, with parameters that matter."""
+    torch.manual_seed(0)
+    theirs = kind(4).to(dtype)
+    for parameter in theirs.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 2)
+    return theirs, nt.convert(copy.deepcopy(theirs))
+
+
+def data():
+    torch.manual_seed(1)
+    return torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+
+
+def step(layer, x):
+    y = layer(x)
+    wanted = (x, *layer.parameters())
+    return y, *torch.autograd.grad((y**3).sum(), wanted), *layer.buffers()
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_subclass_adds_stays(kind):
+    theirs, ours = pair(kind)
+    assert type(ours) is not kind
+    assert isinstance(ours, kind)
+    assert repr(ours) == f"normgrad.{theirs!r}"
+    for training in (True, False):
+        results = [step(layer.train(training), data()) for layer in (ours, theirs)]
+        torch.testing.assert_close(*results)
+    with Seen() as seen:
+        ours(data())
+    assert any("normgrad" in name for name in seen.names)
+    assert not any("aten.native" in name or "aten.batch_norm" in name for name in seen.names)
+    assert type(nt.revert(ours)) is kind
+    assert nt.convert(ours) is ours
+    assert nt.converted(ours) == nt.Conversion({kind.__name__: 1}, {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_subclasses_are_copied_and_traced(kind):
+    theirs, ours = pair(kind)
+    expected = theirs.eval()(data())
+    ours.eval()
+    for other in (
+        copy.deepcopy(ours),
+        torch.compile(ours, backend="aot_eager", fullgraph=True),
+        torch.export.export(ours, (data().detach(),)).module(),
+        torch.fx.symbolic_trace(torch.nn.Sequential(ours)),
+    ):
+        torch.testing.assert_close(other(data()), expected)
+
+
+def test_pickles(monkeypatch):
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, type(sys)(__name__)))
+    for kind in (Scaled, Activated):
+        monkeypatch.setattr(sys.modules[__name__], kind.__name__, kind, raising=False)
+        _, ours = pair(kind)
+        other = pickle.loads(pickle.dumps(ours))
+        assert type(other) is type(ours)
+        torch.testing.assert_close(other(data()), ours(data()))
+
+
+class ByItself(torch.nn.BatchNorm2d):
+    def forward(self, x):
+        return (x - x.mean((0, 2, 3), keepdim=True)) * 3
+
+
+def normalised(layer, x):
+    return F.group_norm(x, layer.num_groups, layer.weight, layer.bias, layer.eps)
+
+
+class Hidden(torch.nn.GroupNorm):
+    def __init__(self, channels):
+        super().__init__(2, channels)
+
+    def forward(self, x):
+        return normalised(self, x) + 1
+
+
+def test_what_is_left_and_why():
+    patched = torch.nn.BatchNorm2d(4)
+    patched.forward = lambda x: x
+    model = torch.nn.Sequential(
+        torch.nn.BatchNorm2d(4), ByItself(4), torch.nn.LocalResponseNorm(2), patched,
+        torch.nn.Sequential(torch.nn.CrossMapLRN2d(3), torch.nn.LazyBatchNorm2d()),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="convert left norm layers") as caught:
+        assert nt.convert(model) is model
+    assert len(caught) == 1
+    done = nt.converted(model)
+    assert done.layers == {"BatchNorm2d": 1}
+    assert done.left == {
+        "1": "ByItself: its forward computes by itself; see normgrad.torch.register",
+        "3": "BatchNorm2d: it has a forward of its own, which is not its class's",
+        "4.1": "LazyBatchNorm2d: it has no parameters before its first call",
+    }
+    assert str(caught[0].message).endswith(str(done))
+    assert caught[0].filename == __file__
+    untouched = nt.converted(torch.nn.Sequential(torch.nn.BatchNorm2d(4)))
+    assert str(untouched) == "normgrad's: none; left: 1 BatchNorm2d: not converted yet"
+
+
+def test_register():
+    class Local(ByItself):
+        pass
+
+    class LocalHidden(Hidden):
+        pass
+
+    for kind in (Local, LocalHidden):
+        with pytest.warns(UserWarning, match=f"1 {kind.__name__}: its forward computes"):
+            assert type(nt.convert(kind(4))) is kind
+
+    nt.register(Local, lambda layer, x: nt.functional.batch_norm(x, None, None, training=True))
+    nt.register(LocalHidden)
+    torch.testing.assert_close(
+        nt.convert(Local(4))(data()), F.batch_norm(data(), None, None, training=True)
+    )
+    theirs, ours = pair(LocalHidden)
+    torch.testing.assert_close(ours(data()), theirs(data()))
+    with Seen() as seen:
+        ours(data())
+    assert "normgrad.native_group_norm.default" in seen.names
+    with pytest.raises(TypeError, match=r"^cls: 3; allowed: a class of torch.nn.Module's$"):
+        nt.register(3)
+
+
+def test_synchronising_warns_of_what_it_drops():
+    layers = torch.nn.Sequential(Activated(4), Plain(4), nt.nn.BatchNorm2d(4))
+    with pytest.warns(UserWarning, match="of Activated batch norm alone remains") as caught:
+        nt.convert_sync_batchnorm(layers)
+    assert len(caught) == 1
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(4, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.GroupNorm(2, 4)
+    ).eval()
+
+
+def test_torch_fx_has_layers_as_wholes():
+    model = nt.convert(network())
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.op for node in traced.graph.nodes][1:-1] == ["call_module"] * 4
+    x = data().float()
+    torch.testing.assert_close(traced(x), model(x))
+    assert type(nt.revert(traced).get_submodule("1")) is torch.nn.BatchNorm2d
+
+
+REVERT = r"normgrad\.torch\.revert\(model\) first$"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+def test_what_cannot_be_done_says_to_revert():
+    model = nt.convert(network())
+    with pytest.raises(TypeError, match=REVERT):
+        torch.jit.script(model)
+    quantisation = torch.ao.quantization
+    with pytest.raises(TypeError, match=REVERT):
+        quantisation.fuse_modules(model, [["0", "1", "2"]])
+    layer = nt.convert(torch.nn.GroupNorm(2, 4))
+    with pytest.raises(TypeError, match=REVERT):
+        layer(torch.quantize_per_tensor(data().float(), 0.1, 0, torch.quint8))
+    nt.revert(model)
+    torch.jit.script(model)
+    quantisation.fuse_modules(model, [["0", "1", "2"]])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantisation_of_graphs_leaves_norms_in_floating_point():
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    model = nt.convert(network())
+    x = data().detach().float()
+    mapping = torch.ao.quantization.get_default_qconfig_mapping("x86")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of observers
+        prepared = prepare_fx(model, mapping, (x,))
+        prepared(x)
+        quantised = convert_fx(prepared)
+    torch.testing.assert_close(quantised(x), model(x), rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_has_pytorch_s_operators(dynamo, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    file = str(tmp_path / "model.onnx")
+    kinds = []
+    for model in (network(), nt.convert(network())):
+        torch.onnx.export(model, (data().detach().float(),), file, dynamo=dynamo)
+        kinds.append([node.op_type for node in onnx.load(file).graph.node])
+    assert kinds[0] == kinds[1]
+
+
+def test_vmap_of_training_says_what_pytorch_says():
+    texts = []
+    for layer in (torch.nn.BatchNorm2d(4), nt.nn.BatchNorm2d(4)):
+        with pytest.raises(RuntimeError, match="Batch norm got a batched tensor") as caught:
+            torch.func.vmap(layer)(torch.randn(2, 3, 4, 5, 6))
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+def test_an_exported_program_alone_says_what_is_missing(tmp_path):
+    file = str(tmp_path / "model.pt2")
+    program = torch.export.export(nt.convert(network()), (data().detach().float(),))
+    torch.export.save(program, file)
+    load = f"import torch; torch.export.load({file!r})"
+    alone = subprocess.run(
+        [sys.executable, "-c", load], capture_output=True, text=True, check=False
+    )
+    assert alone.returncode
+    assert "failed to resolve torch.ops.normgrad.native_batch_norm" in alone.stderr
+    assert "Please import the custom op" in alone.stderr
+    subprocess.run([sys.executable, "-c", f"import normgrad.torch; {load}"], check=True)
