@@ -67,6 +67,18 @@ def samples(dtype, channels_last):
             (dy, x, mean, mean**2 + 0.5, w, 3, 4, 30, 2, list(mask)),
         )
 
+    w, b = tensor(5, 6, dtype=wide, seed=2), tensor(5, 6, dtype=wide, seed=3)
+    mean = tensor(3, 4, 1, 1, dtype=wide, seed=8, grad=False)
+    rows, row = (mean, mean**2 + 0.5), [5, 6]
+    yield "native_layer_norm", (x, row, w, b, 1e-5)
+    yield "native_layer_norm", (x, row, None, None, 1e-5)
+    for mask in MASKS[::3]:
+        yield "native_layer_norm_backward", (dy, x, row, *rows, w, b, list(mask))
+    for eps in (None, 1e-5):
+        yield "_fused_rms_norm", (x, row, w, eps)
+    for mask in MASKS[::4]:
+        yield "_fused_rms_norm_backward", (dy, x, row, rows[1], w, list(mask[:2]))
+
 
 @pytest.mark.parametrize(
     ("dtype", "channels_last"),

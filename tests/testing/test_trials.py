@@ -47,6 +47,8 @@ def test_what_it_has_not_got_is_not_held_against_it():
     assert {each.case.kind for each in trial.judged if each.verdict is Verdict.ABSENT} == {
         "reduce",
         "group_norm",
+        "layer_norm",
+        "rms_norm",
     }
     assert ("not offered: no group_norm_backward", 4) in report.refusals(trial)
 

@@ -30,6 +30,11 @@ LAYERS: dict[type[Module], type[Module]] = {
     torch.nn.BatchNorm2d: nn.BatchNorm2d,
     torch.nn.BatchNorm3d: nn.BatchNorm3d,
     torch.nn.GroupNorm: nn.GroupNorm,
+    torch.nn.LayerNorm: nn.LayerNorm,
+    torch.nn.RMSNorm: nn.RMSNorm,
+    torch.nn.InstanceNorm1d: nn.InstanceNorm1d,
+    torch.nn.InstanceNorm2d: nn.InstanceNorm2d,
+    torch.nn.InstanceNorm3d: nn.InstanceNorm3d,
     torch.nn.SyncBatchNorm: nn.SyncBatchNorm,
 }
 
@@ -37,6 +42,9 @@ LAYERS: dict[type[Module], type[Module]] = {
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.nn.functional.batch_norm: functional.batch_norm,
     torch.nn.functional.group_norm: functional.group_norm,
+    torch.nn.functional.layer_norm: functional.layer_norm,
+    torch.nn.functional.rms_norm: functional.rms_norm,
+    torch.nn.functional.instance_norm: functional.instance_norm,
 }
 
 _NAMES = {function.__name__ for function in FUNCTIONS}

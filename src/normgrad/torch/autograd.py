@@ -7,10 +7,14 @@ from typing import Any
 
 from .nodes import BelowAutograd, Node, attach, operator
 from .norm_nodes import (
+    FusedRmsNorm,
+    FusedRmsNormBackward,
     NativeBatchNorm,
     NativeBatchNormBackward,
     NativeGroupNorm,
     NativeGroupNormBackward,
+    NativeLayerNorm,
+    NativeLayerNormBackward,
 )
 from .sync_nodes import (
     AllReduceSum,
@@ -34,6 +38,10 @@ NODES: dict[str, type[Node]] = {
     "batch_norm_backward_elemt": BatchNormBackwardElemt,
     "native_group_norm": NativeGroupNorm,
     "native_group_norm_backward": NativeGroupNormBackward,
+    "native_layer_norm": NativeLayerNorm,
+    "native_layer_norm_backward": NativeLayerNormBackward,
+    "_fused_rms_norm": FusedRmsNorm,
+    "_fused_rms_norm_backward": FusedRmsNormBackward,
     "all_reduce_sum": AllReduceSum,
     "sync_batch_norm": SyncBatchNorm,
     "sync_batch_norm_backward": SyncBatchNormBackward,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..contract import Kind
@@ -37,8 +38,30 @@ def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
     return value.flatten(axis, axis + 1)
 
 
+def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of operators whose rows share parameters: a call for each member of the batch."""
+
+    def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        found = [
+            call(
+                *(
+                    value.select(dim, index) if isinstance(dim, int) else value
+                    for value, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for index in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(each) for each in zip(*found, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return batched
+
+
 def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's rule, as ``torch.library.register_vmap`` takes it."""
+
+    if schema.operator is not None and schema.operator.statistics is Kind.ROW:
+        return _one_by_one(call)
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         if schema.elementwise:

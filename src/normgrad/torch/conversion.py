@@ -55,7 +55,7 @@ def converted(module: Module) -> Conversion:
 
 
 def convert(module: Module) -> Module:
-    """Replace PyTorch's batch and group norm layers by normgrad's, in place.
+    """Replace PyTorch's normalisation layers by normgrad's, in place.
 
     The new layers have the old ones' very parameters, buffers and hooks, so optimisers and handles
     go on working, and a layer that occurs in several places still does. Subclasses of PyTorch's

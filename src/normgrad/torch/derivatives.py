@@ -74,6 +74,15 @@ def group_grid(data: Tensor, groups: int) -> Grid:
     )
 
 
+def row_grid(data: Tensor, normalized_shape: Sequence[Any]) -> Grid:
+    """Layer norm's: a set is a row, and a position has parameters."""
+    shape, rows = tuple(data.shape), data.dim() - len(normalized_shape)
+    ones = (1,) * rows
+    of_rows = (*shape[:rows], *[1] * len(normalized_shape))
+    axes = tuple(range(data.dim()))
+    return Grid(shape, axes[rows:], axes[:rows], of_rows, (*ones, *shape[rows:]))
+
+
 class Normalisation:
     """x̂ and r of some data, as differentiable functions of them."""
 
@@ -86,24 +95,29 @@ class Normalisation:
         *,
         constant: bool,
         eps: float = 0.0,
+        centred: bool = True,
     ) -> None:
         """The statistics as given, or computed where they are not.
 
         ``constant`` ones do not depend on the data. Others have the values that are given, and the
         data's derivatives: μ = μ₀ + (⟨x⟩ − ⟨x⟩₀) and r = (v + r₀⁻² − v₀)^(−1/2), where v is the
-        variance about μ and the index 0 means: held constant.
+        variance about μ and the index 0 means: held constant. If they are not ``centred`` there is
+        no μ, and P(v) = v − x̂·⟨v·x̂⟩.
         """
         self.grid = grid
         self.dtype = wide(data)
         x = self.data(data)
-        self._constant = constant
+        self._constant, self._centred = constant, centred
+        if not centred:
+            assert invstd is not None
+            mean = x.new_zeros(()).expand(grid.statistics)
         if constant:
             assert mean is not None
             assert invstd is not None
             mu, self.invstd = self._statistic(mean), self._statistic(invstd)
         else:
-            mu = self._mean(x)
-            if mean is not None:
+            mu = self._mean(x) if centred else self._statistic(mean)
+            if centred and mean is not None:
                 mu = self._statistic(mean) + (mu - mu.detach())
             variance = self._mean((x - mu).square())
             if invstd is None:
@@ -129,7 +143,8 @@ class Normalisation:
 
     def channel_sum(self, values: Tensor) -> Tensor:
         """Σ, as a vector."""
-        return values.sum(self.grid.channel_axes).reshape(-1)
+        axes = self.grid.channel_axes
+        return (values.sum(axes) if axes else values).reshape(-1)
 
     def along(self, values: Tensor) -> Tensor:
         """⟨v·x̂⟩."""
@@ -139,7 +154,8 @@ class Normalisation:
         """P(v)."""
         if self._constant:
             return values
-        return values - self._mean(values) - self.normalised * self.along(values)
+        along = self.normalised * self.along(values)
+        return values - self._mean(values) - along if self._centred else values - along
 
     def second(
         self,

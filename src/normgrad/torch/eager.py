@@ -15,28 +15,31 @@ from torch import Tensor
 from .. import native, operators
 from ..contract import Operator
 from ..operators.by_name import PLANNED
-from ..plans import answered, keep, ready_for
+from ..plans import answered, call, keep, ready_for
 from .kernels import output_for
 from .nodes import kept_statistics
-from .norm_nodes import Forward, NativeBatchNorm, NativeGroupNorm
+from .norm_nodes import Forward, FusedRmsNorm, NativeBatchNorm, NativeGroupNorm, NativeLayerNorm
 
 _NONE = (None, None)
 BATCH_NORM, GROUP_NORM = PLANNED["batch_norm"], PLANNED["group_norm"]
+LAYER_NORM, RMS_NORM = PLANNED["layer_norm"], PLANNED["rms_norm"]
 
 
 def _of_output(node: type[Forward]) -> type[Forward]:
     """A norm's node for its output alone: what was made else is no result of it."""
 
     class OfOutput(node):  # type: ignore[valid-type, misc]
+        places = tuple(range(1, 1 + len(node.places)))
+
         @staticmethod
         def forward(
             ctx: Any, made: Any, input: Tensor, weight: Any, bias: Any, *choices: Any
         ) -> Tensor:
             """Keep what the gradients need; in a tuple autograd does not look at what was made."""
             output: Tensor
-            output, mean, spread = made
+            output, *statistics = made
             ctx.choices = choices
-            ctx.save_for_backward(input, weight, mean, spread)
+            ctx.save_for_backward(input, weight, *statistics)
             return output
 
     OfOutput.__name__ = OfOutput.__qualname__ = node.__name__.removeprefix("Native")
@@ -44,6 +47,7 @@ def _of_output(node: type[Forward]) -> type[Forward]:
 
 
 BatchNorm, GroupNorm = _of_output(NativeBatchNorm), _of_output(NativeGroupNorm)
+LayerNorm, RmsNorm = _of_output(NativeLayerNorm), _of_output(FusedRmsNorm)
 
 
 def _requires_grad(value: Any) -> bool:
@@ -60,6 +64,8 @@ def _needs_node(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bo
 #: The plans of calls that were made before, for ``native.answer``.
 _batch_norms: dict[bytes, native.Ready] = {}
 _group_norms: dict[bytes, native.Ready] = {}
+_layer_norms: dict[bytes, native.Ready] = {}
+_rms_norms: dict[bytes, native.Ready] = {}
 
 
 def _remember(
@@ -135,3 +141,39 @@ def _with_group_norm_s_node(made: Any, input: Tensor, weight: Any, bias: Any, gr
     if not _needs_node(input, weight, bias):
         return output
     return GroupNorm.apply(made, input, weight, bias, group)
+
+
+#: How norms by row are called: their operators, plans and nodes; RMS norm has no bias.
+_BY_ROW = {
+    "layer_norm": (LAYER_NORM, _layer_norms, LayerNorm),
+    "rms_norm": (RMS_NORM, _rms_norms, RmsNorm),
+}
+
+
+def by_row_again(name: str, tensors: tuple[Any, ...], shape: tuple[int, ...], eps: Any) -> Any:
+    """What :func:`by_row` does, if it has done it for such arguments; else None."""
+    _, plans, node = _BY_ROW[name]
+    made = answered(plans, tensors, None, (shape, eps))
+    return None if made is None else _with_node_by_row(node, made, tensors, shape)
+
+
+def by_row(name: str, tensors: tuple[Any, ...], shape: tuple[int, ...], eps: Any) -> Tensor:
+    """Layer norm or RMS norm, of input, weight and, if it has one, bias."""
+    operator, plans, node = _BY_ROW[name]
+    output = output_for(tensors[0])
+    rest = (None,) * (len(operator.all_outputs) - 1)
+    out = None if output is None else (output, *rest)
+    made = call(operator, tensors, out, (shape, eps))
+    if output is None:
+        _remember(plans, operator, tensors, None, (shape, eps))
+    return _with_node_by_row(node, made, tensors, shape)
+
+
+def _with_node_by_row(node: Any, made: Any, tensors: tuple[Any, ...], shape: Any) -> Tensor:
+    """The output, with a node of autograd where gradients may be wanted."""
+    output: Tensor = made[0]
+    input, weight, *rest = tensors
+    bias = rest[0] if rest else None
+    if not _needs_node(input, weight, bias):
+        return output
+    return node.apply(made, input, weight, bias, shape)

@@ -39,9 +39,12 @@ def _fake(schema: Schema, operator: Operator) -> Callable[..., Any]:
         options = operator.read_options(**choices)
         present = contract.counted(operator, options, tensors)
         data = present["input"]
+        rows = data.dim() - len(options.normalized_shape)
         shapes: dict[Kind, Any] = {
-            Kind.CHANNEL: data.shape[1],
-            Kind.GROUP: (data.shape[0], options.num_groups),
+            Kind.CHANNEL: data.shape[1:2],
+            Kind.GROUP: (*data.shape[:1], options.num_groups),
+            Kind.ROW: (*data.shape[:rows], *[1] * len(options.normalized_shape)),
+            Kind.POSITION: data.shape[rows:],
         }
         results = []
         for output in operator.outputs(options):

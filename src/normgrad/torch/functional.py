@@ -1,4 +1,4 @@
-"""``torch.nn.functional``'s batch norm and group norm, by normgrad on the CPU and on GPUs.
+"""``torch.nn.functional``'s normalisation functions, by normgrad on the CPU and on GPUs.
 
 What normgrad does not take (another device, a dtype, a wrong argument) goes to PyTorch's own
 function: it computes it, or raises its own error.
@@ -7,6 +7,7 @@ function: it computes it, or raises its own error.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -299,3 +300,144 @@ def group_norm(
     return ops.native_group_norm(
         input, weight, bias, samples, channels, positions, num_groups, eps
     )[0]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm, as :func:`torch.nn.functional.layer_norm`.
+
+    Under CUDA's autocast it is in float32, as PyTorch's is.
+
+    Args:
+        input: 1 to 8 axes, of which the last are ``normalized_shape``; float32, float16, bfloat16
+            or float64, in any layout.
+        normalized_shape: sizes.
+        weight, bias: of that shape, which may have dtypes of their own.
+        eps: added to the variance.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as PyTorch's own.
+    """
+    tensors, shape = (input, weight, bias), tuple(normalized_shape)
+    unwatched = watching.unwatched()
+    if unwatched:
+        again = eager.by_row_again("layer_norm", tensors, shape, eps)
+        if again is not None:
+            return again
+    alone = unwatched and watching.plain(*tensors)
+    if not alone and has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            layer_norm, tensors, input, normalized_shape, weight, bias, eps
+        )
+    if not (_is_number(eps) and _takes_rows(input, shape, weight, bias)):
+        return torch.nn.functional.layer_norm(input, list(shape), weight, bias, eps)
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        tensors = tuple(map(_as_autocast_has_it, tensors))
+    if alone:
+        return eager.by_row("layer_norm", tensors, shape, eps)
+    input, weight, bias = tensors
+    return ops.native_layer_norm(input, shape, weight, bias, eps)[0]
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """RMS norm, as :func:`torch.nn.functional.rms_norm`.
+
+    Under CUDA's autocast it is in float32, as PyTorch's is.
+
+    Args:
+        input, normalized_shape, weight: as for :func:`layer_norm`.
+        eps: added to the mean of squares; None for the machine epsilon of ``input``'s dtype.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as PyTorch's own.
+    """
+    tensors, shape = (input, weight), tuple(normalized_shape)
+    unwatched = watching.unwatched()
+    if unwatched:
+        again = eager.by_row_again("rms_norm", tensors, shape, eps)
+        if again is not None:
+            return again
+    alone = unwatched and watching.plain(*tensors)
+    if not alone and has_torch_function_variadic(input, weight):
+        return handle_torch_function(rms_norm, tensors, input, normalized_shape, weight, eps)
+    if not ((eps is None or _is_number(eps)) and _takes_rows(input, shape, weight)):
+        return torch.nn.functional.rms_norm(input, list(shape), weight, eps)
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        tensors = tuple(map(_as_autocast_has_it, tensors))
+    if alone:
+        return eager.by_row("rms_norm", tensors, shape, eps)
+    input, weight = tensors
+    return ops._fused_rms_norm(input, shape, weight, eps)[0]
+
+
+def _takes_rows(input: Any, shape: tuple[Any, ...], *parameters: Any) -> bool:
+    """Whether normgrad takes these tensors, whose parameters are of a shape."""
+    if not (
+        isinstance(input, Tensor)
+        and shape
+        and 1 <= input.dim() <= contract.MAX_RANK
+        and tuple(input.shape[-len(shape) :]) == shape
+        # PyTorch's functions have rules of their own where there is nothing.
+        and input.numel() != 0
+    ):
+        return False
+    return all(
+        each is None
+        or (_is_ours(each) and each.device == input.device and tuple(each.shape) == shape)
+        for each in parameters
+    ) and _is_ours(input)
+
+
+def _is_ours(tensor: Any) -> bool:
+    """Whether a tensor is one that normgrad computes with, where it is."""
+    return (
+        isinstance(tensor, Tensor)
+        and (tensor.is_cpu or (tensor.is_cuda and _is_usable(tensor.device.index)))
+        and tensor.dtype in _FLOATS
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+    )
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Instance norm, as :func:`torch.nn.functional.instance_norm`.
+
+    It is group norm with a channel to each group, and with running statistics in use batch norm's
+    evaluation. Running statistics that are to be updated are left to PyTorch.
+
+    Args:
+        input: (N, C, ...), 3 to 8 axes.
+        running_mean, running_var, weight, bias, momentum, eps: as for :func:`batch_norm`.
+        use_input_stats: whether each sample's own statistics are used.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as PyTorch's own.
+    """
+    absent = running_mean is None and running_var is None
+    fits = isinstance(input, Tensor) and input.dim() > 2 and prod(input.shape[2:]) > 1
+    if fits and use_input_stats and absent:
+        return group_norm(input, input.shape[1], weight, bias, eps)
+    if fits and not use_input_stats and not absent:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return torch.nn.functional.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )

@@ -1,4 +1,4 @@
-"""``torch.nn``'s batch norm and group norm layers, by normgrad on the CPU and on GPUs.
+"""``torch.nn``'s normalisation layers, by normgrad on the CPU and on GPUs.
 
 They are PyTorch's own classes but for ``forward``: constructors, parameters, buffers, checkpoints
 and ``isinstance`` are the same, and a layer on another device, or on a GPU without Triton, computes
@@ -102,6 +102,64 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class LayerNorm(Ours, torch.nn.LayerNorm):
+    """:class:`torch.nn.LayerNorm` by normgrad."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Layer norm.
+
+        Args:
+            input: its last axes are ``normalized_shape``.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as PyTorch's layer.
+        """
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Ours, torch.nn.RMSNorm):
+    """:class:`torch.nn.RMSNorm` by normgrad."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """RMS norm.
+
+        Args:
+            x: its last axes are ``normalized_shape``.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as PyTorch's layer.
+        """
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
+    """What the instance norms share; each is of PyTorch's class for its number of axes too."""
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return functional.instance_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            0.0 if self.momentum is None else self.momentum,
+            self.eps,
+        )
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """:class:`torch.nn.InstanceNorm1d` by normgrad: (N, C, L) or (C, L)."""
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """:class:`torch.nn.InstanceNorm2d` by normgrad: (N, C, H, W) or (C, H, W)."""
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """:class:`torch.nn.InstanceNorm3d` by normgrad: (N, C, D, H, W) or (C, D, H, W)."""
 
 
 #: Numbers by which synchronised layers are known on their rank.

@@ -20,18 +20,22 @@ from .watching import kernels_suffice, unwatched
 
 
 class Forward(Node):
-    """A norm's forward pass, whose first three arguments are input, weight and bias.
+    """A norm's forward pass.
 
     Attributes:
         gradient: the functional operator of its gradients, and PyTorch's name for that.
-        others: how many arguments there are beside those three.
+        count: how many arguments there are.
+        places: where input, weight and, if there is one, bias are among them, counted from 1.
         statistics: how many of the results are no output.
+        axis: the functional operator's last argument, if it has channels.
         normalised: the data, of the options that are the gradients' too and the statistics.
     """
 
     gradient: ClassVar[tuple[Operator, str]]
-    others: ClassVar[int]
+    count: ClassVar[int]
+    places: ClassVar[tuple[int, ...]] = (1, 2, 3)
     statistics: ClassVar[int]
+    axis: ClassVar[tuple[int, ...]] = (1,)
     normalised: ClassVar[Callable[..., Normalisation]]
 
     @staticmethod
@@ -40,37 +44,43 @@ class Forward(Node):
         raise NotImplementedError
 
     @staticmethod
-    def sizes(input: Tensor) -> tuple[Any, ...]:
-        """The sizes that PyTorch's operator of the gradients takes beside."""
-        return ()
+    def arguments(tensors: tuple[Any, ...], choices: Any, mask: Any) -> tuple[Any, ...]:
+        """The arguments of PyTorch's operator of the gradients."""
+        return *tensors, *choices, mask
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
         """The gradients: by the functional operator where nothing watches, else by PyTorch's."""
         node: type[Forward] = ctx._forward_cls
-        mask = ctx.needs_input_grad[1:4]
         if grad_out is None:
-            return (None,) * (4 + node.others)
+            return (None,) * (1 + node.count)
+        needed = ctx.needs_input_grad
+        mask = tuple([needed[place] for place in node.places])
         gradient, name = node.gradient
         tensors, choices = node.asked(ctx, grad_out), ctx.choices
         found = None
         if not torch.is_grad_enabled() and unwatched():
-            all_choices = (*choices, mask, 1)
+            all_choices = (*choices, mask, *node.axis)
             found = call_again(gradient, tensors, None, all_choices)
             if found is None and kernels_suffice(grad_out):
                 found = call(gradient, tensors, None, all_choices)
         if found is None:
-            found = given(operator(name)(*tensors, *node.sizes(tensors[1]), *choices, mask), mask)
-        return None, *found, *[None] * node.others
+            found = given(operator(name)(*node.arguments(tensors, choices, mask)), mask)
+        for_all: list[Any] = [None] * (1 + node.count)
+        for place, gradient_ in zip(node.places, found, strict=True):
+            for_all[place] = gradient_
+        return tuple(for_all)
 
     @staticmethod
     @along
-    def jvp(ctx: Any, kept: Any, _: Any, input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    def jvp(ctx: Any, kept: Any, *tangents: Any) -> Any:
         """Along tangents."""
         node: type[Forward] = ctx._forward_cls
         data, gamma, *statistics = kept
         norm = node.normalised(ctx.choices, data, *statistics)
-        return like(norm.output_along(gamma, input, weight, bias), data), *[None] * node.statistics
+        input, weight, *bias = (tangents[place] for place in node.places)
+        moved = norm.output_along(gamma, input, weight, *(bias or [None]))
+        return like(moved, data), *[None] * node.statistics
 
 
 class Gradients(Node):
@@ -93,7 +103,8 @@ class Gradients(Node):
         node: type[Gradients] = ctx._forward_cls
         grad_out, input, weight, *statistics = ctx.saved_tensors
         norm = node.normalised(ctx.choices, input, *statistics)
-        found = norm.second(grad_out, weight, *cotangents)
+        none = [None] * (3 - len(cotangents))
+        found = norm.second(grad_out, weight, *cotangents, *none)
         for_all: list[Any] = [None] * node.count
         for_all[0], for_all[1], for_all[node.weight] = map(like, found, (grad_out, input, weight))
         return None, *given(tuple(for_all), ctx.needs_input_grad[1:])
@@ -106,17 +117,17 @@ class Gradients(Node):
         dy, data, gamma, *statistics = kept
         norm = node.normalised(ctx.choices, data, *statistics)
         moved = norm.gradients_along(dy, gamma, tangents[0], tangents[1], tangents[node.weight])
-        moved = (moved[0].reshape(data.shape), *moved[1:])
         return tuple(
-            None if dtype is None else value.to(dtype)
-            for value, dtype in zip(moved, ctx.gradients, strict=True)
+            None if looks is None else value.reshape(looks[0]).to(looks[1])
+            for value, looks in zip(moved, ctx.gradients, strict=False)
         )
 
 
-def _described(results: Any, mask: Any) -> tuple[torch.dtype | None, ...]:
-    """The gradients' dtypes, None where masked off."""
+def _described(results: Any, mask: Any) -> tuple[tuple[Any, torch.dtype] | None, ...]:
+    """The gradients' shapes and dtypes, None where masked off."""
     return tuple(
-        value.dtype if wanted else None for value, wanted in zip(results, mask, strict=True)
+        (value.shape, value.dtype) if wanted else None
+        for value, wanted in zip(results, mask, strict=True)
     )
 
 
@@ -139,11 +150,23 @@ def _of_groups(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisatio
     return Normalisation(grid, data, mean, rstd, constant=False)
 
 
+def _of_rows(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisation:
+    """Data normalised as layer norm does."""
+    grid = derivatives.row_grid(data, *choices)
+    return Normalisation(grid, data, mean, rstd, constant=False)
+
+
+def _by_squares(choices: Any, data: Tensor, rstd: Any) -> Normalisation:
+    """Data normalised as RMS norm does."""
+    grid = derivatives.row_grid(data, *choices)
+    return Normalisation(grid, data, None, rstd, constant=False, centred=False)
+
+
 class NativeBatchNorm(Forward):
     """Batch norm."""
 
     gradient = PLANNED["batch_norm_backward"], "native_batch_norm_backward"
-    others, statistics = 5, 4
+    count, statistics = 8, 4
     normalised = staticmethod(_of_channels)
 
     @staticmethod
@@ -184,7 +207,7 @@ class NativeGroupNorm(Forward):
     """Group norm."""
 
     gradient = PLANNED["group_norm_backward"], "native_group_norm_backward"
-    others, statistics = 5, 2
+    count, statistics = 8, 2
     normalised = staticmethod(_of_groups)
 
     @staticmethod
@@ -201,8 +224,9 @@ class NativeGroupNorm(Forward):
         return grad_out, input, mean, rstd, weight
 
     @staticmethod
-    def sizes(input: Tensor) -> tuple[Any, ...]:  # noqa: D102
-        return input.shape[0], input.shape[1], prod(input.shape[2:])
+    def arguments(tensors: Any, choices: Any, mask: Any) -> tuple[Any, ...]:  # noqa: D102
+        shape = tensors[1].shape
+        return *tensors, shape[0], shape[1], prod(shape[2:]), *choices, mask
 
 
 class NativeGroupNormBackward(Gradients):
@@ -219,3 +243,82 @@ class NativeGroupNormBackward(Gradients):
         ctx.choices = (group,)
         ctx.gradients = _described(results, mask)
         return grad_out, input, weight, mean, rstd
+
+
+class NativeLayerNorm(Forward):
+    """Layer norm."""
+
+    gradient = PLANNED["layer_norm_backward"], "native_layer_norm_backward"
+    count, statistics, places, axis = 5, 2, (1, 3, 4), ()
+    normalised = staticmethod(_of_rows)
+
+    @staticmethod
+    def kept(  # noqa: D102
+        ctx: Any, results: Any, input: Any, normalized_shape: Any, weight: Any, bias: Any,
+        eps: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        ctx.choices = (tuple(normalized_shape),)
+        return input, weight, *results[1:]
+
+    @staticmethod
+    def asked(ctx: Any, grad_out: Any) -> Any:  # noqa: D102
+        input, weight, *statistics = ctx.saved_tensors
+        return grad_out, input, *statistics, weight
+
+    @staticmethod
+    def arguments(tensors: Any, choices: Any, mask: Any) -> tuple[Any, ...]:  # noqa: D102
+        # PyTorch's has a bias, of which nothing is read.
+        return *tensors[:2], *choices, *tensors[2:], None, mask
+
+
+class NativeLayerNormBackward(Gradients):
+    """Layer norm's gradients."""
+
+    weight, count = 5, 8
+    normalised = staticmethod(_of_rows)
+
+    @staticmethod
+    def kept(  # noqa: D102
+        ctx: Any, results: Any, grad_out: Any, input: Any, normalized_shape: Any, mean: Any,
+        rstd: Any, weight: Any, bias: Any, mask: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        ctx.choices = (tuple(normalized_shape),)
+        ctx.gradients = _described(results, mask)
+        return grad_out, input, weight, mean, rstd
+
+
+class FusedRmsNorm(Forward):
+    """RMS norm."""
+
+    gradient = PLANNED["rms_norm_backward"], "_fused_rms_norm_backward"
+    count, statistics, places, axis = 4, 1, (1, 3), ()
+    normalised = staticmethod(_by_squares)
+    asked = staticmethod(NativeLayerNorm.asked)
+
+    @staticmethod
+    def kept(  # noqa: D102
+        ctx: Any, results: Any, input: Any, normalized_shape: Any, weight: Any, eps: Any
+    ) -> tuple[Any, ...]:
+        ctx.choices = (tuple(normalized_shape),)
+        return input, weight, *results[1:]
+
+    @staticmethod
+    def arguments(tensors: Any, choices: Any, mask: Any) -> tuple[Any, ...]:  # noqa: D102
+        return *tensors[:2], *choices, *tensors[2:], mask
+
+
+class FusedRmsNormBackward(Gradients):
+    """RMS norm's gradients."""
+
+    differentiable = frozenset({0, 1})
+    weight, count = 4, 6
+    normalised = staticmethod(_by_squares)
+
+    @staticmethod
+    def kept(  # noqa: D102
+        ctx: Any, results: Any, grad_out: Any, input: Any, normalized_shape: Any, rstd: Any,
+        weight: Any, mask: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        ctx.choices = (tuple(normalized_shape),)
+        ctx.gradients = _described(results, mask)
+        return grad_out, input, weight, rstd

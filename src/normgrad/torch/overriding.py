@@ -24,9 +24,13 @@ from .schemas import SCHEMAS, Schema
 from .untraced import untraced
 
 
-def _within_ranks(tensor: Tensor) -> Tensor:
-    """A tensor of more axes than normgrad's with its last axes in one."""
-    return tensor if tensor.dim() <= contract.MAX_RANK else tensor.flatten(2)
+def _within_ranks(tensor: Tensor, operator: Operator, options: dict[str, Any]) -> Tensor:
+    """A tensor of more axes than normgrad's with some in one: a row's, or the last."""
+    if tensor.dim() <= contract.MAX_RANK:
+        return tensor
+    if operator.statistics is Kind.ROW:
+        return tensor.flatten(0, tensor.dim() - len(options["normalized_shape"]) - 1)
+    return tensor.flatten(2)
 
 
 def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
@@ -36,8 +40,9 @@ def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
         tensors, options = schema.read(arguments)
         input = tensors["input"]
         for parameter in operator.parameters:
-            if parameter.kind is Kind.DATA:
-                tensors[parameter.name] = _within_ranks(tensors[parameter.name])
+            if parameter.kind in (Kind.DATA, Kind.ROW):
+                value = tensors[parameter.name]
+                tensors[parameter.name] = _within_ranks(value, operator, options)
         if schema.changes:
             written = [tensors[output.in_place[0]] for output in changed]
             kept = len(operator.all_outputs) - schema.changes
@@ -57,7 +62,7 @@ KERNELS = {
     name: _kernel(schema, schema.operator)
     for name, schema in SCHEMAS.items()
     if schema.operator is not None
-    and (schema.operator.is_gradient or not name.startswith("native"))
+    and (schema.operator.is_gradient or name.startswith("batch_norm_"))
 }
 
 _lock = threading.Lock()
@@ -90,7 +95,7 @@ def _leave() -> None:
 def override() -> Iterator[None]:
     """A context in which PyTorch's own operators on the CPU are normgrad's.
 
-    These are the backward passes of batch norm and group norm, and with them instance norm's; the
+    These are the backward passes of batch, group, layer and RMS norm, and instance norm's; the
     operators of synchronised batch norm, which PyTorch has for CUDA alone, are there in addition.
     It can be nested, and entered by several threads: PyTorch's own come back when the last leaves.
     """

@@ -76,9 +76,9 @@ def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - 
         )
 
 
-_SORTS = {Sort.FLAG: "bool", Sort.REAL: "float", Sort.INTEGER: "int"}
+_SORTS = {Sort.FLAG: "bool", Sort.REAL: "float", Sort.INTEGER: "int", Sort.SIZES: "SymInt[]"}
 #: Arguments that only PyTorch's operators have.
-_OTHERS = {"N": "SymInt", "C": "SymInt", "HxW": "SymInt", "eps": "float"}
+_OTHERS = {"N": "SymInt", "C": "SymInt", "HxW": "SymInt", "eps": "float", "bias": "Tensor?"}
 
 
 def _of(
@@ -98,7 +98,7 @@ def _of(
             return _OTHERS[argument]
         if OPTIONS[own] is Sort.FLAGS:
             return f"bool[{len({each.mask for each in outputs} - {None})}]"
-        return _SORTS[OPTIONS[own]]
+        return _SORTS[OPTIONS[own]] + "?" * (own == "eps" and planned.has_own_eps)
 
     results = ", ".join(f"Tensor {output.name}" for output in outputs)
     return Schema(
@@ -149,6 +149,18 @@ _SCHEMAS = (
         "group_norm_backward",
         f"grad_out input mean rstd weight {_SIZES} output_mask",
         _GROUP,
+    ),
+    _of("native_layer_norm", "layer_norm", "input normalized_shape weight bias eps"),
+    _of(
+        "native_layer_norm_backward",
+        "layer_norm_backward",
+        "grad_out input normalized_shape mean rstd weight bias output_mask",
+    ),
+    _of("_fused_rms_norm", "rms_norm", "input normalized_shape weight eps"),
+    _of(
+        "_fused_rms_norm_backward",
+        "rms_norm_backward",
+        "grad_out input normalized_shape rstd weight output_mask",
     ),
     Schema(
         "sync_batch_norm",

@@ -1,0 +1,130 @@
+"""Layer norm, RMS norm and instance norm in PyTorch: values, derivatives, layers, the override."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("normgrad.torch")
+F, theirs, ops = nt.functional, torch.nn.functional, nt.ops
+
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float64: 1e-12}
+
+
+def tensor(*shape, dtype=torch.float64, seed=0):
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.to(dtype).requires_grad_()
+
+
+def alike(ours, other, tolerance):
+    for mine, expected in zip(ours, other, strict=True):
+        assert mine.shape == expected.shape
+        scale = expected.double().abs().max()
+        assert (mine.double() - expected.double()).abs().max() <= tolerance * scale
+
+
+def gradients(function, tensors):
+    output = function(*tensors)
+    dy = torch.linspace(-1, 1, output.numel()).to(output.dtype).reshape(output.shape)
+    return output, *torch.autograd.grad(output, tensors, dy)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6,), (5, 6)])
+def test_functions(shape, dtype):
+    """PyTorch's values in float64, the first time and again, from any layout."""
+    w, b = tensor(*shape, dtype=dtype, seed=1), tensor(*shape, dtype=dtype, seed=2)
+    for x in (tensor(3, 4, 5, 6, dtype=dtype), tensor(4, 3, 5, 6, dtype=dtype).transpose(0, 1)):
+        for _ in range(2):
+            for ours, other, tensors in (
+                (F.layer_norm, theirs.layer_norm, (x, w, b)),
+                (F.rms_norm, theirs.rms_norm, (x, w)),
+            ):
+                found = gradients(lambda x, *p, f=ours: f(x, shape, *p, eps=1e-3), tensors)
+                wide = tuple(each.detach().double().requires_grad_() for each in tensors)
+                exact = gradients(lambda x, *p, f=other: f(x, shape, *p, eps=1e-3), wide)
+                assert {value.dtype for value in found} == {dtype}
+                alike(found, exact, DTYPES[dtype])
+
+
+def test_instance_norm():
+    x, w, b = tensor(3, 4, 5, 6), tensor(4, seed=1), tensor(4, seed=2)
+    mean, var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5
+    for running, own in (((None, None), True), ((mean, var), False), ((mean, var), True)):
+        expected = theirs.instance_norm(x, *(copy.copy(each) for each in running), w, b, own)
+        found = F.instance_norm(x, *(copy.copy(each) for each in running), w, b, own)
+        alike((found,), (expected,), 1e-12)
+
+
+def test_derivatives_of_any_order():
+    x, w, b = tensor(3, 4, 5), tensor(4, 5, seed=1), tensor(4, 5, seed=2)
+
+    def layer(x, w, b):
+        return ops.native_layer_norm(x, [4, 5], w, b, 1e-5)[0]
+
+    def rms(x, w):
+        return ops._fused_rms_norm(x, [4, 5], w, 1e-5)[0]
+
+    for function, tensors in ((layer, (x, w, b)), (rms, (x, w))):
+        assert torch.autograd.gradcheck(function, tensors, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, tensors)
+
+
+@pytest.mark.parametrize("name", ["native_layer_norm", "_fused_rms_norm"])
+def test_vmap(name):
+    batch, weights = torch.randn(4, 3, 5), torch.randn(4, 5)
+    arguments = (None, 1e-5) if name == "native_layer_norm" else (1e-5,)
+
+    def call(x, w):
+        return getattr(ops, name)(x, [5], w, *arguments)[0]
+
+    found = torch.vmap(call)(batch, weights)
+    torch.testing.assert_close(found, torch.stack([*map(call, batch, weights)]), rtol=0, atol=0)
+
+
+def test_layers_are_converted_and_reverted():
+    model = torch.nn.Sequential(
+        torch.nn.LayerNorm((5, 6)), torch.nn.RMSNorm(6), torch.nn.InstanceNorm2d(4, affine=True)
+    )
+    kinds = [type(layer) for layer in model]
+    x = torch.randn(3, 4, 5, 6)
+    expected, parameters = model(x), [*model.parameters()]
+    assert nt.convert(model) is model
+    assert [type(layer) for layer in model] == [getattr(nt.nn, kind.__name__) for kind in kinds]
+    assert all(mine is other for mine, other in zip(model.parameters(), parameters, strict=True))
+    torch.testing.assert_close(model(x), expected)
+    assert [type(layer) for layer in nt.revert(model)] == kinds
+
+
+def test_what_is_not_taken_is_pytorch_s():
+    x = torch.randn(3, 4)
+    for wrong in ((5,), (3, 5), (2, 3, 4)):
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            F.layer_norm(x, wrong)
+    assert F.layer_norm(torch.randn(0, 4), (4,)).shape == (0, 4)
+
+
+def test_override():
+    x, w, b = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4, 6), (6,), (6,)))
+
+    def step(x, w, b):
+        return theirs.layer_norm(x, (6,), w, b)
+
+    expected = gradients(step, (x, w, b))
+    with nt.override():
+        alike(gradients(step, (x, w, b)), expected, 1e-5)
+        many = torch.randn(2, *[1] * 7, 2, 6, requires_grad=True)
+        theirs.layer_norm(many, (6,)).square().sum().backward()
+    assert many.grad.shape == many.shape
+
+
+def test_compiled():
+    compiled = torch.compile(
+        lambda x: F.layer_norm(x, (6,)) + F.rms_norm(x, (6,)), fullgraph=True, backend="aot_eager"
+    )
+    x = torch.randn(3, 6, requires_grad=True)
+    alike((compiled(x),), (theirs.layer_norm(x, (6,)) + theirs.rms_norm(x, (6,)),), 1e-5)
+    compiled(x).sum().backward()
+    assert x.grad.abs().max() < 10
