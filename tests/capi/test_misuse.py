@@ -155,11 +155,11 @@ EXPECTED = {
         """,
     "workspaces": """
         a workspace is needed 1 | 0 |
-        null | 161001 | workspace: null; allowed: 1151 bytes
-        size too small | 161002 | workspaceSize: 1150; allowed: 1151 or more
-        size 0 | 161002 | workspaceSize: 0; allowed: 1151 or more
-        block too small | 161002 | workspace: 1150 bytes; allowed: 1151
-        rest of a block too small | 161002 | workspace: 1150 bytes; allowed: 1151
+        null | 161001 | workspace: null; allowed: 1023 bytes
+        size too small | 161002 | workspaceSize: 1022; allowed: 1023 or more
+        size 0 | 161002 | workspaceSize: 0; allowed: 1023 or more
+        block too small | 161002 | workspace: 1022 bytes; allowed: 1023
+        rest of a block too small | 161002 | workspace: 1022 bytes; allowed: 1023
         memory of the host | 161002 | workspace: no memory from aclrtMalloc
         a block of the host's | 161002 | workspace: no memory from aclrtMalloc
         made up | 161002 | workspace: no memory from aclrtMalloc
@@ -376,11 +376,11 @@ EXPECTED = {
         operator to made up | 3 | desc_ptr: no memory at 0x10 to write to, byte 0 of 8; allowed:
         workspace size to made up | 3 | size: no memory at 0x10 to write to, byte 0 of 8
         device type to made up | 3 | device_type: no memory at 0x10 to write to, byte 0 of 4
-        workspace made up | 3 | workspace: no memory at 0x10 to write to, byte 0 of 1151
+        workspace made up | 3 | workspace: no memory at 0x10 to write to, byte 0 of 1023
         input with a hole | 3 | to read from, byte 4096 of 12288; allowed: memory that can be read
         input that cannot be read | 3 | to read from, byte 4096 of 12288
         output that is read-only | 3 | grad_input: no memory at 0x
-        workspace that is read-only | 3 | to write to, byte 0 of 1151
+        workspace that is read-only | 3 | to write to, byte 0 of 1023
         """,
     "infini": """
         count to null | 3 | infinirtGetDeviceCount: count: null
@@ -419,9 +419,9 @@ EXPECTED = {
         input made up | 3 | input: no memory at 0x10
         input past its block | 3 | input: 95 bytes; allowed: 96
         strides past all memory | 3 | grad_weight: no memory at 0x
-        workspace null | 3 | workspace: null; allowed: 1151 bytes
-        workspace said to be small | 13 | workspace: 1150 bytes of 1151
-        workspace block too small | 13 | workspace: 1151 bytes of 1150
+        workspace null | 3 | workspace: null; allowed: 1023 bytes
+        workspace said to be small | 13 | workspace: 1022 bytes of 1023
+        workspace block too small | 13 | workspace: 1023 bytes of 1022
         operator null | 3 | desc: null
         operator made up | 3 | desc: 0x
         operator is a descriptor | 3 | desc: an infiniopTensorDescriptor_t
@@ -432,10 +432,10 @@ EXPECTED = {
         free null | 0 |
         free the stack | 3 | is in no block
         free device memory as the host's | 3 | ptr: memory from infinirtMalloc
-        copy past the end | 3 | dst: 1151 bytes; allowed: 1150
+        copy past the end | 3 | dst: 1023 bytes; allowed: 1022
         copy from null | 3 | src: null
         copy of no kind | 3 | kind: 9
-        set past the end | 3 | ptr: 1151 bytes; allowed: 1150
+        set past the end | 3 | ptr: 1023 bytes; allowed: 1022
         malloc of too much | 1 | size: 18446744073709551615 bytes
         malloc to null | 3 | p_ptr: null
         destroy operator | 0 |

@@ -54,7 +54,9 @@ def programs(
 def _choices(name: str) -> Iterator[dict[str, Any]]:
     """An operator's arguments that are not tensors, in every way that matters."""
     known = choices_of(name)
-    values: dict[str, Sequence[Any]] = {"training": (True, False), "output_mask": _MASKS}
+    entries = sum(output.mask is not None for output in PLANNED[name].all_outputs)
+    masks = [mask[:entries] for mask in _MASKS]
+    values: dict[str, Sequence[Any]] = {"training": (True, False), "output_mask": masks}
     values |= {"eps": (1e-5,), "num_groups": (_GROUPS,)}
     names = [choice for choice in known if choice in values]
     for found in itertools.product(*(values[choice] for choice in names)):

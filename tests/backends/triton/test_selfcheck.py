@@ -27,8 +27,8 @@ from normgrad.testing import against_torch  # noqa: E402
 
 GPU = Device("NVIDIA Made-Up (80 GB)", (9, 0))
 CHECK = selfcheck.check
-GOOD = selfcheck.Verdict("2026-11-22", 26, "")
-BAD = selfcheck.Verdict("2026-11-22", 26, "batch_norm_stats in float32: mean is off by 5 times")
+GOOD = selfcheck.Verdict("2026-11-22", 34, "")
+BAD = selfcheck.Verdict("2026-11-22", 34, "batch_norm_stats in float32: mean is off by 5 times")
 
 
 # What it computes
@@ -67,7 +67,7 @@ def test_our_results_are_within_their_bound(monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
     verdict = selfcheck.check("cpu", MADE_UP)
-    assert verdict == selfcheck.Verdict(date.today().isoformat(), 26, "")
+    assert verdict == selfcheck.Verdict(date.today().isoformat(), 34, "")
     assert plans._plans == {}
 
 
@@ -390,7 +390,7 @@ def test_what_info_says(checks, monkeypatch):
     assert selfcheck.settled("cuda:0", GPU)
     again = f"(delete {path} to check again)"
     assert info.gpu_kernels(GPU.name) == (
-        f"checked on 2026-11-22: all 26 cases within the bound {again}"
+        f"checked on 2026-11-22: all 34 cases within the bound {again}"
     )
     path.unlink()
     checks.new_process()
