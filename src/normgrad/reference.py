@@ -14,7 +14,7 @@ rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -49,6 +49,12 @@ class _Arithmetic:
 
     def tensor(self, values: Array) -> Array:
         return values.astype(self.wide)
+
+
+def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
+    """A formula's results, with what it gives where all terms and signs are positive as scales."""
+    values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
+    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
 
 
 def _others(rank: int, axis: int) -> tuple[int, ...]:
@@ -114,10 +120,7 @@ def batch_norm_backward(
                 grad_input = dy * along(r) * along(w)
             return grad_input, r * sum_dy_xmu, sum_dy
 
-        values = formula(dy, xmu, w, r, -1)
-        scales = formula(abs(dy), abs(xmu), abs(w), abs(r), 1)
-    names = ("grad_input", "grad_weight", "grad_bias")
-    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+        return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, w, r)
 
 
 def _means(rows: Array) -> tuple[Array, Array]:
@@ -515,10 +518,7 @@ def layer_norm_backward(
             projections = (d * xhat).sum(over, keepdims=True)
             return r * (d + minus * (sums + xhat * projections) / size), grad_weight, grad_bias
 
-        values = formula(dy, xmu, r, w, -1)
-        scales = formula(abs(dy), abs(xmu), abs(r), abs(w), 1)
-    names = ("grad_input", "grad_weight", "grad_bias")
-    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+        return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, r, w)
 
 
 def rms_norm(
@@ -563,7 +563,4 @@ def rms_norm_backward(
             grad_weight = (dy * xhat).sum(tuple(range(over[0])))
             return r * (d + minus * xhat * projections / size), grad_weight
 
-        values = formula(dy, x, r, w, -1)
-        scales = formula(abs(dy), abs(x), abs(r), abs(w), 1)
-    names = ("grad_input", "grad_weight")
-    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+        return _exact(("grad_input", "grad_weight"), formula, dy, x, r, w)

@@ -239,6 +239,23 @@ def test_torch_fx_has_layers_as_wholes():
     assert type(nt.revert(traced).get_submodule("1")) is torch.nn.BatchNorm2d
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.LayerNorm(5),
+        torch.nn.RMSNorm(5),
+        torch.nn.InstanceNorm1d(3),
+        torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
+    ],
+)
+def test_torch_fx_has_each_layer_as_a_whole(layer):
+    model = nt.convert(torch.nn.Sequential(layer))
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
+    x = torch.linspace(-1, 1, 30).reshape(2, 3, 5)
+    assert torch.equal(traced(x), model(x))
+
+
 REVERT = r"normgrad\.torch\.revert\(model\) first$"
 
 

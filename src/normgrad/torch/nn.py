@@ -116,6 +116,8 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
         Raises:
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
@@ -131,11 +133,26 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
         Raises:
             TypeError, ValueError, RuntimeError: as PyTorch's layer.
         """
+        if isinstance(x, Proxy):
+            return leaf(self, x)
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     """What the instance norms share; each is of PyTorch's class for its number of axes too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Instance norm.
+
+        Args:
+            input: (N, C, ...) or (C, ...), with as many axes as the class says.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as PyTorch's layer.
+        """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        return super().forward(input)
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         return functional.instance_norm(

@@ -214,6 +214,16 @@ def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any)
     return emit.builder.select(mask, lanes, others)
 
 
+def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
+    """A cache line as float32 behind a fence, through which LLVM does not see its true type.
+
+    LLVM has no store of float16 that goes past the caches: it drops the hint without a word.
+    """
+    kind = _vector(F32, LINE // 4)
+    name = f"llvm.arithmetic.fence.v{kind.count}f32"
+    return _function(builder, name, kind, [builder.bitcast(line, kind)])
+
+
 def _storing(past_caches: bool) -> Any:
     @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
     def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
@@ -223,6 +233,8 @@ def _storing(past_caches: bool) -> Any:
         count = LINE // _size(value.type.element)
         for first in range(0, value.type.count, count):
             line = _shuffled(emit.builder, value, value, range(first, first + count))
+            if past_caches:
+                line = _as_singles(emit.builder, line)
             at = emit.builder.bitcast(emit.builder.gep(pointer, [index]), line.type.as_pointer())
             at = emit.builder.gep(at, [I64(first // count)])
             access = emit.builder.store(line, at, align=LINE if past_caches else 1)

@@ -91,6 +91,19 @@ def further(tensors, steps, count):
 
 
 @helper
+def add_whole_lanes(operation, tensors, k, end, terms, a, b, streaming):
+    """Two chains of two sums each with a row's elements k to end added by turns, whole lanes."""
+    inlined()
+    while k + 2 * LANES <= end:
+        a = added(operation, tensors, k, terms, a, None, streaming)
+        b = added(operation, tensors, k + LANES, terms, b, None, streaming)
+        k += 2 * LANES
+    if k < end:
+        a = added(operation, tensors, k, terms, a, None, streaming)
+    return a, b
+
+
+@helper
 def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming):
     """The two sums of some rows, in registers."""
     inlined()
@@ -112,13 +125,8 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
             totals = add_chains(totals, a, b)
             a, b = (zero, zero), (zero, zero)
             chain = 0
-        k, end = start, min(whole, start + BLOCK)
-        while k + 2 * LANES <= end:
-            a = added(operation, here, k, terms, a, None, streaming)
-            b = added(operation, here, k + LANES, terms, b, None, streaming)
-            k += 2 * LANES
-        if k < end:
-            a = added(operation, here, k, terms, a, None, streaming)
+        end = min(whole, start + BLOCK)
+        a, b = add_whole_lanes(operation, here, start, end, terms, a, b, streaming)
         chain += longer
         start += BLOCK
         if start >= count:
@@ -155,7 +163,7 @@ def has_whole_lines(pointer, width, step):
 
 @helper
 def sums_of_short_rows(operation, dy, x, dx, job):
-    """The same of channels of one row each, which is so short that float32 is exact enough."""
+    """Sum channels that have one short row each, in float32 to the end."""
     not_inlined()
     run, apart, sums = get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS), sums_of(job)
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
@@ -173,14 +181,8 @@ def sums_of_short_rows(operation, dy, x, dx, job):
         for i in range(n):
             mean, gain = get(means, group), get(gains, first + start + i)
             terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
-            a, b = (zero, zero), (zero, zero)
-            k = 0
-            while k + 2 * LANES <= whole:
-                a = added(operation, here, k, terms, a, None, False)
-                b = added(operation, here, k + LANES, terms, b, None, False)
-                k += 2 * LANES
-            if k < whole:
-                a = added(operation, here, k, terms, a, None, False)
+            none = zero, zero
+            a, b = add_whole_lanes(operation, here, plain(0), whole, terms, none, none, False)
             if whole < run:
                 b = added(operation, here, whole, terms, b, run - whole, False)
             put_lanes(kept[0], i * LANES, a[0] + b[0])
