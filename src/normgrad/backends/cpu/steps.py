@@ -29,8 +29,8 @@ TASKS = 64
 ENOUGH_TASKS = 16
 #: A few cores are busy with so many tasks; sums that nobody waits for are not cut further.
 FEW_TASKS = 8
-#: Columns are cut into as many parts at least, for a few cores.
-FEW_PARTS = 4
+#: Columns are cut into as many parts at least, for a few cores, if each has so many elements.
+FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
 #: Work that is per channel alone is done by one thread before others have started, if channels
 #: times their copies are fewer.
 MANY_CHANNELS = 1 << 13
@@ -256,8 +256,10 @@ def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
 def _of_positions(access: Access, whole: Tiling) -> Tiling:
     """Columns of all channels, which share cache lines, cut along the positions."""
     rows, unit = access.positions // access.repeat, access.repeat * ROWS
-    most = max(1, access.per_channel * whole.all_channels // PART)
-    parts = min(ceil_div(TASKS, whole.sets), max(FEW_PARTS, rows // ROWS_OF_PART), most)
+    elements = access.per_channel * whole.all_channels
+    few = min(FEW_PARTS, elements // PART_OF_COLUMNS)
+    most = max(1, elements // PART)
+    parts = min(ceil_div(TASKS, whole.sets), max(1, few, rows // ROWS_OF_PART), most)
     size = ceil_div(ceil_div(access.positions, unit), parts) * unit
     return replace(whole, sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
