@@ -141,11 +141,11 @@ def _beside(
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
-    from ..testing.outcomes import Described
+    from ..testing.cases import Case
     from ..testing.subjects import SubjectError
     from ..testing.trials import try_cases
 
-    def wanted(case: Described) -> bool:
+    def wanted(case: Case) -> bool:
         return not compared or case.topic.name in _COMPARED
 
     with contextlib.ExitStack() as stack:

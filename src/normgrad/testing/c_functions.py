@@ -8,23 +8,19 @@ from __future__ import annotations
 import ctypes
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from .. import dtypes
 from ..aclnn.status import Status as aclnnStatus
 from ..capi.declarations import functions_of
 from ..capi.enums import aclError
 from ..capi.signatures import Function
 from ..infiniop import infiniStatus_t
-from .cases import Topic
-from .outcomes import Judged, Outcome, Verdict, within_bounds
-from .subjects import OTHER_BITS, Implementation, SubjectError
-from .watched import reverse
+from .subjects import SubjectError
 
 
 @dataclass(frozen=True)
@@ -207,102 +203,3 @@ def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
 
 def _loaded(name: str | Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
-
-
-#: How often what must give the same bits is called again.
-_AGAIN = 3
-
-
-class LibrarySubject(Implementation):
-    """A shared library to be tried.
-
-    Args:
-        path: its file.
-        functions: what it has.
-        facts: what a report says of it.
-    """
-
-    strict = False
-    _is_ready = False
-
-    def __init__(self, path: str, functions: Functions, facts: dict[str, str]) -> None:
-        self.name = Path(path).name
-        self._functions = functions
-        self._facts = {"library": path, **facts}
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """See :class:`Implementation`."""
-        return self._facts
-
-    def run(self, case: Any) -> Outcome:
-        """See :class:`.subjects.Implementation`."""
-        try:
-            if not self._is_ready:
-                self.prepare()
-                self._is_ready = True
-        except RefusedError as error:
-            return Outcome(error=(error.status, str(error)))
-        request = case.request()
-        if case.topic is not Topic.DETERMINISM:
-            return self.perform(request)
-        # First with other values in the same memory, so that nothing may be kept from a call.
-        reverse(request.inputs)
-        self.perform(request)
-        reverse(request.inputs)
-        first = self.perform(request)
-        if first.error is not None or first.absent:
-            return first
-        unlike = []
-        for _ in range(_AGAIN):
-            again = self.perform(case.request()).outputs
-            for name, value in first.outputs.items():
-                if name not in again or again[name].tobytes() != value.tobytes():
-                    unlike.append(f"{name}: {OTHER_BITS} when it is called again")
-        return Outcome(first.outputs, faults=(*first.faults, *dict.fromkeys(unlike)))
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """What a program does once before it computes, in the process that computes.
-
-        Raises:
-            RefusedError: it cannot be done.
-        """
-
-    @abstractmethod
-    def perform(self, request: Any) -> Outcome:
-        """What comes of a case's request."""
-
-
-def judge(case: Any, outcome: Outcome, ours: Callable[[], Outcome]) -> Judged:
-    """What an outcome of a library is worth; see :func:`.outcomes.judge`.
-
-    Args:
-        case: of its suite.
-        outcome: what came of it.
-        ours: what our own dialect makes of the same request, for a wrong call.
-    """
-    if outcome.absent:
-        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
-    if case.topic is Topic.MISTAKES:
-        return _judge_mistake(case, outcome, ours())
-    if outcome.error is not None:
-        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    return within_bounds(case, outcome.outputs, case.exact(), dtypes.float32, case.normal)
-
-
-def _judge_mistake(case: Any, outcome: Outcome, expected: Outcome) -> Judged:
-    """The verdict on a wrong call, from what our dialect makes of it."""
-    assert expected.error is not None, f"{case}: our own dialect takes it"
-    allowed = expected.error[0]
-    if outcome.error is None:
-        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: success; allowed: {allowed}")
-    status, said = outcome.error
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    detail = f"{case.change}: {status} ({said})"
-    if status != allowed:
-        return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
-    return Judged(case, Verdict.MET, detail=detail)

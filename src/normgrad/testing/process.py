@@ -12,7 +12,8 @@ from collections import deque
 from typing import Any
 
 from . import wire
-from .outcomes import Described, Outcome
+from .cases import Case
+from .outcomes import Outcome
 from .subjects import SubjectError
 
 #: An answer that takes longer never comes: none takes a second, but kernels may have to be compiled
@@ -83,7 +84,7 @@ class Process:
             raise SubjectError(str(header["failed"]))
         return header
 
-    def ask(self, case: Described) -> None:
+    def ask(self, case: Case) -> None:
         """Have a case run. That the process is gone shows in the answer."""
         self._asked.append(case.name)
         self._send({"case": case.name})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import re
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -42,6 +40,15 @@ class NotOfferedError(Exception):
 
 class SubjectError(Exception):
     """There is no implementation of the given name, or it is none; the text says why."""
+
+
+def unlike(first: Outcome, again: Outcome) -> list[str]:
+    """The outputs of a call that another did not give with the same bits."""
+    return [
+        name
+        for name, value in first.outputs.items()
+        if name not in again.outputs or again.outputs[name].tobytes() != value.tobytes()
+    ]
 
 
 class Implementation(ABC):
@@ -150,31 +157,28 @@ class Subject(Implementation):
         used or written to by another, shows in the values or as a fault.
         """
         reverse(call.tensors.values())
-        before = self._once(function, call).outputs
-        kept = {name: value.copy() for name, value in before.items()}
+        before = self._once(function, call)
+        kept = replace(before, outputs={name: v.copy() for name, v in before.outputs.items()})
         reverse(call.tensors.values())
         first = self._once(function, call)
         if first.error is not None:
             return first
-        unlike = [
+        faults = [
             f"{name}: a later call writes to what an earlier one returned"
-            for name, value in before.items()
-            if value.tobytes() != kept[name].tobytes()
+            for name in unlike(kept, before)
         ]
         first = replace(first, outputs={name: each.copy() for name, each in first.outputs.items()})
         for threads in THREADS:
             with self._threads(threads):
                 for _ in range(2):
                     again = self._once(function, case.call())
-                    unlike += again.faults
+                    faults += again.faults
                     if again.error is not None:
-                        unlike.append(f"another call: {': '.join(again.error)}")
+                        faults.append(f"another call: {': '.join(again.error)}")
                         continue
-                    for name, value in first.outputs.items():
-                        found = again.outputs.get(name)
-                        if found is None or found.tobytes() != value.tobytes():
-                            unlike.append(f"{name}: {OTHER_BITS} with {threads or 'all'} threads")
-        return replace(first, faults=(*first.faults, *dict.fromkeys(unlike)))
+                    other = f"{OTHER_BITS} with {threads or 'all'} threads"
+                    faults += [f"{name}: {other}" for name in unlike(first, again)]
+        return replace(first, faults=(*first.faults, *dict.fromkeys(faults)))
 
     @contextmanager
     def _threads(self, count: int | None) -> Iterator[None]:
@@ -357,7 +361,13 @@ CONVERSIONS: Mapping[
 # Finding them
 
 
-def _ours(device: str) -> Subject:
+def ours(device: str) -> Subject:
+    """normgrad on a device.
+
+    Raises:
+        SubjectError: it cannot compute there.
+    """
+
     class Ours:
         """normgrad's public functions."""
 
@@ -378,7 +388,8 @@ def _ours(device: str) -> Subject:
     return Subject(f"normgrad ({device})", ours, strict=True)
 
 
-def _imported(spec: str) -> Subject:
+def imported(spec: str) -> Subject:
+    """What a module has, or all of it; see :func:`.suites.load`."""
     module, _, attribute = spec.partition(":")
     if not module:
         raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
@@ -395,38 +406,3 @@ def _imported(spec: str) -> Subject:
             raise SubjectError(f"{spec}: {module} has no {attribute}")
         found = getattr(found, name)
     return Subject(spec, found)
-
-
-#: How the file of a shared library is called.
-_LIBRARY = re.compile(r".*\.so(\.\d+)*")
-
-
-def load(spec: str) -> Implementation:
-    """The implementation of a name.
-
-    Args:
-        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
-            shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
-            module that can be imported, or for all of a module without the colon.
-
-    Raises:
-        SubjectError: there is none, or it is none.
-    """
-    name, _, rest = spec.partition(":")
-    if name == "normgrad" and (not rest or rest == "cpu" or rest.startswith("cuda")):
-        return _ours(rest or "cpu")
-    if spec == "torch":
-        try:
-            from .aten import Aten
-        except ModuleNotFoundError as error:
-            raise SubjectError(f"torch: {error}") from None
-        return Subject(Aten.name, Aten)
-    if spec.endswith(".py"):
-        raise SubjectError(
-            f"{spec}: a file; allowed: its module and a name in it, such as mine:Ops"
-        )
-    if _LIBRARY.fullmatch(spec) or os.sep in spec:
-        from .libraries import load_library
-
-        return load_library(spec)
-    return _imported(spec)

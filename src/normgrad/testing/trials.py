@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from . import process, wire
-from .cases import Topic
-from .outcomes import Described, Judged, Outcome, Verdict
+from .cases import Case, Topic
+from .outcomes import Judged, Outcome, Verdict
 from .process import CrashedError, Process
 from .subjects import NO_PARAMETER, SubjectError
 from .suites import SUITES
@@ -94,7 +94,7 @@ def _is_unanswered(judged: Judged) -> bool:
     )
 
 
-def chosen(cases: Sequence[Described], text: str) -> list[Described]:
+def chosen(cases: Sequence[Case], text: str) -> list[Case]:
     """The case of this name; without one, those with this in their name."""
     exact = [case for case in cases if case.name == text]
     return exact or [case for case in cases if text in case.name]
@@ -103,7 +103,7 @@ def chosen(cases: Sequence[Described], text: str) -> list[Described]:
 def try_cases(
     spec: str,
     quick: bool = False,
-    wanted: Callable[[Described], bool] = lambda case: True,
+    wanted: Callable[[Case], bool] = lambda case: True,
     started: Callable[[str, int], None] = lambda name, count: None,
     progress: Callable[[Judged], None] = lambda judged: None,
     only: str = "",
@@ -165,13 +165,13 @@ class _Run:
     def __init__(self, spec: str, quick: bool) -> None:
         self._spec, self._quick = spec, quick
         self.process = Process(spec, quick)
-        self.waiting: deque[Described] = deque()
-        self.asked: deque[Described] = deque()
+        self.waiting: deque[Case] = deque()
+        self.asked: deque[Case] = deque()
         self._hung: Counter[str] = Counter()
         #: Why nothing more can be tried.
         self._over = ""
 
-    def next(self) -> tuple[Described, Outcome | Judged]:
+    def next(self) -> tuple[Case, Outcome | Judged]:
         """The next case with its outcome; or its verdict, if there is none."""
         if self._over:
             case = self.waiting.popleft()

@@ -12,15 +12,15 @@ import sys
 from typing import NoReturn
 
 from . import wire
-from .subjects import SubjectError, load
-from .suites import SUITES
+from .subjects import SubjectError
+from .suites import SUITES, load
 
 
 def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
     """Load the implementation, say what it is, and answer until there is nothing more to read.
 
     Args:
-        spec: as :func:`.subjects.load` takes it.
+        spec: as :func:`.suites.load` takes it.
         quick: which suite cases are from.
         forking: whether cases run in a child, which is replaced when it crashes: that takes a
             moment, where loading PyTorch again takes seconds.
