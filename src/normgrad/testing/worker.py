@@ -55,7 +55,7 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         except EOFError:
             return
         if "ping" in header:
-            wire.send(write, {"pong": True}, {})
+            wire.send(write, {"pong": header["ping"]}, {})
             continue
         answer, arrays = wire.outcome_message(subject.run(cases[header["case"]]))
         sys.stdout.flush()
