@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from ..contract import Kind
 from ..rules import Product
 from . import libraries, suite
 from .aclnn_library import ACLNN, TwoPhases, initialise, started
-from .c_functions import Functions, OurOwn
+from .c_functions import Functions, our_own
 from .cases import IN_PLACE, Topic, thinned
 from .cases import Case as OperatorsCase
 from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, handled, together
@@ -172,7 +172,7 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     """What an outcome is worth; see :func:`.outcomes.judge`."""
 
     def ours() -> Outcome:
-        functions, stream = _our_own()
+        functions, stream = _ours()
         functions.call("aclrtSetDevice", 0)  # this thread may have none yet
         return TwoPhases(functions, stream, case.request()).outcome()
 
@@ -181,9 +181,9 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
 
 
 @cache
-def _our_own() -> tuple[Functions, int | None]:
+def _ours() -> tuple[Functions, int | None]:
     """Our own functions, and a stream of theirs."""
-    functions = OurOwn(ACLNN)
+    functions = Functions(ACLNN, our_own)
     initialise(functions)
     return functions, started(functions)
 
@@ -273,14 +273,17 @@ class _Cases:
         self._saved_variance = saved_variance
         self._kinds = tuple(kind for kind in GRADIENTS if _OPERATORS.get(kind) in product.operators)
 
-    def all(self) -> Iterator[tuple[Case, ...]]:
-        """The cases of one topic after the other."""
-        for part in (
-            *(self._plain, self._values, self._means, self._masks, self._absent, self._vectors),
-            *(self._outputs, self._shapes, self._special, self._mistakes, self._determinism),
-        ):
-            # What is usual is said twice.
-            yield tuple({case.name: case for case in part()}.values())
+    def of(self, topic: Topic) -> tuple[Case, ...]:
+        """Those of one topic, each once: what is usual is said twice."""
+        if topic is Topic.PLAIN:
+            found = self._plain(self._kinds)
+        elif topic is Topic.VALUES:
+            found = self._values()
+        elif topic is Topic.MISTAKES:
+            found = self._mistakes()
+        else:
+            found = self._of_operators(topic)
+        return tuple({case.name: case for case in found}.values())
 
     def _case(self, computed: OperatorsCase, **more: Any) -> Case:
         if computed.dtype in HALVES and not computed.parameters:
@@ -288,20 +291,13 @@ class _Cases:
         fields = {**vars(computed), **more}
         return Case(**fields, product=self._product.name, saved_variance=self._saved_variance)
 
-    def _part(self, topic: Topic) -> Iterator[OperatorsCase]:
-        """What of the operators' own suite can be said here."""
-        for each in suite.part(topic, self._kinds):
-            said = (each.layout, each.x_layout, each.vectors, each.out)
-            if each.dtype in self._product.dtypes and "negative" not in said:
-                yield each
-
     def _is_legal(self, case: Case) -> bool:
         """Whether the product's contract allows a call."""
         contract = _TRANSLATIONS[case.operator].contract
         return keeps(contract, self._product, products.PRODUCTS, case.request())
 
-    def _plain(self) -> Iterator[Case]:
-        for kind in self._kinds:
+    def _plain(self, kinds: Iterable[str]) -> Iterator[Case]:
+        for kind in kinds:
             yield _plain(kind, self._product, self._saved_variance)
 
     def _values(self) -> Iterator[Case]:
@@ -315,7 +311,7 @@ class _Cases:
                 yield self._case(replace(bases[0], layout=where, normal=where != "expanded"))
             yield self._case(replace(bases[0], x_layout="channels_last"))
             yield from filter(self._is_legal, self._perhaps_legal(bases[0]))
-        for plain in self._plain():
+        for plain in self._plain(self._kinds):
             kept = near(plain.kind, self._product.name).kept
             for said, dtype in zip(kept, itertools.cycle(self._product.dtypes)):
                 computed = replace(plain, topic=Topic.VALUES, dtype=dtype, said=said)
@@ -334,51 +330,33 @@ class _Cases:
                 shape, axis = (shape[0], *shape[2:], shape[1]), -1
             yield self._case(replace(base, shape=shape, channel_axis=axis), format=format)
 
-    def _means(self) -> Iterator[Case]:
-        for each in self._part(Topic.MEAN):
-            if each.layout == "contiguous":
-                yield self._case(each)
-
-    def _masks(self) -> Iterator[Case]:
-        for each in self._part(Topic.MASKS):
-            yield self._case(each, more=each.layout != "contiguous")
-
-    def _absent(self) -> Iterator[Case]:
-        yield from map(self._case, self._part(Topic.ABSENT))
-        for kind in ("train", "eval"):
-            if kind in self._kinds:
-                yield self._case(OperatorsCase(Topic.ABSENT, kind, (3, 4, 25)), more=True)
-
-    def _vectors(self) -> Iterator[Case]:
-        for each in self._part(Topic.VECTORS):
-            yield self._case(each)
-            if each.vectors == "sliced" and each.kind != "elemt":
-                yield self._case(each, vectors_out="sliced")
-
-    def _outputs(self) -> Iterator[Case]:
-        yield from map(self._case, self._part(Topic.OUTPUTS))
-
-    def _shapes(self) -> Iterator[Case]:
-        for each in self._part(Topic.SHAPES):
-            case = self._case(each, no_strides=len(each.shape) % 2 == 0)
-            if each.channel_axis == 1 and self._is_legal(case):
-                yield case
-
-    def _special(self) -> Iterator[Case]:
-        for each in self._part(Topic.SPECIAL):
-            if each.layout == "contiguous":
-                yield self._case(each)
-
     def _mistakes(self) -> Iterator[Case]:
-        for kind in ("train", "reduce", "elemt", "group_norm"):
-            plain = _plain(kind, self._product, self._saved_variance)
-            for change in mistakes(kind, self._product.name):
+        for plain in self._plain(("train", "reduce", "elemt", "group_norm")):
+            for change in mistakes(plain.kind, self._product.name):
                 yield replace(plain, topic=Topic.MISTAKES, change=change)
 
-    def _determinism(self) -> Iterator[Case]:
-        for each in self._part(Topic.DETERMINISM):
-            yield self._case(each)
-            yield self._case(replace(each, shape=(3, 4, 50)), runs=3)
+    def _of_operators(self, topic: Topic) -> Iterator[Case]:
+        """What of a topic of the operators' own suite can be said here, in one way or two."""
+        for each in suite.part(topic, self._kinds):
+            said = (each.layout, each.x_layout, each.vectors, each.out)
+            if each.dtype not in self._product.dtypes or "negative" in said:
+                continue
+            if topic in (Topic.MEAN, Topic.SPECIAL) and each.layout != "contiguous":
+                continue
+            if topic is Topic.SHAPES:
+                case = self._case(each, no_strides=len(each.shape) % 2 == 0)
+                if each.channel_axis == 1 and self._is_legal(case):
+                    yield case
+            elif topic is Topic.MASKS:
+                yield self._case(each, more=each.layout != "contiguous")
+            else:
+                yield self._case(each)
+            if topic is Topic.VECTORS and each.vectors == "sliced" and each.kind != "elemt":
+                yield self._case(each, vectors_out="sliced")
+            elif topic is Topic.ABSENT and each.kind in ("train", "eval"):
+                yield self._case(replace(each, absent=()), more=True)
+            elif topic is Topic.DETERMINISM:
+                yield self._case(replace(each, shape=(3, 4, 50)), runs=3)
 
 
 #: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
@@ -388,7 +366,9 @@ _QUICK = 7
 
 @cache
 def _all(product_name: str, saved_variance: bool) -> tuple[tuple[Case, ...], ...]:
-    return tuple(_Cases(products.find(product_name), saved_variance).all())
+    """The cases of one topic after the other."""
+    found = _Cases(products.find(product_name), saved_variance)
+    return tuple(found.of(topic) for topic in Topic)
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:

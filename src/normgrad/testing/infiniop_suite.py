@@ -12,7 +12,7 @@ import numpy as np
 from .. import layout, reference
 from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
 from . import changes, libraries
-from .c_functions import OurOwn
+from .c_functions import Functions, our_own
 from .cases import IN_PLACE, Topic, thinned
 from .infiniop_library import DTYPES, INFINIOP, MAKERS, RUN, SIZE, Descriptors
 from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, handled, together
@@ -106,7 +106,7 @@ class Case(LibraryCase):
         return exact_of_variance(self.call(), eps=0.0)
 
 
-_OUR_OWN = OurOwn(INFINIOP)
+_OUR_OWN = Functions(INFINIOP, our_own)
 
 
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
