@@ -188,10 +188,9 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
     from ..testing import report
 
     for trial in trials:
-        rows = [(row.title, *row.cells) for row in report.by_topic(trial)]
+        rows = report.rows(trial, lambda case: case.topic.value)
         total = report.row("in all", trial.judged)
-        header = ("", *report.HEADER)
-        show.columns(trial.name, header, [*rows, (total.title, *total.cells)])
+        show.columns(trial.name, ("", *report.HEADER), [*rows, total])
         show.print_lines(
             *(Text(show.plain(f"{claim.title}: {claim.text}")) for claim in report.claims(trial))
         )
