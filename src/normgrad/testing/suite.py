@@ -154,17 +154,22 @@ def _special(kinds: tuple[str, ...]) -> Iterator[Case]:
         groups = 4 if _statistics(kind) is Kind.GROUP else 1
         base = _case(Topic.SPECIAL, kind, (3, 4, 40), groups=groups)
         call = base.call()
-        for change in (change for change, twist in TWISTS.items() if twist.fits(call)):
+        for change, twist in TWISTS.items():
+            if not twist.fits(call):
+                continue
+            if change == LONG_SUMS:
+                yield from _long_sums(kind)
+                continue
             for layout in _TWO_LAYOUTS:
-                if change != LONG_SUMS:
-                    yield replace(base, layout=layout, change=change)
-                    continue
-                for shape in LONG:
-                    yield Case(Topic.SPECIAL, kind, shape, layout=layout, change=change)
-        if TWISTS[LONG_SUMS].fits(call):
-            for dtype in HALVES:
-                yield Case(Topic.SPECIAL, kind, LONG[0], dtype, change=LONG_SUMS)
+                yield replace(base, layout=layout, change=change)
         yield replace(base, shape=(4, 4, 128, 128), change="all terms positive")
+
+
+def _long_sums(kind: str) -> Iterator[Case]:
+    for shape, layout in itertools.product(LONG, _TWO_LAYOUTS):
+        yield Case(Topic.SPECIAL, kind, shape, layout=layout, change=LONG_SUMS)
+    for dtype in HALVES:
+        yield Case(Topic.SPECIAL, kind, LONG[0], dtype, change=LONG_SUMS)
 
 
 def _mistakes(kinds: tuple[str, ...]) -> Iterator[Case]:
