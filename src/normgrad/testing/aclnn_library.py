@@ -250,9 +250,9 @@ class AclnnLibrary(LibrarySubject):
         """See :class:`.libraries.LibrarySubject`."""
         self._stream = started(self.functions)
 
-    def perform(self, request: Request) -> Outcome:
+    def steps(self, request: Request) -> TwoPhases:
         """See :class:`.libraries.LibrarySubject`."""
-        return TwoPhases(self.functions, self._stream, request).outcome()
+        return TwoPhases(self.functions, self._stream, request)
 
 
 def _product(chip: str) -> str:

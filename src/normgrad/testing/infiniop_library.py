@@ -11,7 +11,6 @@ import numpy as np
 from ..infiniop import infiniDevice_t, infiniDtype_t
 from .c_functions import Dialect, Functions
 from .libraries import LibrarySubject, Request, Steps, Tensor
-from .outcomes import Outcome
 from .watched import Watched, guarded
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
@@ -117,6 +116,6 @@ class InfiniopLibrary(LibrarySubject):
         if "infinirtSetDevice" in self.functions:
             self.functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
-    def perform(self, request: Request) -> Outcome:
+    def steps(self, request: Request) -> Descriptors:
         """See :class:`.libraries.LibrarySubject`."""
-        return Descriptors(self.functions, request).outcome()
+        return Descriptors(self.functions, request)

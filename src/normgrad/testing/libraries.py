@@ -13,11 +13,11 @@ import numpy as np
 
 from .. import dtypes, layout, reference
 from .c_functions import Functions, RefusedError
-from .cases import Case, Topic
+from .cases import Case
 from .outcomes import Judged, Outcome, Verdict, within_bounds
-from .subjects import OTHER_BITS, Implementation, NotOfferedError, unlike
+from .subjects import Implementation, NotOfferedError
 from .tensors import Array, Call
-from .watched import Watched, reverse
+from .watched import Watched
 
 
 @dataclass
@@ -154,7 +154,11 @@ class Steps(ABC):
         return self.memory[name].bytes()
 
     def outcome(self) -> Outcome:
-        """Do all of it, and see what came of it."""
+        """Do all of it, and see what came of it.
+
+        Raises:
+            NotOfferedError: see :meth:`run`.
+        """
         request = self.request
         try:
             try:
@@ -164,8 +168,6 @@ class Steps(ABC):
                 raise
             self._check(request.written)
             return Outcome(self.outputs(), faults=tuple(self.faults))
-        except NotOfferedError as reason:
-            return Outcome(absent=str(reason))
         except RefusedError as refused:
             return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
         finally:
@@ -258,10 +260,6 @@ def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
     return Call(call.name, wide, call.options).exact()
 
 
-#: How often what must give the same bits is called again.
-_AGAIN = 3
-
-
 class LibrarySubject(Implementation):
     """A shared library to be tried.
 
@@ -272,6 +270,7 @@ class LibrarySubject(Implementation):
     """
 
     strict = False
+    again = (None,) * 3
     _is_ready = False
 
     def __init__(self, path: str, functions: Functions, facts: Mapping[str, str]) -> None:
@@ -284,7 +283,11 @@ class LibrarySubject(Implementation):
         """See :class:`.subjects.Implementation`."""
         return self._facts
 
-    def run(self, case: Any) -> Outcome:
+    def described(self, case: LibraryCase) -> Request:
+        """See :class:`.subjects.Implementation`."""
+        return case.request()
+
+    def once(self, call: Request) -> Outcome:
         """See :class:`.subjects.Implementation`."""
         try:
             if not self._is_ready:
@@ -292,21 +295,7 @@ class LibrarySubject(Implementation):
                 self._is_ready = True
         except RefusedError as error:
             return Outcome(error=(error.status, str(error)))
-        request = case.request()
-        if case.topic is not Topic.DETERMINISM:
-            return self.perform(request)
-        # First with other values in the same memory, so that nothing may be kept from a call.
-        reverse(request.inputs)
-        self.perform(request)
-        reverse(request.inputs)
-        first = self.perform(request)
-        if first.error is not None or first.absent:
-            return first
-        other = (unlike(first, self.perform(case.request())) for _ in range(_AGAIN))
-        faults = [
-            f"{name}: {OTHER_BITS} when it is called again" for each in other for name in each
-        ]
-        return replace(first, faults=(*first.faults, *dict.fromkeys(faults)))
+        return self.steps(call).outcome()
 
     @abstractmethod
     def prepare(self) -> None:
@@ -317,8 +306,8 @@ class LibrarySubject(Implementation):
         """
 
     @abstractmethod
-    def perform(self, request: Request) -> Outcome:
-        """What comes of a request."""
+    def steps(self, request: Request) -> Steps:
+        """What is done for a request."""
 
 
 def judge(case: LibraryCase, outcome: Outcome, ours: Callable[[], Outcome]) -> Judged:

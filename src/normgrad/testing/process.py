@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 from . import wire
@@ -100,16 +101,17 @@ class Process:
             raise CrashedError(f"its answer cannot be read: {error}") from None
 
     def _outcome(self, case: Case, patience: float) -> Outcome:
-        self._send({"case": case.name})
+        deadline = time.monotonic() + patience
+        self._ask({"case": case.name})
         endings: list[str] = []
         while True:
-            header, arrays = self._receive(patience)
+            header, arrays = self._receive(deadline - time.monotonic())
             if "crashed" in header:
                 # Whether that child had read the case only the next one knows: it has the case
                 # still to answer, or comes to the ping at once.
                 endings.append(self._ending(int(header["crashed"])))
                 self._pings += 1
-                self._send({"ping": self._pings})
+                self._ask({"ping": self._pings})
             elif "pong" in header:
                 if endings and header["pong"] == self._pings:
                     raise CrashedError(endings[0])
@@ -128,9 +130,9 @@ class Process:
             os.lseek(handle, 0, os.SEEK_SET)  # its writes go on from here too
             self._written = 0
 
-    def _send(self, header: dict[str, Any]) -> None:
+    def _ask(self, question: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):
-            wire.send(self._out, header, {})
+            wire.ask(self._out, question)
 
     def _receive(self, patience: float) -> tuple[dict[str, Any], dict[str, Any]]:
         return wire.receive(self._in, patience, lambda: self._process.poll() is None)

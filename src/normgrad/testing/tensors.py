@@ -99,6 +99,11 @@ class Call:
         return PLANNED[self.name]
 
     @property
+    def inputs(self) -> list[Array | None]:
+        """The tensors, as the operator reads them."""
+        return list(self.tensors.values())
+
+    @property
     def arithmetic(self) -> DType:
         """What it is computed in, which the bound depends on."""
         # Statistics of ranks are merged without their data.

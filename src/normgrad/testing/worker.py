@@ -49,17 +49,13 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         if _is_closed(read):  # else an implementation has ended it, be it with status 0
             return
         wire.send(write, {"crashed": code}, {})
-    while True:
-        try:
-            header, _ = wire.receive(read)
-        except EOFError:
-            return
-        if "ping" in header:
-            wire.send(write, {"pong": header["ping"]}, {})
+    for question in wire.questions(read):
+        if "ping" in question:
+            wire.send(write, {"pong": question["ping"]}, {})
             continue
-        answer, arrays = wire.outcome_message(subject.run(cases[header["case"]]))
+        outcome = subject.run(cases[question["case"]])
         sys.stdout.flush()
-        wire.send(write, {**answer, "case": header["case"], "written": _written()}, arrays)
+        wire.send_outcome(write, outcome, case=question["case"], written=_written())
 
 
 def _is_closed(descriptor: int) -> bool:
