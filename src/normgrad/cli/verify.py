@@ -141,11 +141,11 @@ def _beside(
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
-    from ..testing.outcomes import Described
+    from ..testing.cases import Case
     from ..testing.subjects import SubjectError
     from ..testing.trials import try_cases
 
-    def wanted(case: Described) -> bool:
+    def wanted(case: Case) -> bool:
         return not compared or case.topic.name in _COMPARED
 
     with contextlib.ExitStack() as stack:
@@ -188,10 +188,9 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
     from ..testing import report
 
     for trial in trials:
-        rows = [(row.title, *row.cells) for row in report.by_topic(trial)]
+        rows = report.rows(trial, lambda case: case.topic.value)
         total = report.row("in all", trial.judged)
-        header = ("", *report.HEADER)
-        show.columns(trial.name, header, [*rows, (total.title, *total.cells)])
+        show.columns(trial.name, ("", *report.HEADER), [*rows, total])
         show.print_lines(
             *(Text(show.plain(f"{claim.title}: {claim.text}")) for claim in report.claims(trial))
         )

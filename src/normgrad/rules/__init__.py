@@ -12,6 +12,7 @@ from .tables import Always, Contract, IfAsked, MayBeNull, Parameter, Scalar, che
 from .tensors import (
     Contiguous,
     DtypeOf,
+    DtypeRule,
     Elements,
     FormatOf,
     Formats,
@@ -20,6 +21,7 @@ from .tensors import (
     OneOf,
     PositiveStrides,
     Rank,
+    Rule,
     ShapeOf,
     WithChannels,
 )
@@ -33,6 +35,7 @@ __all__ = [
     "Contract",
     "ContractError",
     "DtypeOf",
+    "DtypeRule",
     "Elements",
     "FormatOf",
     "Formats",
@@ -45,6 +48,7 @@ __all__ = [
     "PositiveStrides",
     "Product",
     "Rank",
+    "Rule",
     "Scalar",
     "ShapeOf",
     "WithChannels",
