@@ -34,6 +34,10 @@ def case_of(operator, dtype="float32", parameters="float32", layout=Layout.CONTI
 
 def cases():
     for operator in Operator:
+        if operator.part is Part.ROWS:
+            yield from (
+                case_of(operator, dtype, shape=(16, 24)) for dtype in ("float32", "bfloat16")
+            )
         if operator.part not in (Part.GRADIENTS, Part.FORWARD):
             continue
         for dtype, parameters in DTYPES:

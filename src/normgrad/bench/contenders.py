@@ -76,7 +76,7 @@ def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     else:  # the forward pass changes them in training, and the data are others' too
         tensors |= {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
     options: dict[str, Any] = {"training": training, "eps": EPS, "momentum": MOMENTUM}
-    options["num_groups"] = case.groups
+    options |= {"num_groups": case.groups, "normalized_shape": case.shape[1:]}
     if case.operator is Operator.EVAL_INPUT:
         options["output_mask"] = (True, False, False)
     name = case.operator.function
@@ -150,10 +150,10 @@ def memory_bound(case: Case, data: Data) -> tuple[str, Call]:
         flat_dy = flat_x if case.operator is Operator.STATS else _flat(dy)
         return "read: torch.dot over the memory", partial(torch.dot, flat_dy, flat_x)
     out = torch.empty_like(x)  # dense, with x's order of axes
-    if case.operator.part is Part.FORWARD:
-        return "scale: torch.mul(x, 3, out=)", partial(torch.mul, x, 3, out=out)
     if case.operator is Operator.EVAL_INPUT:
         return "scale: torch.mul(dy, 3, out=)", partial(torch.mul, dy, 3, out=out)
+    if case.operator.streams == 2:
+        return "scale: torch.mul(x, 3, out=)", partial(torch.mul, x, 3, out=out)
     return "triad: torch.add(x, dy, out=)", partial(torch.add, x, dy, out=out)
 
 

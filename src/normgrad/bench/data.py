@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .suite import Case, Layout, Shape
+from .suite import Case, Layout, Part, Shape
 
 #: Tensors by their operators' names for them; see :func:`make`.
 Data = SimpleNamespace
@@ -27,14 +27,17 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
     """Normally distributed tensors for all cases that differ in their operator alone.
 
     There are dy and x, and one number for each channel of the others, but for mean, var and invstd
-    with group norm: one for each group of each sample. The statistics are plausible ones, not x's
-    own: no operator looks, and none takes longer for it.
+    with group norm: one for each group of each sample. Layer norm has one of those for each row,
+    and each position of a row stands in a channel's place. The statistics are plausible ones, not
+    x's own: no operator looks, and none takes longer for it.
     """
     generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
     channels = case.shape[1]
     count = case.elements // channels
-    statistics = (case.shape[0], case.groups) if case.groups else (channels,)
+    statistics: Shape = (channels,)
+    if case.groups or case.part is Part.ROWS:
+        statistics = (case.shape[0], case.groups or 1)
 
     def normal(shape: Shape) -> Any:
         return torch.randn(shape, generator=generator, device=device)

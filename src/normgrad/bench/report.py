@@ -178,9 +178,10 @@ def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
         sections.append(f"![Times over the memory's own time]({picture})")
     sections += ["#### Targets", str(held(found))]
     sections += ["#### Misses", "\n".join(misses(found)) or "None."]
-    for part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS):
+    for part in (Part.GRADIENTS, Part.FORWARD, Part.ROWS, Part.LAYERS):
         if parts[part]:
-            sections.append(f"#### {part.value.capitalize()}: geometric means")
+            name = f"{part.value[0].upper()}{part.value[1:]}"
+            sections.append(f"#### {name}: geometric means")
         for count in found.counts if parts[part] else ():
             mine = [row for row in parts[part] if row.threads == count]
             for title, one, other in FIGURES:
@@ -205,6 +206,7 @@ def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
 #: What is shown case by case.
 _EVERY = {
     Part.CALLS: "Calls that have next to nothing to compute",
+    Part.ROWS: "Layer norm and RMS norm, case by case",
     Part.LAYERS: "Layers, forward and backward",
     Part.STEPS: "Training steps, stock models and converted ones",
     Part.ACLNN: "aclnn's first phase",
