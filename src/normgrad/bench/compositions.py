@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -379,10 +380,11 @@ def _rows(case: Case, data: Data) -> Candidates:
         aten._fused_rms_norm_backward, data.grad_out, x, row, rstd, data.weight, [True] * 2
     )
     leaves = [tensor.detach().requires_grad_() for tensor in (x, data.weight)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own remark that it composes mixed dtypes
+        output = aten.rms_norm(leaves[0], row, leaves[1], EPS)
     composed["autograd of aten::rms_norm"] = partial(
-        torch.autograd.grad,
-        *(aten.rms_norm(leaves[0], row, leaves[1], EPS), leaves, data.grad_out),
-        retain_graph=True,
+        torch.autograd.grad, output, leaves, data.grad_out, retain_graph=True
     )
     return Candidates(cuda={"aten::_fused_rms_norm_backward": kernel}, compositions=composed)
 

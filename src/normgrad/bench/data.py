@@ -29,7 +29,8 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
     There are dy and x, and one number for each channel of the others, but for mean, var and invstd
     with group norm: one for each group of each sample. Layer norm has one of those for each row,
     and each position of a row stands in a channel's place. The statistics are plausible ones, not
-    x's own: no operator looks, and none takes longer for it.
+    x's own: no operator looks, and none takes longer for it. A row's 1/std alone is what RMS norm
+    has of x, as torch's autograd finds that itself.
     """
     generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
@@ -48,13 +49,16 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
         return _lay_out(values, channels_last, case.layout is Layout.CROPPED)
 
     var = torch.rand(statistics, generator=generator, device=device) + 0.5
+    grad_out = data(0.0, Layout.DY_CHANNELS_LAST)
+    x = data(0.3, Layout.X_CHANNELS_LAST)
+    spread = x.float().square().mean(1, keepdim=True) if case.part is Part.ROWS else var
     return Data(
-        grad_out=data(0.0, Layout.DY_CHANNELS_LAST),
-        input=data(0.3, Layout.X_CHANNELS_LAST),
+        grad_out=grad_out,
+        input=x,
         weight=normal((channels,)).to(parameters),
         mean=(0.3 + 0.1 * normal(statistics)).to(parameters),
         var=var.to(parameters),
-        invstd=(var + 1e-5).rsqrt().to(parameters),
+        invstd=(spread + 1e-5).rsqrt().to(parameters),
         sum_dy=(normal((channels,)) * count**0.5).to(parameters),
         sum_dy_xmu=(normal((channels,)) * count**0.5).to(parameters),
         count=torch.tensor([count], dtype=torch.int32, device=device),
