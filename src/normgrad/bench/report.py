@@ -41,7 +41,8 @@ FIGURES = (
     ("torch / plan", "torch", "plan"),
     ("×triad", "plan", "bound"),
 )
-_TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
+#: What is timed, as tables call it.
+TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
 
 
 class ReportError(Exception):
@@ -99,7 +100,7 @@ def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
     by_case: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_case.setdefault(row.case.id, {})[row.threads] = row
-    columns = [*map(_TITLES.__getitem__, names), *(["torch / ours"] if "torch" in names else [])]
+    columns = [*map(TITLES.__getitem__, names), *(["torch / ours"] if "torch" in names else [])]
     lines = []
     for case, mine in by_case.items():
         cells = [case]
