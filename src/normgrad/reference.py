@@ -103,8 +103,7 @@ def batch_norm_backward(
         w = seen.vector(weight, 1)
         if training:
             if save_mean is None:
-                rows = np.moveaxis(input, channel_axis, 0).reshape(seen.channels, m)
-                mean, rest = _means(rows)
+                mean, rest = _means(np.moveaxis(input, channel_axis, 0).reshape(seen.channels, m))
                 xmu = x - along(mean) - along(rest)
             else:
                 xmu = x - along(seen.vector(save_mean, 0))
@@ -181,8 +180,7 @@ def _running(
     for name, (old, new, scale) in given.items():
         if old is not None:
             before = (1 - share) * arithmetic.read(old, 0, 0)
-            added = (share * new, abs(share) * scale) if n else (0, 0)
-            found[name] = Exact(before + added[0], abs(before) + added[1])
+            found[name] = Exact(before + share * new, abs(before) + abs(share) * scale)
     return found
 
 
@@ -226,10 +224,7 @@ def batch_norm(
     eps: float = 1e-5,
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
-    """output, and in training mean, invstd and the running statistics that are given.
-
-    See :func:`normgrad.batch_norm`.
-    """
+    """output, and in training all statistics that there are; see :func:`normgrad.batch_norm`."""
     seen = _Channels(input, input, channel_axis)
     x, n = seen.tensor(input), seen.size
     found: dict[str, Exact] = {}
@@ -267,26 +262,22 @@ def batch_norm_gather_stats_with_counts(
     arithmetic = _Arithmetic(mean, invstd)
     present = np.asarray(counts).astype(np.float64).reshape(-1) != 0
     weights = np.asarray(counts).astype(arithmetic.wide).reshape(-1)[present]
-    n = weights.sum()
+    n = float(weights.sum())
     with np.errstate(all="ignore"):
         means = arithmetic.read(mean, 0, 0)[present]
         spreads = 1 / arithmetic.read(invstd, 0, 0)[present] ** 2
-        if n == 0:
-            total = total_scale = spread = np.zeros(mean.shape[1], arithmetic.wide)
-            r = total
-        else:
-            total = weights @ means / n
-            total_scale = abs(weights) @ abs(means) / n
-            spread = weights @ (spreads + (means - total) ** 2) / n
-            r = 1 / np.sqrt(spread)
+        m = max(n, 1)
+        total = weights @ means / m
+        total_scale = abs(weights) @ abs(means) / m
+        spread = weights @ (spreads + (means - total) ** 2) / m
+        r = 1 / np.sqrt(spread) if n else spread
         found = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
         small = arithmetic.wide.type(eps)
-        var = np.maximum(spread - small, 0) * _unbiased(float(n))
-        var_scale = (spread + small) * _unbiased(float(n))
-    new_mean, new_var = (running_mean, total, total_scale), (running_var, var, var_scale)
-    return found | _running(
-        arithmetic, momentum, float(n), running_mean=new_mean, running_var=new_var
-    )
+        var = np.maximum(spread - small, 0) * _unbiased(n)
+        var_scale = (spread + small) * _unbiased(n)
+    new = {"running_mean": (running_mean, total, total_scale)}
+    new["running_var"] = (running_var, var, var_scale)
+    return found | _running(arithmetic, momentum, n, **new)
 
 
 def group_norm(
@@ -305,23 +296,19 @@ def group_norm(
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, (2, 3), eps)
         flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
-        vectors = (
-            arithmetic.read(vector, default, math.prod(channels)).reshape(channels)
-            for vector, default in ((gamma, 1.0), (beta, 0.0))
-        )
+        w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
+        b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
         rounded = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
-        output = _normalised(x, *rounded, *vectors)
+        output = _normalised(x, *rounded, w, b)
     return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
 
 
-def _split(
-    values: Array, num_groups: int, channel_axis: int
-) -> tuple[Array, Callable[[Array], Array]]:
+def _split(values: Array, groups: int, axis: int) -> tuple[Array, Callable[[Array], Array]]:
     """A tensor as (N, G, channels of the group, positions), and the way back to its own shape."""
-    moved = np.moveaxis(values, channel_axis, 1)
+    moved = np.moveaxis(values, axis, 1)
     samples, channels = moved.shape[:2]
-    shape = (samples, num_groups, channels // num_groups, math.prod(moved.shape[2:]))
-    return moved.reshape(shape), lambda new: np.moveaxis(new.reshape(moved.shape), 1, channel_axis)
+    shape = (samples, groups, channels // groups, math.prod(moved.shape[2:]))
+    return moved.reshape(shape), lambda new: np.moveaxis(new.reshape(moved.shape), 1, axis)
 
 
 def batch_norm_backward_reduce(
@@ -395,15 +382,11 @@ def group_norm_backward(
     per_set, per_channel = (*x.shape[:2], 1, 1), (1, *x.shape[1:3], 1)
     size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
-        mu, r = (
-            arithmetic.read(vector, default, 0).reshape(per_set)
-            for vector, default in ((mean, 0.0), (rstd, 1.0))
-        )
+        mu = arithmetic.read(mean, 0, 0).reshape(per_set)
+        r = arithmetic.read(rstd, 1, 0).reshape(per_set)
         g = arithmetic.read(gamma, 1, math.prod(per_channel)).reshape(per_channel)
 
-        def formula(
-            dy: Array, xmu: Array, r: Array, g: Array, minus: int
-        ) -> tuple[Array, Array, Array]:
+        def formula(dy: Array, xmu: Array, r: Array, g: Array, minus: int) -> tuple[Array, ...]:
             grad_beta = dy.sum((0, 3)).ravel()
             grad_gamma = (r[..., 0] * (dy * xmu).sum(3)).sum(0).ravel()
             if x.size == 0:
@@ -434,14 +417,10 @@ def layer_norm(
     """output, mean and rstd; see :func:`normgrad.layer_norm`."""
     arithmetic = _Arithmetic(input, input)
     x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
-    shape = input.shape[over[0] :]
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, over, eps)
         rounded = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
-        vectors = (
-            np.broadcast_to(arithmetic.read(vector, default, 1), shape)
-            for vector, default in ((weight, 1.0), (bias, 0.0))
-        )
+        vectors = arithmetic.read(weight, 1, 1), arithmetic.read(bias, 0, 1)
         return {"output": _normalised(x, *rounded, *vectors), "mean": mean, "rstd": rstd}
 
 
