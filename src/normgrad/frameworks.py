@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,17 +121,6 @@ class Framework(ABC):
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
         """Told after a caller's tensors were written."""
-
-
-@contextmanager
-def allocating(what: str, size: int) -> Iterator[None]:
-    """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):
-            raise
-        raise memory.missing(what, size) from None
 
 
 def _whole_strides(array: Any) -> bool:
@@ -249,7 +238,7 @@ class Torch(Framework):
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
-            with allocating(name, value.nbytes):
+            with memory.allocating(name, value.nbytes):
                 return value.resolve_neg()
         return value
 
@@ -343,7 +332,7 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        with allocating("a result", spec.nbytes):
+        with memory.allocating("a result", spec.nbytes):
             new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         self._plainly(new)
         if spec.nbytes >= pages.HUGE:
@@ -355,15 +344,13 @@ class Torch(Framework):
             return super().maker(spec, alike)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]
-        options = {"dtype": self._to_torch[spec.dtype], "device": self._cpu}
+        dtype, device = self._to_torch[spec.dtype], self._cpu
         empty, shape, strides = self._torch.empty_strided, spec.shape, spec.strides
-        return lambda like: empty(shape, strides, **options)
+        return lambda like: empty(shape, strides, dtype=dtype, device=device)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
-        dtype, where = self._to_torch[spec.dtype], device if like is None else like.device
-        return self._plainly(
-            self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=where)
-        )
+        options = {"dtype": self._to_torch[spec.dtype], "device": getattr(like, "device", device)}
+        return self._plainly(self._torch.empty_strided(spec.shape, spec.strides, **options))
 
     def bytes_on(self, device: str, size: int) -> Any:
         """A new tensor of so many bytes."""
@@ -440,10 +427,8 @@ class DLPack(Framework):
         if value.read_only:
             return "read-only memory; allowed: memory that can be written"
         if value.copied:
-            return (
-                f"{type(value.producer).__name__} hands out a copy of its memory; allowed: memory "
-                "that can be written"
-            )
+            owner = type(value.producer).__name__
+            return f"{owner} hands out a copy of its memory; allowed: memory that can be written"
         return pages.unwritable(first, end) if value.device == devices.CPU else None
 
     def unreadable(self, value: Any, first: int, end: int) -> str | None:

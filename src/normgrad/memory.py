@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,17 @@ ALIGNED = 256 << 10
 def missing(what: str, size: int) -> MemoryError:
     """The error for memory that the system does not give."""
     return MemoryError(f"{what}: no memory for {size} bytes; allowed: what the system has left")
+
+
+@contextmanager
+def allocating(what: str, size: int) -> Iterator[None]:
+    """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise missing(what, size) from None
 
 
 def lacking(room: int, needed: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
-from . import info, outputs, show
+from . import info, missing, outputs, show
 from .files import InputError
 
 if TYPE_CHECKING:
@@ -91,7 +90,9 @@ def verify(
     page = None if report is None else outputs.named("-o", report)
     if page is not None:
         outputs.check_writable(page)
-        _check_installed()
+        absent = missing(*_NEEDED)
+        if absent:
+            raise InputError("--report", f"the page needs {' and '.join(absent)}: {_INSTALL}")
     if backend is None:
         info.check_settings()
     specs = _ours() if backend is None else [backend]
@@ -176,12 +177,6 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
     ]
     text = page(trials, command, when, machine)
     outputs.write_text(path, text)
-
-
-def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError("--report", f"the page needs {' and '.join(missing)}: {_INSTALL}")
 
 
 def _print(trials: Sequence[Trial], path: Path | None) -> None:
