@@ -12,7 +12,7 @@ import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -168,6 +168,16 @@ class Operator:
         """Whether it takes the gradient of a layer's output."""
         return self.parameters[0] is GRAD_OUT
 
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether it puts the statistics of several ranks together."""
+        return any(parameter.kind is Kind.RANKS for parameter in self.parameters)
+
+    @cached_property
+    def variances(self) -> tuple[str, ...]:
+        """The inputs that hold variances, of which a backend makes 1/std."""
+        return tuple(parameter.name for parameter in self.parameters if parameter.is_variance)
+
     def of_variance(self, name: str) -> Operator:
         """The same operator, with variances in the place of a parameter's 1/std."""
         parameters = tuple(
@@ -213,7 +223,8 @@ class Operator:
             for output in self.all_outputs
         )
 
-    def roles(self, options: Options) -> dict[str, Role]:
+    @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
+    def roles(self, options: Options) -> Mapping[str, Role]:
         """What each input and output is to a backend, of those that take part."""
         inputs = ((parameter.name, parameter.role_in(options)) for parameter in self.parameters)
         outputs = ((output.name, output.role) for output in self.all_outputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, native, views
@@ -85,32 +86,40 @@ class Plan:
         # What has been compared with the plan's specs and found equal, in each framework's terms.
         self._known: set[Hashable] = set()
 
-        roles = operator.roles(options)
+        self._roles = operator.roles(options)
+        self._present = frozenset(present)
+        self._shown = names
         self._unread = self._program.input_is_grad_out
-        self._has_grad_out = Role.GRAD_OUT in {roles.get(name) for name in present}
-        # Every input there is, those too that take no part in the arithmetic: an output must not
-        # share their memory.
+
+    @cached_property
+    def _inputs(self) -> tuple[Place | None, ...]:
+        """Where each input may be, those too that take no part in the arithmetic: an output must
+        not share their memory."""
         others = iter(range(OTHERS, PLACES))
         inputs: list[Place | None] = []
         for name, spec in zip(self._names, self._expected, strict=True):
             if spec is None:
                 inputs.append(None)
                 continue
-            role: int | None = roles.get(name) if name in present else None
+            role: int | None = self._roles.get(name) if name in self._present else None
             if role is None or (role is Role.INPUT and self._unread):
                 role = next(others)
-            inputs.append(Place(role, name, spec, names.get(name)))
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(
+            inputs.append(Place(role, name, spec, self._shown.get(name)))
+        return tuple(inputs)
+
+    @cached_property
+    def _outputs(self) -> tuple[Place | None, ...]:
+        """Where each output may be; None where it is masked off."""
+        return tuple(
             None
             if spec is None
             else Place(
-                int(roles[output.name]),
-                operator.out_name(index, output),
+                int(self._roles[output.name]),
+                self._operator.out_name(index, output),
                 spec,
-                names.get(output.name),
+                self._shown.get(output.name),
                 output.in_place,
-                [names.get(name, name) for name in output.in_place],
+                [self._shown.get(name, name) for name in output.in_place],
             )
             for index, (output, spec) in enumerate(
                 zip(self._wanted, self.output_specs, strict=True)
@@ -261,7 +270,7 @@ class Plan:
                 addresses[place.slot] = address
         if self._unread:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
-        if not self._has_grad_out:
+        if not any(self._roles.get(name) is Role.GRAD_OUT for name in self._present):
             addresses[Role.GRAD_OUT] = addresses[Role.INPUT]
         results: list[Any] = [None] * len(outputs)
         for index, place in enumerate(self._outputs):

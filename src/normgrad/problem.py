@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
+from typing import NamedTuple
 
 from . import dtypes
 from .dtypes import DType
@@ -71,8 +72,7 @@ VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_V
 _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 
 
-@dataclass(frozen=True)
-class Vector:
+class Vector(NamedTuple):
     """A per-channel vector: its dtype, and its strides over sets and over channels (or groups).
 
     By row, a vector of statistics runs over the channel axis, and one of parameters over the inner

@@ -26,7 +26,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
     vectors: dict[Role, TensorSpec] = {
         role: spec for role, spec in by_role.items() if role not in DATA and role is not Role.COUNT
     }
-    gathers = any(parameter.kind is Kind.RANKS for parameter in operator.parameters)
+    gathers = operator.gathers
     forward = Role.GRAD_OUT not in by_role and not gathers
     # What each is of: the input's, but for ranks, of whose input nothing is read.
     data = vectors[Role.MEAN] if gathers else by_role[Role.INPUT]
@@ -48,10 +48,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
         "count": by_role.get(Role.COUNT),
         "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
         "momentum": options.momentum,
-        "invstd_is_variance": any(
-            parameter.is_variance and parameter.role_in(options) is Role.INVSTD
-            for parameter in operator.parameters
-        ),
+        "invstd_is_variance": any(roles.get(name) is Role.INVSTD for name in operator.variances),
         "centred": operator.is_centred,
         "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,
         "missing_invstd": options.training and Role.INVSTD not in vectors,

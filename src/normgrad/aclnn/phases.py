@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -56,6 +56,13 @@ class Translation:
     options: Callable[[Call], Options]
     dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
     saving_variance: Operator | None = None
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """Our names for what the functional operator calls its parameters and outputs."""
+        theirs = (*self.operator.parameters, *self.operator.all_outputs)
+        ours = (*self.inputs, *self.outputs)
+        return {each.name: name for each, name in zip(theirs, ours, strict=True)}
 
     def operator_on(self, device: Device) -> Operator:
         """The functional operator, as a device has its tensors."""
@@ -286,7 +293,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         (row.name, tensor)
         for row in contract.parameters
         if (tensor := tensors[row.name]) is not None
-        and (row.when.needed(call) or not row.is_output)
+        and (not row.is_output or row.when.needed(call))
     ]
     for name, tensor in used:
         if tensor.problem is not None:
@@ -304,39 +311,34 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     operands, dense_size = {}, 0
     dims = translation.dims(call)
     for name, tensor in used:
-        operands[name] = operand = _operand(name, tensor, dims.get(name), dense_size)
-        if operand.dense_at is not None:
-            dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
-    names: dict[str, str] = {}
-    specs: dict[str, TensorSpec | None] = {}
-    operator = translation.operator_on(device)
-    for theirs, ours in zip(operator.parameters, translation.inputs, strict=True):
-        names[theirs.name] = ours
-        specs[theirs.name] = operands[ours].spec if ours in operands else None
+        try:
+            spec, is_dense = _spec(tensor.look, dims.get(name))
+        except ReachError as error:
+            raise ContractError(Break.INVALID, name, str(error)) from None
+        operands[name] = _Operand(spec, dense_size if is_dense else None)
+        if is_dense:
+            dense_size += layout.rounded_up(spec.nbytes, LINE)
+    operator, names = translation.operator_on(device), translation.names
     options = translation.options(call)
-    out_specs: dict[str, TensorSpec] = {}
-    wanted = []
-    outputs = operator.outputs(options)
-    for output, ours in zip(outputs, translation.outputs, strict=True):
-        names[output.name] = ours
-        wanted.append(ours if output.wanted else "")
-        if output.wanted:
-            out_specs[output.name] = operands[ours].spec
+    specs = {
+        theirs.name: operands[ours].spec if ours in operands else None
+        for theirs, ours in zip(operator.parameters, translation.inputs, strict=True)
+    }
+    wanted = tuple(
+        names[output.name] if output.wanted else "" for output in operator.outputs(options)
+    )
+    out_specs = {
+        output.name: operands[ours].spec
+        for output, ours in zip(operator.outputs(options), wanted, strict=True)
+        if ours
+    }
     # The contract was checked by the dialect's rules, which let pass nothing that the operator's
     # would not.
     plan = Plan(operator, options, specs, out_specs, names) if out_specs else None
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
-    return _Prepared(plan, operands, translation.inputs, tuple(wanted), dense_size, size)
-
-
-def _operand(name: str, tensor: aclTensor, dims: Dims | None, dense_size: int) -> _Operand:
-    try:
-        spec, is_dense = _spec(tensor.look, dims)
-    except ReachError as error:
-        raise ContractError(Break.INVALID, name, str(error)) from None
-    return _Operand(spec, dense_size if is_dense else None)
+    return _Prepared(plan, operands, translation.inputs, wanted, dense_size, size)
 
 
 @lru_cache(CACHE_SIZE)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntFlag
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ from .errors import (
     check_streams_variable,
 )
 from .handles import HANDLES
-from .objects import Event, Runtime
+from .objects import Event, Runtime, named
 from .report import REPORT
 from .streams import STREAMS, Stream
 
@@ -136,6 +137,10 @@ def _need_device(function: str) -> None:
             aclError.ACL_ERROR_RT_CONTEXT_NULL,
             f"{function}: {NO_DEVICE}",
         )
+
+
+#: What needs a device.
+_on_device = partial(named, check=_need_device)
 
 
 # Initialisation
@@ -266,11 +271,6 @@ def aclrtResetDevice(device: int) -> None:
         STATE.users, STATE.life = 0, STATE.life + 1
 
 
-def aclrtGetDevice(device: int | None) -> None:
-    _need_device("aclrtGetDevice")
-    libc.store(ctypes.c_int32, RUNTIME.out("aclrtGetDevice", "deviceId", device), _DEVICE)
-
-
 def aclrtGetDeviceCount(count: int | None) -> None:
     libc.store(ctypes.c_uint32, RUNTIME.out("aclrtGetDeviceCount", "count", count), 1)
 
@@ -288,23 +288,6 @@ def aclrtGetSocName() -> int:
         asked = _CHIPS[device.product.name]
     name = _chip_names.setdefault(asked, ctypes.create_string_buffer(asked.encode()))
     return ctypes.addressof(name)
-
-
-def aclrtGetMemInfo(attribute: int, free: int | None, total: int | None) -> None:
-    """The machine's, whatever kind is asked for."""
-    function = "aclrtGetMemInfo"
-    _need_device(function)
-    RUNTIME.memory_info(function, free=free, total=total)
-
-
-def aclrtSynchronizeDevice() -> None:
-    _need_device("aclrtSynchronizeDevice")
-    STREAMS.finish()
-
-
-def aclrtCtxSetSysParamOpt(option: int, value: int) -> None:
-    """Results are always deterministic, and other options are a device's."""
-    _need_device("aclrtCtxSetSysParamOpt")
 
 
 # Contexts
@@ -330,9 +313,8 @@ def aclrtSetCurrentContext(context: int | None) -> None:
     _enter(context)
 
 
-def aclrtGetCurrentContext(context: int | None) -> None:
-    function = "aclrtGetCurrentContext"
-    _need_device(function)
+@_on_device
+def aclrtGetCurrentContext(function: str, context: int | None) -> None:
     where = RUNTIME.out(function, "context", context)
     if STATE.default is None:
         STATE.default = HANDLES.add(Context(), "")  # nobody has to destroy it
@@ -343,41 +325,12 @@ def aclrtGetCurrentContext(context: int | None) -> None:
 
 # Streams and events
 
-#: What needs a device, and nothing else that is the dialect's own.
-_ON_DEVICE: dict[str, Callable[..., Any]] = {
-    "aclrtCreateStream": lambda name, at: RUNTIME.create(name, "stream", at, Stream()),
-    "aclrtSynchronizeStream": RUNTIME.synchronize,
-    "aclrtCreateEvent": lambda name, at: RUNTIME.create(name, "event", at, Event()),
-    "aclrtRecordEvent": RUNTIME.record,
-    "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
-    "aclrtStreamWaitEvent": RUNTIME.wait,
-    "aclrtEventElapsedTime": RUNTIME.elapsed,
-}
 
-
-def _on_device(name: str) -> Callable[..., None]:
-    def call(*arguments: Any) -> None:
-        _need_device(name)
-        _ON_DEVICE[name](name, *arguments)
-
-    return call
-
-
-globals().update({name: _on_device(name) for name in _ON_DEVICE})
-
-
-def aclrtDestroyStream(stream: int | None) -> None:
-    RUNTIME.destroy("aclrtDestroyStream", "stream", Stream, stream)
-
-
-def aclrtDestroyEvent(event: int | None) -> None:
-    RUNTIME.destroy("aclrtDestroyEvent", "event", Event, event)
-
-
-def aclrtCreateStreamWithConfig(stream: int | None, priority: int, flag: int) -> None:
+@_on_device
+def aclrtCreateStreamWithConfig(
+    function: str, stream: int | None, priority: int, flag: int
+) -> None:
     """All streams are alike here."""
-    function = "aclrtCreateStreamWithConfig"
-    _need_device(function)
     if priority > _LEAST_PRIORITY:
         refuse(function, "priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
     _check_flags(function, flag, StreamFlag)
@@ -390,27 +343,24 @@ def _check_flags(function: str, flag: int, kind: type[IntFlag]) -> None:
         refuse(function, "flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
+@_on_device
+def aclrtSynchronizeStreamWithTimeout(function: str, stream: int | None, timeout: int) -> None:
     """It is done in time, however long it takes."""
-    function = "aclrtSynchronizeStreamWithTimeout"
-    _need_device(function)
     if timeout < -1:
         refuse(function, "timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
     RUNTIME.synchronize(function, stream)
 
 
-def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
-    function = "aclrtCreateEventWithFlag"
-    _need_device(function)
+@_on_device
+def aclrtCreateEventWithFlag(function: str, event: int | None, flag: int) -> None:
     _check_flags(function, flag, EventFlag)
     can_order = bool(flag & (EventFlag.ACL_EVENT_SYNC | EventFlag.ACL_EVENT_EXTERNAL))
     has_time = bool(flag & EventFlag.ACL_EVENT_TIME_LINE)
     RUNTIME.create(function, "event", event, Event(can_order, has_time))
 
 
-def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
-    function = "aclrtQueryEventStatus"
-    _need_device(function)
+@_on_device
+def aclrtQueryEventStatus(function: str, event: int | None, status: int | None) -> None:
     where = RUNTIME.out(function, "status", status)
     is_over = RUNTIME.is_over(function, event)
     libc.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
@@ -420,10 +370,7 @@ def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
 
 
 def _allocate(function: str, name: str, address: int | None, size: int, device: bool) -> None:
-    if device:
-        _need_device(function)
-    else:
-        _need_init(function)
+    _need_init(function)
     if size == 0:
         _invalid(function, "size", "0; allowed: 1 or more")
     try:
@@ -433,22 +380,6 @@ def _allocate(function: str, name: str, address: int | None, size: int, device: 
             aclError.ACL_ERROR_RT_MEMORY_ALLOCATION,
             f"{function}: size: {size} bytes; allowed: what the machine has",
         ) from None
-
-
-def aclrtMalloc(address: int | None, size: int, policy: int) -> None:
-    _allocate("aclrtMalloc", "devPtr", address, size, True)
-
-
-def aclrtFree(address: int | None) -> None:
-    RUNTIME.free("aclrtFree", "devPtr", address, ("aclrtMalloc",))
-
-
-def aclrtMallocHost(address: int | None, size: int) -> None:
-    _allocate("aclrtMallocHost", "hostPtr", address, size, False)
-
-
-def aclrtFreeHost(address: int | None) -> None:
-    RUNTIME.free("aclrtFreeHost", "hostPtr", address, ("aclrtMallocHost",))
 
 
 def _sides(function: str, kind: int) -> tuple[bool, bool]:
@@ -501,14 +432,39 @@ def _fill(
     RUNTIME.fill(function, "devPtr", address, value, count, stream)
 
 
-def aclrtMemset(address: int | None, most: int, value: int, count: int) -> None:
-    _need_device("aclrtMemset")
-    _fill("aclrtMemset", address, most, value, count, None)
+# What is a line each
 
-
-def aclrtMemsetAsync(
-    address: int | None, most: int, value: int, count: int, stream: int | None
-) -> None:
-    function = "aclrtMemsetAsync"
-    _need_device(function)
-    _fill(function, address, most, value, count, RUNTIME.stream(function, stream))
+#: What needs a device. Memory is the machine's, whatever kind is asked for; results are always
+#: deterministic, and other options are a device's.
+_ON_DEVICE: dict[str, Callable[..., Any]] = {
+    "aclrtGetDevice": lambda name, at: libc.store(
+        ctypes.c_int32, RUNTIME.out(name, "deviceId", at), _DEVICE
+    ),
+    "aclrtGetMemInfo": lambda name, kind, free, total: RUNTIME.memory_info(
+        name, free=free, total=total
+    ),
+    "aclrtSynchronizeDevice": lambda name: STREAMS.finish(),
+    "aclrtCtxSetSysParamOpt": lambda name, option, value: None,
+    "aclrtCreateStream": lambda name, at: RUNTIME.create(name, "stream", at, Stream()),
+    "aclrtSynchronizeStream": RUNTIME.synchronize,
+    "aclrtCreateEvent": lambda name, at: RUNTIME.create(name, "event", at, Event()),
+    "aclrtRecordEvent": RUNTIME.record,
+    "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
+    "aclrtStreamWaitEvent": RUNTIME.wait,
+    "aclrtEventElapsedTime": RUNTIME.elapsed,
+    "aclrtMalloc": lambda name, at, size, policy: _allocate(name, "devPtr", at, size, True),
+    "aclrtMemset": lambda name, *arguments: _fill(name, *arguments, None),
+    "aclrtMemsetAsync": lambda name, *arguments: _fill(
+        name, *arguments[:-1], RUNTIME.stream(name, arguments[-1])
+    ),
+}
+#: What needs none.
+_ANYWHERE: dict[str, Callable[..., Any]] = {
+    "aclrtDestroyStream": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
+    "aclrtDestroyEvent": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
+    "aclrtMallocHost": lambda name, at, size: _allocate(name, "hostPtr", at, size, False),
+    "aclrtFree": lambda name, at: RUNTIME.free(name, "devPtr", at, ("aclrtMalloc",)),
+    "aclrtFreeHost": lambda name, at: RUNTIME.free(name, "hostPtr", at, ("aclrtMallocHost",)),
+}
+globals().update({name: _on_device(call, name) for name, call in _ON_DEVICE.items()})
+globals().update({name: named(call, name) for name, call in _ANYWHERE.items()})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -195,14 +195,16 @@ def _creator(kind: type[Any], element: Any, function: str) -> Callable[..., int]
     return create
 
 
-def _destroyer(kind: type[Any], element: Any, function: str, name: str) -> Callable[..., None]:
+def _destroyer(kind: type[Any], function: str, name: str) -> Callable[..., None]:
     """aclDestroyXxx, of a list with what is in it; null is a success."""
+    element = _ARRAYS.get(kind)
 
     def destroy(handle: int | None) -> None:
         if handle is None:
             return
-        for index, each in enumerate(_destroy(function, name, kind, handle)):
-            if element in (aclnn.aclTensor, aclScalar) and each is not None:
+        found = _end(function, name, kind, handle)
+        for index, each in enumerate(found if element in (aclnn.aclTensor, aclScalar) else ()):
+            if each is not None:
                 _end(function, f"{name}[{index}]", element, each)
 
     return destroy
@@ -233,39 +235,43 @@ def _there(function: str, name: str, kind: type[Any], value: Any) -> Any:
     return value
 
 
-def _destroy(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
+def _end(function: str, name: str, kind: type[Any] | Any, handle: int | None) -> Any:
+    """Destroy what is behind a handle that has to be one."""
     STREAMS.end(function, name, HANDLES.find(handle))
-    return _there(function, name, kind, HANDLES.end_a(kind, handle, function))
-
-
-def _end(function: str, name: str, kind: type[Any], handle: int) -> None:
-    value = _destroy(function, name, kind, handle)
+    value = _there(function, name, kind, HANDLES.end_a(kind, handle, function))
     if kind is aclnn.aclTensor:  # which an executor may still hold
         value.is_destroyed = True
+    return value
 
 
-def aclDestroyTensor(tensor: int | None) -> None:
-    if tensor is not None:
-        _end("aclDestroyTensor", "tensor", aclnn.aclTensor, tensor)
+#: What aclGetXxx says of a tensor, by the attribute that it is here, and the type of its values;
+#: several are handed over in an array.
+_SAID: dict[str, tuple[str, Any]] = {
+    "aclGetViewShape": ("dims", ctypes.c_int64),
+    "aclGetViewStrides": ("strides", ctypes.c_int64),
+    "aclGetStorageShape": ("storage_dims", ctypes.c_int64),
+    "aclGetViewOffset": ("given_offset", ctypes.c_int64),
+    "aclGetDataType": ("data_type", ctypes.c_int),
+    "aclGetFormat": ("format", ctypes.c_int),
+}
 
 
-def aclDestroyScalar(scalar: int | None) -> None:
-    if scalar is not None:
-        _destroy("aclDestroyScalar", "scalar", aclScalar, scalar)
+def _getter(function: Function) -> Callable[..., None]:
+    """aclGetXxx of a tensor, whose results are written through pointers."""
+    name, names = function.name, [each for _, each in function.parameters[1:]]
+    attribute, kind = _SAID[name]
 
+    def get(tensor: int | None, where: int | None, count: int | None = None) -> None:
+        value = getattr(_found(name, "tensor", aclnn.aclTensor, tensor), attribute)
+        for parameter, address in zip(names, (where, count), strict=False):
+            if address is None:
+                _null(name, parameter)
+        if isinstance(value, tuple):
+            _hand_over(name, value, where, count)
+        else:
+            libc.store(kind, where, value)
 
-def aclDestroyBoolArray(array: int | None) -> None:
-    if array is not None:
-        _destroy("aclDestroyBoolArray", "array", aclnn.aclBoolArray, array)
-
-
-def _queried(function: str, tensor: int | None, **results: int | None) -> aclnn.aclTensor:
-    """A tensor that something is asked of, with pointers to write it to."""
-    found: aclnn.aclTensor = _found(function, "tensor", aclnn.aclTensor, tensor)
-    for name, address in results.items():
-        if address is None:
-            _null(function, name)
-    return found
+    return get
 
 
 def _hand_over(
@@ -278,40 +284,6 @@ def _hand_over(
     libc.store_all(ctypes.c_int64, copy, values)
     libc.store(ctypes.c_void_p, array, copy)
     libc.store(ctypes.c_uint64, count, len(values))
-
-
-def aclGetViewShape(tensor: int | None, dims: int | None, count: int | None) -> None:
-    function = "aclGetViewShape"
-    value = _queried(function, tensor, viewDims=dims, viewDimsNum=count)
-    _hand_over(function, value.dims, dims, count)
-
-
-def aclGetViewStrides(tensor: int | None, strides: int | None, count: int | None) -> None:
-    function = "aclGetViewStrides"
-    value = _queried(function, tensor, stridesValue=strides, stridesNum=count)
-    _hand_over(function, value.strides, strides, count)
-
-
-def aclGetStorageShape(tensor: int | None, dims: int | None, count: int | None) -> None:
-    function = "aclGetStorageShape"
-    value = _queried(function, tensor, storageDims=dims, storageDimsNum=count)
-    _hand_over(function, value.storage_dims, dims, count)
-
-
-def aclGetViewOffset(tensor: int | None, offset: int | None) -> None:
-    function = "aclGetViewOffset"
-    value = _queried(function, tensor, offset=offset)
-    libc.store(ctypes.c_int64, offset, value.given_offset)
-
-
-def aclGetDataType(tensor: int | None, data_type: int | None) -> None:
-    value = _queried("aclGetDataType", tensor, dataType=data_type)
-    libc.store(ctypes.c_int, data_type, value.data_type)
-
-
-def aclGetFormat(tensor: int | None, format: int | None) -> None:
-    value = _queried("aclGetFormat", tensor, format=format)
-    libc.store(ctypes.c_int, format, value.format)
 
 
 # The library
@@ -351,25 +323,19 @@ def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
 def aclDestroyAclOpExecutor(executor: int | None) -> None:
     function = "aclDestroyAclOpExecutor"
     _executor(function, executor)
-    _destroy(function, "executor", aclnn.aclOpExecutor, executor)
+    _end(function, "executor", aclnn.aclOpExecutor, executor)
 
 
 def _set_address(
-    function: str,
-    executor: int | None,
-    index: int,
-    tensor: int | None,
-    address: int | None,
-    is_slot: Callable[[Parameter], bool] = lambda row: True,
+    function: str, executor: int | None, index: int, tensor: int | None, address: int | None
 ) -> None:
     """Give an executor that can be used again another memory for one of its tensors.
 
     Args:
-        function: for the message.
+        function: which of ``_SETTERS``.
         executor, tensor: handles; the tensor has the look of the one that phase 1 was given.
-        index: of the tensor among phase 1's that count, null ones too.
+        index: of the tensor among phase 1's that the function counts, null ones too.
         address: the new memory.
-        is_slot: which of phase 1's parameters count.
     """
     found = _executor(function, executor)
     if tensor is None:
@@ -378,7 +344,7 @@ def _set_address(
     if not found.repeatable:
         message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
         refuse(function, "executor", message)
-    slots = [row.name for row in CONTRACTS[found.name].parameters if is_slot(row)]
+    slots = [row.name for row in CONTRACTS[found.name].parameters if _SETTERS[function](row)]
     if index >= len(slots):
         refuse(function, "index", f"{index}; allowed: 0 to {len(slots) - 1}")
     name = slots[index]
@@ -399,24 +365,12 @@ def _set_address(
     HANDLES.replace(tensor, moved)
 
 
-def aclSetTensorAddr(
-    executor: int | None, index: int, tensor: int | None, address: int | None
-) -> None:
-    _set_address("aclSetTensorAddr", executor, index, tensor, address)
-
-
-def aclSetInputTensorAddr(
-    executor: int | None, index: int, tensor: int | None, address: int | None
-) -> None:
-    function = "aclSetInputTensorAddr"
-    _set_address(function, executor, index, tensor, address, lambda row: not row.is_output)
-
-
-def aclSetOutputTensorAddr(
-    executor: int | None, index: int, tensor: int | None, address: int | None
-) -> None:
-    function = "aclSetOutputTensorAddr"
-    _set_address(function, executor, index, tensor, address, lambda row: row.is_output)
+#: The functions that set addresses, and which of phase 1's parameters each counts.
+_SETTERS: dict[str, Callable[[Parameter], bool]] = {
+    "aclSetTensorAddr": lambda row: True,
+    "aclSetInputTensorAddr": lambda row: not row.is_output,
+    "aclSetOutputTensorAddr": lambda row: row.is_output,
+}
 
 
 # The operators
@@ -539,20 +493,23 @@ def _workspace(address: int | None, size: int) -> Memory | None:
     return checked(memory, memory.address, memory.address + memory.nbytes, True)
 
 
-def _define_operators() -> None:
-    here = sys.modules[__name__]
+def _define() -> None:
+    """Put a Python function of each exported one's name here that the tables above tell of."""
+    here = globals()
     for function in functions_of("opapi"):
         make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1
-        setattr(here, function.name, make(function))
-    names = {each.name: each.parameters for each in functions_of("nnopbase")}
-    kinds: list[type[Any]] = [aclnn.aclBoolArray, *_ARRAYS]
-    for kind in kinds:
+        here[function.name] = make(function)
+    exported = {each.name: each for each in functions_of("nnopbase")}
+    here.update({name: _getter(exported[name]) for name in _SAID})
+    here.update({name: partial(_set_address, name) for name in _SETTERS})
+    for kind in (aclnn.aclTensor, aclScalar, aclnn.aclBoolArray, *_ARRAYS):
         what = kind.__name__.removeprefix("acl")
         create, destroy, measure = f"aclCreate{what}", f"aclDestroy{what}", f"aclGet{what}Size"
-        setattr(here, measure, _measurer(kind, measure, names[measure][0][1]))
+        here[destroy] = _destroyer(kind, destroy, exported[destroy].parameters[0][1])
         if kind in _ARRAYS:
-            setattr(here, create, _creator(kind, _ARRAYS[kind], create))
-            setattr(here, destroy, _destroyer(kind, _ARRAYS[kind], destroy, "array"))
+            here[create] = _creator(kind, _ARRAYS[kind], create)
+        if measure in exported:
+            here[measure] = _measurer(kind, measure, exported[measure].parameters[0][1])
 
 
-_define_operators()
+_define()

@@ -30,7 +30,7 @@ from .enums import (
     infinirtEventStatus_t,
     infinirtMemcpyKind_t,
 )
-from .signatures import Function, Header, functions
+from .signatures import Function, Header
 
 
 def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
@@ -68,15 +68,12 @@ HEADERS = (
             aclDataType,
             aclFormat,
         ),
-        functions(
-            "ascendcl",
-            "acl",
-            """
-            size_t aclDataTypeSize(aclDataType dataType);
-            aclFloat16 aclFloatToFloat16(float value);
-            float aclFloat16ToFloat(aclFloat16 value);
-            """,
-        ),
+        "ascendcl",
+        """
+        size_t aclDataTypeSize(aclDataType dataType);
+        aclFloat16 aclFloatToFloat16(float value);
+        float aclFloat16ToFloat(aclFloat16 value);
+        """,
     ),
     Header(
         "acl/acl_rt.h",
@@ -91,70 +88,64 @@ HEADERS = (
             _defines(EventFlag),
             _defines(StreamFlag),
         ),
-        functions(
-            "ascendcl",
-            "acl",
-            """
-            aclError aclrtSetDevice(int32_t deviceId);
-            aclError aclrtResetDevice(int32_t deviceId);
-            aclError aclrtGetDevice(int32_t *deviceId);
-            aclError aclrtGetDeviceCount(uint32_t *count);
-            aclError aclrtGetRunMode(aclrtRunMode *runMode);
-            const char *aclrtGetSocName(void);
-            aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
-            aclError aclrtSynchronizeDevice(void);
-            aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value);
+        "ascendcl",
+        """
+        aclError aclrtSetDevice(int32_t deviceId);
+        aclError aclrtResetDevice(int32_t deviceId);
+        aclError aclrtGetDevice(int32_t *deviceId);
+        aclError aclrtGetDeviceCount(uint32_t *count);
+        aclError aclrtGetRunMode(aclrtRunMode *runMode);
+        const char *aclrtGetSocName(void);
+        aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total);
+        aclError aclrtSynchronizeDevice(void);
+        aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value);
 
-            aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId);
-            aclError aclrtDestroyContext(aclrtContext context);
-            aclError aclrtSetCurrentContext(aclrtContext context);
-            aclError aclrtGetCurrentContext(aclrtContext *context);
+        aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId);
+        aclError aclrtDestroyContext(aclrtContext context);
+        aclError aclrtSetCurrentContext(aclrtContext context);
+        aclError aclrtGetCurrentContext(aclrtContext *context);
 
-            aclError aclrtCreateStream(aclrtStream *stream);
-            aclError aclrtCreateStreamWithConfig(aclrtStream *stream, uint32_t priority,
-                                                 uint32_t flag);
-            aclError aclrtDestroyStream(aclrtStream stream);
-            aclError aclrtSynchronizeStream(aclrtStream stream);
-            aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
+        aclError aclrtCreateStream(aclrtStream *stream);
+        aclError aclrtCreateStreamWithConfig(aclrtStream *stream, uint32_t priority,
+                                             uint32_t flag);
+        aclError aclrtDestroyStream(aclrtStream stream);
+        aclError aclrtSynchronizeStream(aclrtStream stream);
+        aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout);
 
-            aclError aclrtCreateEvent(aclrtEvent *event);
-            aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
-            aclError aclrtDestroyEvent(aclrtEvent event);
-            aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
-            aclError aclrtSynchronizeEvent(aclrtEvent event);
-            aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
-            aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status);
-            aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
+        aclError aclrtCreateEvent(aclrtEvent *event);
+        aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag);
+        aclError aclrtDestroyEvent(aclrtEvent event);
+        aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
+        aclError aclrtSynchronizeEvent(aclrtEvent event);
+        aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
+        aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status);
+        aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
 
-            aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
-            aclError aclrtFree(void *devPtr);
-            aclError aclrtMallocHost(void **hostPtr, size_t size);
-            aclError aclrtFreeHost(void *hostPtr);
-            aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count,
-                                 aclrtMemcpyKind kind);
-            aclError aclrtMemcpyAsync(void *dst, size_t destMax, const void *src, size_t count,
-                                      aclrtMemcpyKind kind, aclrtStream stream);
-            aclError aclrtMemcpy2d(void *dst, size_t dpitch, const void *src, size_t spitch,
-                                   size_t width, size_t height, aclrtMemcpyKind kind);
-            aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
-            aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count,
-                                      aclrtStream stream);
-            """,
-        ),
+        aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
+        aclError aclrtFree(void *devPtr);
+        aclError aclrtMallocHost(void **hostPtr, size_t size);
+        aclError aclrtFreeHost(void *hostPtr);
+        aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count,
+                             aclrtMemcpyKind kind);
+        aclError aclrtMemcpyAsync(void *dst, size_t destMax, const void *src, size_t count,
+                                  aclrtMemcpyKind kind, aclrtStream stream);
+        aclError aclrtMemcpy2d(void *dst, size_t dpitch, const void *src, size_t spitch,
+                               size_t width, size_t height, aclrtMemcpyKind kind);
+        aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count);
+        aclError aclrtMemsetAsync(void *devPtr, size_t maxCount, int32_t value, size_t count,
+                                  aclrtStream stream);
+        """,
     ),
     Header(
         "acl/acl.h",
         ('"acl_base.h"', '"acl_rt.h"'),
         (),
-        functions(
-            "ascendcl",
-            "acl",
-            """
-            aclError aclInit(const char *configPath);
-            aclError aclFinalize(void);
-            const char *aclGetRecentErrMsg(void);
-            """,
-        ),
+        "ascendcl",
+        """
+        aclError aclInit(const char *configPath);
+        aclError aclFinalize(void);
+        const char *aclGetRecentErrMsg(void);
+        """,
     ),
     Header(
         "aclnn/acl_meta.h",
@@ -172,137 +163,119 @@ HEADERS = (
             _defines(aclnnStatus),
             _other_statuses("ACLNN_ERR_INNER_"),
         ),
-        functions(
-            "nnopbase",
-            "aclnn",
-            """
-            aclTensor *aclCreateTensor(const int64_t *viewDims, uint64_t viewDimsNum,
-                                       aclDataType dataType, const int64_t *stride, int64_t offset,
-                                       aclFormat format, const int64_t *storageDims,
-                                       uint64_t storageDimsNum, void *tensorData);
-            aclScalar *aclCreateScalar(void *value, aclDataType dataType);
-            aclIntArray *aclCreateIntArray(const int64_t *value, uint64_t size);
-            aclFloatArray *aclCreateFloatArray(const float *value, uint64_t size);
-            aclBoolArray *aclCreateBoolArray(const bool *value, uint64_t size);
-            aclTensorList *aclCreateTensorList(const aclTensor *const *value, uint64_t size);
-            aclScalarList *aclCreateScalarList(const aclScalar *const *value, uint64_t size);
-            aclnnStatus aclDestroyTensor(const aclTensor *tensor);
-            aclnnStatus aclDestroyScalar(const aclScalar *scalar);
-            aclnnStatus aclDestroyIntArray(const aclIntArray *array);
-            aclnnStatus aclDestroyFloatArray(const aclFloatArray *array);
-            aclnnStatus aclDestroyBoolArray(const aclBoolArray *array);
-            aclnnStatus aclDestroyTensorList(const aclTensorList *array);
-            aclnnStatus aclDestroyScalarList(const aclScalarList *array);
-            aclnnStatus aclGetIntArraySize(const aclIntArray *array, uint64_t *size);
-            aclnnStatus aclGetFloatArraySize(const aclFloatArray *array, uint64_t *size);
-            aclnnStatus aclGetBoolArraySize(const aclBoolArray *array, uint64_t *size);
-            aclnnStatus aclGetTensorListSize(const aclTensorList *tensorList, uint64_t *size);
-            aclnnStatus aclGetScalarListSize(const aclScalarList *scalarList, uint64_t *size);
-            aclnnStatus aclGetStorageShape(const aclTensor *tensor, int64_t **storageDims,
-                                           uint64_t *storageDimsNum);
-            aclnnStatus aclGetViewOffset(const aclTensor *tensor, int64_t *offset);
-            aclnnStatus aclGetViewShape(const aclTensor *tensor, int64_t **viewDims,
-                                        uint64_t *viewDimsNum);
-            aclnnStatus aclGetViewStrides(const aclTensor *tensor, int64_t **stridesValue,
-                                          uint64_t *stridesNum);
-            aclnnStatus aclGetDataType(const aclTensor *tensor, aclDataType *dataType);
-            aclnnStatus aclGetFormat(const aclTensor *tensor, aclFormat *format);
-            """,
-        ),
+        "nnopbase",
+        """
+        aclTensor *aclCreateTensor(const int64_t *viewDims, uint64_t viewDimsNum,
+                                   aclDataType dataType, const int64_t *stride, int64_t offset,
+                                   aclFormat format, const int64_t *storageDims,
+                                   uint64_t storageDimsNum, void *tensorData);
+        aclScalar *aclCreateScalar(void *value, aclDataType dataType);
+        aclIntArray *aclCreateIntArray(const int64_t *value, uint64_t size);
+        aclFloatArray *aclCreateFloatArray(const float *value, uint64_t size);
+        aclBoolArray *aclCreateBoolArray(const bool *value, uint64_t size);
+        aclTensorList *aclCreateTensorList(const aclTensor *const *value, uint64_t size);
+        aclScalarList *aclCreateScalarList(const aclScalar *const *value, uint64_t size);
+        aclnnStatus aclDestroyTensor(const aclTensor *tensor);
+        aclnnStatus aclDestroyScalar(const aclScalar *scalar);
+        aclnnStatus aclDestroyIntArray(const aclIntArray *array);
+        aclnnStatus aclDestroyFloatArray(const aclFloatArray *array);
+        aclnnStatus aclDestroyBoolArray(const aclBoolArray *array);
+        aclnnStatus aclDestroyTensorList(const aclTensorList *array);
+        aclnnStatus aclDestroyScalarList(const aclScalarList *array);
+        aclnnStatus aclGetIntArraySize(const aclIntArray *array, uint64_t *size);
+        aclnnStatus aclGetFloatArraySize(const aclFloatArray *array, uint64_t *size);
+        aclnnStatus aclGetBoolArraySize(const aclBoolArray *array, uint64_t *size);
+        aclnnStatus aclGetTensorListSize(const aclTensorList *tensorList, uint64_t *size);
+        aclnnStatus aclGetScalarListSize(const aclScalarList *scalarList, uint64_t *size);
+        aclnnStatus aclGetStorageShape(const aclTensor *tensor, int64_t **storageDims,
+                                       uint64_t *storageDimsNum);
+        aclnnStatus aclGetViewOffset(const aclTensor *tensor, int64_t *offset);
+        aclnnStatus aclGetViewShape(const aclTensor *tensor, int64_t **viewDims,
+                                    uint64_t *viewDimsNum);
+        aclnnStatus aclGetViewStrides(const aclTensor *tensor, int64_t **stridesValue,
+                                      uint64_t *stridesNum);
+        aclnnStatus aclGetDataType(const aclTensor *tensor, aclDataType *dataType);
+        aclnnStatus aclGetFormat(const aclTensor *tensor, aclFormat *format);
+        """,
     ),
     Header(
         "aclnn/aclnn_base.h",
         ('"acl_meta.h"', '"../acl/acl_rt.h"'),
         ("#define AclSetTensorAddr aclSetTensorAddr",),
-        functions(
-            "nnopbase",
-            "aclnn",
-            """
-            aclnnStatus aclnnInit(const char *configPath);
-            aclnnStatus aclnnFinalize(void);
-            aclnnStatus aclSetTensorAddr(aclOpExecutor *executor, const size_t index,
-                                         aclTensor *tensor, void *addr);
-            aclnnStatus aclSetInputTensorAddr(aclOpExecutor *executor, const size_t irIndex,
-                                              aclTensor *tensor, void *addr);
-            aclnnStatus aclSetOutputTensorAddr(aclOpExecutor *executor, const size_t irIndex,
-                                               aclTensor *tensor, void *addr);
-            aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor *executor);
-            aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
-            """,
-        ),
+        "nnopbase",
+        """
+        aclnnStatus aclnnInit(const char *configPath);
+        aclnnStatus aclnnFinalize(void);
+        aclnnStatus aclSetTensorAddr(aclOpExecutor *executor, const size_t index,
+                                     aclTensor *tensor, void *addr);
+        aclnnStatus aclSetInputTensorAddr(aclOpExecutor *executor, const size_t irIndex,
+                                          aclTensor *tensor, void *addr);
+        aclnnStatus aclSetOutputTensorAddr(aclOpExecutor *executor, const size_t irIndex,
+                                           aclTensor *tensor, void *addr);
+        aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor *executor);
+        aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
+        """,
     ),
     Header(
         "aclnnop/aclnn_batch_norm_backward.h",
         ('"../aclnn/aclnn_base.h"',),
         (),
-        functions(
-            "opapi",
-            "aclnn",
-            """
-            aclnnStatus aclnnBatchNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
-                const aclTensor *input, const aclTensor *weight, const aclTensor *runningMean,
-                const aclTensor *runningVar, const aclTensor *saveMean,
-                const aclTensor *saveInvstd, bool training, double eps,
-                const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradWeight,
-                aclTensor *gradBias, uint64_t *workspaceSize, aclOpExecutor **executor);
-            aclnnStatus aclnnBatchNormBackward(void *workspace, uint64_t workspaceSize,
-                aclOpExecutor *executor, aclrtStream stream);
-            """,
-        ),
+        "opapi",
+        """
+        aclnnStatus aclnnBatchNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
+            const aclTensor *input, const aclTensor *weight, const aclTensor *runningMean,
+            const aclTensor *runningVar, const aclTensor *saveMean,
+            const aclTensor *saveInvstd, bool training, double eps,
+            const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradWeight,
+            aclTensor *gradBias, uint64_t *workspaceSize, aclOpExecutor **executor);
+        aclnnStatus aclnnBatchNormBackward(void *workspace, uint64_t workspaceSize,
+            aclOpExecutor *executor, aclrtStream stream);
+        """,
     ),
     Header(
         "aclnnop/aclnn_batch_norm_elemt_backward.h",
         ('"../aclnn/aclnn_base.h"',),
         (),
-        functions(
-            "opapi",
-            "aclnn",
-            """
-            aclnnStatus aclnnBatchNormElemtBackwardGetWorkspaceSize(const aclTensor *gradOut,
-                const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
-                const aclTensor *weight, const aclTensor *sumDy, const aclTensor *sumDyXmu,
-                aclTensor *counter, aclTensor *gradInput, uint64_t *workspaceSize,
-                aclOpExecutor **executor);
-            aclnnStatus aclnnBatchNormElemtBackward(void *workspace, uint64_t workspaceSize,
-                aclOpExecutor *executor, aclrtStream stream);
-            """,
-        ),
+        "opapi",
+        """
+        aclnnStatus aclnnBatchNormElemtBackwardGetWorkspaceSize(const aclTensor *gradOut,
+            const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
+            const aclTensor *weight, const aclTensor *sumDy, const aclTensor *sumDyXmu,
+            aclTensor *counter, aclTensor *gradInput, uint64_t *workspaceSize,
+            aclOpExecutor **executor);
+        aclnnStatus aclnnBatchNormElemtBackward(void *workspace, uint64_t workspaceSize,
+            aclOpExecutor *executor, aclrtStream stream);
+        """,
     ),
     Header(
         "aclnnop/aclnn_batch_norm_backward_reduce.h",
         ('"../aclnn/aclnn_base.h"',),
         (),
-        functions(
-            "opapi",
-            "aclnn",
-            """
-            aclnnStatus aclnnBatchNormReduceBackwardGetWorkspaceSize(const aclTensor *gradOut,
-                const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
-                const aclTensor *weight, bool inputG, bool weightG, bool biasG, aclTensor *sumDy,
-                aclTensor *sumDyXmu, aclTensor *gradWeight, aclTensor *gradBias,
-                uint64_t *workspaceSize, aclOpExecutor **executor);
-            aclnnStatus aclnnBatchNormReduceBackward(void *workspace, uint64_t workspaceSize,
-                aclOpExecutor *executor, aclrtStream stream);
-            """,
-        ),
+        "opapi",
+        """
+        aclnnStatus aclnnBatchNormReduceBackwardGetWorkspaceSize(const aclTensor *gradOut,
+            const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
+            const aclTensor *weight, bool inputG, bool weightG, bool biasG, aclTensor *sumDy,
+            aclTensor *sumDyXmu, aclTensor *gradWeight, aclTensor *gradBias,
+            uint64_t *workspaceSize, aclOpExecutor **executor);
+        aclnnStatus aclnnBatchNormReduceBackward(void *workspace, uint64_t workspaceSize,
+            aclOpExecutor *executor, aclrtStream stream);
+        """,
     ),
     Header(
         "aclnnop/aclnn_group_norm_backward.h",
         ('"../aclnn/aclnn_base.h"',),
         (),
-        functions(
-            "opapi",
-            "aclnn",
-            """
-            aclnnStatus aclnnGroupNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
-                const aclTensor *input, const aclTensor *mean, const aclTensor *rstd,
-                const aclTensor *gamma, int64_t N, int64_t C, int64_t HxW, int64_t group,
-                const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradGammaOut,
-                aclTensor *gradBetaOut, uint64_t *workspaceSize, aclOpExecutor **executor);
-            aclnnStatus aclnnGroupNormBackward(void *workspace, uint64_t workspaceSize,
-                aclOpExecutor *executor, aclrtStream stream);
-            """,
-        ),
+        "opapi",
+        """
+        aclnnStatus aclnnGroupNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
+            const aclTensor *input, const aclTensor *mean, const aclTensor *rstd,
+            const aclTensor *gamma, int64_t N, int64_t C, int64_t HxW, int64_t group,
+            const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradGammaOut,
+            aclTensor *gradBetaOut, uint64_t *workspaceSize, aclOpExecutor **executor);
+        aclnnStatus aclnnGroupNormBackward(void *workspace, uint64_t workspaceSize,
+            aclOpExecutor *executor, aclrtStream stream);
+        """,
     ),
     Header(
         "infinicore.h",
@@ -316,7 +289,8 @@ HEADERS = (
             "// This is normgrad's stand-in, which has a text for each error.\n"
             "#define NORMGRAD_CAPI 1",
         ),
-        functions("infinirt", "infini", "const char *normgradGetRecentErrMsg(void);"),
+        "infinirt",
+        "const char *normgradGetRecentErrMsg(void);",
     ),
     Header(
         "infinirt.h",
@@ -329,117 +303,102 @@ HEADERS = (
             _defines(infinirtEventFlags_t),
             "#define INFINIRT_EVENT_DEFAULT 0u",
         ),
-        functions(
-            "infinirt",
-            "infini",
-            """
-            infiniStatus_t infinirtInit(void);
-            infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
-            infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
-            infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
-            infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
-            infiniStatus_t infinirtGetMemInfo(infiniDevice_t device, int device_id,
-                                              size_t *free_bytes, size_t *total_bytes);
-            infiniStatus_t infinirtDeviceSynchronize(void);
+        "infinirt",
+        """
+        infiniStatus_t infinirtInit(void);
+        infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
+        infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
+        infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
+        infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
+        infiniStatus_t infinirtGetMemInfo(infiniDevice_t device, int device_id,
+                                          size_t *free_bytes, size_t *total_bytes);
+        infiniStatus_t infinirtDeviceSynchronize(void);
 
-            infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
-            infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
-            infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
-            infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
+        infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
+        infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
+        infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
+        infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
-            infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
-            infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr,
-                                                        uint32_t flags);
-            infiniStatus_t infinirtEventQuery(infinirtEvent_t event,
-                                              infinirtEventStatus_t *status_ptr);
-            infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
-            infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
-            infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
-            infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_t start,
-                                                    infinirtEvent_t end);
+        infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
+        infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr,
+                                                    uint32_t flags);
+        infiniStatus_t infinirtEventQuery(infinirtEvent_t event,
+                                          infinirtEventStatus_t *status_ptr);
+        infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
+        infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
+        infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
+        infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_t start,
+                                                infinirtEvent_t end);
 
-            infiniStatus_t infinirtMalloc(void **p_ptr, size_t size);
-            infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
-            infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
-            infiniStatus_t infinirtFree(void *ptr);
-            infiniStatus_t infinirtFreeHost(void *ptr);
-            infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
-            infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size,
-                                          infinirtMemcpyKind_t kind);
-            infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t size,
-                                               infinirtMemcpyKind_t kind, infinirtStream_t stream);
-            infiniStatus_t infinirtMemset(void *ptr, int value, size_t count);
-            infiniStatus_t infinirtMemsetAsync(void *ptr, int value, size_t count,
-                                               infinirtStream_t stream);
-            """,
-        ),
+        infiniStatus_t infinirtMalloc(void **p_ptr, size_t size);
+        infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
+        infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
+        infiniStatus_t infinirtFree(void *ptr);
+        infiniStatus_t infinirtFreeHost(void *ptr);
+        infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
+        infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size,
+                                      infinirtMemcpyKind_t kind);
+        infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t size,
+                                           infinirtMemcpyKind_t kind, infinirtStream_t stream);
+        infiniStatus_t infinirtMemset(void *ptr, int value, size_t count);
+        infiniStatus_t infinirtMemsetAsync(void *ptr, int value, size_t count,
+                                           infinirtStream_t stream);
+        """,
     ),
     Header(
         "infiniop/handle.h",
         ('"../infinicore.h"',),
         ("typedef struct InfiniopHandle *infiniopHandle_t;",),
-        functions(
-            "infiniop",
-            "infini",
-            """
-            infiniStatus_t infiniopCreateHandle(infiniopHandle_t *handle_ptr);
-            infiniStatus_t infiniopDestroyHandle(infiniopHandle_t handle);
-            """,
-        ),
+        "infiniop",
+        """
+        infiniStatus_t infiniopCreateHandle(infiniopHandle_t *handle_ptr);
+        infiniStatus_t infiniopDestroyHandle(infiniopHandle_t handle);
+        """,
     ),
     Header(
         "infiniop/tensor_descriptor.h",
         ('"../infinicore.h"',),
         ("typedef struct InfiniopTensorDescriptor *infiniopTensorDescriptor_t;",),
-        functions(
-            "infiniop",
-            "infini",
-            """
-            infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc_ptr,
-                size_t ndim, const size_t *shape, const ptrdiff_t *strides, infiniDtype_t dtype);
-            infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc);
-            """,
-        ),
+        "infiniop",
+        """
+        infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc_ptr,
+            size_t ndim, const size_t *shape, const ptrdiff_t *strides, infiniDtype_t dtype);
+        infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc);
+        """,
     ),
     Header(
         "infiniop/operator_descriptor.h",
         ('"handle.h"', '"tensor_descriptor.h"'),
         ("struct InfiniopDescriptor;",),
-        functions(
-            "infiniop",
-            "infini",
-            """
-            infiniStatus_t infiniopGetDescriptorDeviceType(
-                const struct InfiniopDescriptor *desc_ptr, infiniDevice_t *device_type);
-            infiniStatus_t infiniopGetDescriptorDeviceId(
-                const struct InfiniopDescriptor *desc_ptr, int *device_id);
-            """,
-        ),
+        "infiniop",
+        """
+        infiniStatus_t infiniopGetDescriptorDeviceType(
+            const struct InfiniopDescriptor *desc_ptr, infiniDevice_t *device_type);
+        infiniStatus_t infiniopGetDescriptorDeviceId(
+            const struct InfiniopDescriptor *desc_ptr, int *device_id);
+        """,
     ),
     Header(
         "infiniop/ops/batch_norm_backward.h",
         ('"../operator_descriptor.h"',),
         ("typedef struct InfiniopDescriptor *infiniopBatchNormBackwardDescriptor_t;",),
-        functions(
-            "infiniop",
-            "infini",
-            """
-            infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(infiniopHandle_t handle,
-                infiniopBatchNormBackwardDescriptor_t *desc_ptr,
-                infiniopTensorDescriptor_t grad_input, infiniopTensorDescriptor_t grad_weight,
-                infiniopTensorDescriptor_t grad_bias, infiniopTensorDescriptor_t input,
-                infiniopTensorDescriptor_t grad_output, infiniopTensorDescriptor_t weight,
-                infiniopTensorDescriptor_t running_mean, infiniopTensorDescriptor_t running_var);
-            infiniStatus_t infiniopGetBatchNormBackwardWorkspaceSize(
-                infiniopBatchNormBackwardDescriptor_t desc, size_t *size);
-            infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor_t desc,
-                void *workspace, size_t workspace_size, void *grad_input, void *grad_weight,
-                void *grad_bias, const void *input, const void *grad_output, const void *weight,
-                const void *running_mean, const void *running_var, void *stream);
-            infiniStatus_t infiniopDestroyBatchNormBackwardDescriptor(
-                infiniopBatchNormBackwardDescriptor_t desc);
-            """,
-        ),
+        "infiniop",
+        """
+        infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(infiniopHandle_t handle,
+            infiniopBatchNormBackwardDescriptor_t *desc_ptr,
+            infiniopTensorDescriptor_t grad_input, infiniopTensorDescriptor_t grad_weight,
+            infiniopTensorDescriptor_t grad_bias, infiniopTensorDescriptor_t input,
+            infiniopTensorDescriptor_t grad_output, infiniopTensorDescriptor_t weight,
+            infiniopTensorDescriptor_t running_mean, infiniopTensorDescriptor_t running_var);
+        infiniStatus_t infiniopGetBatchNormBackwardWorkspaceSize(
+            infiniopBatchNormBackwardDescriptor_t desc, size_t *size);
+        infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor_t desc,
+            void *workspace, size_t workspace_size, void *grad_input, void *grad_weight,
+            void *grad_bias, const void *input, const void *grad_output, const void *weight,
+            const void *running_mean, const void *running_var, void *stream);
+        infiniStatus_t infiniopDestroyBatchNormBackwardDescriptor(
+            infiniopBatchNormBackwardDescriptor_t desc);
+        """,
     ),
     Header(
         "infiniop.h",

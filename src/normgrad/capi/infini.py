@@ -16,7 +16,7 @@ from .blocks import checked, memory_at
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t
 from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
-from .objects import MOST_AXES, Event, Runtime
+from .objects import MOST_AXES, Event, Runtime, named
 from .streams import STREAMS, Stream, Use, span
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -77,38 +77,12 @@ def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | 
     RUNTIME.memory_info(function, free_bytes=free, total_bytes=total)
 
 
-def infinirtDeviceSynchronize() -> None:
-    STREAMS.finish()
-
-
 def normgradGetRecentErrMsg() -> int:
     """The text of this thread's last error: InfiniCore itself has none."""
     return ERRORS.last()
 
 
 # Streams and events
-
-_CALLS: dict[str, Callable[..., Any]] = {
-    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
-    "infinirtStreamDestroy": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
-    "infinirtStreamSynchronize": RUNTIME.synchronize,
-    "infinirtStreamWaitEvent": RUNTIME.wait,
-    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
-    "infinirtEventRecord": RUNTIME.record,
-    "infinirtEventSynchronize": RUNTIME.synchronize_event,
-    "infinirtEventDestroy": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
-    "infinirtEventElapsedTime": RUNTIME.elapsed,
-}
-
-
-def _returning_nothing(name: str) -> Callable[..., None]:
-    def call(*arguments: Any) -> None:
-        _CALLS[name](name, *arguments)
-
-    return call
-
-
-globals().update({name: _returning_nothing(name) for name in _CALLS})
 
 
 def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
@@ -137,14 +111,6 @@ def _allocate(function: str, address: int | None, size: int, is_device: bool) ->
         raise InfiniError(status, function, message, "size") from None
 
 
-def infinirtMalloc(address: int | None, size: int) -> None:
-    _allocate("infinirtMalloc", address, size, True)
-
-
-def infinirtMallocHost(address: int | None, size: int) -> None:
-    _allocate("infinirtMallocHost", address, size, False)
-
-
 def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
     RUNTIME.stream("infinirtMallocAsync", stream)
     _allocate("infinirtMallocAsync", address, size, True)
@@ -160,19 +126,6 @@ def _free(
 _DEVICE_MAKERS = ("infinirtMalloc", "infinirtMallocAsync")
 
 
-def infinirtFree(address: int | None) -> None:
-    _free("infinirtFree", address, _DEVICE_MAKERS)
-
-
-def infinirtFreeHost(address: int | None) -> None:
-    _free("infinirtFreeHost", address, ("infinirtMallocHost",))
-
-
-def infinirtFreeAsync(address: int | None, stream: int | None) -> None:
-    function = "infinirtFreeAsync"
-    _free(function, address, _DEVICE_MAKERS, RUNTIME.stream(function, stream))
-
-
 def _copy(
     function: str,
     dst: int | None,
@@ -186,24 +139,35 @@ def _copy(
     RUNTIME.copy(function, (dst, size, True), (src, True), size, stream)
 
 
-def infinirtMemcpy(dst: int | None, src: int | None, size: int, kind: int) -> None:
-    _copy("infinirtMemcpy", dst, src, size, kind)
-
-
-def infinirtMemcpyAsync(
-    dst: int | None, src: int | None, size: int, kind: int, stream: int | None
-) -> None:
-    function = "infinirtMemcpyAsync"
-    _copy(function, dst, src, size, kind, RUNTIME.stream(function, stream))
-
-
-def infinirtMemset(address: int | None, value: int, count: int) -> None:
-    RUNTIME.fill("infinirtMemset", "ptr", address, value, count)
-
-
-def infinirtMemsetAsync(address: int | None, value: int, count: int, stream: int | None) -> None:
-    function = "infinirtMemsetAsync"
-    RUNTIME.fill(function, "ptr", address, value, count, RUNTIME.stream(function, stream))
+#: The exported functions of the runtime that are a line each.
+_CALLS: dict[str, Callable[..., Any]] = {
+    "infinirtDeviceSynchronize": lambda name: STREAMS.finish(),
+    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
+    "infinirtStreamDestroy": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
+    "infinirtStreamSynchronize": RUNTIME.synchronize,
+    "infinirtStreamWaitEvent": RUNTIME.wait,
+    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
+    "infinirtEventRecord": RUNTIME.record,
+    "infinirtEventSynchronize": RUNTIME.synchronize_event,
+    "infinirtEventDestroy": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
+    "infinirtEventElapsedTime": RUNTIME.elapsed,
+    "infinirtMalloc": lambda name, at, size: _allocate(name, at, size, True),
+    "infinirtMallocHost": lambda name, at, size: _allocate(name, at, size, False),
+    "infinirtFree": lambda name, at: _free(name, at, _DEVICE_MAKERS),
+    "infinirtFreeHost": lambda name, at: _free(name, at, ("infinirtMallocHost",)),
+    "infinirtFreeAsync": lambda name, at, stream: _free(
+        name, at, _DEVICE_MAKERS, RUNTIME.stream(name, stream)
+    ),
+    "infinirtMemcpy": _copy,
+    "infinirtMemcpyAsync": lambda name, *arguments: _copy(
+        name, *arguments[:-1], RUNTIME.stream(name, arguments[-1])
+    ),
+    "infinirtMemset": lambda name, *arguments: RUNTIME.fill(name, "ptr", *arguments),
+    "infinirtMemsetAsync": lambda name, *arguments: RUNTIME.fill(
+        name, "ptr", *arguments[:-1], RUNTIME.stream(name, arguments[-1])
+    ),
+}
+globals().update({name: named(call, name) for name, call in _CALLS.items()})
 
 
 # Handles and descriptors

@@ -38,6 +38,24 @@ class Event:
         self.has_time = has_time
 
 
+def named(
+    call: Callable[..., Any], name: str = "", check: Callable[[str], None] | None = None
+) -> Callable[..., None]:
+    """An exported function that returns nothing, of one that takes its name first.
+
+    ``name`` is the function's own where none is given. What ``check`` raises of the name is raised
+    before the call.
+    """
+    function = name or call.__name__
+
+    def exported(*arguments: Any) -> None:
+        if check is not None:
+            check(function)
+        call(function, *arguments)
+
+    return exported
+
+
 class Runtime:
     """The functions of a runtime, with the errors of its dialect.
 

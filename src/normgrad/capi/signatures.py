@@ -6,6 +6,7 @@ import ctypes
 import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 from ..aclnn import aclDataType, aclFormat
@@ -153,23 +154,6 @@ def _ctype(c_type: str) -> Any:
     return _PLAIN[plain]
 
 
-@dataclass(frozen=True)
-class Header:
-    """A file that host programs include.
-
-    Attributes:
-        path: below the include folder.
-        includes: what it includes, as written there.
-        types: enumerations and other definitions, in order.
-        functions: what it declares.
-    """
-
-    path: str
-    includes: tuple[str, ...]
-    types: tuple[type[IntEnum] | str, ...] = ()
-    functions: tuple[Function, ...] = ()
-
-
 #: What is returned by functions of a type where Python cannot be started, or an error has no
 #: status. Functions that return a pointer or a number then return 0.
 _FAILURES = {
@@ -180,22 +164,7 @@ _FAILURES = {
 _PHASE_2_FAILURE = int(aclnnStatus.ACLNN_ERR_RUNTIME_ERROR)
 
 
-def functions(library: str, module: str, prototypes: str) -> tuple[Function, ...]:
-    """The functions that a library exports, from their prototypes.
-
-    Args:
-        library: such as "opapi".
-        module: the Python module that they call.
-        prototypes: in C, each with a semicolon.
-    """
-    return tuple(
-        _parse(" ".join(each.split()), library, module)
-        for each in prototypes.split(";")
-        if each.strip()
-    )
-
-
-def _parse(prototype: str, library: str, module: str) -> Function:
+def _parse(prototype: str, library: str) -> Function:
     match = re.fullmatch(r"(.+?[ *])(\w+)\((.*)\)", prototype)
     assert match, prototype
     returns, name, arguments = match[1].strip(), match[2], match[3]
@@ -206,4 +175,38 @@ def _parse(prototype: str, library: str, module: str) -> Function:
     failure = _FAILURES.get(returns)
     if parameters and parameters[0] == ("void *", "workspace") and returns == "aclnnStatus":
         failure = _PHASE_2_FAILURE
-    return Function(prototype, name, returns, tuple(parameters), library, module, failure)
+    return Function(
+        prototype, name, returns, tuple(parameters), library, _MODULES[library], failure
+    )
+
+
+#: The Python module that each library's functions call.
+_MODULES = {
+    "ascendcl": "acl", "nnopbase": "aclnn", "opapi": "aclnn",
+    "infinirt": "infini", "infiniop": "infini",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Header:
+    """A file that host programs include.
+
+    Attributes:
+        path: below the include folder.
+        includes: what it includes, as written there.
+        types: enumerations and other definitions, in order.
+        library: what exports the functions that it declares, such as "opapi".
+        prototypes: those functions in C, each with a semicolon.
+    """
+
+    path: str
+    includes: tuple[str, ...]
+    types: tuple[type[IntEnum] | str, ...] = ()
+    library: str = ""
+    prototypes: str = ""
+
+    @cached_property
+    def functions(self) -> tuple[Function, ...]:
+        """What it declares."""
+        texts = (" ".join(each.split()) for each in self.prototypes.split(";"))
+        return tuple(_parse(text, self.library) for text in texts if text)

@@ -7,50 +7,29 @@ are printed for people to read. What a broken rule means as a status is the dial
 
 from __future__ import annotations
 
-from .calls import Aspect, Break, Call, ContractError, Product
-from .tables import Always, Contract, IfAsked, MayBeNull, Parameter, Scalar, check
-from .tensors import (
-    Contiguous,
-    DtypeOf,
-    DtypeRule,
-    Elements,
-    FormatOf,
-    Formats,
-    Length,
-    OfProduct,
-    OneOf,
-    PositiveStrides,
-    Rank,
-    Rule,
-    ShapeOf,
-    WithChannels,
-)
-
-__all__ = [
-    "Always",
-    "Aspect",
-    "Break",
-    "Call",
-    "Contiguous",
-    "Contract",
-    "ContractError",
-    "DtypeOf",
-    "DtypeRule",
-    "Elements",
-    "FormatOf",
-    "Formats",
-    "IfAsked",
-    "Length",
-    "MayBeNull",
-    "OfProduct",
-    "OneOf",
-    "Parameter",
-    "PositiveStrides",
-    "Product",
-    "Rank",
-    "Rule",
-    "Scalar",
-    "ShapeOf",
-    "WithChannels",
-    "check",
-]
+from .calls import Aspect as Aspect
+from .calls import Break as Break
+from .calls import Call as Call
+from .calls import ContractError as ContractError
+from .calls import Product as Product
+from .tables import Always as Always
+from .tables import Contract as Contract
+from .tables import IfAsked as IfAsked
+from .tables import MayBeNull as MayBeNull
+from .tables import Parameter as Parameter
+from .tables import Scalar as Scalar
+from .tables import check as check
+from .tensors import Contiguous as Contiguous
+from .tensors import DtypeOf as DtypeOf
+from .tensors import DtypeRule as DtypeRule
+from .tensors import Elements as Elements
+from .tensors import FormatOf as FormatOf
+from .tensors import Formats as Formats
+from .tensors import Length as Length
+from .tensors import OfProduct as OfProduct
+from .tensors import OneOf as OneOf
+from .tensors import PositiveStrides as PositiveStrides
+from .tensors import Rank as Rank
+from .tensors import Rule as Rule
+from .tensors import ShapeOf as ShapeOf
+from .tensors import WithChannels as WithChannels

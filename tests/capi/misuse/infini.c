@@ -3,19 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "infiniop.h"
-#include "infinirt.h"
-
-#define SAY(name, call) printf("%s | %d |\n", name, (int)(call))
-
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        int status_ = (int)(call);                                                                 \
-        if (status_) {                                                                             \
-            printf("%s = %d\n", #call, status_);                                                   \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "infini.h"
 
 static infiniopHandle_t handle;
 

@@ -4,20 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "infiniop.h"
-#include "infinirt.h"
+#include "infini.h"
 #include "pages.h"
-
-#define SAY(name, call) printf("%s | %d |\n", name, (int)(call))
-
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        int status_ = (int)(call);                                                                 \
-        if (status_) {                                                                             \
-            printf("%s = %d\n", #call, status_);                                                   \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static infiniopBatchNormBackwardDescriptor_t op;
 static char *inputs;

@@ -10,6 +10,8 @@
 #include "aclnnop/aclnn_batch_norm_backward.h"
 #include "aclnnop/aclnn_group_norm_backward.h"
 
+#include "../must.h"
+
 #define SAY(name, call)                                                                            \
     do {                                                                                           \
         int status_ = (call);                                                                      \
@@ -21,15 +23,6 @@
     do {                                                                                           \
         const void *made_ = (call);                                                                \
         printf("%s | %s | %s\n", name, made_ ? "made" : "null", made_ ? "" : aclGetRecentErrMsg());\
-    } while (0)
-
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        int status_ = (call);                                                                      \
-        if (status_) {                                                                             \
-            printf("%s = %d: %s\n", #call, status_, aclGetRecentErrMsg());                         \
-            exit(1);                                                                               \
-        }                                                                                          \
     } while (0)
 
 enum { BYTES = 8 * sizeof(float) };

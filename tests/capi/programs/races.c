@@ -7,16 +7,9 @@
 #include "acl/acl.h"
 #include "aclnnop/aclnn_batch_norm_backward.h"
 
-enum { COUNT = 24, BYTES = COUNT * 4 };
+#include "../must.h"
 
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        int status_ = (call);                                                                      \
-        if (status_) {                                                                             \
-            printf("%s = %d: %s\n", #call, status_, aclGetRecentErrMsg());                         \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+enum { COUNT = 24, BYTES = COUNT * 4 };
 
 static aclrtStream one, two;
 static aclrtEvent event;

@@ -5,8 +5,9 @@ Its thresholds stand on measurements, which docs/performance.md has in one table
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
+from typing import NamedTuple
 
 from ... import dtypes
 from ...dtypes import DType
@@ -63,8 +64,7 @@ OF_GROUPS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 _NO_AXIS = Axis(1, (0, 0, 0))
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """How tensors are read.
 
     Attributes:
@@ -174,7 +174,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
     for role in OF_GROUPS:
         if role in vectors:
             vector = vectors[role]
-            vectors[role] = replace(vector, stride=vector.set_stride, set_stride=vector.stride)
+            vectors[role] = vector._replace(stride=vector.set_stride, set_stride=vector.stride)
     per_group = problem.per_group
     return replace(
         problem,
@@ -216,7 +216,7 @@ def _as_one(problem: Problem, count: int) -> Problem:
         sets=Axis(sets.size // count, tuple(count * step for step in sets.strides)),
         channel=Axis(count * channel.size, channel.strides),
         vectors={
-            role: replace(vector, set_stride=count * vector.set_stride)
+            role: vector._replace(set_stride=count * vector.set_stride)
             for role, vector in problem.vectors.items()
         },
     )
@@ -271,8 +271,10 @@ def access_of(problem: Problem) -> Access:
     def moved_for(axis: Axis) -> tuple[bool, ...]:
         """Which tensors are not contiguous along an axis, or have another dtype."""
         return tuple(
-            found is not None and (found != dtype or (axis.size > 1 and stride != 1))
-            for found, stride in zip(data, axis.strides, strict=True)
+            [
+                found is not None and (found != dtype or (axis.size > 1 and stride != 1))
+                for found, stride in zip(data, axis.strides, strict=True)
+            ]
         )
 
     def all_strides(axis: Axis, wanted: int) -> bool:

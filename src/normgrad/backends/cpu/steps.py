@@ -7,7 +7,6 @@ thresholds stand on measurements, which docs/performance.md has in one table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import gcd
 from typing import NamedTuple
 
@@ -64,8 +63,7 @@ EXACT = "exact moments"
 _WORDS = {flag: name[3:].lower() for name, flag in vars(B).items() if name.startswith("DO_")}
 
 
-@dataclass(frozen=True)
-class Tiling:
+class Tiling(NamedTuple):
     """How the work is cut into tasks, and a task's into what a kernel takes at once.
 
     Attributes:
@@ -102,8 +100,7 @@ class Tiling:
         return self.turns * self.blocks * self.parts
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One pass over the tiles or the channels: how they are cut, and what is done to each.
 
     Attributes:
@@ -224,13 +221,13 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
     at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
     if small:
-        return replace(whole, at_once=at_once, piece_rows=1)
+        return whole._replace(at_once=at_once, piece_rows=1)
     # Sets that share their parameters add to a slot for each task.
     turn = ceil_div(sets, TASKS) if problem.by_row else 1
     blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
     block = rounded_up(ceil_div(rows, blocks), at_once)
-    found = replace(whole, sets_per_task=turn, channel_block=block, at_once=at_once)
-    return replace(found, piece_channels=at_once, piece_rows=1)
+    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
+    return found._replace(piece_channels=at_once, piece_rows=1)
 
 
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
@@ -248,8 +245,8 @@ def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
     block = min(most, block, channels)
     if block == 0:
         return None
-    found = replace(whole, sets_per_task=turn, channel_block=block, at_once=block)
-    found = replace(found, piece_channels=min(whole.piece_channels, block))
+    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
+    found = found._replace(piece_channels=min(whole.piece_channels, block))
     return found if found.tasks >= FEW_PARTS else None
 
 
@@ -261,7 +258,7 @@ def _of_positions(access: Access, whole: Tiling) -> Tiling:
     most = max(1, elements // PART)
     parts = min(ceil_div(TASKS, whole.sets), max(1, few, rows // ROWS_OF_PART), most)
     size = ceil_div(ceil_div(access.positions, unit), parts) * unit
-    return replace(whole, sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
+    return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
 
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
@@ -270,7 +267,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
     if access.together > 1:
-        return replace(whole, sets_per_task=turn)
+        return whole._replace(sets_per_task=turn)
     if sets == 1 and not _waits(problem):
         # Long runs of memory, each image's after the other's.
         size = access.run * read_bytes(problem)
@@ -281,7 +278,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         wanted = channels * sets // ENOUGH_TASKS * per_channel
         most = max(SMALL, min(IN_CACHE, wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
-    found = replace(whole, sets_per_task=turn, channel_block=block, at_once=block)
+    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < ENOUGH_TASKS:
         most = positions if access.columns or _waits(problem) else positions // whole.piece_rows
@@ -290,9 +287,9 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, where enough tasks are left all the same.
         wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
-        return replace(found, channel_block=max(block, wanted))
+        return found._replace(channel_block=max(block, wanted))
     size = ceil_div(positions, parts)
-    return replace(found, parts=ceil_div(positions, size), part_size=size)
+    return found._replace(parts=ceil_div(positions, size), part_size=size)
 
 
 def _in_one_task(channels: int = 1, sets: int = 0) -> Tiling:
@@ -406,7 +403,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     step = Step(over.tiles, before, sums, after, write, columns=bool(along and outputs))
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
     if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
-        return [*steps, replace(step, last=outputs)]
+        return [*steps, step._replace(last=outputs)]
     return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
 
 
