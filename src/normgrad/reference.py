@@ -1,4 +1,4 @@
-"""The oracle: the operators' formulas as they are written, in float64 NumPy, nothing clever.
+"""The oracle: the operators' formulas, written plainly in float64 NumPy.
 
 float64 tensors are treated in longdouble, where the platform has a wider one. Each function takes
 NumPy arrays (any strides, any of the dtypes) and returns, for each output by name, its exact value
@@ -34,7 +34,7 @@ class Exact(NamedTuple):
 
 
 class _Arithmetic:
-    """How inputs are read, and what is computed in."""
+    """The type that inputs are rounded to, and the one that is computed in."""
 
     def __init__(self, grad_out: Array, data: Array) -> None:
         double = np.dtype(np.float64) in (grad_out.dtype, data.dtype)
@@ -52,7 +52,7 @@ class _Arithmetic:
 
 
 def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
-    """A formula's results, with what it gives where all terms and signs are positive as scales."""
+    """A formula's results, with its results for absolute values and positive signs as scales."""
     values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
 
@@ -131,7 +131,7 @@ def batch_norm_backward(
 
 
 def _means(rows: Array) -> tuple[Array, Array]:
-    """Each row's mean, rounded to float64, and what that leaves.
+    """Each row's mean, rounded to float64, and its rounding error.
 
     An element may be nearer to the mean than what rounding leaves of it.
     """
@@ -185,7 +185,7 @@ def _running(
 
 
 def _unbiased(n: float) -> float:
-    """What a variance over n elements is multiplied by."""
+    """The factor that makes a variance over n elements unbiased."""
     return n / (n - 1) if n > 1 else 1.0
 
 

@@ -172,7 +172,7 @@ def _where(found: Results) -> str:
 def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
     """Everything on one run."""
     parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
-    sections = [f"### {found.device}", _where(found)]
+    sections = [f"### {found.device}", summary(found)]
     if found.facts.get("not_measured"):
         sections.append(f"Not measured: {found.facts['not_measured']}.")
     if picture:
