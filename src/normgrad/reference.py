@@ -298,8 +298,8 @@ def group_norm(
         flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
         w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
         b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
-        rounded = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
-        output = _normalised(x, *rounded, w, b)
+        mu, r = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
+        output = _normalised(x, mu, r, w, b)
     return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
 
 
@@ -419,9 +419,9 @@ def layer_norm(
     x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, over, eps)
-        rounded = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
+        mu, r = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
         vectors = arithmetic.read(weight, 1, 1), arithmetic.read(bias, 0, 1)
-        return {"output": _normalised(x, *rounded, *vectors), "mean": mean, "rstd": rstd}
+        return {"output": _normalised(x, mu, r, *vectors), "mean": mean, "rstd": rstd}
 
 
 def layer_norm_backward(

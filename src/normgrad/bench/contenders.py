@@ -227,15 +227,13 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
     wanted = _results(case, mine[0]["ours"]())
     if compile_:
         torch.compiler.reset()  # what is compiled for other cases counts towards a limit
-    # torch's layer norm rounds the terms of grad_weight to x's dtype before it adds them up.
-    through = case.dtype if case.part is Part.ROWS else FLOAT32
     offers = [theirs(case, one, device.kind == "cuda", compile_) for one in tensors]
     found: dict[str, Call] = {}
     failed: dict[str, str] = {}
     for group in zip(*offers, strict=True):
         for name, first in group[0].items():
             try:
-                wrong = disagreement(_results(case, first()), wanted, through)
+                wrong = disagreement(_results(case, first()), wanted)
                 if wrong is None:
                     found[name] = in_turn(group, name)
             except Exception as error:  # of any kind: it is not ours
@@ -277,15 +275,17 @@ def reason(error: BaseException) -> str:
 def _results(case: Case, results: Any) -> list[Any]:
     """What all give alike: not the running statistics, which each updates as often as it runs."""
     given = [results] if hasattr(results, "shape") else list(results)
+    if case.part is Part.ROWS:
+        # torch's layer norm rounds the terms of grad_weight to x's dtype before it adds them up.
+        return [each.to(getattr(torch, case.dtype)) for each in given]
     # Of batch norm's forward pass there are y, mean and invstd.
     return given[:3] if case.operator.part is Part.FORWARD else given
 
 
-def disagreement(theirs: Sequence[Any], mine: Sequence[Any], dtype: str = FLOAT32) -> str | None:
+def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
     """In which output a contender is further from ours than roundings explain; None for nowhere.
 
-    What either leaves out, and what has no elements, is not compared. On the way to an output its
-    terms may be rounded to ``dtype``.
+    What either leaves out, and what has no elements, is not compared.
     """
     for index, (other, own) in enumerate(zip(theirs, mine, strict=False)):
         if other is None or own is None or not own.numel() or not other.numel():
@@ -293,7 +293,7 @@ def disagreement(theirs: Sequence[Any], mine: Sequence[Any], dtype: str = FLOAT3
         if other.numel() != own.numel():
             shapes = f"{tuple(other.shape)} instead of {tuple(own.shape)}"
             return f"disagrees: output {index} has shape {shapes}"
-        names = [dtype, *(str(tensor.dtype).removeprefix("torch.") for tensor in (other, own))]
+        names = (str(tensor.dtype).removeprefix("torch.") for tensor in (other, own))
         allowed = max(AGREE.get(name, AGREE[FLOAT32]) for name in names)
         own = own.detach().float()
         scale = own.abs().max().item()
