@@ -203,7 +203,9 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
             call.sizes.update(contract.sizes(call))
         for name, own in rules.items():
             tensor = looked_at.get(name)
-            for rule in own if tensor is not None else ():
+            if tensor is None:
+                continue
+            for rule in own:
                 broken = rule.broken(tensor, call)
                 if broken is not None:
                     raise _invalid(name, broken, call, rule.aspect)
