@@ -188,4 +188,4 @@ def test_the_parser_sees_what_is_there():
     assert [block.argument for block in found if block.mark == "command"] == ["run", "test"]
     assert [block.language for block in found].count("python") == 3
     assert "docs/performance.md#on-gpus" in links("README.md")
-    assert {"try-it", "on-gpus", "in-python"} <= anchors("README.md")
+    assert {"in-a-pytorch-model", "on-numpy-arrays", "installing"} <= anchors("README.md")

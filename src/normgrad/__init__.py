@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 
 
 def _check_gpu(where: str, device: Device) -> bool:
-    """Check a GPU's kernels with the operators, once."""
+    """Check a GPU's kernels at their first use, with the operators."""
     from .backends.triton import selfcheck
 
     return selfcheck.settled(where, device)

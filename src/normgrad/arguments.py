@@ -1,4 +1,4 @@
-"""One call's tensors: of one framework, on one device, in terms that a plan can compare."""
+"""The tensors of one call: of one framework, on one device, with the signature of the call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tensor import TensorSpec, naming
 
 
 def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
-    """The caller's tensors for the wanted outputs, one entry for each result.
+    """The caller's tensors for the wanted outputs: one entry for each result.
 
     Raises:
         TypeError: ``out`` is no tuple.
@@ -33,25 +33,25 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
 
 
 class Arguments:
-    """One call's tensors.
+    """The tensors of one call.
 
-    A GPU's plain tensors are looked at, no more: enough to find out whether the like of them has
-    been seen. Of all others, and if not, :meth:`open` makes sure.
+    Of a GPU's plain tensors only the signature is read at first, which suffices where a plan is
+    known for it. Otherwise, and for all other tensors, :meth:`open` checks each of them.
 
     Attributes:
         framework: what they all belong to.
-        like: one of the caller's own.
-        first, device: the name of the tensor that decides where all are, and where that is; once
+        like: one of the caller's tensors, after which new results are made.
+        first, device: the name of the tensor that decides the device, and that device; once
             opened.
-        opened: the inputs, in the form the framework's methods take; None where absent.
+        opened: the inputs, in the form that the framework's methods take; None where absent.
         out: the caller's outputs, likewise.
         given: the caller's outputs as they were given.
-        key: everything that a plan depends on; None until opened, where they are not plain.
-        addresses: where the inputs and then the caller's outputs are; 0 where absent.
-        rooms: how many bytes of memory each has there, where that may be too little.
-        looked_at: whether all are a GPU's plain tensors, of which no more has to be known.
+        key: the signature: all that a plan depends on; of tensors that are not plain once opened.
+        addresses: of the inputs and then of the caller's outputs; 0 where absent.
+        rooms: the bytes of memory that each has from its address on, where they may be too few.
+        looked_at: whether all are a GPU's plain tensors, which need no opening.
         values: the inputs as they were given.
-        changed: whether anything had to be opened by more than taking it; once opened.
+        changed: whether opening made another tensor of any; once opened.
         copied: the memory of inputs that were copied to be opened, by name; once opened.
     """
 
@@ -101,7 +101,7 @@ class Arguments:
         self.changed = False
 
     def open(self) -> None:
-        """Check every tensor, and bring it into the form that the framework's methods take.
+        """Check every tensor, and convert it to the form that the framework's methods take.
 
         Raises:
             TypeError: something that is no tensor, or another framework's.
@@ -150,7 +150,7 @@ class Arguments:
             self.key = (self.framework, self.device, *specs.values(), *out_specs.values())
 
     def _names(self) -> list[str]:
-        """What messages call the inputs and the caller's outputs."""
+        """The names of the inputs and of the caller's outputs in messages."""
         operator = self._operator
         return [
             *(parameter.name for parameter in operator.parameters),

@@ -1,4 +1,4 @@
-"""What an operator accepts, as tables, and the one engine that checks them.
+"""The tables that declare operators, and the engine that checks calls against them.
 
 An operator lists its parameters and outputs; each has a kind, and a kind means a shape and a set of
 dtypes. Everything is checked on specs, before anything is computed or written.
@@ -36,7 +36,7 @@ class _Shaped(Protocol):
 
 
 class Kind(Enum):
-    """What a tensor is about: this gives its shape and the dtypes it may have."""
+    """The kind of a tensor, from which its shape and allowed dtypes follow."""
 
     DATA = "the shape of input"
     CHANNEL = "the channels of input"
@@ -48,12 +48,12 @@ class Kind(Enum):
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
-        """What such a tensor may be of."""
+        """The dtypes that such a tensor may have."""
         return dtypes.COUNTS if self is Kind.COUNT else dtypes.FLOATS
 
 
 class Options(NamedTuple):
-    """Everything that is not a tensor; operators use what they need."""
+    """The arguments that are not tensors, of all operators; each uses some of them."""
 
     training: bool = True
     eps: float | None = 0.0
@@ -66,7 +66,7 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor that goes in.
+    """The declaration of an input tensor.
 
     Attributes:
         name, kind, required: what it is called, what it is, and whether it has to be there.
@@ -84,14 +84,14 @@ class Parameter:
     may_be_empty: bool = False
 
     def role_in(self, options: Options) -> Role | None:
-        """What it is to a backend under these options."""
+        """Its role in a backend's problem, under these options."""
         if isinstance(self.role, tuple):
             return self.role[0 if options.training else 1]
         return self.role
 
 
 class Output(NamedTuple):
-    """A tensor that comes out.
+    """The declaration of an output tensor.
 
     Attributes:
         name, kind, role: what it is called, what it is, and what it is to a backend.
@@ -138,7 +138,7 @@ def only(outputs: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """An operator, declared: all that is said of it but for its function's docstring.
+    """The declaration of an operator.
 
     Attributes:
         name: as in the public API.
@@ -165,7 +165,7 @@ class Operator:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it takes the gradient of a layer's output."""
+        """Whether the operator is a gradient, which takes ``grad_out``."""
         return self.parameters[0] is GRAD_OUT
 
     @cached_property
@@ -179,7 +179,7 @@ class Operator:
         return tuple(parameter.name for parameter in self.parameters if parameter.is_variance)
 
     def of_variance(self, name: str) -> Operator:
-        """The same operator, with variances in the place of a parameter's 1/std."""
+        """The same operator, which takes variances in the place of 1/std."""
         parameters = tuple(
             replace(each, is_variance=True) if each.name == name else each
             for each in self.parameters
@@ -187,7 +187,7 @@ class Operator:
         return replace(self, parameters=parameters)
 
     def read_options(self, *values: Any, **named: Any) -> Options:
-        """The arguments that are not tensors, by position or by name, checked.
+        """Check the arguments that are not tensors, given by position or by name.
 
         Raises:
             TypeError, ValueError: what is wrong with one.
@@ -208,7 +208,7 @@ class Operator:
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
     def outputs(self, options: Options) -> tuple[Output, ...]:
-        """The results under some options: which are wanted, and whose dtype they have."""
+        """The outputs under these options, with whether each is wanted."""
         idle = {
             parameter.name
             for parameter in self.parameters
@@ -225,13 +225,13 @@ class Operator:
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
     def roles(self, options: Options) -> Mapping[str, Role]:
-        """What each input and output is to a backend, of those that take part."""
+        """The roles of the inputs and outputs that take part in the arithmetic."""
         inputs = ((parameter.name, parameter.role_in(options)) for parameter in self.parameters)
         outputs = ((output.name, output.role) for output in self.all_outputs)
         return {name: role for name, role in (*inputs, *outputs) if role is not None}
 
     def out_name(self, index: int, output: Output) -> str:
-        """How messages call a tensor given in ``out``."""
+        """The name of a tensor of ``out`` in messages."""
         return f"out ({output.name})" if self.out_is_tensor else f"out[{index}] ({output.name})"
 
 
@@ -239,7 +239,7 @@ class Operator:
 
 
 def flag(name: str, value: Any) -> bool:
-    """A boolean argument."""
+    """Check a boolean argument."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
@@ -250,7 +250,7 @@ ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
 
 
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
-    """Which outputs to compute."""
+    """Check the mask of outputs to compute."""
     if value is ALL_THREE and len(outputs) == len(ALL_THREE):
         return tuple(ALL_THREE)  # the default, not to be looked through each time
     if type(value) is not tuple or len(value) != len(outputs):
@@ -269,7 +269,7 @@ def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
 
 
 def integer(name: str, value: Any) -> int:
-    """An integer argument (a boolean is none)."""
+    """Check an integer argument; a boolean is not one."""
     if type(value) is int:
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -281,7 +281,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """A real argument."""
+    """Check a real argument."""
     if isinstance(value, float) and not math.isnan(value):
         return float(value)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
@@ -295,7 +295,7 @@ def real(name: str, value: Any) -> float:
 
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
-    """The sizes of some axes: an integer for one of them, or several."""
+    """Check the sizes of some axes: one integer, or several."""
     if isinstance(value, (tuple, list)):
         if value:
             return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(value))
@@ -304,7 +304,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 
 class Sort(Enum):
-    """What sort of value an argument is that is no tensor."""
+    """The sort of an argument that is not a tensor: how its value is read."""
 
     FLAG = "true or false"
     REAL = "a number"
@@ -313,8 +313,8 @@ class Sort(Enum):
     FLAGS = "true or false for each output"
 
 
-#: The arguments that are not tensors, of all operators. What is no field of ``Options`` is an entry
-#: of the mask.
+#: The sorts of all operators' arguments that are not tensors. Those without a field in ``Options``
+#: are entries of the mask.
 OPTIONS = {
     "training": Sort.FLAG,
     "eps": Sort.REAL,
@@ -357,7 +357,7 @@ def axis_of(options: Options, spec: TensorSpec) -> int:
 
 
 def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind, tuple[int, ...]]:
-    """The shape of each kind, from the input's."""
+    """The shape of each kind of tensor, from the input's shape."""
     if operator.statistics is Kind.ROW:
         sizes = options.normalized_shape
         rows = data.rank - len(sizes)
@@ -387,12 +387,12 @@ def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind
     return shapes
 
 
-#: What the first axis of ``Kind.RANKS`` is.
+#: The name of the first axis of ``Kind.RANKS`` in messages.
 _BY_RANK = "a row for each of counts, by the channels of input"
 
 
 def _ranks(operator: Operator, present: Specs) -> int:
-    """How many ranks there are: one for each element of the counts."""
+    """The number of ranks: one for each element of the counts."""
     return next(
         present[parameter.name].elements
         for parameter in operator.parameters
@@ -401,7 +401,7 @@ def _ranks(operator: Operator, present: Specs) -> int:
 
 
 def counted(operator: Operator, options: Options, specs: Mapping[str, _T | None]) -> dict[str, _T]:
-    """The inputs that count, by name: those there are, without empty ones that count as absent."""
+    """The inputs that are present, by name; some empty ones are taken as absent."""
     return {
         parameter.name: spec
         for parameter in operator.parameters
@@ -418,7 +418,7 @@ def check(
     specs: Mapping[str, TensorSpec | None],
     given: Mapping[str, TensorSpec | None],
 ) -> dict[str, TensorSpec]:
-    """The specs of the wanted outputs of a call, with everything checked.
+    """Check all specs of a call; returns those of the wanted outputs.
 
     Raises:
         TypeError, ValueError: as :func:`check_inputs` and :func:`check_outputs`.
@@ -429,7 +429,7 @@ def check(
 def check_inputs(
     operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
 ) -> dict[str, TensorSpec]:
-    """The inputs that count, checked.
+    """Check the inputs; returns those that are present.
 
     Raises:
         TypeError: a missing argument, or a dtype.
@@ -468,7 +468,7 @@ def check_inputs(
 def check_outputs(
     operator: Operator, options: Options, present: Specs, given: Mapping[str, TensorSpec | None]
 ) -> dict[str, TensorSpec]:
-    """The specs of the wanted outputs: as given, else new ones in the input's layout.
+    """Check the outputs; returns the wanted ones' specs: given ones, or new in the input's layout.
 
     Raises:
         TypeError: a dtype.

@@ -1,4 +1,4 @@
-"""What devices are called, "cpu" and "cuda:0", and which of them can be used here."""
+"""The names of devices, "cpu" and "cuda:0", and whether they can be used."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _ALL = "allowed: cpu, or cuda where Triton is installed"
 
 
 def is_cuda(device: str) -> bool:
-    """Whether it is a GPU, whose index :func:`index_of` gives."""
+    """Whether a name is a GPU's, whose index :func:`index_of` gives."""
     return device.startswith(_CUDA)
 
 
 def index_of(device: str) -> int:
-    """Which of the GPUs "cuda:1" is."""
+    """The index of the GPU with a name such as "cuda:1"."""
     return int(device.removeprefix(_CUDA))
 
 
-#: What :func:`unusable` has found, by index.
+#: The results of :func:`unusable`, by index.
 _known: dict[int | None, str | None] = {}
 
 
 def unusable(index: int | None = None) -> str | None:
-    """Why tensors on GPUs, or on one of them, cannot be computed here; None if they can."""
+    """Why tensors on GPUs, or on one of them, cannot be computed with; None if they can."""
     if index in _known:
         return _known[index]
     with loading():
@@ -66,13 +66,13 @@ def _check_cuda(name: str, what: str, index: int | None) -> None:
 
 
 def check_same(name: str, device: str, expected: str, first: str) -> None:
-    """Raise a ValueError for a tensor that is not where the call's ``first`` one is."""
+    """Raise a ValueError for a tensor that is not on the device of the call's ``first`` one."""
     if device != expected:
         raise ValueError(f"{name}: on device {device}; allowed: {expected}, where {first} is")
 
 
 def named(device: Any) -> str:
-    """The device that a caller names, with its index.
+    """The full name of the device that a caller names, with its index.
 
     Raises:
         TypeError: what is no device's name.

@@ -1,4 +1,4 @@
-"""The DLPack protocol, spoken through ctypes: NumPy's own reader knows no bfloat16.
+"""The DLPack protocol through ctypes, since NumPy's reader does not support bfloat16.
 
 Structures as in dlpack.h, https://dmlc.github.io/dlpack/latest/c_api.html.
 """
@@ -21,7 +21,7 @@ _DEVICES = {
     13: "cuda_managed",
 }
 
-#: CUDA's default stream, and a reader who does not look at the data, as the protocol spells them.
+#: The protocol's codes for CUDA's default stream, and for a reader that does not read the data.
 DEFAULT_STREAM, NO_STREAM = 1, -1
 
 _READ_ONLY, _COPIED = 1, 2
@@ -35,7 +35,7 @@ _DTYPES = {
     (0, 32): dtypes.int32,
     (0, 64): dtypes.int64,
 }
-#: More axes than any framework has.
+#: A number of axes that no framework reaches.
 _MAX_RANK = 64
 _KINDS = {0: "int", 1: "uint", 2: "float", 3: "handle", _BFLOAT: "bfloat", 5: "complex", 6: "bool"}
 
@@ -75,7 +75,7 @@ _Capsule = type(np.zeros(1).__dlpack__())
 
 @dataclass(frozen=True)
 class View:
-    """A producer's tensor: where it is and what it looks like. ``capsule`` keeps it alive."""
+    """The address and spec of a producer's tensor. ``capsule`` keeps it alive."""
 
     producer: Any
     capsule: Any
@@ -112,7 +112,7 @@ def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
 
 
 def _axes_of(tensor: _DLTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides, as far as they can be true."""
+    """The shape and strides of a tensor, checked for impossible values."""
     rank = tensor.ndim
     if not 0 <= rank <= _MAX_RANK or (rank and not tensor.shape):
         raise TypeError(f"it says it has {rank} axes")
@@ -125,7 +125,7 @@ def _axes_of(tensor: _DLTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def device_of(name: str, producer: Any) -> str:
-    """The device a producer says its tensor is on, as "cpu" or "cuda:0"."""
+    """The device of a producer's tensor, as "cpu" or "cuda:0"."""
     try:
         kind, index = producer.__dlpack_device__()
         kind = int(kind)
@@ -209,7 +209,7 @@ class _BFloat16:
 
 
 def bytes_like(producer: Any, size: int) -> Any:
-    """New memory from the producer's array namespace, on its device; None where it gives none."""
+    """New memory from the producer's array namespace, on its device; None if it has none."""
     try:
         namespace = producer.__array_namespace__()
         return namespace.empty(size, dtype=namespace.uint8, device=producer.device)
@@ -218,8 +218,7 @@ def bytes_like(producer: Any, size: int) -> Any:
 
 
 def give_back(array: Any, producer: Any) -> Any:
-    """A new array, NumPy's or PyTorch's, in the producer's kind, through its array namespace; else
-    the array as it is."""
+    """Convert a new array to the producer's kind, through its array namespace, if it has one."""
     speaker = array
     if isinstance(array, np.ndarray) and dtypes.from_numpy(array.dtype) is dtypes.bfloat16:
         speaker = _BFloat16(array)

@@ -41,9 +41,9 @@ bfloat16 = DType("bfloat16", 2, 3, np.dtype(ml_dtypes.bfloat16), 2.0**-8, 2.0**-
 int32 = DType("int32", 4, 4, np.dtype(np.int32))
 int64 = DType("int64", 8, 5, np.dtype(np.int64))
 
-#: What tensors and per-channel vectors may be.
+#: The dtypes of tensors and per-channel vectors.
 FLOATS = (float32, float16, bfloat16, float64)
-#: What ``count`` may be.
+#: The dtypes of ``count``.
 COUNTS = (int32, int64, float16, float32)
 
 BY_NAME = {dtype.name: dtype for dtype in (*FLOATS, int32, int64)}
@@ -56,7 +56,7 @@ def from_numpy(dtype: np.dtype[Any]) -> DType | None:
 
 
 def parse(dtype: Any) -> DType:
-    """Any spelling of a dtype (a name, a NumPy dtype or scalar type, a torch dtype).
+    """Parse any spelling of a dtype: a name, a NumPy dtype or scalar type, or a torch dtype.
 
     Raises:
         TypeError: not one of the types above.
@@ -81,5 +81,5 @@ def unsupported(name: str, dtype: object, allowed: Sequence[DType]) -> TypeError
 
 
 def arithmetic(*dtypes: DType) -> DType:
-    """What is computed in: float64 as soon as one of the data tensors is, else float32."""
+    """The dtype of the arithmetic: float64 as soon as one data tensor has it, else float32."""
     return float64 if float64 in dtypes else float32

@@ -1,15 +1,15 @@
-"""NumPy arrays, PyTorch tensors and DLPack producers, seen alike.
+"""A common interface to NumPy arrays, PyTorch tensors and DLPack producers.
 
-One small class for each; no framework is imported uninvited: torch is looked for among the
-modules already loaded, since whoever holds a tensor has loaded it.
+Each framework has a class. None imports its framework: PyTorch is looked up among the loaded
+modules, since a caller that holds a tensor has loaded it.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +22,13 @@ _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
 class Look(NamedTuple):
-    """What can be seen of tensors at once.
+    """The signature and addresses of tensors, which are read in one pass.
 
     Attributes:
         key: their shapes, strides and dtypes in a framework's own terms, after the number of the
             GPU if they are on one.
-        addresses: each one's first element; 0 for None.
-        rooms: how many bytes of memory each has from there on.
+        addresses: of each tensor's first element; 0 for None.
+        rooms: the bytes of memory that each has from there on.
     """
 
     key: Hashable
@@ -37,13 +37,13 @@ class Look(NamedTuple):
 
 
 class Framework(ABC):
-    """What the operators need of a framework. ``value`` is always one of its own tensors."""
+    """The interface of a framework. ``value`` is always one of its own tensors."""
 
     name: str
 
     @abstractmethod
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        """The tensor in the form the other methods take; most often itself.
+        """The tensor in the form that the other methods take; most often itself.
 
         Raises:
             TypeError: a tensor of a sort that no operator takes.
@@ -51,15 +51,15 @@ class Framework(ABC):
         """
 
     def copied(self, value: Any, opened: Any) -> layout.Region | None:
-        """The memory of a tensor that was copied to be opened; None where it was not."""
+        """The original memory of a tensor that was copied to be opened; None if it was not."""
         return None
 
     @abstractmethod
     def device(self, name: str, value: Any) -> str:
-        """Where it is: "cpu", "cuda:0"."""
+        """The device of the tensor: "cpu", "cuda:0"."""
 
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        """What a plan depends on, of inputs and outputs together, and where they are.
+        """The signature and addresses of inputs and outputs together.
 
         In one pass, as cheap as can be: it is most of what a small call costs. None where a value
         is not one of this framework's plain tensors on a GPU, the same for all.
@@ -68,14 +68,14 @@ class Framework(ABC):
 
     @abstractmethod
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        """The same as a :class:`TensorSpec`.
+        """The tensor's :class:`TensorSpec`.
 
         Raises:
             TypeError: a dtype that no :class:`TensorSpec` has; the message names those allowed.
         """
 
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        """The spec of a tensor whose data are not looked at, wherever they are.
+        """The spec of a tensor on any device, whose data are not read.
 
         Raises:
             TypeError: a dtype, or a sort of tensor, that no operator takes.
@@ -84,7 +84,7 @@ class Framework(ABC):
 
     @abstractmethod
     def address(self, name: str, value: Any) -> int:
-        """Where the first element is.
+        """The address of the first element.
 
         Raises:
             TypeError: a tensor without memory of its own (a fake or a batched one).
@@ -92,15 +92,14 @@ class Framework(ABC):
 
     @abstractmethod
     def contiguous_bytes(self, value: Any) -> int | None:
-        """How many bytes an opened tensor of any dtype has; None where they do not follow each
-        other."""
+        """The bytes of an opened tensor of any dtype; None if it is not contiguous."""
 
     @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        """Why writing to its bytes would fail or be lost, or None."""
+        """Why writing to the tensor would fail or be lost; None if it would not."""
 
     def unreadable(self, value: Any, first: int, end: int) -> str | None:
-        """Why reading its bytes would fail, where its producer may be wrong about them; or None."""
+        """Why reading the tensor would fail, if its producer may be wrong about it; or None."""
         return None
 
     @abstractmethod
@@ -108,7 +107,7 @@ class Framework(ABC):
         """A new tensor on the CPU, opened."""
 
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
-        """What makes new tensors on the CPU from one of the caller's, which may be alike."""
+        """The function that makes new tensors on the CPU, from one of the caller's."""
         return lambda like: self.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
@@ -117,25 +116,14 @@ class Framework(ABC):
 
     @abstractmethod
     def result(self, value: Any, like: Any) -> Any:
-        """What the caller gets for an opened tensor; ``like`` is one of the caller's."""
+        """The form of an opened tensor that the caller gets; ``like`` is one of the caller's."""
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
-        """Told after a caller's tensors were written."""
-
-
-@contextmanager
-def allocating(what: str, size: int) -> Iterator[None]:
-    """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):
-            raise
-        raise memory.missing(what, size) from None
+        """Note that these tensors of the caller's were written."""
 
 
 def _whole_strides(array: Any) -> bool:
-    """Whether all strides that are ever taken are whole items; a field of a record may differ."""
+    """Whether all strides that are used are whole items, unlike those of a record's field."""
     return all(
         step % array.itemsize == 0
         for step, size in zip(array.strides, array.shape, strict=True)
@@ -249,12 +237,12 @@ class Torch(Framework):
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
-            with allocating(name, value.nbytes):
+            with memory.allocating(name, value.nbytes):
                 return value.resolve_neg()
         return value
 
     def _bare(self, value: Any) -> Any:
-        """The tensor without what its class makes of its methods: data_ptr() may say anything."""
+        """The tensor without its subclass, whose data_ptr() may return anything."""
         if type(value) in self._plain:
             return value
         with self._torch._C.DisableTorchFunctionSubclass():
@@ -269,7 +257,7 @@ class Torch(Framework):
         return None if room >= needed else memory.lacking(room, needed)
 
     def _room(self, value: Any) -> int:
-        """How many bytes of a tensor's storage there are from its first element on."""
+        """The bytes of a tensor's storage from its first element on."""
         size: int = value.untyped_storage().nbytes()
         return size - value.storage_offset() * value.itemsize  # type: ignore[no-any-return]
 
@@ -343,7 +331,7 @@ class Torch(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
-        with allocating("a result", spec.nbytes):
+        with memory.allocating("a result", spec.nbytes):
             new = self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._cpu)
         self._plainly(new)
         if spec.nbytes >= pages.HUGE:
@@ -355,22 +343,20 @@ class Torch(Framework):
             return super().maker(spec, alike)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]
-        options = {"dtype": self._to_torch[spec.dtype], "device": self._cpu}
+        dtype, device = self._to_torch[spec.dtype], self._cpu
         empty, shape, strides = self._torch.empty_strided, spec.shape, spec.strides
-        return lambda like: empty(shape, strides, **options)
+        return lambda like: empty(shape, strides, dtype=dtype, device=device)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
-        dtype, where = self._to_torch[spec.dtype], device if like is None else like.device
-        return self._plainly(
-            self._torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=where)
-        )
+        options = {"dtype": self._to_torch[spec.dtype], "device": getattr(like, "device", device)}
+        return self._plainly(self._torch.empty_strided(spec.shape, spec.strides, **options))
 
     def bytes_on(self, device: str, size: int) -> Any:
         """A new tensor of so many bytes."""
         return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
-        """A tensor over another framework's bytes, which speak DLPack."""
+        """A tensor over another framework's memory, by DLPack."""
         flat = self._plainly(self._torch.from_dlpack(flat))
         return flat.view(self._to_torch[spec.dtype]).as_strided(spec.shape, spec.strides)
 
@@ -409,8 +395,7 @@ class DLPack(Framework):
         return self.spec(name, dlpack.open_view(name, value, device, stream), allowed)
 
     def _stream(self, device: str) -> int | None:
-        """What reads the tensor, in the protocol's terms: PyTorch's current stream, on which
-        kernels are launched."""
+        """PyTorch's current stream, on which kernels are launched, in the protocol's terms."""
         torch = sys.modules.get("torch")
         if not devices.is_cuda(device):
             return None
@@ -440,10 +425,8 @@ class DLPack(Framework):
         if value.read_only:
             return "read-only memory; allowed: memory that can be written"
         if value.copied:
-            return (
-                f"{type(value.producer).__name__} hands out a copy of its memory; allowed: memory "
-                "that can be written"
-            )
+            owner = type(value.producer).__name__
+            return f"{owner} hands out a copy of its memory; allowed: memory that can be written"
         return pages.unwritable(first, end) if value.device == devices.CPU else None
 
     def unreadable(self, value: Any, first: int, end: int) -> str | None:
@@ -481,7 +464,7 @@ _torch: Torch | None = None
 
 
 def of(name: str, value: Any) -> Framework:
-    """The framework a tensor belongs to.
+    """The framework of a tensor.
 
     Raises:
         TypeError: none of them.
@@ -497,7 +480,7 @@ def of(name: str, value: Any) -> Framework:
 
 
 def of_torch() -> Torch:
-    """PyTorch, for those who have found it loaded, or who need it."""
+    """The interface to PyTorch, for callers that need it or have found it loaded."""
     global _torch
     if _torch is None:
         import torch
@@ -507,7 +490,7 @@ def of_torch() -> Torch:
 
 
 def written(values: Sequence[Any]) -> None:
-    """Tell the framework of what may be tensors, all of one kind, that their memory was written."""
+    """Tell the framework of these values, if they are tensors, that their memory was written."""
     framework = BY_TYPE.get(type(values[0])) if values else None
     if framework is not None:
         framework.wrote(values)

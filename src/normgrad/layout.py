@@ -1,4 +1,4 @@
-"""Shapes and strides: dense layouts, exact overlap tests, merging of axes.
+"""Dense layouts, exact overlap tests and merging of axes, from shapes and strides.
 
 Strides are in elements everywhere but where a name says bytes.
 """
@@ -57,7 +57,7 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
 
 
 def taken(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides, with 1 for axes of one element, where none is ever taken."""
+    """The strides, with 1 for axes of one element, whose strides are never used."""
     return tuple([step if size != 1 else 1 for size, step in zip(shape, strides, strict=True)])
 
 
@@ -87,7 +87,7 @@ class Region:
     itemsize: int
 
     def bounds(self) -> tuple[int, int]:
-        """First byte and one past the last (equal when there are no elements)."""
+        """The first byte and one past the last; they are equal if there are no elements."""
         if 0 in self.shape:
             return self.address, self.address
         low, high = extent(self.shape, self.strides)
@@ -177,14 +177,14 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
 
 
 class Axis(NamedTuple):
-    """One axis of several tensors of the same shape: its size, and its stride in each."""
+    """An axis of several tensors of the same shape: its size, and its stride in each."""
 
     size: int
     strides: Strides
 
 
 def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
-    """Fewer axes that run over the same elements of every tensor, in an order good for memory.
+    """Merge axes, and order them by memory; they run over the same elements of every tensor.
 
     Axes of size 1 go, axes that continue each other in every tensor become one, and the innermost
     axis is the one with the smallest steps. The order of the elements may change: use it only
@@ -207,7 +207,7 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
 
 
 def elements(shape: Sequence[int]) -> int:
-    """How many elements a shape has."""
+    """The number of elements of a shape."""
     return prod(shape)
 
 

@@ -1,4 +1,4 @@
-"""What a plan may know of the machine it will run on."""
+"""The description of the machine that plans are made for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """Caches in bytes (L2 of one core, L3 in all) and the number of cores this process may use."""
+    """The caches in bytes (L2 of a core, L3 in all), and the cores that this process may use."""
 
     cores: int = 1
     l2: int = 1 << 20
@@ -19,7 +19,7 @@ class Machine:
 
     @property
     def cache(self) -> int:
-        """The bytes that may be hoped to stay in cache from one pass to the next.
+        """The bytes that are expected to stay in cache from one pass to the next.
 
         A virtual machine of few cores sees the whole of a server's L3, which others use as well.
         """
@@ -31,7 +31,7 @@ class Machine:
         return self.l3 > 4 * self.cores * CACHE_OF_A_CORE
 
 
-#: What of a shared L3 one core can count on.
+#: The share of a server's L3 that is expected to be left for each core.
 CACHE_OF_A_CORE = 8 << 20
 
 
@@ -42,7 +42,7 @@ def _size(text: str) -> int:
 
 @cache
 def this_machine() -> Machine:
-    """The machine this runs on; what cannot be read is taken as a small server's."""
+    """The machine that this process runs on; unknown values are those of a small server."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     sizes = {2: Machine.l2, 3: Machine.l3}
     with contextlib.suppress(OSError, ValueError):

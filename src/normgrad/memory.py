@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,23 @@ ALIGNED = 256 << 10
 
 
 def missing(what: str, size: int) -> MemoryError:
-    """The error for memory that the system does not give."""
+    """The error for memory that the system does not have."""
     return MemoryError(f"{what}: no memory for {size} bytes; allowed: what the system has left")
 
 
+@contextmanager
+def allocating(what: str, size: int) -> Iterator[None]:
+    """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise missing(what, size) from None
+
+
 def lacking(room: int, needed: int) -> str:
-    """Why memory of so many bytes does not hold a tensor that reaches over others."""
+    """The message on memory that is smaller than a tensor needs."""
     return (
         f"a storage of {max(room, 0)} bytes from the first element on; allowed: at least {needed}, "
         "for its shape and strides"
@@ -29,7 +42,7 @@ def lacking(room: int, needed: int) -> str:
 
 
 def need(what: str, size: int) -> None:
-    """Find out beforehand whether there is memory for what would end the process without it.
+    """Check that there is memory for work that would end the process without it.
 
     Raises:
         MemoryError: there is not.
@@ -48,7 +61,7 @@ def aligned(size: int) -> npt.NDArray[np.uint8]:
 
 
 class _Owned:
-    """What an array over memory holds as its base; it keeps the owner alive."""
+    """The base of an array over memory, which keeps the owner alive."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -65,7 +78,7 @@ def array_at(
     owner: Any,
     writeable: bool = True,
 ) -> npt.NDArray[Any]:
-    """An array over memory that ``owner`` keeps; strides in elements."""
+    """An array over memory that ``owner`` keeps alive; strides are in elements."""
     # Through integers of the same size: bfloat16 has no type string of its own.
     plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
     interface = {

@@ -1,8 +1,8 @@
-"""Where compiled code finds what tensors are made of: types, functions and structures in C.
+"""The table of addresses and offsets by which compiled code reads tensors' Python objects.
 
-The addresses are those of this process. What is missing (a PyTorch without DLPack's C exchange API,
-a Python whose objects are laid out otherwise) is left 0, which is no object's type: such tensors
-are read by Python, as all are that nothing else is known of.
+The addresses are those of this process. A field is 0, which is no object's type, where something
+is missing (PyTorch's DLPack C exchange API, or Python's usual object layout): Python reads such
+tensors, as it does all others that compiled code does not know.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6
 #: An object's reference count and type, where Python is built as usual.
 _HEADER = 16
 
-#: So much of a tensor's implementation is looked through; PyTorch's has 24 words.
+#: The words of a tensor's implementation that are searched; PyTorch's has 24.
 _IMPLEMENTATION_WORDS = 24
 
 #: PyTorch's functions for compiled models; they take the address of a tensor's handle.
@@ -64,10 +64,10 @@ class _Exchange(ctypes.Structure):
     )
 
 
-#: A plan that is ready: its table's address, what makes new results, and what has to live as long.
+#: A plan that is ready: its table's address, the makers of results, and objects to keep alive.
 Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], Any]
 
-#: What is known, and what has to live as long as it is.
+#: The table, and the objects that have to live as long.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)
 _kept: list[Any] = []
 
@@ -92,7 +92,7 @@ def _find_python() -> None:
 
 
 def find_torch(torch: Any) -> None:
-    """Learn how PyTorch's tensors are read, where this version of it has what that takes."""
+    """Fill in the table's fields on PyTorch's tensors, if this version supports them."""
     with suppress(AttributeError, OSError, RuntimeError, TypeError, ValueError):
         capsule = torch.Tensor.__dlpack_c_exchange_api__
         prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
@@ -114,8 +114,8 @@ def find_torch(torch: Any) -> None:
 
 
 def _layout(torch: Any) -> tuple[int, int, int]:
-    """Where a tensor's object has the address of its implementation, which words of that are its
-    dispatch keys, and the bit among them that a view which negates has.
+    """Find the offset of a tensor's implementation in its object, the words of its dispatch keys,
+    and the bit among them that marks a negating view.
 
     Raises:
         ValueError: they are not where all of some tensors have them.
@@ -137,7 +137,7 @@ def _layout(torch: Any) -> tuple[int, int, int]:
 
 
 def _library(torch: Any) -> ctypes.CDLL:
-    """PyTorch's own library, which is loaded already."""
+    """PyTorch's C library, which is loaded already."""
     folder = Path(torch.__file__).parent / "lib"
     found = [
         path for path in folder.glob("*torch_cpu.*") if path.suffix in (".so", ".dylib", ".dll")
@@ -151,9 +151,9 @@ def _nothing_known(plans: Any, tensors: Any, out: Any, choices: Any) -> Any:
     return None
 
 
-#: What compiled code makes of a call, by plans that are ready for some: the results; or, where none
-#: is, what tells the call from others, as bytes; or None where it does not know some argument. The
-#: CPU's backend brings it.
+#: The compiled function that answers a call: with the results, if one of the given plans is ready
+#: for it; else with the call's key, as bytes; or with None where it cannot read some argument. The
+#: CPU backend sets it.
 answer: Callable[[Mapping[bytes, Ready] | None, Any, Any, Any], Any] = _nothing_known
 
 _find_python()

@@ -1,8 +1,8 @@
-"""What must hold of a call's memory before anything is written, exactly and in words.
+"""The exact alias check of a call's memory before anything is written, with errors in words.
 
-Every tensor has memory. The caller's outputs can be written, and share it with no other argument
-but for those that an output may be the very memory of. The CPU's compiled check (see guard.py of
-its backend) lets pass what is plainly right; what does not pass there is looked at here.
+Every tensor must have memory. The caller's outputs must be writable, and share no byte with another
+argument, except that some may be the very memory of an input. The CPU's compiled check (see its
+backend's alias_check.py) passes the simple cases; what fails there is checked here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .tensor import TensorSpec
 
 
 def used(workspace_size: int, alignment: int) -> int:
-    """How many bytes of a workspace are used, from its first aligned one on."""
+    """The number of bytes of a workspace that are used, from its first aligned one on."""
     return max(0, workspace_size - alignment + 1)
 
 
 class Place:
-    """Where a tensor of known spec is allowed to be.
+    """The memory that a tensor of known spec needs, and may share.
 
     Attributes:
         slot: its number among a call's addresses.
@@ -64,7 +64,7 @@ class Place:
             )
 
     def check_aligned(self, address: int) -> None:
-        """Raise a ValueError for what a GPU cannot read: its error would end all work there."""
+        """Raise a ValueError for a misaligned tensor: a GPU's error would end all work there."""
         size = self.spec.dtype.itemsize
         if self.spec.elements and address % size:
             raise ValueError(
@@ -85,7 +85,7 @@ class Place:
             raise ValueError(f"{self.shown}: {reason}")
 
     def check_room(self, room: int) -> None:
-        """Raise a ValueError if so much memory is less than the tensor reaches over."""
+        """Raise a ValueError if a tensor reaches beyond its memory."""
         if room < self.high:
             raise ValueError(f"{self.shown}: {memory.lacking(room, self.high)}")
 
@@ -100,7 +100,7 @@ class Place:
 
 
 class Taken:
-    """The memory that a call's arguments take, one after the other.
+    """The memory that a call's arguments occupy, as they are added one by one.
 
     ``copied`` is that of inputs that were copied to be read, by their names in messages: to write
     there would change them.
@@ -115,7 +115,7 @@ class Taken:
         self._places: list[tuple[Place, int]] = []
 
     def read(self, place: Place, value: Any, address: int) -> None:
-        """Take an input's.
+        """Add an input's memory.
 
         Raises:
             TypeError: a tensor without memory.
@@ -126,7 +126,7 @@ class Taken:
         self._places.append((place, address))
 
     def write(self, place: Place, value: Any, opened: Any, address: int) -> None:
-        """Take an output's that the caller brought.
+        """Add the memory of an output that the caller brought.
 
         Raises:
             TypeError: a tensor without memory.
@@ -143,7 +143,7 @@ class Taken:
         self._places.append((place, address))
 
     def work_in(self, start: int, size: int) -> None:
-        """Take the bytes of a workspace that the caller brought.
+        """Add the bytes of a workspace that the caller brought.
 
         Raises:
             ValueError: they cannot be written, or are shared.

@@ -1,4 +1,4 @@
-"""What memory is there: the system is asked, since a wrong address would end the process.
+"""Asking the system whether memory can be read or written, as a fault would end the process.
 
 What another thread unmaps or protects after the question is not seen. Nothing is asked on other
 systems than Linux.
@@ -87,7 +87,7 @@ def advise(first: int, end: int, advice: int) -> None:
 
 
 def prefer_huge(address: int, size: int) -> None:
-    """Ask the system to back memory that nobody has written yet with huge pages."""
+    """Ask the system to back memory that was not written yet with huge pages."""
     if _library() is not None:  # elsewhere there is no such advice
         advise(address, address + size, mmap.MADV_HUGEPAGE)
 
@@ -169,7 +169,7 @@ def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
-    """As ``fault``, for what the system does not make present.
+    """As ``fault``, by the listing of mappings, for memory that cannot be made present.
 
     That is memory that does not allow it, a device's that is mapped, or any on Linux before 5.14.
     """

@@ -1,8 +1,8 @@
-"""Plans: an operator with everything decided but the data.
+"""Plans: operators with everything decided but the data, and their cache.
 
-A plan is made from shapes, strides, dtypes and a device. It knows its workspace and its way through
-the kernels, and runs any number of times, from any number of threads. The public functions are:
-find the plan in the cache, allocate what the caller did not give, run.
+A plan is made from shapes, strides, dtypes and a device. It has its workspace and its steps through
+the kernels, and runs any number of times, from any number of threads. A public function finds its
+plan in the cache, allocates the outputs that the caller did not give, and runs the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .workspaces import Scratch
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
-#: Plans kept; a training loop needs one for each layer's shape.
+#: The number of plans that are kept; a training loop needs one for each layer's shape.
 CACHE_SIZE = 4096
 
 
@@ -35,8 +35,8 @@ def _describe(spec: TensorSpec | None) -> str:
 
 
 def _fits(spec: TensorSpec | None, expected: TensorSpec | None) -> bool:
-    """Whether a tensor is as the plan says. Without elements its strides say nothing: NumPy has
-    some of any kind."""
+    """Whether a tensor has the plan's spec. Without elements its strides do not matter: NumPy's
+    are arbitrary."""
     if spec is None or expected is None or spec.elements:
         return spec == expected
     return (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def path(self) -> str:
-        """The way through the kernels that was chosen, in words."""
+        """The steps through the kernels, in words."""
         return self._program.path  # type: ignore[no-any-return]
 
     @property
@@ -142,7 +142,7 @@ class Plan:
         return self._computes and not self._unread
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
-        """Compute on tensors that look as the plan says.
+        """Compute on tensors that have the plan's specs.
 
         Args:
             tensors, named: the operator's tensors, by position or by name, as in its function.
@@ -191,7 +191,7 @@ class Plan:
         return tuple([values.get(name) for name in names])
 
     def run_again(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Compute on tensors like the last ones; None, with nothing done, where they are not.
+        """Compute on tensors with the last ones' signature; None, with nothing done, on others.
 
         Compiled code compares them, and finds out whether their memory can be used.
         """
@@ -210,7 +210,7 @@ class Plan:
         return self._operator.result(results)
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
-        """Have compiled code take tensors like these, where all are as the caller gave them."""
+        """Teach compiled code the signature of these tensors, if none was converted."""
         entry, framework = self._runner, arguments.framework
         if arguments.changed or not isinstance(entry, choice.Entry):
             return
@@ -253,7 +253,7 @@ class Plan:
                 )
 
     def run_checked(self, arguments: Arguments, workspace: Any) -> Any:
-        """Compute on tensors whose specs are the plan's, when their memory was looked at."""
+        """Compute on tensors whose specs are the plan's, after the check of their memory."""
         framework, like, rooms = arguments.framework, arguments.like, arguments.rooms
         inputs = arguments.addresses[: len(self._inputs)]
         outputs = arguments.addresses[len(self._inputs) :]
@@ -312,7 +312,7 @@ class Plan:
         return self._operator.result(results)
 
     def _may_be_wrong(self, arguments: Arguments, workspace: Any) -> bool:
-        """Whether memory on a GPU has to be looked at: what is given to be written, or nowhere."""
+        """Whether a GPU's memory needs the check: for given outputs, or for null addresses."""
         return (
             workspace is not None
             or any(value is not None for value in arguments.out)
@@ -323,7 +323,7 @@ class Plan:
         )
 
     def _check(self, arguments: Arguments, workspace: int | None) -> None:
-        """Look at the memory of all arguments, exactly, and say in words what is wrong.
+        """Do the exact alias check of all arguments.
 
         Raises:
             TypeError, ValueError: as :class:`Taken`'s methods.
@@ -346,12 +346,12 @@ class Plan:
 
 
 _plans: dict[Hashable, Plan] = {}
-#: Those that compiled code is told of, by their operator and what tells calls apart.
+#: The plans that compiled code knows, by operator and by the keys of calls.
 _ready: dict[str, dict[bytes, native.Ready]] = {}
 
 
 def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
-    """Remember a value, and forget the oldest where there are too many."""
+    """Remember a value, and forget the oldest one if there are too many."""
     while len(cache) >= CACHE_SIZE:
         with suppress(StopIteration, RuntimeError):  # another thread came in between
             cache.pop(next(iter(cache)), None)
@@ -359,7 +359,7 @@ def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
 
 
 def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]) -> Any:
-    """What the public functions do; ``choices`` are their arguments that are no tensors."""
+    """Compute an operator for its public function; ``choices`` are the arguments but tensors."""
     again = call_again(operator, tensors, out, choices)
     if again is not None:
         return again
@@ -380,14 +380,11 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:
-        seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
+        as_tuple = (out,) if operator.out_is_tensor and out is not None else out
+        seen = native.answer(None, tensors, as_tuple, choices)
         if seen is not None:
             keep(_ready.setdefault(operator.name, {}), seen, plan.ready)
     return result
-
-
-def _as_tuple(operator: Operator, out: Any) -> Any:
-    return (out,) if operator.out_is_tensor and out is not None else out
 
 
 def ready_for(operator: Operator, key: bytes) -> native.Ready | None:
@@ -398,11 +395,13 @@ def ready_for(operator: Operator, key: bytes) -> native.Ready | None:
 def call_again(
     operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]
 ) -> Any:
-    """Compute by the plan of an earlier call that looked alike; None where there is none."""
+    """Compute by the plan of an earlier call with the same signature; None if there is none."""
     plans = _ready.get(operator.name)
     if plans is None:
         return None
-    results = answered(plans, tensors, _as_tuple(operator, out), choices)
+    if out is not None and operator.out_is_tensor:
+        out = (out,)
+    results = answered(plans, tensors, out, choices)
     return None if results is None else operator.result(results)
 
 
@@ -412,7 +411,7 @@ def answered(
     out: tuple[Any, ...] | None,
     choices: tuple[Any, ...],
 ) -> tuple[Any, ...] | None:
-    """The results of a call that one of these plans is ready for; else None, with nothing done."""
+    """Compute a call if one of these plans is ready for it; else return None, with nothing done."""
     try:
         results = native.answer(plans, tensors, out, choices)
     except Exception:  # whatever new results raised, run_checked has words for it

@@ -1,4 +1,4 @@
-"""The error bounds that every output keeps, at any size; the one place where they stand."""
+"""The error bounds that every output keeps, at any size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 
 
 def roundoff(output: DType, arithmetic: DType) -> float:
-    """u: that of the output's dtype, but float32's for a float64 output of float32 arithmetic.
+    """The unit roundoff of the output's dtype; float32's for float64 outputs of float32 arithmetic.
 
     Args:
         output: the output's dtype, such as ``normgrad.dtypes.bfloat16``.

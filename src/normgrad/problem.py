@@ -1,4 +1,4 @@
-"""What an operator asks of a backend: one shape of arithmetic for all of them.
+"""The problem that an operator poses to a backend: one form of arithmetic for all operators.
 
 Every gradient is a case of
 
@@ -31,7 +31,7 @@ from .tensor import TensorSpec
 
 
 class Role(IntEnum):
-    """What an address given to a program stands for; the order is that of a call's addresses."""
+    """The role of an address in a program; the order is that of a call's addresses."""
 
     # The data tensors. A forward pass reads its input in both places.
     GRAD_OUT = 0
@@ -55,12 +55,12 @@ class Role(IntEnum):
     OUT_INVSTD = 16
     OUT_RUNNING_MEAN = 17
     OUT_RUNNING_VAR = 18
-    # How many elements each rank has.
+    # The number of elements of each rank.
     COUNT = 19
 
 
-#: A call's addresses: the roles', the workspace's, and those of inputs that take no part in the
-#: arithmetic, whose memory is not to be written all the same.
+#: The number of a call's addresses: the roles', the workspace's, and those of inputs that take no
+#: part in the arithmetic, whose memory must not be written all the same.
 WORKSPACE = len(Role)
 OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 
@@ -169,7 +169,7 @@ class Problem:
 
     @property
     def parameters(self) -> int:
-        """How many channels, or positions of rows, have parameters."""
+        """The number of channels, or of positions of rows, that have parameters."""
         if not self.by_row:
             return self.channel.size
         return self.inner.size * prod(axis.size for axis in self.outer[self.outer_rows :])
@@ -181,7 +181,7 @@ class Problem:
 
     @property
     def result_needs_sums(self) -> bool:
-        """Whether dx or y depends on sums over the very tensors that it is made from."""
+        """Whether dx or y depends on sums over the tensors that it is made from."""
         if self.result is None:
             return False
         return self.missing_invstd if self.forward else not (self.constant or self.given_sums)
@@ -209,7 +209,7 @@ class Problem:
         return not self.needs_input and dtypes.arithmetic(self.grad_out) is self.arithmetic
 
     def reading_one(self) -> Problem:
-        """The same problem, with dy in the place of x where that can be."""
+        """The same problem, with dy in the place of x where that is possible."""
         if not self.input_is_grad_out:
             return self
 

@@ -1,4 +1,4 @@
-"""The oracle: the operators' formulas as they are written, in float64 NumPy, nothing clever.
+"""The oracle: the operators' formulas, written plainly in float64 NumPy.
 
 float64 tensors are treated in longdouble, where the platform has a wider one. Each function takes
 NumPy arrays (any strides, any of the dtypes) and returns, for each output by name, its exact value
@@ -34,7 +34,7 @@ class Exact(NamedTuple):
 
 
 class _Arithmetic:
-    """How inputs are read, and what is computed in."""
+    """The type that inputs are rounded to, and the one that is computed in."""
 
     def __init__(self, grad_out: Array, data: Array) -> None:
         double = np.dtype(np.float64) in (grad_out.dtype, data.dtype)
@@ -52,20 +52,34 @@ class _Arithmetic:
 
 
 def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
-    """A formula's results, with what it gives where all terms and signs are positive as scales."""
+    """A formula's results, with its results for absolute values and positive signs as scales."""
     values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
 
 
-def _others(rank: int, axis: int) -> tuple[int, ...]:
-    return tuple(index for index in range(rank) if index != axis)
+class _Channels(_Arithmetic):
+    """The same of tensors with a channel axis.
 
+    Attributes:
+        channels: how many there are.
+        size: the elements of each.
+        others: the other axes.
+    """
 
-def _along(values: Array, rank: int, axis: int) -> Array:
-    """A per-channel vector, shaped to broadcast along the channel axis."""
-    shape = [1] * rank
-    shape[axis] = -1
-    return values.reshape(shape)
+    def __init__(self, grad_out: Array, data: Array, axis: int) -> None:
+        super().__init__(grad_out, data)
+        self._axis = axis % data.ndim
+        self.channels = data.shape[self._axis]
+        self.size = data.size // max(1, self.channels)
+        self.others = tuple(index for index in range(data.ndim) if index != self._axis)
+
+    def vector(self, values: Array | None, default: float) -> Array:
+        """A per-channel vector of these tensors, as it is read."""
+        return self.read(values, default, self.channels)
+
+    def along(self, values: Array) -> Array:
+        """A per-channel vector, shaped to broadcast along the channel axis."""
+        return np.expand_dims(values, self.others)
 
 
 def batch_norm_backward(
@@ -82,31 +96,24 @@ def batch_norm_backward(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input, grad_weight and grad_bias; see :func:`normgrad.batch_norm_backward`."""
-    arithmetic = _Arithmetic(grad_out, input)
-    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
-    axis = channel_axis % x.ndim
-    channels = x.shape[axis]
-    others = _others(x.ndim, axis)
-    m = x.size // max(1, channels)
-
-    def along(values: Array) -> Array:
-        return _along(values, x.ndim, axis)
-
+    seen = _Channels(grad_out, input, channel_axis)
+    dy, x = seen.tensor(grad_out), seen.tensor(input)
+    along, others, m = seen.along, seen.others, seen.size
     with np.errstate(all="ignore"):
-        w = arithmetic.read(weight, 1, channels)
+        w = seen.vector(weight, 1)
         if training:
             if save_mean is None:
-                mean, rest = _means(np.moveaxis(input, axis, 0).reshape(channels, m))
+                mean, rest = _means(np.moveaxis(input, channel_axis, 0).reshape(seen.channels, m))
                 xmu = x - along(mean) - along(rest)
             else:
-                xmu = x - along(arithmetic.read(save_mean, 0, channels))
+                xmu = x - along(seen.vector(save_mean, 0))
             if save_invstd is None:
-                r = 1 / np.sqrt((xmu * xmu).sum(others) / m + arithmetic.wide.type(eps))
+                r = 1 / np.sqrt((xmu * xmu).sum(others) / m + seen.wide.type(eps))
             else:
-                r = arithmetic.read(save_invstd, 1, channels)
+                r = seen.vector(save_invstd, 1)
         else:
-            xmu = x - along(arithmetic.read(running_mean, 0, channels))
-            r = 1 / np.sqrt(arithmetic.read(running_var, 1, channels) + arithmetic.wide.type(eps))
+            xmu = x - along(seen.vector(running_mean, 0))
+            r = 1 / np.sqrt(seen.vector(running_var, 1) + seen.wide.type(eps))
 
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(others)
@@ -124,7 +131,7 @@ def batch_norm_backward(
 
 
 def _means(rows: Array) -> tuple[Array, Array]:
-    """Each row's mean, rounded to float64, and what that leaves.
+    """Each row's mean, rounded to float64, and its rounding error.
 
     An element may be nearer to the mean than what rounding leaves of it.
     """
@@ -152,33 +159,33 @@ def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exa
 
     The scale of 1/std and of a variance is its own: the terms of a variance are squares.
     """
-    m = 1
-    for axis in over:
-        m *= x.shape[axis]
-    mean = x.sum(over, keepdims=True) / m if m else x.sum(over, keepdims=True)
+    there = math.prod(x.shape[axis] for axis in over)
+    m = max(1, there)
+    mean = x.sum(over, keepdims=True) / m
     centred = x - mean
     # Whatever rounding has left of the mean is not the variance's.
-    rest = centred.sum(over, keepdims=True) / m if m else mean
-    variance = (centred * centred).sum(over, keepdims=True) / m - rest * rest if m else mean
-    invstd = 1 / np.sqrt(variance + x.dtype.type(eps)) if m else mean
-    scale = abs(x).sum(over, keepdims=True) / m if m else mean
+    rest = centred.sum(over, keepdims=True) / m
+    variance = (centred * centred).sum(over, keepdims=True) / m - rest * rest
+    invstd = 1 / np.sqrt(variance + x.dtype.type(eps)) if there else mean
+    scale = abs(x).sum(over, keepdims=True) / m
     return Exact(mean, scale), Exact(invstd, abs(invstd)), variance
 
 
-def _updated(
-    arithmetic: _Arithmetic, old: Array, momentum: float, new: Array, scale: Array, n: float
-) -> Exact:
-    """Running statistics; as they were where there is nothing new."""
-    before = arithmetic.read(old, 0, 0)
-    if n == 0:
-        return Exact(before, abs(before))
-    share = arithmetic.wide.type(momentum)
-    rest = 1 - share
-    return Exact(rest * before + share * new, abs(rest * before) + abs(share) * scale)
+def _running(
+    arithmetic: _Arithmetic, momentum: float, n: float, **given: tuple[Array | None, Array, Array]
+) -> dict[str, Exact]:
+    """Running statistics by name, of old ones, new values and their scales; n = 0 changes none."""
+    share = arithmetic.wide.type(momentum if n else 0)
+    found = {}
+    for name, (old, new, scale) in given.items():
+        if old is not None:
+            before = (1 - share) * arithmetic.read(old, 0, 0)
+            found[name] = Exact(before + share * new, abs(before) + abs(share) * scale)
+    return found
 
 
 def _unbiased(n: float) -> float:
-    """What a variance over n elements is multiplied by."""
+    """The factor that makes a variance over n elements unbiased."""
     return n / (n - 1) if n > 1 else 1.0
 
 
@@ -198,14 +205,11 @@ def batch_norm_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output; see :func:`normgrad.batch_norm_elemt`."""
-    arithmetic = _Arithmetic(input, input)
-    x = arithmetic.tensor(input)
-    axis = channel_axis % x.ndim
-    channels = x.shape[axis]
+    seen = _Channels(input, input, channel_axis)
     vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
     with np.errstate(all="ignore"):
-        read = [arithmetic.read(vector, default, channels) for vector, default in vectors]
-        return {"output": _normalised(x, *(_along(values, x.ndim, axis) for values in read))}
+        read = (seen.along(seen.vector(*vector)) for vector in vectors)
+        return {"output": _normalised(seen.tensor(input), *read)}
 
 
 def batch_norm(
@@ -220,37 +224,23 @@ def batch_norm(
     eps: float = 1e-5,
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
-    """output, and in training mean, invstd and the running statistics that are given.
-
-    See :func:`normgrad.batch_norm`.
-    """
-    arithmetic = _Arithmetic(input, input)
-    x = arithmetic.tensor(input)
-    axis = channel_axis % x.ndim
-    channels = x.shape[axis]
-    n = x.size // max(1, channels)
+    """output, and in training all statistics that there are; see :func:`normgrad.batch_norm`."""
+    seen = _Channels(input, input, channel_axis)
+    x, n = seen.tensor(input), seen.size
     found: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
         if training:
-            mean, invstd, variance = _statistics(x, _others(x.ndim, axis), eps)
-            flat = [Exact(*(part.reshape(channels) for part in exact)) for exact in (mean, invstd)]
-            found = dict(zip(("mean", "invstd"), flat, strict=True))
-            if running_mean is not None:
-                found["running_mean"] = _updated(
-                    arithmetic, running_mean, momentum, flat[0].value, flat[0].scale, n
-                )
-            if running_var is not None:
-                var = variance.reshape(channels) * _unbiased(n)
-                found["running_var"] = _updated(arithmetic, running_var, momentum, var, var, n)
-            mu, r = (exact.value.astype(arithmetic.real) for exact in flat)
+            mean, invstd, variance = _statistics(x, seen.others, eps)
+            mean, invstd = (Exact(*map(np.ravel, exact)) for exact in (mean, invstd))
+            var = variance.ravel() * _unbiased(n)
+            new = {"running_mean": (running_mean, *mean), "running_var": (running_var, var, var)}
+            found = {"mean": mean, "invstd": invstd, **_running(seen, momentum, n, **new)}
+            mu, r = seen.vector(mean.value, 0), seen.vector(invstd.value, 1)
         else:
-            mu = arithmetic.read(running_mean, 0, channels)
-            var = arithmetic.read(running_var, 1, channels)
-            r = 1 / np.sqrt(var + arithmetic.wide.type(eps))
-        w = arithmetic.read(weight, 1, channels)
-        b = arithmetic.read(bias, 0, channels)
-        vectors = (mu.astype(arithmetic.wide), r.astype(arithmetic.wide), w, b)
-        output = _normalised(x, *(_along(values, x.ndim, axis) for values in vectors))
+            mu = seen.vector(running_mean, 0)
+            r = 1 / np.sqrt(seen.vector(running_var, 1) + seen.wide.type(eps))
+        vectors = (mu, r, seen.vector(weight, 1), seen.vector(bias, 0))
+        output = _normalised(x, *map(seen.along, vectors))
     return {"output": output, **found}
 
 
@@ -272,31 +262,22 @@ def batch_norm_gather_stats_with_counts(
     arithmetic = _Arithmetic(mean, invstd)
     present = np.asarray(counts).astype(np.float64).reshape(-1) != 0
     weights = np.asarray(counts).astype(arithmetic.wide).reshape(-1)[present]
-    n = weights.sum()
+    n = float(weights.sum())
     with np.errstate(all="ignore"):
         means = arithmetic.read(mean, 0, 0)[present]
         spreads = 1 / arithmetic.read(invstd, 0, 0)[present] ** 2
-        if n == 0:
-            total = total_scale = spread = np.zeros(mean.shape[1], arithmetic.wide)
-            r = total
-        else:
-            total = weights @ means / n
-            total_scale = abs(weights) @ abs(means) / n
-            spread = weights @ (spreads + (means - total) ** 2) / n
-            r = 1 / np.sqrt(spread)
+        m = max(n, 1)
+        total = weights @ means / m
+        total_scale = abs(weights) @ abs(means) / m
+        spread = weights @ (spreads + (means - total) ** 2) / m
+        r = 1 / np.sqrt(spread) if n else spread
         found = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
         small = arithmetic.wide.type(eps)
-        var = np.maximum(spread - small, 0) * _unbiased(float(n))
-        var_scale = (spread + small) * _unbiased(float(n))
-        if running_mean is not None:
-            found["running_mean"] = _updated(
-                arithmetic, running_mean, momentum, total, total_scale, float(n)
-            )
-        if running_var is not None:
-            found["running_var"] = _updated(
-                arithmetic, running_var, momentum, var, var_scale, float(n)
-            )
-    return found
+        var = np.maximum(spread - small, 0) * _unbiased(n)
+        var_scale = (spread + small) * _unbiased(n)
+    new = {"running_mean": (running_mean, total, total_scale)}
+    new["running_var"] = (running_var, var, var_scale)
+    return found | _running(arithmetic, momentum, n, **new)
 
 
 def group_norm(
@@ -310,28 +291,24 @@ def group_norm(
 ) -> dict[str, Exact]:
     """output, mean and rstd; see :func:`normgrad.group_norm`."""
     arithmetic = _Arithmetic(input, input)
-    axis = channel_axis % input.ndim
-    moved = np.moveaxis(arithmetic.tensor(input), axis, 1)
-    samples, channels = moved.shape[:2]
-    per_group = channels // num_groups
-    split = (samples, num_groups, per_group, int(np.prod(moved.shape[2:])))
-    x = moved.reshape(split)
+    x, back = _split(arithmetic.tensor(input), num_groups, channel_axis)
+    channels = (1, *x.shape[1:3], 1)
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, (2, 3), eps)
-        flat = [Exact(*(part.reshape(split[:2]) for part in exact)) for exact in (mean, rstd)]
-        vectors = [
-            arithmetic.read(vector, default, channels).reshape(1, num_groups, per_group, 1)
-            for vector, default in ((gamma, 1.0), (beta, 0.0))
-        ]
-        rounded = [
-            exact.value.astype(arithmetic.real).astype(arithmetic.wide) for exact in (mean, rstd)
-        ]
-        output = _normalised(x, *rounded, *vectors)
-
-    def back(values: Array) -> Array:
-        return np.moveaxis(values.reshape(moved.shape), 1, axis)
-
+        flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
+        w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
+        b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
+        rounded = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
+        output = _normalised(x, *rounded, w, b)
     return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
+
+
+def _split(values: Array, groups: int, axis: int) -> tuple[Array, Callable[[Array], Array]]:
+    """A tensor as (N, G, channels of the group, positions), and the way back to its own shape."""
+    moved = np.moveaxis(values, axis, 1)
+    samples, channels = moved.shape[:2]
+    shape = (samples, groups, channels // groups, math.prod(moved.shape[2:]))
+    return moved.reshape(shape), lambda new: np.moveaxis(new.reshape(moved.shape), 1, axis)
 
 
 def batch_norm_backward_reduce(
@@ -344,25 +321,18 @@ def batch_norm_backward_reduce(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
-    arithmetic = _Arithmetic(grad_out, input)
-    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
-    axis = channel_axis % x.ndim
-    others = _others(x.ndim, axis)
-    channels = x.shape[axis]
+    seen = _Channels(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
-        xmu = x - _along(arithmetic.read(mean, 0, channels), x.ndim, axis)
-        r = arithmetic.read(invstd, 1, channels)
+        xmu = seen.tensor(input) - seen.along(seen.vector(mean, 0))
 
-        def formula(dy: Array, xmu: Array, r: Array) -> tuple[Array, ...]:
-            sum_dy = dy.sum(others)
-            sum_dy_xmu = (dy * xmu).sum(others)
-            grad_weight = sum_dy_xmu * r if x.size else np.zeros_like(sum_dy)
+        def formula(dy: Array, xmu: Array, r: Array, _: int) -> tuple[Array, ...]:
+            sum_dy = dy.sum(seen.others)
+            sum_dy_xmu = (dy * xmu).sum(seen.others)
+            grad_weight = sum_dy_xmu * r if input.size else np.zeros_like(sum_dy)
             return sum_dy, sum_dy_xmu, grad_weight, sum_dy
 
-        values = formula(dy, xmu, r)
-        scales = formula(abs(dy), abs(xmu), abs(r))
-    names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-    return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
+        names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
+        return _exact(names, formula, seen.tensor(grad_out), xmu, seen.vector(invstd, 1))
 
 
 def batch_norm_backward_elemt(
@@ -378,32 +348,21 @@ def batch_norm_backward_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input; see :func:`normgrad.batch_norm_backward_elemt`."""
-    arithmetic = _Arithmetic(grad_out, input)
-    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
-    axis = channel_axis % x.ndim
-    channels = x.shape[axis]
-
-    def along(values: Array) -> Array:
-        return _along(values, x.ndim, axis)
-
+    seen = _Channels(grad_out, input, channel_axis)
+    along = seen.along
     with np.errstate(all="ignore"):
-        w = arithmetic.read(weight, 1, channels)
-        r = arithmetic.read(invstd, 1, channels)
-        xmu = x - along(arithmetic.read(mean, 0, channels))
-        total = arithmetic.read(sum_dy, 0, channels)
-        projection = arithmetic.read(sum_dy_xmu, 0, channels)
+        xmu = seen.tensor(input) - along(seen.vector(mean, 0))
+        vectors = ((weight, 1.0), (invstd, 1.0), (sum_dy, 0.0), (sum_dy_xmu, 0.0))
         n = np.asarray(count).astype(np.float64).sum()
 
         def formula(
             dy: Array, xmu: Array, w: Array, r: Array, total: Array, projection: Array, minus: int
-        ) -> Array:
+        ) -> tuple[Array]:
             inner = along(total / n) + xmu * along(r * r) * along(projection / n)
-            grad_input: Array = along(w * r) * (dy + minus * inner)
-            return grad_input
+            return (along(w * r) * (dy + minus * inner),)
 
-        value = formula(dy, xmu, w, r, total, projection, -1)
-        scale = formula(abs(dy), abs(xmu), abs(w), abs(r), abs(total), abs(projection), 1)
-    return {"grad_input": Exact(value, scale)}
+        read = (seen.vector(*vector) for vector in vectors)
+        return _exact(("grad_input",), formula, seen.tensor(grad_out), xmu, *read)
 
 
 def group_norm_backward(
@@ -418,45 +377,27 @@ def group_norm_backward(
 ) -> dict[str, Exact]:
     """grad_input, grad_gamma and grad_beta; see :func:`normgrad.group_norm_backward`."""
     arithmetic = _Arithmetic(grad_out, input)
-    axis = channel_axis % input.ndim
-    shape = np.moveaxis(input, axis, 1).shape
-    samples, channels = shape[:2]
-    per_group = channels // num_groups
-    # (N, G, channels of the group, positions)
-    split = (samples, num_groups, per_group, int(np.prod(shape[2:])))
-    dy = np.moveaxis(arithmetic.tensor(grad_out), axis, 1).reshape(split)
-    x = np.moveaxis(arithmetic.tensor(input), axis, 1).reshape(split)
-    size = per_group * split[3]
+    dy, back = _split(arithmetic.tensor(grad_out), num_groups, channel_axis)
+    x, _ = _split(arithmetic.tensor(input), num_groups, channel_axis)
+    per_set, per_channel = (*x.shape[:2], 1, 1), (1, *x.shape[1:3], 1)
+    size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
-        per_set = (samples, num_groups, 1, 1)
         mu = arithmetic.read(mean, 0, 0).reshape(per_set)
         r = arithmetic.read(rstd, 1, 0).reshape(per_set)
-        g = arithmetic.read(gamma, 1, channels).reshape(1, num_groups, per_group, 1)
-        xmu = x - mu
+        g = arithmetic.read(gamma, 1, math.prod(per_channel)).reshape(per_channel)
 
-        def formula(
-            dy: Array, xmu: Array, r: Array, g: Array, minus: int
-        ) -> tuple[Array, Array, Array]:
-            grad_beta = dy.sum((0, 3)).reshape(channels)
-            grad_gamma = (r[..., 0] * (dy * xmu).sum(3)).sum(0).reshape(channels)
+        def formula(dy: Array, xmu: Array, r: Array, g: Array, minus: int) -> tuple[Array, ...]:
+            grad_beta = dy.sum((0, 3)).ravel()
+            grad_gamma = (r[..., 0] * (dy * xmu).sum(3)).sum(0).ravel()
             if x.size == 0:
-                return dy, np.zeros_like(grad_gamma), grad_beta
+                return back(dy), np.zeros_like(grad_gamma), grad_beta
             xhat = xmu * r
             sums = (g * dy).sum((2, 3), keepdims=True)
             projections = (g * dy * xhat).sum((2, 3), keepdims=True)
             grad_input = r * (g * dy + minus * (sums + xhat * projections) / size)
-            return grad_input, grad_gamma, grad_beta
+            return back(grad_input), grad_gamma, grad_beta
 
-        values = formula(dy, xmu, r, g, -1)
-        scales = formula(abs(dy), abs(xmu), abs(r), abs(g), 1)
-
-    def back(values: Sequence[Array]) -> list[Array]:
-        return [np.moveaxis(values[0].reshape(shape), 1, axis), *values[1:]]
-
-    names = ("grad_input", "grad_gamma", "grad_beta")
-    return {
-        name: Exact(*pair) for name, *pair in zip(names, back(values), back(scales), strict=True)
-    }
+        return _exact(("grad_input", "grad_gamma", "grad_beta"), formula, dy, x - mu, r, g)
 
 
 def _rows(input: Array, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -476,16 +417,10 @@ def layer_norm(
     """output, mean and rstd; see :func:`normgrad.layer_norm`."""
     arithmetic = _Arithmetic(input, input)
     x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
-    shape = input.shape[over[0] :]
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, over, eps)
-        rounded = (
-            exact.value.astype(arithmetic.real).astype(arithmetic.wide) for exact in (mean, rstd)
-        )
-        vectors = (
-            np.broadcast_to(arithmetic.read(vector, default, 1), shape)
-            for vector, default in ((weight, 1.0), (bias, 0.0))
-        )
+        rounded = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
+        vectors = arithmetic.read(weight, 1, 1), arithmetic.read(bias, 0, 1)
         return {"output": _normalised(x, *rounded, *vectors), "mean": mean, "rstd": rstd}
 
 
@@ -536,8 +471,7 @@ def rms_norm(
         size = math.prod(input.shape[over[0] :])
         squares = (x * x).sum(over, keepdims=True)
         rstd = 1 / np.sqrt(squares / size + arithmetic.wide.type(eps)) if size else squares
-        r = rstd.astype(arithmetic.real).astype(arithmetic.wide)
-        value = arithmetic.read(weight, 1, 1) * r * x
+        value = arithmetic.read(weight, 1, 1) * arithmetic.read(rstd, 0, 0) * x
     return {"output": Exact(value, abs(value)), "rstd": Exact(rstd, abs(rstd))}
 
 

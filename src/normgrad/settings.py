@@ -1,7 +1,7 @@
-"""What environment variables may say."""
+"""The error for environment variables with invalid values."""
 
 from __future__ import annotations
 
 
 class SettingError(ValueError):
-    """An environment variable that says what it may not; the message names it."""
+    """An environment variable has a value that is not allowed; the message names it."""

@@ -1,4 +1,4 @@
-"""What the operators know of a tensor: its specification, without its data."""
+"""The specification of a tensor: shape, dtype and strides, without data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_BYTES = 2**62
 
 
 class ReachError(ValueError):
-    """A tensor that memory cannot hold; the text says so of its shape and strides."""
+    """A shape and strides that reach beyond any memory; the text describes them."""
 
 
 @contextmanager
 def naming(argument: str) -> Iterator[None]:
-    """Say of a tensor that memory cannot hold which argument it is."""
+    """A context that adds the argument's name to a :class:`ReachError`."""
     try:
         yield
     except ReachError as error:
@@ -54,9 +54,9 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: DType
     strides: tuple[int, ...]
-    #: What its elements take, in bytes.
+    #: The bytes that its elements take.
     nbytes: int = field(init=False, repr=False, compare=False)
-    #: Its first byte and one past its last, from its address on.
+    #: The offsets of its first byte and of one past its last, from its address.
     reach: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
@@ -88,12 +88,12 @@ class TensorSpec:
 
     @property
     def rank(self) -> int:
-        """How many axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def elements(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return layout.elements(self.shape)
 
     def region(self, address: int) -> layout.Region:

@@ -1,4 +1,4 @@
-"""How many threads a call may use."""
+"""The number of threads that a call may use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from . import contract
 from .machine import this_machine
 from .settings import SettingError
 
-#: How many threads, for processes without torch.
+#: The environment variable with the number of threads, for processes without PyTorch.
 VARIABLE = "NORMGRAD_NUM_THREADS"
 
 _chosen: int | None = None
 
 
 def set_num_threads(count: int | None) -> None:
-    """Set how many threads each call may use, in this process.
+    """Set the number of threads that each call may use, in this process.
 
     Results are bitwise the same for any number. Nothing uses more threads than Numba has, which is
     the number of cores unless ``NUMBA_NUM_THREADS`` says otherwise when Numba is imported.
@@ -40,7 +40,7 @@ def set_num_threads(count: int | None) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads the next call may use."""
+    """The number of threads that the next call may use."""
     wanted = wanted_threads()
     if wanted is None:
         numbas = getattr(sys.modules.get("numba"), "get_num_threads", None)
@@ -54,7 +54,7 @@ def get_num_threads() -> int:
 
 
 def wanted_threads() -> int | None:
-    """What was asked for, by whom it may be; None where only Numba has a say."""
+    """The number that was set, by the caller, PyTorch or the environment; None if by none."""
     if _chosen is not None:
         return _chosen
     torch = sys.modules.get("torch")
@@ -76,7 +76,7 @@ def _from_environment() -> int | None:
 
 
 def most_threads() -> int:
-    """The threads that Numba has, or will have."""
+    """The number of threads that Numba has, or will have."""
     # Another thread may be importing it.
     found = getattr(sys.modules.get("numba.core.config"), "NUMBA_NUM_THREADS", None)
     return _most_from_environment() if found is None else int(found)

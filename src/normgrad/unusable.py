@@ -1,10 +1,10 @@
-"""What is no argument at all, and how messages name it."""
+"""The stand-in for invalid arguments, and the description of arguments in messages."""
 
 from __future__ import annotations
 
 
 class Unusable:
-    """What a dialect is given in place of something that it must refuse, in words."""
+    """The stand-in for an argument that a dialect must refuse, with the reason in words."""
 
     __slots__ = ("_text",)
 
@@ -16,7 +16,7 @@ class Unusable:
 
 
 def described(value: object) -> str:
-    """What an argument of a wrong type is, for a message."""
+    """Describe an argument of a wrong type, for a message."""
     if isinstance(value, Unusable):
         return repr(value)
     name = type(value).__name__
@@ -24,7 +24,7 @@ def described(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """An argument as Python writes it, for a message; what cannot be written is described."""
+    """The repr of an argument, for a message; described if it has none."""
     try:
         return repr(value)
     except Exception:  # some tensors have no numbers that could be printed

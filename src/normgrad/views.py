@@ -1,4 +1,4 @@
-"""What tensors are to a backend: the (set, outer, channel, inner) axes of a problem."""
+"""The view of tensors as a backend's problem, with axes (set, outer, channel, inner)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .layout import Axis
 from .problem import DATA, Problem, Role, Vector
 from .tensor import TensorSpec
 
-#: An axis that is not there.
+#: The placeholder for an absent axis.
 ONE = Axis(1, (1, 1, 1))
 
 
 def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) -> Problem:
-    """The problem that an operator makes of the specs of the inputs and outputs that are there."""
+    """Make an operator's problem from the specs of its inputs and outputs."""
     roles = operator.roles(options)
     by_role = {
         roles[name]: spec for name, spec in (*specs.items(), *outputs.items()) if name in roles
@@ -71,7 +71,7 @@ def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
 def _by_channel(
     operator: Operator, options: Options, tensors: Sequence[TensorSpec], facts: dict[str, Any]
 ) -> Problem:
-    """The problem where channels have parameters, and statistics, alone or in groups."""
+    """The problem of batch and group norm, where channels have the parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
     channel_axis = contract.axis_of(options, data)
@@ -98,7 +98,7 @@ def _by_channel(
     return found
 
 
-#: The vectors that rows have; the others are the positions'.
+#: The vectors of statistics, which belong to rows; the others belong to positions.
 _STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 
 
@@ -108,7 +108,7 @@ def _by_row(
     vectors: dict[Role, TensorSpec],
     facts: dict[str, Any],
 ) -> Problem:
-    """The problem where rows have statistics, and their positions parameters.
+    """The problem of layer and RMS norm: rows have statistics, their positions parameters.
 
     Rows and positions are one axis each where the strides of all tensors allow it, those of their
     vectors too; what is left are outer axes.
@@ -117,7 +117,7 @@ def _by_row(
     axes = _axes(tensors)
 
     def merged(some: list[Axis], specs: Sequence[TensorSpec], start: int) -> list[Axis]:
-        """Axes with their strides in all of some specs, whose axes begin at some axis."""
+        """Merge axes of several specs, from a given axis of each on."""
         if any(axis.size == 0 for axis in some):
             return [Axis(0, (1,) * (3 + len(specs)))]
         told = [
@@ -132,7 +132,7 @@ def _by_row(
     *outer, positions = merged(axes[first:], [vectors[role] for role in of_positions], 0)
 
     def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
-        """A vector along its own axes; the other outer ones it does not have."""
+        """A vector with strides along its own axes, and 0 along the other outer ones."""
         k = 3 + roles.index(role)
         steps = tuple(axis.strides[k] for axis in mine)
         none = (0,) * (len(outer_rows) + len(outer) - len(mine))

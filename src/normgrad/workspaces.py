@@ -1,4 +1,4 @@
-"""Workspaces: whose memory they are, and where in it they begin."""
+"""Workspaces: scratch memory, the caller's or new, and its aligned beginning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import devices, frameworks, memory
 
 
 class Scratch:
-    """A workspace: its first aligned address, and what keeps it alive."""
+    """A workspace: its first aligned address, and the object that keeps it alive."""
 
     __slots__ = ("address", "owner")
 
@@ -46,7 +46,7 @@ class Scratch:
 
 
 class Memory(NamedTuple):
-    """Bytes, most often such as follow each other, and what keeps them alive.
+    """A block of memory, mostly contiguous, and the object that keeps it alive.
 
     ``problem`` says why they cannot be used, where that is so.
     """
@@ -58,7 +58,7 @@ class Memory(NamedTuple):
     problem: str | None = None
 
     def lost(self) -> str | None:
-        """Why they can no longer be used, though they could; None if they can."""
+        """Why the memory, usable once, no longer is; None if it still is."""
         owner = self.owner
         moved = False
         if isinstance(owner, np.ndarray):
@@ -79,7 +79,7 @@ class Memory(NamedTuple):
         return "its memory was moved" if moved else None
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """An array over them, which compiled code knows how to read."""
+        """An array over the memory, which compiled code can read."""
         plain = np.dtype(np.uint8)
         return memory.array_at(
             self.address, (self.nbytes,), (1,), plain, self.owner, self.writeable
@@ -87,16 +87,17 @@ class Memory(NamedTuple):
 
 
 class Launcher(NamedTuple):
-    """A stream that does work when it sees fit.
+    """A stream that may run work later.
 
-    ``launch`` takes what does it, and what raises the error for arguments that share memory.
+    ``launch`` takes a function that does the work, and one that raises the error for arguments
+    that share memory.
     """
 
     launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
 
 
 class Allocation:
-    """An owner of memory that can be freed while others still hold it.
+    """An owner of memory that can be freed while it is still referred to.
 
     Attributes:
         freed_by: the function that freed it, or None.

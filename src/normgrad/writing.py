@@ -1,4 +1,4 @@
-"""Writing files all or nothing."""
+"""Writing files atomically: the new content is complete, or the old file stays."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-#: Where Linux shows a process its own open files.
+#: The folder in which Linux lists a process's open files.
 _OPEN_FILES = Path("/proc/self/fd")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of what is there when the block has ended well.
+    """A context with a new file, which replaces the old one if the block succeeds.
 
-    Whatever else happens, what was there is as it was. Where the system has files without names,
-    the new one gets its name at the end, so that nothing is left of it if the process is killed.
+    Otherwise the old file stays as it was. Where the system supports files without names, the new
+    one gets its name at the end, so that nothing is left of it if the process is killed.
     The permissions stay those of the old file.
 
     Raises:
@@ -58,7 +58,7 @@ def _permissions(path: Path) -> int | None:
 
 
 def _nameless(folder: Path, mode: int) -> int | None:
-    """A new file in a folder that has no name yet; None where the system has no such files."""
+    """A new file without a name in a folder; None where the system does not support it."""
     flag = getattr(os, "O_TMPFILE", None)
     if flag is None or not _OPEN_FILES.is_dir():
         return None
@@ -69,7 +69,7 @@ def _nameless(folder: Path, mode: int) -> int | None:
 
 
 def _name(handle: int, name: Path) -> None:
-    """Give a file its first name."""
+    """Give a nameless file its name."""
     files = os.open(_OPEN_FILES, os.O_RDONLY)
     try:
         # Relative to a folder: only so does Python follow the link to what is open.

@@ -29,7 +29,7 @@ def kinds(cases):
 
 def test_ids_are_unique_and_plain():
     ids = [case.id for case in SUITE]
-    assert len(set(ids)) == len(ids) == 622
+    assert len(set(ids)) == len(ids) == 686
     assert not any(set(id) - set("abcdefghijklmnopqrstuvwxyz0123456789/+-") for id in ids)
 
 
@@ -66,11 +66,11 @@ KINDS_OF = {Part.GRADIENTS: set(Layout), Part.FORWARD: set(Layout) - set(MIXED)}
 def test_parts():
     assert {part: len(of(part)) for part in Part} == {
         **{Part.GRADIENTS: 6, Part.FORWARD: 5, Part.CALLS: 0},
-        **{Part.LAYERS: 3, Part.STEPS: 3, Part.ACLNN: 2},
+        **{Part.ROWS: 4, Part.LAYERS: 3, Part.STEPS: 3, Part.ACLNN: 2},
     }
     assert {part: sum(case.part is part for case in SUITE) for part in Part} == {
         **{Part.GRADIENTS: 364, Part.FORWARD: 168, Part.CALLS: 6},
-        **{Part.LAYERS: 68, Part.STEPS: 12, Part.ACLNN: 4},
+        **{Part.ROWS: 64, Part.LAYERS: 68, Part.STEPS: 12, Part.ACLNN: 4},
     }
 
 
@@ -126,6 +126,14 @@ def test_layers_meet_the_forward_shapes_of_four_axes(operator):
     assert sizes.count(True) == 8
 
 
+@pytest.mark.parametrize("operator", of(Part.ROWS))
+def test_layer_and_rms_norm_meet_all_rows(operator):
+    """Rule 6."""
+    mine = {case for case in SUITE if case.operator is operator}
+    every = itertools.product(suite.ROWS, COMMON)
+    assert mine == {Case(operator, shape, *kind) for shape, kind in every}
+
+
 @pytest.mark.parametrize("operator", of(Part.STEPS))
 def test_models_meet_both_dtypes_and_layouts(operator):
     mine = {case for case in SUITE if case.operator is operator}
@@ -157,6 +165,8 @@ def test_streams():
         **dict.fromkeys(("eval-input", "reduce"), 2),
         **dict.fromkeys(("forward", "forward-eval", "normalise", "forward-group-norm"), 2),
         "stats": 1,
+        **dict.fromkeys(("layer-norm", "rms-layer-norm"), 3),
+        **dict.fromkeys(("forward-layer-norm", "forward-rms-layer-norm"), 2),
         **dict.fromkeys(("layer-batch-norm", "layer-batch-norm-eval", "layer-group-norm"), 5),
         **dict.fromkeys(("step-resnet18", "step-mobilenet-v2", "step-unet"), 1),
         **dict.fromkeys(("aclnn-known", "aclnn-new"), 0),
@@ -184,6 +194,9 @@ def test_what_data_depend_on():
     assert case.look == Case(Operator.REDUCE, (64, 128), "bfloat16").look
     assert case.look != Case(Operator.STATS, (64, 128)).look
     group = Case(Operator.LAYER_GROUP_NORM, (8, 16, 8, 8), groups=4)
+    rows = Case(Operator.RMS_NORM, (64, 128))
+    assert rows.look == Case(Operator.FORWARD_LAYER_NORM, (64, 128)).look
+    assert rows.look != Case(Operator.STATS, (64, 128)).look
     assert group.look == Case(Operator.GROUP_NORM, (8, 16, 8, 8), groups=4).look
 
 

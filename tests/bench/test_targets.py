@@ -11,7 +11,7 @@ from normgrad.bench.targets import TARGETS, Target
 
 MIB = 1 << 20
 NAMES = (
-    *("gradients", "forward", "plan", "call", "reduce"),
+    *("gradients", "forward", "plan", "call", "rows", "reduce"),
     *("calls", "plans", "numpy"),
     *("small layers", "layers", "each layer", "steps", "new", "known"),
 )

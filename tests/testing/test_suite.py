@@ -9,13 +9,11 @@ import exact_operators
 import numpy as np
 import pytest
 
-import normgrad as ng
 from normgrad import dtypes, testing
 from normgrad.operators.by_name import FUNCTIONS, PLANNED
 from normgrad.testing import changes, suite
 from normgrad.testing.cases import Topic
 from normgrad.testing.outcomes import Verdict
-from normgrad.testing.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,18 +39,6 @@ def test_a_quick_run_has_every_kind_dtype_layout_and_topic():
         assert {getattr(case, attribute) for case in quick} == {
             getattr(case, attribute) for case in whole
         }
-
-
-def test_documents_say_how_many_there_are():
-    numbers = [f"{len(testing.cases(quick)):,} " for quick in (False, True)]
-    verify = (ROOT / "docs" / "verify.md").read_text("utf-8")
-    assert f"# all {numbers[0].strip()}\n" in verify
-    assert f"# {numbers[1]}cases\n" in verify
-    a2 = {"product": "Atlas A2", "saveInvstd": "invstd"}
-    assert f"# {len(SUITES['infiniop'].cases(False, {})):,} cases\n" in verify
-    assert f"# {len(SUITES['aclnn'].cases(False, a2)):,} cases on the Atlas A2\n" in verify
-    for name in ("README.md", "README.zh-CN.md"):
-        assert numbers[0] in (ROOT / name).read_text("utf-8")
 
 
 def test_kinds_may_be_any_sequence():
@@ -170,40 +156,3 @@ def test_statistics_that_are_used_unrounded_meet_it():
     for case in cases:
         judged = testing.check(case, exact_operators.Exact)
         assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
-
-
-def test_a_wrong_call_is_checked_beside_the_right_one():
-    class Refuses:
-        def batch_norm_stats(self, input, *, eps):
-            raise TypeError("input: no")
-
-    cases = [case for case in testing.cases() if case.kind == "stats"]
-    wrong = next(case for case in cases if case.change == "input: int32")
-    assert testing.check(wrong, ng).verdict is Verdict.MET
-    judged = testing.check(wrong, Refuses)
-    assert (judged.verdict, judged.detail) == (
-        Verdict.ABSENT,
-        "without its mistake the call is refused too: TypeError: input: no",
-    )
-
-
-def test_an_object_is_checked_in_this_process():
-    class Mine:
-        def batch_norm_stats(self, input, *, eps):
-            return input.mean((0, 2)), np.ones(input.shape[1], np.float32)
-
-    case = testing.Case(Topic.VALUES, "stats", (4, 3, 50))
-    judged = testing.check(case, Mine)
-    assert judged.verdict is Verdict.BROKEN
-    assert judged.detail.startswith("invstd: ")
-    assert judged.units > 1
-    assert testing.check(case, ng).verdict is Verdict.MET
-
-
-def test_layouts_have_the_values_they_are_given():
-    values = np.arange(24.0).reshape(2, 3, 4)
-    for layout in testing.LAYOUTS:
-        if layout != "expanded":
-            assert (testing.lay_out(values, layout) == values).all()
-    with pytest.raises(ValueError, match="layout: 'diagonal'; allowed: contiguous, channels_last"):
-        testing.lay_out(values, "diagonal")

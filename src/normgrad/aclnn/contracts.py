@@ -31,7 +31,7 @@ from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
 #: What counts as ND: the dense formats with the channel at axis 1.
 CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
 CHANNEL_LAST = ("NHWC", "NDHWC")
-_RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NHWC": 4, "NCDHW": 5, "NDHWC": 5}
+RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NHWC": 4, "NCDHW": 5, "NDHWC": 5}
 
 _ND = (Formats(CHANNEL_FIRST),)
 _DATA = Rank(2, 8)
@@ -124,8 +124,8 @@ def _statistic(name: str, twin: str | None = None, save: bool = False) -> Parame
     )
 
 
-_BATCH_NORM_DATA = Formats(CHANNEL_FIRST, _RANKS)
-_BATCH_NORM_DATA_950 = Formats((*CHANNEL_FIRST, *CHANNEL_LAST), _RANKS)
+_BATCH_NORM_DATA = Formats(CHANNEL_FIRST, RANKS)
+_BATCH_NORM_DATA_950 = Formats((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS)
 
 BATCH_NORM_CONTRACT = Contract(
     BATCH_NORM,

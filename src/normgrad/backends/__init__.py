@@ -1,2 +1,2 @@
-"""Where the arithmetic is done: each backend turns a :class:`~normgrad.problem.Problem` into a
-program that runs on addresses."""
+"""The backends do the arithmetic: each turns a :class:`~normgrad.problem.Problem` into a program
+that runs on addresses."""

@@ -1,8 +1,8 @@
-"""Which backend computes on a device: this is the one place where it is chosen.
+"""The choice of the backend that computes on a device.
 
-On the CPU it is the CPU's, on CUDA Triton's. The environment variable ``NORMGRAD_BACKEND`` sends
-the CPU's tensors to Triton's interpreter too, which is how its kernels are tested without a GPU.
-It is read when a plan is made.
+CPU tensors go to the CPU backend, CUDA tensors to Triton's. The environment variable
+``NORMGRAD_BACKEND`` sends CPU tensors to Triton's interpreter instead, which is how its kernels are
+tested without a GPU. It is read when a plan is made.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 #: Which backend computes CPU tensors: "cpu", which is the default, or "triton".
 VARIABLE = "NORMGRAD_BACKEND"
 
-#: What makes Triton interpret its kernels, in Triton's own words.
+#: The environment variable that makes Triton interpret its kernels; the name is Triton's.
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
 
-#: The bytes that have to be there before Numba is imported; it took 184 MiB of addresses.
+#: The bytes of memory that must be free before Numba is imported; it took 184 MiB of addresses.
 NUMBA = 256 << 20
 
 
@@ -61,7 +61,7 @@ def check_numba() -> None:
 
 
 class Program(Protocol):
-    """What every backend's programs have."""
+    """The interface of every backend's programs."""
 
     @property
     def workspace_size(self) -> int:
@@ -69,7 +69,7 @@ class Program(Protocol):
 
     @property
     def path(self) -> str:
-        """What was chosen, in words, for people and tests."""
+        """The kernels that were chosen, in words, for people and tests."""
 
     @property
     def input_is_grad_out(self) -> bool:
@@ -77,7 +77,7 @@ class Program(Protocol):
 
 
 class Runner(Protocol):
-    """A program that is ready for addresses."""
+    """A program that is ready to run on addresses."""
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute, with a call's addresses in their order."""
@@ -85,7 +85,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Entry(Runner, Protocol):
-    """A program that compiled code takes a call's tensors to, if it has seen such before."""
+    """The compiled entry to a program, for calls whose tensors have an earlier call's signature."""
 
     def learn(
         self,
@@ -93,7 +93,7 @@ class Entry(Runner, Protocol):
         results: tuple[Any, ...],
         makers: Sequence[tuple[Callable[[Any], Any], int] | None],
     ) -> Ready | None:
-        """Take it that calls may be entered with tensors that look like these.
+        """Remember the signature of these tensors, for :meth:`enter` to accept.
 
         Args:
             tensors, results: all of the operator's, None for those that are not there.
@@ -106,7 +106,7 @@ class Entry(Runner, Protocol):
 
     @property
     def enter(self) -> Callable[[tuple[Any, ...], Any, Any], Any]:
-        """What computes, if the tensors look as was learned, are whole, and can be written.
+        """The function that computes, if the tensors have the signature that was learned.
 
         It takes all of the operator's tensors, None for those that are not there; None, or a tuple
         that has those of the results that the caller brought; and the caller's workspace, or None.
@@ -115,12 +115,12 @@ class Entry(Runner, Protocol):
         """
 
 
-#: Tensors by their numbers; None for those that are not there.
+#: Tensors by their numbers; None for those that are absent.
 Places = Sequence["Place | None"]
 
 
 class Backend(ABC):
-    """What a plan needs of a backend; programs are always its own.
+    """The interface that a plan needs of a backend; a backend runs only programs of its own.
 
     Attributes:
         alignment: of the workspace in use, wherever the caller's buffer starts.
@@ -134,11 +134,11 @@ class Backend(ABC):
 
     @abstractmethod
     def computes(self, program: Any) -> bool:
-        """Whether there is anything to run."""
+        """Whether a program has anything to run."""
 
     @abstractmethod
     def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
-        """What runs it, for tensors at these places."""
+        """The runner of a program, for tensors at these places."""
 
 
 class _Cpu(Backend):
@@ -160,8 +160,8 @@ def _unchecked(where: str, device: Any) -> bool:
     return True
 
 
-#: What looks at a GPU's kernels before the first program runs there; whether that is done with. It
-#: computes with the operators, which stand above this module: normgrad/__init__.py puts it here.
+#: The function that checks a GPU's kernels before the first program runs there, and returns whether
+#: that is finished. It calls the operators, which import this module: normgrad/__init__.py sets it.
 first_use: Callable[[str, Any], bool] = _unchecked
 
 

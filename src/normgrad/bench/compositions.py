@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -353,6 +354,69 @@ def _forward_group_norm(case: Case, data: Data) -> Candidates:
     return Candidates({name: kernel}, compositions=compositions)
 
 
+def _rows(case: Case, data: Data) -> Candidates:
+    """Layer norm's or RMS norm's gradients; of the latter's torch has a kernel on CUDA alone."""
+    x, rstd, row = data.input, data.invstd, case.shape[1:]
+    centred = case.operator is Operator.LAYER_NORM
+
+    def composition() -> Any:
+        dy, wide = data.grad_out.float(), x.float()
+        normal = (wide - data.mean if centred else wide) * rstd
+        scaled = dy * data.weight
+        projection = (scaled * normal).mean(1, keepdim=True)
+        shift = scaled.mean(1, keepdim=True) if centred else 0.0
+        grad_input = ((scaled - shift).addcmul_(normal, projection, value=-1) * rstd).to(x.dtype)
+        sums = [(dy * normal).sum(0), *([dy.sum(0)] if centred else [])]
+        return grad_input, *(each.to(data.weight.dtype) for each in sums)
+
+    composed: dict[str, Call] = {"composition: mean, addcmul, sums": composition}
+    if centred:
+        kernel = partial(
+            aten.native_layer_norm_backward,
+            *(data.grad_out, x, row, data.mean, rstd, data.weight, data.bias, [True] * 3),
+        )
+        return Candidates({"aten::native_layer_norm_backward": kernel}, compositions=composed)
+    kernel = partial(
+        aten._fused_rms_norm_backward, data.grad_out, x, row, rstd, data.weight, [True] * 2
+    )
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, data.weight)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own remark that it composes mixed dtypes
+        output = aten.rms_norm(leaves[0], row, leaves[1], EPS)
+    composed["autograd of aten::rms_norm"] = partial(
+        torch.autograd.grad, output, leaves, data.grad_out, retain_graph=True
+    )
+    return Candidates(cuda={"aten::_fused_rms_norm_backward": kernel}, compositions=composed)
+
+
+def _forward_rows(case: Case, data: Data) -> Candidates:
+    x, row = data.input, case.shape[1:]
+    if case.operator is Operator.FORWARD_LAYER_NORM:
+
+        def layer_norm() -> Any:
+            var, mean = torch.var_mean(x.float(), 1, correction=0, keepdim=True)
+            rstd = (var + EPS).rsqrt()
+            normal = (x - mean).mul_(rstd)
+            return torch.addcmul(data.bias, normal, data.weight).to(x.dtype), mean, rstd
+
+        kernel = partial(aten.native_layer_norm, x, row, data.weight, data.bias, EPS)
+        return Candidates(
+            {"aten::native_layer_norm": kernel},
+            compositions={"composition: var_mean, sub, mul, addcmul": layer_norm},
+        )
+
+    def rms_norm() -> Any:
+        wide = x.float()
+        rstd = (wide.square().mean(1, keepdim=True) + EPS).rsqrt()
+        return (wide * rstd).mul_(data.weight).to(x.dtype), rstd
+
+    kernel = partial(aten._fused_rms_norm, x, row, data.weight, EPS)
+    return Candidates(
+        {"aten::_fused_rms_norm": kernel},
+        compositions={"composition: square, mean, mul": rms_norm},
+    )
+
+
 _CANDIDATES: Mapping[Operator, Callable[[Case, Data], Candidates]] = {
     **dict.fromkeys((Operator.TRAIN, Operator.EVAL, Operator.EVAL_INPUT), _batch_norm),
     Operator.REDUCE: _reduce,
@@ -362,4 +426,6 @@ _CANDIDATES: Mapping[Operator, Callable[[Case, Data], Candidates]] = {
     Operator.STATS: _stats,
     Operator.NORMALISE: _normalise,
     Operator.FORWARD_GROUP_NORM: _forward_group_norm,
+    **dict.fromkeys((Operator.LAYER_NORM, Operator.RMS_NORM), _rows),
+    **dict.fromkeys((Operator.FORWARD_LAYER_NORM, Operator.FORWARD_RMS_NORM), _forward_rows),
 }

@@ -9,6 +9,7 @@ else than ours, is not timed, and the reason is kept.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     else:  # the forward pass changes them in training, and the data are others' too
         tensors |= {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
     options: dict[str, Any] = {"training": training, "eps": EPS, "momentum": MOMENTUM}
-    options["num_groups"] = case.groups
+    options |= {"num_groups": case.groups, "normalized_shape": case.shape[1:]}
     if case.operator is Operator.EVAL_INPUT:
         options["output_mask"] = (True, False, False)
     name = case.operator.function
@@ -126,12 +127,16 @@ def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
     out = _outputs(plan, _updated(case, named), device)
     workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=device)
     # By position, as torch's operators are called.
+    takes = inspect.signature(function).parameters.values()
+    front = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
     names = [parameter.name for parameter in PLANNED[case.operator.function].parameters]
 
     def public(named: Mapping[str, Any]) -> Call:
         updated = _updated(case, named)
         new = {} if updated is None else {"out": updated}
-        return partial(function, *map(named.get, names), **options, **new)
+        given = {**options, **named}
+        placed = [given.pop(name, None) for name in front]
+        return partial(function, *placed, **given, **new)
 
     calls: dict[str, Call] = {
         "ours": public(named),
@@ -150,10 +155,10 @@ def memory_bound(case: Case, data: Data) -> tuple[str, Call]:
         flat_dy = flat_x if case.operator is Operator.STATS else _flat(dy)
         return "read: torch.dot over the memory", partial(torch.dot, flat_dy, flat_x)
     out = torch.empty_like(x)  # dense, with x's order of axes
-    if case.operator.part is Part.FORWARD:
-        return "scale: torch.mul(x, 3, out=)", partial(torch.mul, x, 3, out=out)
     if case.operator is Operator.EVAL_INPUT:
         return "scale: torch.mul(dy, 3, out=)", partial(torch.mul, dy, 3, out=out)
+    if case.operator.streams == 2:
+        return "scale: torch.mul(x, 3, out=)", partial(torch.mul, x, 3, out=out)
     return "triad: torch.add(x, dy, out=)", partial(torch.add, x, dy, out=out)
 
 
@@ -222,13 +227,15 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
     wanted = _results(case, mine[0]["ours"]())
     if compile_:
         torch.compiler.reset()  # what is compiled for other cases counts towards a limit
+    # torch's layer norm rounds the terms of grad_weight to x's dtype before it adds them up.
+    through = case.dtype if case.part is Part.ROWS else FLOAT32
     offers = [theirs(case, one, device.kind == "cuda", compile_) for one in tensors]
     found: dict[str, Call] = {}
     failed: dict[str, str] = {}
     for group in zip(*offers, strict=True):
         for name, first in group[0].items():
             try:
-                wrong = disagreement(_results(case, first()), wanted)
+                wrong = disagreement(_results(case, first()), wanted, through)
                 if wrong is None:
                     found[name] = in_turn(group, name)
             except Exception as error:  # of any kind: it is not ours
@@ -274,10 +281,11 @@ def _results(case: Case, results: Any) -> list[Any]:
     return given[:3] if case.operator.part is Part.FORWARD else given
 
 
-def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
+def disagreement(theirs: Sequence[Any], mine: Sequence[Any], dtype: str = FLOAT32) -> str | None:
     """In which output a contender is further from ours than roundings explain; None for nowhere.
 
-    What either leaves out, and what has no elements, is not compared.
+    What either leaves out, and what has no elements, is not compared. On the way to an output its
+    terms may be rounded to ``dtype``.
     """
     for index, (other, own) in enumerate(zip(theirs, mine, strict=False)):
         if other is None or own is None or not own.numel() or not other.numel():
@@ -285,7 +293,7 @@ def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
         if other.numel() != own.numel():
             shapes = f"{tuple(other.shape)} instead of {tuple(own.shape)}"
             return f"disagrees: output {index} has shape {shapes}"
-        names = (str(tensor.dtype).removeprefix("torch.") for tensor in (other, own))
+        names = [dtype, *(str(tensor.dtype).removeprefix("torch.") for tensor in (other, own))]
         allowed = max(AGREE.get(name, AGREE[FLOAT32]) for name in names)
         own = own.detach().float()
         scale = own.abs().max().item()

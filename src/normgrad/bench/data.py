@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .suite import Case, Layout, Shape
+from .suite import Case, Layout, Part, Shape
 
 #: Tensors by their operators' names for them; see :func:`make`.
 Data = SimpleNamespace
@@ -27,14 +27,18 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
     """Normally distributed tensors for all cases that differ in their operator alone.
 
     There are dy and x, and one number for each channel of the others, but for mean, var and invstd
-    with group norm: one for each group of each sample. The statistics are plausible ones, not x's
-    own: no operator looks, and none takes longer for it.
+    with group norm: one for each group of each sample. Layer norm has one of those for each row,
+    and each position of a row stands in a channel's place. The statistics are plausible ones, not
+    x's own: no operator looks, and none takes longer for it. A row's 1/std alone is what RMS norm
+    has of x, as torch's autograd finds that itself.
     """
     generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
     channels = case.shape[1]
     count = case.elements // channels
-    statistics = (case.shape[0], case.groups) if case.groups else (channels,)
+    statistics: Shape = (channels,)
+    if case.groups or case.part is Part.ROWS:
+        statistics = (case.shape[0], case.groups or 1)
 
     def normal(shape: Shape) -> Any:
         return torch.randn(shape, generator=generator, device=device)
@@ -45,13 +49,16 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
         return _lay_out(values, channels_last, case.layout is Layout.CROPPED)
 
     var = torch.rand(statistics, generator=generator, device=device) + 0.5
+    grad_out = data(0.0, Layout.DY_CHANNELS_LAST)
+    x = data(0.3, Layout.X_CHANNELS_LAST)
+    spread = x.float().square().mean(1, keepdim=True) if case.part is Part.ROWS else var
     return Data(
-        grad_out=data(0.0, Layout.DY_CHANNELS_LAST),
-        input=data(0.3, Layout.X_CHANNELS_LAST),
+        grad_out=grad_out,
+        input=x,
         weight=normal((channels,)).to(parameters),
         mean=(0.3 + 0.1 * normal(statistics)).to(parameters),
         var=var.to(parameters),
-        invstd=(var + 1e-5).rsqrt().to(parameters),
+        invstd=(spread + 1e-5).rsqrt().to(parameters),
         sum_dy=(normal((channels,)) * count**0.5).to(parameters),
         sum_dy_xmu=(normal((channels,)) * count**0.5).to(parameters),
         count=torch.tensor([count], dtype=torch.int32, device=device),

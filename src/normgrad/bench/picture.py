@@ -24,9 +24,13 @@ _COLOURS = {
     Operator.STATS: ("stats", "#E69F00"),
     Operator.NORMALISE: ("normalise", "#CC79A7"),
     Operator.FORWARD_GROUP_NORM: ("group norm", "#D55E00"),
+    Operator.LAYER_NORM: ("layer norm", "#0072B2"),
+    Operator.RMS_NORM: ("RMS norm", "#56B4E9"),
+    Operator.FORWARD_LAYER_NORM: ("layer norm, forward", "#E69F00"),
+    Operator.FORWARD_RMS_NORM: ("RMS norm, forward", "#CC79A7"),
 }
 #: The parts that the memory's own time is known of, and how many tensors most operators need.
-_PARTS = {Part.GRADIENTS: 3, Part.FORWARD: 2}
+_PARTS = {Part.GRADIENTS: 3, Part.FORWARD: 2, Part.ROWS: 3}
 _MARKERS = dict(zip(Layout, "os^vD", strict=True))
 _TICKS = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500, 1000)
 

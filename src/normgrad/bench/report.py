@@ -41,7 +41,8 @@ FIGURES = (
     ("torch / plan", "torch", "plan"),
     ("×triad", "plan", "bound"),
 )
-_TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
+#: What is timed, as tables call it.
+TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
 
 
 class ReportError(Exception):
@@ -99,7 +100,7 @@ def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
     by_case: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_case.setdefault(row.case.id, {})[row.threads] = row
-    columns = [*map(_TITLES.__getitem__, names), *(["torch / ours"] if "torch" in names else [])]
+    columns = [*map(TITLES.__getitem__, names), *(["torch / ours"] if "torch" in names else [])]
     lines = []
     for case, mine in by_case.items():
         cells = [case]
@@ -171,16 +172,17 @@ def _where(found: Results) -> str:
 def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
     """Everything on one run."""
     parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
-    sections = [f"### {found.device}", _where(found)]
+    sections = [f"### {found.device}", summary(found)]
     if found.facts.get("not_measured"):
         sections.append(f"Not measured: {found.facts['not_measured']}.")
     if picture:
         sections.append(f"![Times over the memory's own time]({picture})")
     sections += ["#### Targets", str(held(found))]
     sections += ["#### Misses", "\n".join(misses(found)) or "None."]
-    for part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS):
+    for part in (Part.GRADIENTS, Part.FORWARD, Part.ROWS, Part.LAYERS):
         if parts[part]:
-            sections.append(f"#### {part.value.capitalize()}: geometric means")
+            name = f"{part.value[0].upper()}{part.value[1:]}"
+            sections.append(f"#### {name}: geometric means")
         for count in found.counts if parts[part] else ():
             mine = [row for row in parts[part] if row.threads == count]
             for title, one, other in FIGURES:
@@ -205,6 +207,7 @@ def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
 #: What is shown case by case.
 _EVERY = {
     Part.CALLS: "Calls that have next to nothing to compute",
+    Part.ROWS: "Layer norm and RMS norm, case by case",
     Part.LAYERS: "Layers, forward and backward",
     Part.STEPS: "Training steps, stock models and converted ones",
     Part.ACLNN: "aclnn's first phase",

@@ -45,7 +45,7 @@ TIMES = {
 }
 #: The times that a case has; the others' cells are empty.
 KNOWN = {
-    **dict.fromkeys((Part.GRADIENTS, Part.FORWARD), ("ours", "plan", "torch", "bound")),
+    **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), ("ours", "plan", "torch", "bound")),
     Part.CALLS: tuple(TIMES),
     **dict.fromkeys((Part.LAYERS, Part.STEPS), ("ours", "torch")),
     Part.ACLNN: ("ours",),

@@ -14,10 +14,13 @@ The full cross product would take hours and say little more, so that it is cut b
    small ones, in float32 and bfloat16, contiguous and channels-last; so is a model's training step.
 5. What a call costs before it computes anything is measured on one tiny shape, (4, 8, 4), for the
    operators that PyTorch has one of its own for, and for aclnn's first phase.
+6. Layer norm and RMS norm, forward and backward, meet the shapes of language models and two
+   extremes (:data:`ROWS`) in float32 and in bfloat16 with float32 parameters, contiguous.
 
-So every dtype, every pair of dtypes and every layout meets every gradient, and every forward pass
-but for mixed layouts, as it has one tensor alone. ``batch_norm_gather_stats_with_counts`` has no
-cases: it takes as long as any small call. ``benchmarks/sync_batch_norm.py`` measures its use.
+So every dtype, every pair of dtypes and every layout meets every gradient of batch and group norm,
+and every forward pass but for mixed layouts, as it has one tensor alone.
+``batch_norm_gather_stats_with_counts`` has no cases: it takes as long as any small call.
+``benchmarks/sync_batch_norm.py`` measures its use.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Part(Enum):
 
     GRADIENTS = "gradients"
     FORWARD = "forward passes"
+    #: Forward and backward, where each row of x has statistics of its own.
+    ROWS = "layer and RMS norm"
     #: Single calls that have next to nothing to compute.
     CALLS = "calls"
     #: A layer's forward and backward pass, with autograd between them.
@@ -84,6 +89,11 @@ class Operator(Enum):
     STATS = "stats", "batch_norm_stats", Part.FORWARD, 1
     NORMALISE = "normalise", "batch_norm_elemt", Part.FORWARD, 2
     FORWARD_GROUP_NORM = "forward-group-norm", "group_norm", Part.FORWARD, 2
+    #: RMS norm's cases have the name of the paper, root mean square layer normalisation.
+    LAYER_NORM = "layer-norm", "layer_norm_backward", Part.ROWS, 3
+    RMS_NORM = "rms-layer-norm", "rms_norm_backward", Part.ROWS, 3
+    FORWARD_LAYER_NORM = "forward-layer-norm", "layer_norm", Part.ROWS, 2
+    FORWARD_RMS_NORM = "forward-rms-layer-norm", "rms_norm", Part.ROWS, 2
     LAYER_BATCH_NORM = "layer-batch-norm", "BatchNorm2d", Part.LAYERS, 5
     LAYER_EVAL = "layer-batch-norm-eval", "BatchNorm2d", Part.LAYERS, 5
     LAYER_GROUP_NORM = "layer-group-norm", "GroupNorm", Part.LAYERS, 5
@@ -155,6 +165,11 @@ FORWARD: tuple[Grouped, ...] = (
 SMALL_LAYERS: tuple[Grouped, ...] = (
     *(((4, 32, 14, 14), 0), ((8, 16, 8, 8), 4), ((4, 32, 14, 14), 8)),
 )
+#: Rows and their elements: transformers' tokens, a vocabulary's logits, and short rows.
+ROWS: tuple[Shape, ...] = (
+    *((8192, 768), (4096, 768), (8192, 1024), (4096, 4096), (512, 4096), (512, 1024)),
+    *((64, 50257), (16384, 128)),
+)
 #: The images of a training step, and the tensors of a call that has nothing to do.
 IMAGES: Shape = (16, 3, 64, 64)
 CALL: Shape = (4, 8, 4)
@@ -211,7 +226,9 @@ class Case:
     @property
     def look(self) -> Case:
         """What a case's tensors depend on: equal for cases that share them."""
-        return replace(self, operator=Operator.GROUP_NORM if self.groups else Operator.TRAIN)
+        rows = self.part is Part.ROWS
+        alike = Operator.LAYER_NORM if rows else Operator.TRAIN
+        return replace(self, operator=Operator.GROUP_NORM if self.groups else alike)
 
     @property
     def elements(self) -> int:
@@ -261,6 +278,10 @@ def suite() -> tuple[Case, ...]:
         cases += _cases(part, SAMPLE, [(FLOAT16, FLOAT32)], DENSE)
         cases += _cases(part, SAMPLE, COMMON, less_common)
         cases += _cases(part, SAMPLE, HALVES, DENSE[:1])
+    rows = [operator for operator in Operator if operator.part is Part.ROWS]
+    cases += [
+        Case(operator, shape, *kind) for shape in ROWS for kind in COMMON for operator in rows
+    ]
     cases += _cases(Part.LAYERS, four_axes, COMMON, DENSE)
     for operator in (Operator.RESNET18, Operator.MOBILENET_V2, Operator.UNET):
         cases += [Case(operator, IMAGES, *kind, layout) for kind in COMMON for layout in DENSE]

@@ -73,6 +73,7 @@ TARGETS = (
            _GRADIENTS + _FORWARD, _PLAN, 1.0, True, least=1 << 16),
     Target("torch / public function, each operator of 2¹² elements or more",
            _GRADIENTS + _FORWARD, _SPEEDUP, 1.0, True, least=1 << 12),
+    Target("torch / plan.run, layer and RMS norm, each", (Part.ROWS,), _PLAN, 1.0, True),
     Target("reduce: plan.run / time to read, each beyond L2",
            _GRADIENTS, ("plan", "bound"), 1.3, operator=Operator.REDUCE, beyond_cache=True),
     Target("calls: public function / torch's operator", _CALLS, _SHARE, 0.9),
@@ -93,7 +94,7 @@ TARGETS = (
 ON_GPUS = tuple(
     Target(f"torch / ours, each of 2¹⁶ elements or more, {part.value}",
            (part,), _SPEEDUP, 1.0, True, least=1 << 16)
-    for part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS)
+    for part in (Part.GRADIENTS, Part.FORWARD, Part.ROWS, Part.LAYERS)
 )  # fmt: skip
 
 

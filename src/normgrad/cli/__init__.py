@@ -25,6 +25,11 @@ def say(text: str) -> None:
     print(f"normgrad: {text}", file=sys.stderr, flush=True)
 
 
+def missing(*names: str) -> list[str]:
+    """Those of some packages that are not installed."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
 def interrupted() -> NoReturn:
     """End the process with one line."""
     say("interrupted")
@@ -61,9 +66,9 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        if missing:
-            say(f"the command line needs {' and '.join(missing)}: pip install 'normgrad[cli]'")
+        absent = missing(*_NEEDED)
+        if absent:
+            say(f"the command line needs {' and '.join(absent)}: pip install 'normgrad[cli]'")
             sys.exit(UNUSABLE)
         from .app import app
 

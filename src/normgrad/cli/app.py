@@ -93,6 +93,7 @@ def _normgrad(
 
 @app.command("run", help=_RUN_HELP)
 def _run(
+    context: typer.Context,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The tensors, .npz or .safetensors.")
     ],
@@ -132,18 +133,9 @@ def _run(
     weight_g: Annotated[bool | None, typer.Option(help="Whether to compute grad_weight.")] = None,
     bias_g: Annotated[bool | None, typer.Option(help="Whether to compute grad_bias.")] = None,
 ) -> None:
-    options = {
-        "training": training,
-        "eps": eps,
-        "num_groups": num_groups,
-        "normalized_shape": normalized_shape,
-        "channel_axis": channel_axis,
-        "output_mask": output_mask,
-        "input_g": input_g,
-        "weight_g": weight_g,
-        "bias_g": bias_g,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+    # What is no file and no operator is an argument of the operator's, by the same name.
+    others = ("file", "out", "operator")
+    given = {k: v for k, v in context.params.items() if k not in others and v is not None}
     with show.one_line_errors():
         path = None if out is None else outputs.named("-o", out)
         request = run.load(file, operator, given)

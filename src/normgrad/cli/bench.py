@@ -1,20 +1,20 @@
-"""``normgrad bench``: the options, and what is printed; the work is in :mod:`normgrad.bench`."""
+"""``normgrad bench``: its options, files and tables; the work is in :mod:`normgrad.bench`."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from ..machine import this_machine
-from . import show
-from .bench_tables import keep, keep_run, needs, prepare, print_table, show_run
+from . import missing, show
 from .files import InputError
-from .outputs import reported
+from .outputs import UNCHANGED, reported
 
 if TYPE_CHECKING:
     from ..bench.device import Device
@@ -196,12 +196,12 @@ def _measure(
     add: bool,
 ) -> None:
     """Measure, write and show; what was measured before an interrupt is kept too."""
-    needs("torch", *(() if cuda else ("matplotlib",)))
-    from ..bench import results, run, timing
+    _needs("torch", *(() if cuda else ("matplotlib",)))
+    from ..bench import results, run, suite, timing
     from . import info
 
     device = _device(cases, cuda)
-    prepare(out, "matplotlib")
+    _prepare(out, "matplotlib")
     facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
     facts |= device.facts
     path = out / f"{device.kind}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
@@ -218,29 +218,27 @@ def _measure(
     except KeyboardInterrupt:
         interrupted = True
         path = path.with_stem(f"{path.stem.removesuffix(suffix)}-interrupted")
-    missing = run.unmeasured(found)
+    left_out = run.unmeasured(found)
     rows = tuple(one.row for one in found if one.row is not None)
     if not rows:
         if interrupted:
             raise KeyboardInterrupt
-        print_table(_UNMEASURED, missing)
+        _print_table(_UNMEASURED, left_out)
         raise InputError(
             "bench", f"none of {len(cases)} cases could be measured; nothing was written"
         )
     said = (
-        {"not_measured": "; ".join(f"{what}: {why} ({which})" for what, why, _, which in missing)}
-        if missing or cuda
+        {"not_measured": "; ".join(f"{what}: {why} ({which})" for what, why, _, which in left_out)}
+        if left_out or cuda
         else {}
     )
     new = results.Results({**facts, **said}, rows)
     if old is not None and not interrupted:
-        from ..bench import suite
-
         new = results.added(old, new, suite.on_gpu(suite.suite()))
-    written = keep_run(path, new)
-    show_run(results.Results(new.facts, rows), written)
-    if missing:
-        print_table(_UNMEASURED, missing)
+    written = _keep_run(path, new)
+    _show_run(results.Results(new.facts, rows), written)
+    if left_out:
+        _print_table(_UNMEASURED, left_out)
     if interrupted:
         raise KeyboardInterrupt
 
@@ -257,7 +255,7 @@ def _device(cases: Sequence[Case], cuda: bool) -> Device:
     why = device.missing()
     if why is None:
         return device.Cuda()
-    print_table(_UNMEASURED, run.unmeasured(run.nothing(cases, why)))
+    _print_table(_UNMEASURED, run.unmeasured(run.nothing(cases, why)))
     raise InputError(
         "--device",
         f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
@@ -283,7 +281,7 @@ def _read(path: Path, facts: Mapping[str, str]) -> Results:
 def _startup(out: Path, repeat: int | None) -> None:
     from . import info
 
-    prepare(out)
+    _prepare(out)
     from ..bench import report, results, startup
 
     cpu = info.cpu_name()
@@ -298,8 +296,8 @@ def _startup(out: Path, repeat: int | None) -> None:
         except RuntimeError as error:
             raise InputError("bench", str(error)) from None
     path = out / f"startup-{results.slug(cpu)}.csv"
-    keep(path, results.table_of(facts, [start.cells for start in starts]))
-    print_table(*report.starts(starts), f"written    {path}")
+    _keep(path, results.table_of(facts, [start.cells for start in starts]))
+    _print_table(*report.starts(starts), f"written    {path}")
 
 
 def _report(folder: Path) -> None:
@@ -310,6 +308,91 @@ def _report(folder: Path) -> None:
             written = report.write(folder, Path.cwd())
     except report.ReportError as error:
         raise InputError("bench", str(error)) from None
-    from rich.text import Text
-
     show.print_lines(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
+
+
+# What is written and printed
+
+#: Misses printed of each target; the file has every case.
+MOST_MISSES = 10
+
+#: Interquartile range over median from which a figure says more about what else the machine did.
+NOISY = 0.2
+
+#: Columns that hold words; others hold numbers.
+WORDS = ("case", "path", "not measured", "why", "which", "target", "kernels, in ms")
+
+
+def _prepare(out: Path, *names: str) -> None:
+    """Find out before the work what would be in the way after it."""
+    _needs(*names)
+    with reported(out, "cannot be written to"):
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def _needs(*names: str) -> None:
+    """Raise an InputError for a package that is not installed."""
+    for name in missing(*names):
+        extra = "torch" if name == "torch" else "cli"
+        raise InputError("bench", f"needs {name}: pip install 'normgrad[{extra}]'")
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write one of a run's files, all or nothing."""
+    from ..bench import results
+
+    with reported(path, UNCHANGED):
+        results.write(path, content)
+
+
+def _keep_run(path: Path, found: Results) -> str:
+    """Write a run's file and its pictures; the names of what was written, to be printed."""
+    from ..bench import picture, results
+
+    pictures = picture.draw(found)
+    _keep(path, results.table_of(found.facts, [row.cells for row in found.rows]))
+    for ending in picture.ENDINGS:
+        shown = path.with_suffix(ending)
+        if ending in pictures:
+            _keep(shown, pictures[ending])
+        else:  # what is there shows another run
+            with reported(shown, "cannot be removed"):
+                shown.unlink(missing_ok=True)
+    return ", ".join((str(path), *pictures))
+
+
+def _show_run(found: Results, written: str) -> None:
+    """Print a run's cases, how the targets were met, and what was written.
+
+    Everything is written before: what reads the output may go away.
+    """
+    from ..bench import report, results
+
+    titles = [f"{title}, µs" for title in report.TITLES.values()]
+    ratios = [title for title, _, _ in report.FIGURES]
+    header = ["case", "threads", *titles, *ratios, "GB/s", "path"]
+    lines = []
+    for row in found.rows:
+        times = [report.shown(row.time(name)) for name in report.TITLES]
+        figures = [report.shown(row.over(one, other)) for _, one, other in report.FIGURES]
+        speed = report.shown(row.cells["gbs"])
+        count = "–" if row.threads == results.ON_GPU else str(row.threads)
+        lines.append([row.case.id, count, *times, *figures, speed, row.path])
+    held = report.held(found)
+    _print_table(header, lines)
+    _print_table(held.header, [[cell.replace("*", "") for cell in line] for line in held.lines])
+    noisy = sum(row.spread > NOISY for row in found.rows)
+    notes = [*report.misses(found, MOST_MISSES), f"written    {written}"]
+    if noisy:
+        notes.append(
+            f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
+            f"{NOISY:.0%}: the machine was doing something else"
+        )
+    _print_table((), (), *notes)
+
+
+def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
+    """Print a table, if it has columns, and lines after it."""
+    numbers = set(header).difference(WORDS)
+    made = [show.grid(header, lines, numbers)] if header else []
+    show.print_lines(*made, *map(Text, notes))

@@ -93,6 +93,10 @@ class Contents(ABC):
         self.path = path
         self._most = MAX_RATIO * size + RATIO_SLACK
 
+    def _refused(self, what: str) -> InputError:
+        """The error for what is wrong with this file."""
+        return InputError(self.path, what)
+
     @abstractmethod
     def _look(self, name: str) -> _Look: ...
 
@@ -107,8 +111,7 @@ class Contents(ABC):
             raise
         except Exception as error:  # a crafted file can make a decoder raise anything
             reason = f"{error}" or type(error).__name__
-            raise InputError(
-                self.path,
+            raise self._refused(
                 f"{what}: damaged or truncated ({reason}); allowed: an intact {self.format.value} "
                 "file",
             ) from None
@@ -129,12 +132,11 @@ class Contents(ABC):
             )
             if self.format is Format.NPZ and dtypes.bfloat16 in allowed:
                 names += " (and bfloat16 in a .safetensors)"
-            raise InputError(self.path, f"{name}: dtype {look.dtype_name}; allowed: {names}")
+            raise self._refused(f"{name}: dtype {look.dtype_name}; allowed: {names}")
         # An array without elements may claim any number of channels at no cost in bytes, and the
         # gradients of its parameters would have as many elements.
         if max(look.shape, default=0) > self._most // dtypes.float64.itemsize:
-            raise InputError(
-                self.path,
+            raise self._refused(
                 f"{name}: shape {look.shape} in a file this small; allowed: axes of at most "
                 f"{self._most // dtypes.float64.itemsize}",
             )
@@ -160,8 +162,7 @@ class Contents(ABC):
             or elements > MAX_SCALAR_ELEMENTS
             or elements * look.dtype.itemsize > MAX_SCALAR_BYTES
         ):
-            raise InputError(
-                self.path,
+            raise self._refused(
                 f"{name}: an array of shape {look.shape} and dtype {look.dtype_name}; allowed: a "
                 "0-d entry with a number, a boolean or a word",
             )
@@ -190,15 +191,13 @@ class _Npz(Contents):
         # members that lie over each other could be read again and again.
         packed = sum(member.compress_size for member in members)
         if packed > size:
-            raise InputError(
-                path,
+            raise self._refused(
                 f"the archive: members of {packed} bytes in a file of {size}; allowed: members "
                 "beside each other",
             )
         total = sum(member.file_size for member in members)
         if total > MAX_RATIO * size:
-            raise InputError(
-                path,
+            raise self._refused(
                 f"the archive: {size} bytes that claim to unpack to {total}; allowed: at most "
                 f"{MAX_RATIO * size}",
             )
@@ -206,7 +205,7 @@ class _Npz(Contents):
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in self._members:
-                raise InputError(path, f"{name}: there twice; allowed: one entry of each name")
+                raise self._refused(f"{name}: there twice; allowed: one entry of each name")
             self._members[name] = member
         self.names = tuple(self._members)
 
@@ -219,8 +218,7 @@ class _Npz(Contents):
             warnings.simplefilter("ignore")
             if member.compress_type not in stored:
                 # The others allocate what their own headers ask for; NumPy never writes them.
-                raise InputError(
-                    self.path,
+                raise self._refused(
                     f"{name}: compression method {member.compress_type}; allowed: stored or "
                     "deflated members, as NumPy writes them",
                 )
@@ -236,8 +234,7 @@ class _Npz(Contents):
             width = 2 if start[6:7] == b"\x01" else 4
             length = int.from_bytes(start[8 : 8 + width], "little")
             if min(length, size) > MAX_HEADER:
-                raise InputError(
-                    self.path,
+                raise self._refused(
                     f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
                     "array has",
                 )
@@ -247,23 +244,21 @@ class _Npz(Contents):
             version = np.lib.format.read_magic(member)
             read = _HEADERS.get(version)
             if read is None:
-                raise InputError(self.path, f"{name}: .npy version {version}; allowed: 1.0, 2.0")
+                raise self._refused(f"{name}: .npy version {version}; allowed: 1.0, 2.0")
             try:
                 shape, _, dtype = read(member)
             except MemoryError:
                 # It is short, but too deep for the parser.
                 raise ValueError("its header cannot be parsed") from None
             if dtype.hasobject:
-                raise InputError(
-                    self.path,
+                raise self._refused(
                     f"{name}: an array of Python objects, which are never unpickled; allowed: "
                     "numbers, booleans and words, and no entry at all for None",
                 )
             claimed = member.tell() + math.prod(shape) * dtype.itemsize
             size = self._members[name].file_size
             if min(shape, default=0) < 0 or claimed != size:
-                raise InputError(
-                    self.path,
+                raise self._refused(
                     f"{name}: shape {shape} of {dtype} would be {claimed} bytes with its header, "
                     f"and the entry has {size}; allowed: an intact .npz file",
                 )
@@ -281,18 +276,12 @@ class _Npz(Contents):
 
 _SAFETENSORS_DTYPES = {
     "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F16": np.dtype(np.float16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
     "BF16": dtypes.bfloat16.numpy,
+    **{
+        f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}")
+        for kind, sizes in (("U", (1, 2, 4, 8)), ("I", (1, 2, 4, 8)), ("F", (2, 4, 8)))
+        for size in sizes
+    },
 }
 
 

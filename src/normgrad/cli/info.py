@@ -46,14 +46,6 @@ def _version(package: str) -> str:
         return _MISSING
 
 
-def _versions() -> Rows:
-    return (
-        ("normgrad", normgrad.__version__),
-        ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
-        *((package, _version(package)) for package in _PACKAGES),
-    )
-
-
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The CPU's name as its maker gives it, and LLVM's for its kind."""
     import llvmlite.binding as llvm
@@ -167,21 +159,17 @@ def check_settings() -> None:
     threads.wanted_threads()
 
 
-def cpu_unused() -> str | None:
-    """Why tensors on the CPU are not computed with."""
-    try:
-        check_settings()
-    except (SettingError, choice.KernelError) as error:
-        return str(error)
-    return None
-
-
 def _verdict(reason: str | None) -> str:
     return "usable" if reason is None else f"not used: {reason}"
 
 
 def _backends() -> Rows:
-    cpu = ("cpu", _verdict(cpu_unused()))
+    unused = None
+    try:
+        check_settings()
+    except (SettingError, choice.KernelError) as error:
+        unused = str(error)
+    cpu = ("cpu", _verdict(unused))
     names = gpus()
     if not names:
         return cpu, ("gpu", "none that CUDA's driver knows of")
@@ -206,8 +194,13 @@ def gpu_kernels(name: str) -> str:
 
 def gather() -> list[tuple[str, Rows]]:
     """All there is to say, in groups."""
+    versions = (
+        ("normgrad", normgrad.__version__),
+        ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
+        *((package, _version(package)) for package in _PACKAGES),
+    )
     return [
-        ("versions", _versions()),
+        ("versions", versions),
         ("cpu", _cpu()),
         ("kernels", _kernels()),
         ("backends", _backends()),

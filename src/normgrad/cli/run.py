@@ -8,7 +8,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,19 +118,15 @@ def _flag(value: Any) -> bool:
 
 def _integer(value: Any) -> int:
     if isinstance(value, (str, int)) and not isinstance(value, bool):
-        try:
+        with suppress(ValueError):
             return int(value)
-        except ValueError:
-            pass
     raise ValueError("an integer")
 
 
 def _real(value: Any) -> float:
     if isinstance(value, (str, int, float, np.floating)) and not isinstance(value, bool):
-        try:
+        with suppress(ValueError, OverflowError):
             return float(value)
-        except (ValueError, OverflowError):
-            pass
     raise ValueError("a number")
 
 

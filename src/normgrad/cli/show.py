@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,26 @@ def print_lines(*lines: Table | Text) -> None:
     sys.stdout.flush()
 
 
-def column(table: Table, title: str, right: bool = False) -> None:
-    """Add a column that folds what is too wide rather than cutting it."""
-    table.add_column(title, justify="right" if right else "left", overflow="fold")
+def grid(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Container[str] = (),
+    **style: Any,
+) -> Table:
+    """A table whose columns fold what is too wide rather than cutting it.
+
+    Args:
+        header: the columns' titles.
+        rows: their cells, text in a style of its own or anything that is printed on one line.
+        right: titles of columns whose cells stand to the right.
+        style: rich's options of a table.
+    """
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, **style)
+    for title in header:
+        made.add_column(title, justify="right" if title in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(each if isinstance(each, Text) else Text(plain(each)) for each in row))
+    return made
 
 
 def _verdict(passed: bool) -> Text:
@@ -129,22 +146,15 @@ def _seconds(seconds: float) -> str:
 
 def report(found: Report, out: Path | None) -> None:
     """A run's table, and below it its time."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    column(table, "output")
-    column(table, "shape")
-    column(table, "dtype")
-    column(table, "L2 norm", right=True)
-    column(table, "max error / bound", right=True)
-    column(table, "check")
-    for result in found.results:
-        table.add_row(
-            result.name,
-            str(result.array.shape),
-            result.array.dtype.name,
-            f"{result.norm:.6g}",
-            f"{result.units:.3g}",
-            _verdict(result.passed),
+    right = ("L2 norm", "max error / bound")
+    rows = [
+        (
+            *(each.name, each.array.shape, each.array.dtype.name),
+            *(f"{each.norm:.6g}", f"{each.units:.3g}", _verdict(each.passed)),
         )
+        for each in found.results
+    ]
+    table = grid(("output", "shape", "dtype", *right, "check"), rows, right)
     moved = sum(found.traffic.values())
     facts = [
         f"time       {_seconds(found.seconds)} a call (median of {found.calls}, after a first one "
@@ -159,24 +169,17 @@ def report(found: Report, out: Path | None) -> None:
 
 def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     """Groups of names and values, in one table."""
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
-    for name in ("group", "name", "value"):
-        column(rows, name)
+    made = grid(("group", "name", "value"), (), show_header=False)
     for title, group in groups:
-        for index, (name, value) in enumerate(group):
-            rows.add_row(
-                Text(title if index == 0 else "", "bold"),
-                Text(plain(name)),
-                Text(plain(value)),
-                end_section=index == len(group) - 1,
-            )
-    print_lines(rows)
+        for index, row in enumerate(group):
+            made.add_row(Text("" if index else title, "bold"), *(Text(plain(each)) for each in row))
+        made.add_section()
+    print_lines(made)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Any]:
     """A bar on stderr, if that is a terminal; gives what moves it and what names the work."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
@@ -192,9 +195,4 @@ def progress(total: int) -> Iterator[Any]:
 
 def columns(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table with a title."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in header:
-        column(found, name)
-    for row in rows:
-        found.add_row(*(Text(plain(cell)) for cell in row))
-    print_lines(Text(plain(title), "bold"), found)
+    print_lines(Text(plain(title), "bold"), grid(header, rows))

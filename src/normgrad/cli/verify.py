@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
-from . import info, outputs, show
+from . import info, missing, outputs, show
 from .files import InputError
 
 if TYPE_CHECKING:
@@ -91,7 +90,9 @@ def verify(
     page = None if report is None else outputs.named("-o", report)
     if page is not None:
         outputs.check_writable(page)
-        _check_installed()
+        absent = missing(*_NEEDED)
+        if absent:
+            raise InputError("--report", f"the page needs {' and '.join(absent)}: {_INSTALL}")
     if backend is None:
         info.check_settings()
     specs = _ours() if backend is None else [backend]
@@ -141,11 +142,11 @@ def _beside(
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
-    from ..testing.outcomes import Described
+    from ..testing.cases import Case
     from ..testing.subjects import SubjectError
     from ..testing.trials import try_cases
 
-    def wanted(case: Described) -> bool:
+    def wanted(case: Case) -> bool:
         return not compared or case.topic.name in _COMPARED
 
     with contextlib.ExitStack() as stack:
@@ -178,20 +179,13 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
     outputs.write_text(path, text)
 
 
-def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError("--report", f"the page needs {' and '.join(missing)}: {_INSTALL}")
-
-
 def _print(trials: Sequence[Trial], path: Path | None) -> None:
     from ..testing import report
 
     for trial in trials:
-        rows = [(row.title, *row.cells) for row in report.by_topic(trial)]
+        rows = report.rows(trial, lambda case: case.topic.value)
         total = report.row("in all", trial.judged)
-        header = ("", *report.HEADER)
-        show.columns(trial.name, header, [*rows, (total.title, *total.cells)])
+        show.columns(trial.name, ("", *report.HEADER), [*rows, total])
         show.print_lines(
             *(Text(show.plain(f"{claim.title}: {claim.text}")) for claim in report.claims(trial))
         )

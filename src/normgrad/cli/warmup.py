@@ -70,18 +70,9 @@ def warmup(
     with show.progress(len(rest)) as advance, disk.beforehand():
         _compile(rest, advance)
     seconds = time.perf_counter() - start
-    show.table(
-        [
-            (
-                "kernels",
-                (
-                    ("ready", f"{len(units)}, in {seconds:.1f} s"),
-                    ("come from", info.kernels_from()),
-                    ("kept in", info.kernel_folder()),
-                ),
-            )
-        ]
-    )
+    ready = ("ready", f"{len(units)}, in {seconds:.1f} s")
+    facts = (ready, ("come from", info.kernels_from()), (info.KEPT, info.kernel_folder()))
+    show.table([("kernels", facts)])
 
 
 def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:

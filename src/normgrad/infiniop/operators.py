@@ -45,7 +45,7 @@ INPUTS = ("input", "grad_output", "weight", "running_mean", "running_var")
 #: The functional operator: running_var holds a batch's variances.
 _OPERATOR = BATCH_NORM_BACKWARD.of_variance("save_invstd")
 #: What it calls the inputs.
-_THEIR_NAMES = {
+THEIR_NAMES = {
     "grad_out": "grad_output",
     "input": "input",
     "weight": "weight",
@@ -119,7 +119,7 @@ CONTRACT = Contract(
 )
 
 #: InfiniCore knows no products.
-_ANY = Product("", (), frozenset({_CREATE}))
+ANY_PRODUCT = Product("", (), frozenset({_CREATE}))
 
 _STATUSES = {
     Aspect.DTYPE: Status.INFINI_STATUS_BAD_TENSOR_DTYPE,
@@ -385,7 +385,7 @@ _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """The plan for tensors of some look, and their specs."""
     try:
-        check(CONTRACT, Call(_ANY, tensors, {}), (_ANY,))
+        check(CONTRACT, Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
     except ContractError as error:
         status = _STATUSES.get(error.aspect or Aspect.SHAPE, Status.INFINI_STATUS_BAD_PARAM)
         if error.kind is Break.NULL:
@@ -403,9 +403,9 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
         plan = Plan(
             _OPERATOR,
             Options(training=True, eps=0.0, mask=(True, True, True)),
-            {ours: specs[theirs] for ours, theirs in _THEIR_NAMES.items()},
+            {ours: specs[theirs] for ours, theirs in THEIR_NAMES.items()},
             {name: specs[name] for name in OUTPUTS},
-            {**_THEIR_NAMES, **{name: name for name in OUTPUTS}},
+            {**THEIR_NAMES, **{name: name for name in OUTPUTS}},
         )
     except Exception as error:
         raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _CREATE, str(error)) from error
@@ -484,7 +484,7 @@ def infiniopBatchNormBackward(
     def run() -> None:
         try:
             op.plan.run(
-                **{ours: arrays[theirs] for ours, theirs in _THEIR_NAMES.items()},
+                **{ours: arrays[theirs] for ours, theirs in THEIR_NAMES.items()},
                 out=tuple(arrays[name] for name in OUTPUTS),
                 workspace=workspace if needed else None,
             )

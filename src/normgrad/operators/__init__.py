@@ -1,4 +1,4 @@
-"""The operators: what each takes and gives, and the problem it makes for a backend."""
+"""The public operators and their declarations."""
 
 from .batch_norm import BatchNormGradients, batch_norm_backward
 from .by_name import OPERATORS, plan

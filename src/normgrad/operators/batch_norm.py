@@ -1,4 +1,4 @@
-"""Batch norm's gradients."""
+"""The gradients of batch norm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..problem import Role
 
 
 class BatchNormGradients(NamedTuple):
-    """What :func:`batch_norm_backward` returns; None where masked off."""
+    """The result of :func:`batch_norm_backward`; entries that are masked off are None."""
 
     grad_input: Any
     grad_weight: Any
     grad_bias: Any
 
 
-#: What gives the gradients of parameters their dtype.
+#: The inputs whose dtype the parameter gradients take: that of the first one present.
 _PARAMETERS = ("weight", "save_mean", "running_mean", "input")
 
 BATCH_NORM_BACKWARD = Operator(

@@ -1,4 +1,4 @@
-"""Operators and plans by name."""
+"""Operators by name, and the public function :func:`plan`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
     LAYER_NORM: layer_norm,
     RMS_NORM: rms_norm,
 }
-#: All that can be planned, by name, and the public functions by the same names.
+#: All operators by name, and the public functions by the same names.
 PLANNED = {operator.name: operator for operator in _FUNCTIONS}
 FUNCTIONS = {operator.name: function for operator, function in _FUNCTIONS.items()}
 #: The gradients alone.
@@ -67,7 +67,7 @@ def choices_of(name: str) -> dict[str, Any]:
 
 
 def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any) -> Plan:
-    """Plan an operator from what its tensors look like.
+    """Plan an operator from the specs of its tensors.
 
     Args:
         name: "batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
@@ -77,12 +77,12 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
             :class:`TensorSpec`, or an array or tensor whose data are not looked at.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.
-        device: where the tensors will be: "cpu", "cuda" (the current GPU), "cuda:0" or a
-            torch.device. None for where those are that stand in the place of specs, and for the CPU
-            where there are none. (Tensors on PyTorch's meta device are nowhere.)
+        device: the device of the tensors: "cpu", "cuda" (the current GPU), "cuda:0" or a
+            torch.device. None for the device of the tensors among the arguments, and for the CPU
+            if all are specs. (Tensors on PyTorch's meta device count as specs.)
 
     Returns:
-        A plan that runs on any tensors of that look, on that device.
+        A plan that runs on any tensors of these specs, on that device.
 
     Raises:
         TypeError: an unknown or missing argument, or a dtype.
@@ -128,7 +128,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
 
 
 def _where(values: Mapping[str, Any]) -> str:
-    """The device of the tensors among these specs; the CPU where there are none."""
+    """The device of the tensors among these arguments; the CPU if all are specs."""
     found: tuple[str, str] | None = None
     for name, value in values.items():
         if value is None or isinstance(value, TensorSpec):

@@ -1,4 +1,4 @@
-"""The forward pass of batch norm and group norm, and its element-wise half."""
+"""The forward passes of batch norm and group norm, and batch norm's element-wise half."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..problem import Role
 
 
 class BatchNormOutput(NamedTuple):
-    """What :func:`batch_norm` returns; in evaluation the output alone, and None for the rest."""
+    """The result of :func:`batch_norm`; in evaluation all entries but the output are None."""
 
     output: Any
     mean: Any
@@ -25,7 +25,7 @@ BATCH_NORM = Operator(
         INPUT,
         Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
         Parameter("bias", Kind.CHANNEL, Role.BIAS),
-        # To be updated, or what is normalised with.
+        # In training these are updated; in evaluation x is normalised with them.
         Parameter("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
         Parameter("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
     ),
@@ -155,7 +155,7 @@ def batch_norm_elemt(
 
 
 class GroupNormOutput(NamedTuple):
-    """What :func:`group_norm` returns."""
+    """The result of :func:`group_norm`."""
 
     output: Any
     mean: Any

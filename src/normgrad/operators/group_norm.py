@@ -1,4 +1,4 @@
-"""Group norm's gradients."""
+"""The gradients of group norm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..problem import Role
 
 
 class GroupNormGradients(NamedTuple):
-    """What :func:`group_norm_backward` returns; None where masked off."""
+    """The result of :func:`group_norm_backward`; entries that are masked off are None."""
 
     grad_input: Any
     grad_gamma: Any
     grad_beta: Any
 
 
-#: What gives the gradients of parameters their dtype.
+#: The inputs whose dtype the parameter gradients take: that of the first one present.
 _PARAMETERS = ("gamma", "mean", "input")
 
 GROUP_NORM_BACKWARD = Operator(

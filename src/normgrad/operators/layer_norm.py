@@ -1,4 +1,4 @@
-"""Layer norm's forward pass and gradients."""
+"""The forward pass and gradients of layer norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..problem import Role
 
 
 class LayerNormOutput(NamedTuple):
-    """What :func:`layer_norm` returns."""
+    """The result of :func:`layer_norm`."""
 
     output: Any
     mean: Any
@@ -88,14 +88,14 @@ def layer_norm(
 
 
 class LayerNormGradients(NamedTuple):
-    """What :func:`layer_norm_backward` returns; None where masked off."""
+    """The result of :func:`layer_norm_backward`; entries that are masked off are None."""
 
     grad_input: Any
     grad_weight: Any
     grad_bias: Any
 
 
-#: What gives the gradients of parameters their dtype.
+#: The inputs whose dtype the parameter gradients take: that of the first one present.
 _PARAMETERS = ("weight", "mean")
 
 LAYER_NORM_BACKWARD = Operator(

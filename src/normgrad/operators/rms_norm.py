@@ -1,4 +1,4 @@
-"""RMS norm's forward pass and gradients: layer norm without a mean and a bias."""
+"""The forward pass and gradients of RMS norm, which is layer norm without mean and bias."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WEIGHT = Parameter("weight", Kind.POSITION, Role.WEIGHT)
 
 
 class RmsNormOutput(NamedTuple):
-    """What :func:`rms_norm` returns."""
+    """The result of :func:`rms_norm`."""
 
     output: Any
     rstd: Any
@@ -69,7 +69,7 @@ def rms_norm(
 
 
 class RmsNormGradients(NamedTuple):
-    """What :func:`rms_norm_backward` returns; None where masked off."""
+    """The result of :func:`rms_norm_backward`; entries that are masked off are None."""
 
     grad_input: Any
     grad_weight: Any

@@ -1,4 +1,4 @@
-"""Batch norm's statistics: of a batch, and of several ranks' batches."""
+"""Batch norm's statistics, of one batch and of several ranks' batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..problem import Role
 
 
 class BatchNormStatistics(NamedTuple):
-    """What :func:`batch_norm_stats` returns."""
+    """The result of :func:`batch_norm_stats`."""
 
     mean: Any
     invstd: Any
@@ -64,7 +64,7 @@ def batch_norm_stats(
 
 
 class GatheredStatistics(NamedTuple):
-    """What :func:`batch_norm_gather_stats_with_counts` returns."""
+    """The result of :func:`batch_norm_gather_stats_with_counts`."""
 
     mean: Any
     invstd: Any
@@ -118,7 +118,7 @@ def batch_norm_gather_stats_with_counts(
 
     The operator and its names are PyTorch's ``batch_norm_gather_stats_with_counts`` (Chan, Golub
     and LeVeque, "Algorithms for computing the sample variance", 1983); but running statistics are
-    results, not changed behind one's back.
+    results, and are not changed in place.
 
     Args:
         input: the layer's input on this rank, of whose look nothing but C counts: 2 to 8 axes, the

@@ -1,4 +1,4 @@
-"""Synchronised batch norm's gradients: the local sums, and the element-wise rest."""
+"""The gradients of synchronised batch norm: the local sums, and the element-wise half."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..problem import Role
 
 
 class BatchNormReductions(NamedTuple):
-    """What :func:`batch_norm_backward_reduce` returns; None where not asked for."""
+    """The result of :func:`batch_norm_backward_reduce`; entries that are not wanted are None."""
 
     sum_dy: Any
     sum_dy_xmu: Any
@@ -18,7 +18,7 @@ class BatchNormReductions(NamedTuple):
     grad_bias: Any
 
 
-#: What gives the gradients of parameters their dtype.
+#: The inputs whose dtype the parameter gradients take: that of the first one present.
 _PARAMETERS = ("weight", "mean")
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(

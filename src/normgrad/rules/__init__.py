@@ -21,6 +21,7 @@ from .tables import Scalar as Scalar
 from .tables import check as check
 from .tensors import Contiguous as Contiguous
 from .tensors import DtypeOf as DtypeOf
+from .tensors import DtypeRule as DtypeRule
 from .tensors import Elements as Elements
 from .tensors import FormatOf as FormatOf
 from .tensors import Formats as Formats
@@ -29,5 +30,6 @@ from .tensors import OfProduct as OfProduct
 from .tensors import OneOf as OneOf
 from .tensors import PositiveStrides as PositiveStrides
 from .tensors import Rank as Rank
+from .tensors import Rule as Rule
 from .tensors import ShapeOf as ShapeOf
 from .tensors import WithChannels as WithChannels

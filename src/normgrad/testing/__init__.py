@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from .cases import Case, Topic
-from .outcomes import Described, Judged, Outcome, Verdict, judge
-from .subjects import Implementation, Subject, SubjectError, load
+from .outcomes import Judged, Outcome, Verdict, judge
+from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
-from .suites import SUITES
+from .suites import SUITES, load
 from .tensors import FORWARD, GRADIENTS, LAYOUTS, Call, lay_out, make
 from .trials import Trial, try_cases
 
@@ -29,7 +29,6 @@ __all__ = [
     "SUITES",
     "Call",
     "Case",
-    "Described",
     "Implementation",
     "Judged",
     "Outcome",
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 
-def check(case: Described, operators: Any) -> Judged:
+def check(case: Case, operators: Any) -> Judged:
     """A case's verdict on an implementation, which runs in this process.
 
     Args:
@@ -59,7 +58,7 @@ def check(case: Described, operators: Any) -> Judged:
     subject: Implementation = operators if is_loaded else Subject("it", operators)
     suite = SUITES[subject.suite]
 
-    def judged(case: Described) -> Judged:
+    def judged(case: Case) -> Judged:
         return suite.judge(case, subject.run(case), subject.strict)
 
     found = judged(case)

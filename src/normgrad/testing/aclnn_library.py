@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import c_bool, c_int64, c_uint64, c_void_p
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .. import aclnn
-from ..aclnn import products
+from ..aclnn import aclFormat, products
+from ..aclnn.tensors import NUMPY
 from ..capi.enums import aclError, aclrtMemcpyKind, aclrtMemMallocPolicy, aclSysParamOpt
-from .c_functions import Dialect, Functions, LibrarySubject, RefusedError
+from .c_functions import Dialect, Functions, RefusedError
+from .libraries import Argument, LibrarySubject, Request, Steps, Tensor
 from .outcomes import Outcome
-from .subjects import OTHER_BITS, NotOfferedError, SubjectError
+from .subjects import OTHER_BITS, NotOfferedError, SubjectError, unlike
 from .tensors import Array
-from .watched import GUARD, Watched
+from .watched import GUARD
 
 OPERATORS = (products.BATCH_NORM, products.REDUCE, products.ELEMT, products.GROUP_NORM)
-_PHASE_1 = "GetWorkspaceSize"
+PHASE_1 = "GetWorkspaceSize"
 
 ACLNN = Dialect(
     "aclnn",
-    tuple(f"{operator}{_PHASE_1}" for operator in OPERATORS),
+    tuple(f"{operator}{PHASE_1}" for operator in OPERATORS),
     (
         *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
         *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
@@ -34,74 +34,8 @@ ACLNN = Dialect(
     ("opapi", "nnopbase", "ascendcl"),
 )
 
-
-@dataclass
-class Tensor:
-    """A tensor: its values, and what is said of it.
-
-    Attributes:
-        array: its values, in host memory that is copied to the device as a whole.
-        dims, strides: of the view, strides in elements; None for a null pointer.
-        dtype, format: the numbers of its dtype and format.
-    """
-
-    array: Array
-    dims: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    dtype: int
-    format: int
-
-
-#: A tensor, a mask, a number, or None for a null pointer.
-Argument = Tensor | tuple[bool, ...] | bool | int | float | None
-
-
-@dataclass
-class Request:
-    """A call of an operator, described: all that is done, and what is done wrong.
-
-    Attributes:
-        operator: without ``GetWorkspaceSize``.
-        arguments: of phase 1, in its order, without the pointers to its results.
-        written: the tensors that are written to.
-        null: what else is null: "workspaceSize" or "executor" (phase 1's pointers to its results),
-            "executor in phase 2" or "workspace".
-        destroyed: what is destroyed before it is used: an argument's name, or "executor".
-        destroyed_between: tensors that are, between the phases.
-        bytes_missing: of the workspace.
-        phase_2: whose phase 2 is called.
-        computes: whether there is a phase 2.
-        used_again: whether the executor is, though it is used up.
-        runs: more than 1 for a repeatable executor.
-    """
-
-    operator: str
-    arguments: dict[str, Argument]
-    written: tuple[str, ...]
-    null: set[str] = field(default_factory=set)
-    destroyed: set[str] = field(default_factory=set)
-    destroyed_between: set[str] = field(default_factory=set)
-    bytes_missing: int = 0
-    phase_2: str = ""
-    computes: bool = True
-    used_again: bool = False
-    runs: int = 1
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors among the arguments."""
-        return {name: each for name, each in self.arguments.items() if isinstance(each, Tensor)}
-
-    @property
-    def inputs(self) -> list[Array]:
-        """The values of what is not written to."""
-        return [each.array for name, each in self.tensors.items() if name not in self.written]
-
-
-def names_of(operator: str) -> tuple[str, ...]:
-    """Phase 1's arguments, without the pointers to its results."""
-    function = ACLNN.functions[f"{operator}{_PHASE_1}"]
-    return tuple(name for _, name in function.parameters[:-2])
+#: aclDataType by the dtypes' names.
+_CODES = {dtype.name: code for code, dtype in NUMPY.items()}
 
 
 def initialise(functions: Functions) -> None:
@@ -131,23 +65,8 @@ def started(functions: Functions) -> int | None:
     return stream.value
 
 
-def perform(functions: Functions, stream: int | None, request: Request) -> Outcome:
-    """Do what is described."""
-    sequence = _Sequence(functions, request, stream)
-    error = None
-    try:
-        sequence.run()
-    except NotOfferedError as reason:
-        return Outcome(absent=str(reason))
-    except RefusedError as refused:
-        error = refused.status, str(refused)
-    finally:
-        sequence.end()
-    return Outcome({} if error else sequence.outputs, error, faults=tuple(sequence.faults))
-
-
 class _Block:
-    """Device memory; ``size`` bytes at ``address``."""
+    """Device memory: ``size`` bytes at ``address``."""
 
     def __init__(self, functions: Functions, values: Array) -> None:
         self._functions = functions
@@ -167,194 +86,131 @@ class _Block:
         self._copy(values.ctypes.data, self.address, aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST)
         return values
 
-    def free(self) -> None:
-        self._functions.ask("aclrtFree", self.address)
 
+class TwoPhases(Steps):
+    """One call: its tensors' copies on the device, its handles and its two phases.
 
-class _Sequence:
-    """One call: its memory, its handles and its two phases.
-
-    Attributes:
-        outputs: once it has run, by name.
-        faults: what was done that must not be.
+    Beside arguments there may be null "workspaceSize" and "executor" (the places for phase 1's
+    results), "executor in phase 2" and "workspace"; and destroyed "executor".
     """
 
-    def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
-        self._functions = functions
-        self._request = request
+    def __init__(self, functions: Functions, stream: int | None, request: Request) -> None:
+        super().__init__(functions, request)
         self._stream = stream
         self._blocks: list[_Block] = []
-        self._memory: dict[str, tuple[Watched, _Block]] = {}
-        self._living: dict[int, str] = {}  # what is to be destroyed, and by what
-        self.outputs: dict[str, Array] = {}
-        self.faults: list[str] = []
+        self._of_memory: dict[int, _Block] = {}
 
     def run(self) -> None:
-        """All of it.
-
-        Raises:
-            RefusedError: a function returned another status than success, or no handle.
-            NotOfferedError: there is no such operator, or nothing to be wrong with.
-        """
-        request = self._request
-        phase_2 = request.phase_2 or request.operator
-        for name in (f"{request.operator}{_PHASE_1}", phase_2):
-            if name not in self._functions:
-                raise NotOfferedError(f"no {name}")
-        self._fill()
-        try:
-            self._phases()
-        except RefusedError:
-            self._check(request.written if request.used_again else ())
-            raise
-        self._check(request.written)
-        self.outputs = self._read()
-
-    def end(self) -> None:
-        """Destroy and free what is left."""
-        for handle, destroyer in reversed(self._living.items()):
-            self._functions.ask(destroyer, handle)
-        for block in self._blocks:
-            block.free()
-
-    def _fill(self) -> None:
-        """Each tensor's memory; those of one array share theirs."""
-        made: dict[int, tuple[Watched, _Block]] = {}
-        for name, tensor in self._request.tensors.items():
-            key = id(tensor.array)
-            if key not in made:
-                memory = Watched(tensor.array)
-                made[key] = memory, self._block(memory.bytes())
-            self._memory[name] = made[key]
-
-    def _block(self, values: Array) -> _Block:
-        block = _Block(self._functions, values)
-        self._blocks.append(block)
-        return block
-
-    def _read(self) -> dict[str, Array]:
-        """The outputs as they are now."""
-        found = {}
-        for name in self._request.written:
-            watched, block = self._memory[name]
-            found[name] = watched.view(block.bytes()).copy().view(watched.value.dtype)
-        return found
-
-    def _check(self, written: Sequence[str]) -> None:
-        """That nothing else was written to."""
-        arrays = [self._request.tensors[name].array for name in written]
-        for name, (watched, block) in self._memory.items():
-            is_output = any(watched.value is each for each in arrays)
-            fault = watched.fault(is_output, block.bytes())
-            if fault:
-                self.faults.append(f"{name}: {fault}")
-
-    def _phases(self) -> None:
-        request, functions = self._request, self._functions
-        handles = {name: self._handle(name, value) for name, value in request.arguments.items()}
+        """See :class:`.libraries.Steps`."""
+        request, functions = self.request, self.functions
+        self._needed(f"{request.operator}{PHASE_1}", request.computed_by or request.operator)
+        for memory in self.memory.values():  # one block for those that share theirs
+            if id(memory) not in self._of_memory:
+                self._of_memory[id(memory)] = self._block(memory.bytes())
+        handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
         functions.call(
-            f"{request.operator}{_PHASE_1}",
+            f"{request.operator}{PHASE_1}",
             *handles.values(),
-            None if "workspaceSize" in request.null else ctypes.addressof(size),
-            None if "executor" in request.null else ctypes.addressof(executor),
+            self.unless_null("workspaceSize", ctypes.addressof(size)),
+            self.unless_null("executor", ctypes.addressof(executor)),
         )
         if request.computes:
             if request.runs > 1 or "executor" in request.destroyed:
                 self._make_repeatable(executor.value)
-            for name in request.destroyed_between:
-                self._destroy(handles[name])
+            self.destroy(*(handles[name] for name in request.destroyed_between))
             self._compute(executor.value, size.value)
-        for handle in tuple(self._living):
-            self._destroy(handle)
+        self.destroy_all()
+
+    def now(self, name: str) -> Array:
+        """See :class:`.libraries.Steps`."""
+        block = self._of_memory.get(id(self.memory[name]))
+        return super().now(name) if block is None else block.bytes()
+
+    def end(self) -> None:
+        """Destroy what is left, and free the device's memory."""
+        super().end()
+        for block in self._blocks:
+            self.functions.ask("aclrtFree", block.address)
+
+    def _needed(self, *names: str) -> None:
+        for name in names:
+            if name not in self.functions:
+                raise NotOfferedError(f"no {name}")
+
+    def _block(self, values: Array) -> _Block:
+        self._blocks.append(_Block(self.functions, values))
+        return self._blocks[-1]
 
     def _make_repeatable(self, executor: int | None) -> None:
-        for name in ("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor"):
-            if name not in self._functions:
-                raise NotOfferedError(f"no {name}")
-        self._functions.call("aclSetAclOpExecutorRepeatable", executor)
+        self._needed("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
+        self.functions.call("aclSetAclOpExecutorRepeatable", executor)
         assert executor is not None
-        self._living[executor] = "aclDestroyAclOpExecutor"
-        if "executor" in self._request.destroyed:
-            self._destroy(executor)
+        self.given("executor", self.made(executor, "aclDestroyAclOpExecutor"))
 
     def _compute(self, executor: int | None, size: int) -> None:
-        request, functions = self._request, self._functions
-        if size == 0 and (request.bytes_missing or "workspace" in request.null):
-            raise NotOfferedError("it needs no workspace")
+        request, functions = self.request, self.functions
+        self.need_workspace(size)
         scratch, workspace = None, None
         if size:
             scratch = self._block(np.full(size + 2 * GUARD, 0xFF, np.uint8))
-            workspace = None if "workspace" in request.null else scratch.address + GUARD
-        given = None if "executor in phase 2" in request.null else executor
-        name = request.phase_2 or request.operator
+            workspace = self.unless_null("workspace", scratch.address + GUARD)
+        given = self.unless_null("executor in phase 2", executor)
+        name = request.computed_by or request.operator
+        before = Outcome()
         try:
             for _ in range(2 if request.used_again else request.runs):
                 functions.call(name, workspace, size - request.bytes_missing, given, self._stream)
                 functions.call("aclrtSynchronizeStream", self._stream)
                 if request.runs > 1:
-                    self._compare()
+                    now = Outcome(self.outputs())
+                    other = unlike(before, now)
+                    self.faults += [
+                        f"{o}: {OTHER_BITS} when the executor runs again" for o in other
+                    ]
+                    before = now
         finally:  # refused or not
             if scratch is not None:
-                now = scratch.bytes()
-                if (now[:GUARD] != 0xFF).any() or (now[GUARD + size :] != 0xFF).any():
+                memory = scratch.bytes()
+                if (memory[:GUARD] != 0xFF).any() or (memory[GUARD + size :] != 0xFF).any():
                     self.faults.append("workspace: written beside")
 
-    def _compare(self) -> None:
-        """What the executor computed with what it computed before."""
-        before, self.outputs = self.outputs, self._read()
-        for name, value in before.items():
-            if value.tobytes() != self.outputs[name].tobytes():
-                self.faults.append(f"{name}: {OTHER_BITS} when the executor runs again")
-
-    def _handle(self, name: str, value: Argument) -> Any:
+    def _argument(self, name: str, value: Argument) -> Any:
         """An argument as phase 1 takes it."""
         if isinstance(value, Tensor):
-            handle = self._tensor(value, *self._memory[name])
-        elif isinstance(value, tuple):
-            entries = (c_bool * len(value))(*value)
-            handle = self._made(
-                "aclCreateBoolArray", "aclDestroyBoolArray", ctypes.addressof(entries), len(value)
-            )
-        else:
+            return self.given(name, self._tensor(name, value))
+        if not isinstance(value, tuple):
             return value
-        if name in self._request.destroyed:
-            self._destroy(handle)
-        return handle
+        entries = (c_bool * len(value))(*value)
+        start = ctypes.addressof(entries)
+        made = self._created("aclCreateBoolArray", "aclDestroyBoolArray", start, len(value))
+        return self.given(name, made)
 
-    def _tensor(self, tensor: Tensor, watched: Watched, block: _Block) -> int:
+    def _tensor(self, name: str, tensor: Tensor) -> int:
         """A contiguous tensor by its own address, a view by its storage's and an offset."""
-        start, offset, storage = watched.start, 0, tensor.dims
+        block = self._of_memory[id(self.memory[name])]
+        start, offset, storage = self.memory[name].start, 0, tensor.dims
         if not tensor.array.flags.c_contiguous:
             itemsize = tensor.array.itemsize
             offset, start = start // itemsize, 0
             storage = (block.size // itemsize,)
-        dims = (c_int64 * len(tensor.dims))(*tensor.dims)
-        steps = (c_int64 * len(tensor.dims))(*tensor.strides or [0] * len(tensor.dims))
+        rank = len(tensor.dims)
+        dims, steps = (c_int64 * rank)(*tensor.dims), (c_int64 * rank)(*tensor.strides)
         sizes = (c_int64 * len(storage))(*storage)
-        return self._made(
+        return self._created(
             "aclCreateTensor",
             "aclDestroyTensor",
-            ctypes.addressof(dims),
-            len(tensor.dims),
-            tensor.dtype,
-            None if tensor.strides is None else ctypes.addressof(steps),
-            offset,
-            tensor.format,
-            ctypes.addressof(sizes),
-            len(storage),
-            block.address + start,
+            *(ctypes.addressof(dims), rank, _CODES[tensor.dtype_name]),
+            None if tensor.null_strides else ctypes.addressof(steps),
+            *(offset, aclFormat[f"ACL_FORMAT_{tensor.format_name}"]),
+            *(ctypes.addressof(sizes), len(storage), block.address + start),
         )
 
-    def _made(self, creator: str, destroyer: str, *arguments: Any) -> int:
-        handle: int | None = self._functions.ask(creator, *arguments)
+    def _created(self, creator: str, destroyer: str, *arguments: Any) -> int:
+        handle: int | None = self.functions.ask(creator, *arguments)
         if not handle:
-            raise RefusedError("null", creator, self._functions.last_error())
-        self._living[handle] = destroyer
-        return handle
-
-    def _destroy(self, handle: int) -> None:
-        self._functions.call(self._living.pop(handle), handle)
+            raise RefusedError("null", creator, self.functions.last_error())
+        return self.made(handle, destroyer)
 
 
 class AclnnLibrary(LibrarySubject):
@@ -365,17 +221,17 @@ class AclnnLibrary(LibrarySubject):
     """
 
     suite = "aclnn"
+    _stream: int | None = None
 
     def __init__(self, path: str, functions: Functions) -> None:
         try:
             initialise(functions)
         except RefusedError as error:
             raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
-        chip = b""
-        if "aclrtGetSocName" in functions:
-            address = functions.ask("aclrtGetSocName")
-            chip = ctypes.string_at(address) if address else b""
-        offered = [name for name in OPERATORS if f"{name}{_PHASE_1}" in functions]
+        chip = ""
+        if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
+            chip = ctypes.string_at(address).decode(errors="replace")
+        offered = [name for name in OPERATORS if f"{name}{PHASE_1}" in functions]
         try:
             with aclnn.product(products.A2):
                 holds_variance = products.current().saved_variance
@@ -384,20 +240,19 @@ class AclnnLibrary(LibrarySubject):
         facts = {
             "dialect": "aclnn",
             "operators": ", ".join(offered),
-            "product": _product(chip.decode(errors="replace")),
+            "product": _product(chip),
             "saveInvstd": "variance" if holds_variance else "invstd",
-            "chip": chip.decode(errors="replace") or "not said",
+            "chip": chip or "not said",
         }
         super().__init__(path, functions, facts)
-        self._stream: int | None = None
 
     def prepare(self) -> None:
-        """See :class:`.c_functions.LibrarySubject`."""
-        self._stream = started(self._functions)
+        """See :class:`.libraries.LibrarySubject`."""
+        self._stream = started(self.functions)
 
-    def perform(self, request: Request) -> Outcome:
-        """See :class:`.c_functions.LibrarySubject`."""
-        return perform(self._functions, self._stream, request)
+    def steps(self, request: Request) -> TwoPhases:
+        """See :class:`.libraries.LibrarySubject`."""
+        return TwoPhases(self.functions, self._stream, request)
 
 
 def _product(chip: str) -> str:

@@ -80,12 +80,21 @@ def in_float64(call: Call, tensors: Mapping[str, Tensor | None]) -> Sequence[Ten
         parameter.name: tensors.get(parameter.name) for parameter in call.operator.parameters
     }
     t = {name: None if each is None else each.double().contiguous() for name, each in t.items()}
-    found: Sequence[Tensor] = getattr(_Formulas(call.options, t), call.name)()
+    formula = getattr(_Formulas(call.options, t), call.name, None)
+    found: Sequence[Tensor] = formula() if formula else _of_aten(call.name, call.options, t)
+    return found
+
+
+def _of_aten(name: str, options: Mapping[str, Any], t: Mapping[str, Any]) -> Sequence[Tensor]:
+    found: Sequence[Tensor] = getattr(Aten, name)(**t, **options)
     return found
 
 
 class _Formulas:
-    """A method for each operator's results, from a call's options and its tensors by name."""
+    """A method for each operator's results, from a call's options and its tensors by name.
+
+    Other operators' are PyTorch's own.
+    """
 
     def __init__(self, options: Mapping[str, Any], t: dict[str, Any]) -> None:
         self.options, self.t = options, t
@@ -111,25 +120,16 @@ class _Formulas:
     def batch_norm_backward(self) -> Sequence[Tensor]:
         if self.options["training"] and self.t["save_mean"] is None:
             self.t["save_mean"], self.t["save_invstd"] = self.batch_norm_stats()
-        found: Sequence[Tensor] = Aten.batch_norm_backward(*self.t.values(), **self.options)
-        return found
-
-    def group_norm_backward(self) -> Sequence[Tensor]:
-        found: Sequence[Tensor] = Aten.group_norm_backward(*self.t.values(), **self.options)
-        return found
+        return _of_aten("batch_norm_backward", self.options, self.t)
 
     def batch_norm(self) -> Sequence[Tensor]:
-        return self._rounded(Aten.batch_norm(*self.t.values(), **self.options), "weight", "bias")
+        return self._rounded("batch_norm", "weight", "bias")
 
     def group_norm(self) -> Sequence[Tensor]:
-        return self._rounded(Aten.group_norm(*self.t.values(), **self.options), "gamma", "beta")
-
-    def layer_norm_backward(self) -> Sequence[Tensor]:
-        found: Sequence[Tensor] = Aten.layer_norm_backward(*self.t.values(), **self.options)
-        return found
+        return self._rounded("group_norm", "gamma", "beta")
 
     def layer_norm(self) -> Sequence[Tensor]:
-        _, *statistics = Aten.layer_norm(**self.t, **self.options)
+        _, *statistics = _of_aten("layer_norm", self.options, self.t)
         mean, r = (each.float().double() for each in statistics)
         return (self.x - mean) * r * self.t["weight"] + self.t["bias"], *statistics
 
@@ -145,9 +145,9 @@ class _Formulas:
         r = (self.x.square().mean(over, keepdim=True) + self.options["eps"]).rsqrt()
         return self.t["weight"] * r.float().double() * self.x, r
 
-    def _rounded(self, found: Sequence[Tensor], weight: str, bias: str) -> Sequence[Tensor]:
+    def _rounded(self, name: str, weight: str, bias: str) -> Sequence[Tensor]:
         """A forward pass's results, the output from statistics as they are rounded."""
-        output, *statistics = found
+        output, *statistics = _of_aten(name, self.options, self.t)
         if statistics:
             mean, r = (each.float().double() for each in statistics[:2])
             output = self.normalised(mean, r, self.t[weight], self.t[bias])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,16 +14,12 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from .. import dtypes
 from ..aclnn.status import Status as aclnnStatus
-from ..capi.declarations import functions_of
+from ..capi.declarations import RECENT_MESSAGES, functions_of
 from ..capi.enums import aclError
 from ..capi.signatures import Function
 from ..infiniop import infiniStatus_t
-from .cases import Topic
-from .outcomes import Judged, Outcome, Verdict, within_bounds
-from .subjects import OTHER_BITS, Implementation, SubjectError
-from .watched import reverse
+from .subjects import SubjectError
 
 
 @dataclass(frozen=True)
@@ -67,23 +62,27 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Functions(ABC):
-    """A dialect's functions."""
+class Functions:
+    """A dialect's functions.
 
-    def __init__(self, dialect: Dialect) -> None:
+    Args:
+        dialect: which.
+        find: gives the function that is declared so, or None if it is not there.
+    """
+
+    def __init__(
+        self, dialect: Dialect, find: Callable[[Function], Callable[..., Any] | None]
+    ) -> None:
         self._known = dialect.functions
+        found = {name: find(function) for name, function in self._known.items()}
+        self._found = {name: each for name, each in found.items() if each is not None}
 
-    @abstractmethod
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a function."""
+        return name in self._found
 
-    @abstractmethod
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a function.
-
-        Returns:
-            what it returns: a status, a number, or an address.
-        """
+        """What a function returns: a status, a number, or an address."""
+        return self._found[name](*arguments)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function that returns a status.
@@ -93,68 +92,51 @@ class Functions(ABC):
         """
         status = self.ask(name, *arguments)
         if status:
-            raise RefusedError(self._named(name, status), name, self.last_error())
+            text = f"status {status}"
+            with suppress(ValueError):
+                text = _STATUSES[self._known[name].returns](status).name
+            raise RefusedError(text, name, self.last_error())
 
     def last_error(self) -> str:
         """What the dialect says of its last error, if it says anything."""
-        return ""
-
-    def _named(self, name: str, status: int) -> str:
-        with suppress(ValueError):
-            return _STATUSES[self._known[name].returns](status).name
-        return f"status {status}"
-
-
-class SharedLibrary(Functions):
-    """Those of a shared library, and of its companions."""
-
-    def __init__(self, dialect: Dialect, libraries: Sequence[ctypes.CDLL]) -> None:
-        super().__init__(dialect)
-        self._found: dict[str, Any] = {}
-        for name, function in self._known.items():
-            for library in libraries:
-                with suppress(AttributeError):
-                    found = getattr(library, name)
-                    found.argtypes, found.restype = function.arguments, function.result
-                    self._found[name] = found
-                    break
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._found
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """See :class:`Functions`."""
-        return self._found[name](*arguments)
-
-    def last_error(self) -> str:
-        """See :class:`Functions`."""
-        if "aclGetRecentErrMsg" not in self:
-            return ""
-        text = self.ask("aclGetRecentErrMsg")
+        text = self.ask("aclGetRecentErrMsg") if "aclGetRecentErrMsg" in self else None
         said = ctypes.string_at(text).decode(errors="replace") if text else ""
         return next(iter(said.splitlines()), "")
 
 
-class OurOwn(Functions):
-    """Those of the dialect in this process: what our C libraries call, without the C."""
+def of_libraries(libraries: Sequence[ctypes.CDLL]) -> Callable[[Function], Any]:
+    """Finds functions in the first of some libraries that has them."""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._known
+    def find(function: Function) -> Any:
+        for library in libraries:
+            with suppress(AttributeError):
+                found = getattr(library, function.name)
+                found.argtypes, found.restype = function.arguments, function.result
+                return found
+        return None
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """See :class:`Functions`."""
-        module = importlib.import_module(f"normgrad.capi.{self._known[name].module}")
+    return find
+
+
+def our_own(function: Function) -> Callable[..., Any] | None:
+    """A function in this process: what our C libraries call, without the C."""
+    if function.name in RECENT_MESSAGES:  # whose texts are the C part's
+        return None
+
+    def call(*arguments: Any) -> Any:
+        module = importlib.import_module(f"normgrad.capi.{function.module}")
         try:
-            return getattr(module, name)(*arguments) or 0
+            return getattr(module, function.name)(*arguments) or 0
         except Exception as error:
             status = getattr(error, "status", None)
             if status is None:
                 raise
-            returns_status = self._known[name].returns in _STATUSES
-            return int(status) if returns_status else 0
+            return int(status) if function.returns in _STATUSES else 0
+
+    return call
 
 
-def open_library(path: str, dialects: Sequence[Dialect]) -> tuple[Dialect, SharedLibrary]:
+def open_library(path: str, dialects: Sequence[Dialect]) -> tuple[Dialect, Functions]:
     """Open a shared library, and find out what it speaks.
 
     Args:
@@ -180,7 +162,7 @@ def open_library(path: str, dialects: Sequence[Dialect]) -> tuple[Dialect, Share
         for name in dialect.companions:
             with suppress(OSError):
                 libraries.append(_loaded(folder + name))
-        functions = SharedLibrary(dialect, libraries)
+        functions = Functions(dialect, of_libraries(libraries))
         missing = [name for name in dialect.needed if name not in functions]
         if not missing:
             return dialect, functions
@@ -207,102 +189,3 @@ def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
 
 def _loaded(name: str | Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
-
-
-#: How often what must give the same bits is called again.
-_AGAIN = 3
-
-
-class LibrarySubject(Implementation):
-    """A shared library to be tried.
-
-    Args:
-        path: its file.
-        functions: what it has.
-        facts: what a report says of it.
-    """
-
-    strict = False
-    _is_ready = False
-
-    def __init__(self, path: str, functions: Functions, facts: dict[str, str]) -> None:
-        self.name = Path(path).name
-        self._functions = functions
-        self._facts = {"library": path, **facts}
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """See :class:`Implementation`."""
-        return self._facts
-
-    def run(self, case: Any) -> Outcome:
-        """See :class:`.subjects.Implementation`."""
-        try:
-            if not self._is_ready:
-                self.prepare()
-                self._is_ready = True
-        except RefusedError as error:
-            return Outcome(error=(error.status, str(error)))
-        request = case.request()
-        if case.topic is not Topic.DETERMINISM:
-            return self.perform(request)
-        # First with other values in the same memory, so that nothing may be kept from a call.
-        reverse(request.inputs)
-        self.perform(request)
-        reverse(request.inputs)
-        first = self.perform(request)
-        if first.error is not None or first.absent:
-            return first
-        unlike = []
-        for _ in range(_AGAIN):
-            again = self.perform(case.request()).outputs
-            for name, value in first.outputs.items():
-                if name not in again or again[name].tobytes() != value.tobytes():
-                    unlike.append(f"{name}: {OTHER_BITS} when it is called again")
-        return Outcome(first.outputs, faults=(*first.faults, *dict.fromkeys(unlike)))
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """What a program does once before it computes, in the process that computes.
-
-        Raises:
-            RefusedError: it cannot be done.
-        """
-
-    @abstractmethod
-    def perform(self, request: Any) -> Outcome:
-        """What comes of a case's request."""
-
-
-def judge(case: Any, outcome: Outcome, ours: Callable[[], Outcome]) -> Judged:
-    """What an outcome of a library is worth; see :func:`.outcomes.judge`.
-
-    Args:
-        case: of its suite.
-        outcome: what came of it.
-        ours: what our own dialect makes of the same request, for a wrong call.
-    """
-    if outcome.absent:
-        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
-    if case.topic is Topic.MISTAKES:
-        return _judge_mistake(case, outcome, ours())
-    if outcome.error is not None:
-        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    return within_bounds(case, outcome.outputs, case.exact(), dtypes.float32, case.normal)
-
-
-def _judge_mistake(case: Any, outcome: Outcome, expected: Outcome) -> Judged:
-    """The verdict on a wrong call, from what our dialect makes of it."""
-    assert expected.error is not None, f"{case}: our own dialect takes it"
-    allowed = expected.error[0]
-    if outcome.error is None:
-        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: success; allowed: {allowed}")
-    status, said = outcome.error
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    detail = f"{case.change}: {status} ({said})"
-    if status != allowed:
-        return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
-    return Judged(case, Verdict.MET, detail=detail)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from . import changes
 from .tensors import Array, Call, Shape, lay_out, make, operator_of
-
-_Case = TypeVar("_Case")
 
 
 class Topic(Enum):
@@ -74,10 +72,21 @@ class Case:
     change: str = ""
     normal: bool = False
 
+    #: What every name has after the topic and the kind, and what none has.
+    _always_said: ClassVar[tuple[str, ...]] = ("shape", "dtype", "layout")
+    _never_said: ClassVar[tuple[str, ...]] = ("topic", "kind", "normal")
+
     @property
     def name(self) -> str:
-        """The case in one line, which finds it again."""
-        return in_one_line(self)
+        """The case in one line, which finds it again: what all have, and what is not as usual."""
+        said = [self.topic.name.lower(), self.kind]
+        said += [_spelled(getattr(self, name)) for name in self._always_said]
+        for field in sorted(fields(self), key=lambda field: field.name == "change"):
+            value = getattr(self, field.name)
+            is_said = field.name in (*self._always_said, *self._never_said)
+            if value != field.default and not is_said:
+                said.append(f"{field.name}={_spelled(value)}")
+        return "/".join(said)
 
     def __str__(self) -> str:
         return self.name
@@ -120,10 +129,9 @@ class Case:
             made.options |= changes.masked(made, self.mask)
         if self.out:
             self._give_out(made)
-        if self.is_mistake:
-            changes.mistakes(made)[self.change].make(made)
-        elif self.change:
-            changes.TWISTS[self.change].make(made)
+        if self.change:
+            known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
+            known[self.change].make(made)
         return made
 
     def _give_out(self, made: Call) -> None:
@@ -137,43 +145,22 @@ class Case:
         made.give(first)
 
 
-def thinned(cases: Sequence[_Case], step: int, change: Callable[[_Case], str]) -> list[_Case]:
-    """A quick run's part of some cases.
+_Case = TypeVar("_Case", bound=Case)
 
-    Args:
-        cases: the first is taken, then one in so many, and those with an essential change.
-        step: how many.
-        change: what is done to a case's tensors.
-    """
+
+def thinned(cases: Sequence[_Case], step: int) -> list[_Case]:
+    """A quick run's part of some cases: one in so many from the first on, and what is essential."""
     return [
         case
         for index, case in enumerate(cases)
-        if index % step == 0 or changes.is_essential(change(case))
-    ]
-
-
-#: What every case's name says.
-_SAID = ("shape", "dtype", "layout")
-
-
-def in_one_line(case: Any) -> str:
-    """A case's fields: what all have, and what differs from its default."""
-    said = [case.topic.name.lower(), case.kind, "x".join(map(str, case.shape))]
-    said += [getattr(case, name) for name in _SAID[1:] if hasattr(case, name)]
-    return "/".join((*said, *differences(case, ("topic", "kind", "normal", *_SAID))))
-
-
-def differences(case: Any, besides: tuple[str, ...]) -> list[str]:
-    """A dataclass's fields that are not as usual, but for some."""
-    return [
-        f"{field.name}={_spelled(getattr(case, field.name))}"
-        for field in fields(case)
-        if field.name not in besides and getattr(case, field.name) != field.default
+        if index % step == 0 or changes.is_essential(case.change)
     ]
 
 
 def _spelled(value: object) -> str:
+    """A field's value in a name: a shape as 2x3, a mask as 101, names with + between them."""
     if isinstance(value, tuple):
-        flags = [str(int(each)) if isinstance(each, bool) else str(each) for each in value]
-        return "".join(flags) if all(isinstance(each, bool) for each in value) else "+".join(flags)
+        if isinstance(value[0], bool):
+            return "".join(str(int(each)) for each in value)
+        return ("+" if isinstance(value[0], str) else "x").join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,112 +5,82 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 
 import numpy as np
 
-from .. import dtypes, layout, reference
-from ..infiniop import infiniDtype_t
-from ..infiniop.operators import INPUTS, OUTPUTS
-from . import c_functions, changes
-from .c_functions import OurOwn
-from .cases import IN_PLACE, Topic, in_one_line, thinned
-from .infiniop_library import INFINIOP, MAKERS, Request, Tensor, perform
+from .. import layout, reference
+from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
+from . import changes, libraries
+from .c_functions import Functions, our_own
+from .cases import IN_PLACE, Topic, thinned
+from .infiniop_library import DTYPES, INFINIOP, MAKERS, RUN, SIZE, Descriptors
+from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, handled, together
+from .neighbours import neighbours
 from .outcomes import Judged, Outcome
 from .suite import LONG
 from .tensors import Array, Call, Shape, make
 from .watched import guarded
 
-#: infiniop's numbers for the dtypes that it takes.
-_NUMBERS = {
-    "float16": infiniDtype_t.INFINI_DTYPE_F16,
-    "float32": infiniDtype_t.INFINI_DTYPE_F32,
-    "bfloat16": infiniDtype_t.INFINI_DTYPE_BF16,
-}
-_DATA = ("grad_input", "input", "grad_output")
+_DTYPES = ("float16", "float32", "bfloat16")
 _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
 
 #: What the functional operator calls the inputs. In place of 1/std there is the variance.
-_OURS = {
-    "input": "input",
-    "grad_output": "grad_out",
-    "weight": "weight",
-    "running_mean": "save_mean",
-    "running_var": "save_invstd",
-}
+_OURS = {theirs: ours for ours, theirs in THEIR_NAMES.items()}
 
 
 @dataclass(frozen=True)
-class Case:
-    """One call, described; what differs from the defaults is in its name.
+class Case(LibraryCase):
+    """One call of batch norm's gradients; its mistakes are those of :func:`mistakes`.
 
     Attributes:
-        topic: what it is about.
-        shape: of input, (N, C, L).
-        dtype: of all tensors.
-        mean: of input, whose standard deviation is 1.
         strided: the vectors that have gaps, and as many different ones.
-        out: where grad_input is, one of ``IN_PLACE``; memory of its own if empty.
         null: what is null though it might be given: "strides" of what is contiguous, "memory" of
             what is empty.
         loose: whether axes of one element have odd strides.
-        change: what is done to the tensors, one of ``TWISTS``; or the call's mistake.
-        normal: whether the data are normally distributed, for which the bound is tighter.
     """
 
-    topic: Topic
-    shape: Shape
-    dtype: str = "float32"
-    mean: float = 0.3
+    kind: str = "train"
+    shape: Shape = (3, 4, 5)
     strided: tuple[str, ...] = ()
-    out: str = ""
     null: str = ""
     loose: bool = False
-    change: str = ""
-    normal: bool = False
 
-    kind = "train"
-    operator = "BatchNormBackward"
-    data_layout = "contiguous"
+    _always_said = ("shape", "dtype")
 
     @property
-    def name(self) -> str:
-        """The case in one line, which finds it again."""
-        return in_one_line(self)
-
-    def __str__(self) -> str:
-        return self.name
+    def operator(self) -> str:
+        """infiniop's operator."""
+        return "BatchNormBackward"
 
     def call(self) -> Call:
         """The inputs, under the functional operator's names."""
-        call = make(
-            "train", self.shape, dtype=self.dtype, parameter_dtype=self.dtype, mean=self.mean
-        )
+        plain = replace(self, parameters=self.dtype, change="")
+        call = super(Case, plain).call()
         x = call.tensors["input"]
         assert x is not None
-        wide = x.astype(np.float64)
-        variance = wide.var((0, 2)) if x.size else np.ones(x.shape[1])
+        variance = x.astype(np.float64).var((0, 2)) if x.size else np.ones(x.shape[1])
         call.tensors["save_invstd"] = variance.astype(x.dtype)
         if self.topic is Topic.SPECIAL:
             TWISTS[self.change].make(call)
         return call
 
     def request(self) -> Request:
-        """What is done with a library: new tensors, the same each time."""
+        """See :class:`.libraries.LibraryCase`."""
         inputs = self.call().tensors
         arrays = {name: self._placed(name, inputs[_OURS[name]]) for name in INPUTS}
-        like = {"grad_input": "input"}
         for name in OUTPUTS:
-            array = arrays[like.get(name, "weight")]
-            arrays[name] = self._placed(name, np.full(array.shape, np.nan, array.dtype))
+            like = arrays["input" if name == "grad_input" else "weight"]
+            arrays[name] = self._placed(name, np.full(like.shape, np.nan, like.dtype))
         if self.out:
-            place = {"grad_out": "grad_output"}.get(IN_PLACE[self.out], "input")
+            place = THEIR_NAMES[IN_PLACE[self.out]]
             arrays["grad_input"] = arrays[place]
-        request = Request({name: self._described(arrays[name]) for name in (*OUTPUTS, *INPUTS)})
+        tensors = {name: self._described(arrays[name]) for name in (*OUTPUTS, *INPUTS)}
+        request = Request(RUN, {**tensors}, OUTPUTS)
         if self.null == "memory":
             request.null.update(f"{name} memory" for name, each in arrays.items() if not each.size)
-        if self.topic is Topic.MISTAKES:
-            MISTAKES[self.change](request)
+        if self.is_mistake:
+            mistakes()[self.change](request)
         return request
 
     def _placed(self, name: str, values: Array | None) -> Array:
@@ -123,37 +93,25 @@ class Case:
         return guarded(values)
 
     def _described(self, array: Array) -> Tensor:
-        contiguous = layout.contiguous_strides(array.shape)
-        strides = tuple(step // array.itemsize for step in array.strides)
-        if not array.size:  # NumPy's may be anything then
-            strides = contiguous
+        tensor = Tensor.of(array)
         if self.loose:
-            strides = tuple(
-                77 if size == 1 else step for size, step in zip(array.shape, strides, strict=True)
-            )
-        dtype = _NUMBERS[dtypes.parse(array.dtype).name]
-        given = None if self.null == "strides" and strides == contiguous else strides
-        return Tensor(array, array.shape, given, dtype)
+            pairs = zip(array.shape, tensor.strides, strict=True)
+            tensor.strides = tuple(77 if size == 1 else step for size, step in pairs)
+        is_contiguous = tensor.strides == layout.contiguous_strides(array.shape)
+        tensor.null_strides = self.null == "strides" and is_contiguous
+        return tensor
 
     def exact(self) -> dict[str, reference.Exact]:
-        """The oracle's outputs, each with its scale."""
-        wide = {
-            name: None if value is None else value.astype(np.float64)
-            for name, value in self.call().tensors.items()
-        }
-        variance = wide["save_invstd"]
-        assert variance is not None
-        with np.errstate(all="ignore"):  # as float64, so that nothing is rounded before the formula
-            wide["save_invstd"] = 1 / np.sqrt(variance)
-        return Call("batch_norm_backward", wide, {"training": True}).exact()
+        """See :class:`.libraries.LibraryCase`."""
+        return exact_of_variance(self.call(), eps=0.0)
 
 
-_OUR_OWN = OurOwn(INFINIOP)
+_OUR_OWN = Functions(INFINIOP, our_own)
 
 
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     """What an outcome is worth; see :func:`.outcomes.judge`."""
-    return c_functions.judge(case, outcome, lambda: perform(_OUR_OWN, case.request()))
+    return libraries.judge(case, outcome, lambda: Descriptors(_OUR_OWN, case.request()).outcome())
 
 
 # What is special
@@ -185,130 +143,37 @@ TWISTS: Mapping[str, changes.Change] = _twists()
 
 # What is wrong
 
-Mistake = Callable[[Request], None]
+_PLAIN = Case(Topic.PLAIN)
 
 
-def _null(name: str, computes: bool = False) -> Mistake:
-    def put(request: Request) -> None:
-        request.null.add(name)
-        request.computes = computes
-
-    return put
-
-
-def _destroyed(name: str) -> Mistake:
-    def put(request: Request) -> None:
-        request.destroyed.add(name)
-        request.computes = name == "operator"
-
-    return put
-
-
-def _destroyed_again(name: str) -> Mistake:
-    def put(request: Request) -> None:
-        request.destroyed_again = name
-        request.computes = False
-
-    return put
-
-
-def _look(names: tuple[str, ...], change: Callable[[Tensor], None]) -> Mistake:
-    """Descriptors that are wrong; the memory is as it was."""
-
-    def put(request: Request) -> None:
-        for name in names:
-            change(request.tensors[name])
-        request.computes = False
-
-    return put
-
-
-def _dtype(tensor: Tensor, dtype: int) -> None:
-    tensor.dtype = dtype
-
-
-def _dims(tensor: Tensor, change: Callable[[Shape], Shape]) -> None:
-    tensor.dims = change(tensor.dims)
-    tensor.strides = layout.contiguous_strides(tensor.dims)
-
-
-def _strides(tensor: Tensor, strides: tuple[int, ...]) -> None:
-    tensor.strides = strides
-
-
-def _both(*mistakes: Mistake) -> Mistake:
-    def put(request: Request) -> None:
-        for each in mistakes:
-            each(request)
-
-    return put
-
-
-def _workspace(request: Request) -> None:
-    request.bytes_missing = 1
-
-
-_DTYPES = {name: infiniDtype_t[f"INFINI_DTYPE_{name}"] for name in ("F16", "F64", "I32")}
-_SHAPES: Mapping[str, Callable[[Shape], Shape]] = {
-    "an axis more": lambda dims: (*dims, 1),
-    "an axis fewer": lambda dims: dims[1:],
-    "an element short": lambda dims: (*dims[:-1], dims[-1] - 1),
-    "an element long": lambda dims: (*dims[:-1], dims[-1] + 1),
-}
-#: Of (3, 4, 5), and of (4,).
-_DATA_STRIDES = {
-    "the last axes transposed": (20, 1, 4),
-    "gaps between rows": (24, 6, 1),
-    "negative strides": (-20, -5, -1),
-}
-_VECTOR_STRIDES = {"stride 0": (0,), "a negative stride": (-1,)}
-_PLAIN = Case(Topic.PLAIN, (3, 4, 5))
-
-
-def _mistakes() -> dict[str, Mistake]:
-    found: dict[str, Mistake] = {}
-    names = (*OUTPUTS, *INPUTS)
-    for name in names:
-        found[f"{name}: null"] = _null(name)
-        found[f"{name}: destroyed"] = _destroyed(name)
-        for word, dtype in _DTYPES.items():
-            found[f"{name}: {word}"] = _look((name,), partial(_dtype, dtype=dtype))
-        for word, change in _SHAPES.items():
-            found[f"{name}: {word}"] = _look((name,), partial(_dims, change=change))
-        for word, strides in (_DATA_STRIDES if name in _DATA else _VECTOR_STRIDES).items():
-            found[f"{name}: {word}"] = _look((name,), partial(_strides, strides=strides))
-        found[f"{name}: null memory"] = _null(f"{name} memory", computes=True)
-    for word in ("F64", "I32"):
-        found[f"all: {word}"] = _look(names, partial(_dtype, dtype=_DTYPES[word]))
-    for word in ("an axis more", "an axis fewer"):
-        found[f"data: {word}"] = _look(_DATA, partial(_dims, change=_SHAPES[word]))
-    for word, strides in _DATA_STRIDES.items():
-        found[f"data: {word}"] = _look(_DATA, partial(_strides, strides=strides))
-    found["handle: null"] = _null("handle")
-    found["handle: destroyed"] = _destroyed("handle")
-    found["operator: null"] = _null("operator")
-    found["operator: null when computing"] = _null("operator when computing", computes=True)
-    found["operator: destroyed"] = _destroyed("operator")
-    for kind, (creator, destroyer) in MAKERS.items():
-        found[f"{creator}: no place for the result"] = _null(creator)
-        found[f"{destroyer}: null"] = _null(destroyer)
-        found[f"{destroyer}: twice"] = _destroyed_again(kind)
-    size = "infiniopGetBatchNormBackwardWorkspaceSize"
-    found[f"{size}: no place for the result"] = _null(size)
-    found["workspace: null"] = _null("workspace", computes=True)
-    found["workspace: a byte short"] = _workspace
+@cache
+def mistakes() -> Mapping[str, Change]:
+    """All that is tried wrong, by name: what is done to the plain call's request."""
+    near = neighbours(CONTRACT, ANY_PRODUCT, (ANY_PRODUCT,), _PLAIN.request(), DTYPES)
+    found = dict(near.broken)
+    for name in (*OUTPUTS, *INPUTS):
+        found[f"{name}: destroyed"] = handled(False, destroyed={name})
+        found[f"{name}: null memory"] = handled(null={f"{name} memory"})
+    found["handle: null"] = handled(False, null={"handle"})
+    found["handle: destroyed"] = handled(False, destroyed={"handle"})
+    found["operator: null"] = handled(False, null={"operator"})
+    found["operator: null when computing"] = handled(null={"operator when computing"})
+    found["operator: destroyed"] = handled(destroyed={"operator"})
+    for creator, destroyer in (*MAKERS.values(), (SIZE, "")):
+        found[f"{creator}: no place for the result"] = handled(False, null={creator})
+        if destroyer:
+            found[f"{destroyer}: null"] = handled(False, null={destroyer})
+            found[f"{destroyer}: twice"] = handled(False, destroyed_twice=destroyer)
+    found["workspace: null"] = handled(null={"workspace"})
+    found["workspace: a byte short"] = handled(bytes_missing=1)
     # Of two mistakes the first in order is told.
     for first, second in (
         ("running_var: null", "weight: F64"),
         ("weight: F64", "grad_bias: an element short"),
         ("grad_bias: an element short", "input: gaps between rows"),
     ):
-        found[f"{first}, and {second}"] = _both(found[second], found[first])
+        found[f"{first}, and {second}"] = together(found[second], found[first])
     return found
-
-
-#: By name: what is done to a request of shape (3, 4, 5), in float32.
-MISTAKES: Mapping[str, Mistake] = _mistakes()
 
 
 # The cases
@@ -323,75 +188,40 @@ _SHAPES_OF_EDGES: tuple[Shape, ...] = (
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 4, 0), (2, 0, 5), (0, 0, 0))
 _RATIOS = {
     "float32": (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6),
-    "float16": (1.0, 10.0, 1e2),
-    "bfloat16": (1.0, 10.0, 1e2),
+    **dict.fromkeys(("float16", "bfloat16"), (1.0, 10.0, 1e2)),
 }
 
 
-def _plain() -> Iterator[Case]:
+def _all() -> Iterator[Case]:
     yield _PLAIN
-
-
-def _values() -> Iterator[Case]:
-    for shape, dtype in itertools.product(_SHAPES_OF_VALUES, _NUMBERS):
-        for null in ("", "strides"):
-            yield Case(Topic.VALUES, shape, dtype, null=null, normal=True)
-
-
-def _means() -> Iterator[Case]:
+    for shape, dtype, null in itertools.product(_SHAPES_OF_VALUES, _DTYPES, ("", "strides")):
+        yield Case(Topic.VALUES, shape=shape, dtype=dtype, null=null, normal=True)
     for dtype, ratios in _RATIOS.items():
         for ratio, shape in itertools.product(ratios, ((8, 4, 256), (64, 6, 33))):
-            yield Case(Topic.MEAN, shape, dtype, mean=ratio)
-
-
-def _absent() -> Iterator[Case]:
-    for shape, dtype in itertools.product(_EMPTY, _NUMBERS):
-        yield Case(Topic.ABSENT, shape, dtype, null="memory")
-
-
-def _vectors() -> Iterator[Case]:
+            yield Case(Topic.MEAN, shape=shape, dtype=dtype, mean=ratio)
+    for shape, dtype in itertools.product(_EMPTY, _DTYPES):
+        yield Case(Topic.ABSENT, shape=shape, dtype=dtype, null="memory")
     for names in (*((name,) for name in _VECTORS), _VECTORS, _VECTORS[::-1]):
-        for shape, dtype in itertools.product(((3, 4, 30), (4, 64, 49)), _NUMBERS):
-            yield Case(Topic.VECTORS, shape, dtype, strided=names)
-
-
-def _outputs() -> Iterator[Case]:
+        for shape, dtype in itertools.product(((3, 4, 30), (4, 64, 49)), _DTYPES):
+            yield Case(Topic.VECTORS, shape=shape, dtype=dtype, strided=names)
     shapes = ((3, 4, 30), (8, 16, 100), (2, 3, 4), (6, 5, 1601))
-    for out, shape, dtype in itertools.product(IN_PLACE, shapes, _NUMBERS):
-        yield Case(Topic.OUTPUTS, shape, dtype, out=out)
-
-
-def _edges() -> Iterator[Case]:
-    for shape, dtype in itertools.product(_SHAPES_OF_EDGES, _NUMBERS):
-        for loose in (False, True):
-            yield Case(Topic.SHAPES, shape, dtype, loose=loose)
-    for shape, dtype in itertools.product(_EMPTY, _NUMBERS):
-        yield Case(Topic.SHAPES, shape, dtype)
-
-
-def _special() -> Iterator[Case]:
+    for out, shape, dtype in itertools.product(IN_PLACE, shapes, _DTYPES):
+        yield Case(Topic.OUTPUTS, shape=shape, dtype=dtype, out=out)
+    for shape, dtype, loose in itertools.product(_SHAPES_OF_EDGES, _DTYPES, (False, True)):
+        yield Case(Topic.SHAPES, shape=shape, dtype=dtype, loose=loose)
+    for shape, dtype in itertools.product(_EMPTY, _DTYPES):
+        yield Case(Topic.SHAPES, shape=shape, dtype=dtype)
     for change in TWISTS:
         if change != changes.LONG_SUMS:
-            yield Case(Topic.SPECIAL, (3, 4, 40), change=change)
-    for shape, dtype in itertools.product(LONG, _NUMBERS):
-        yield Case(Topic.SPECIAL, shape, dtype, change=changes.LONG_SUMS)
-    yield Case(Topic.SPECIAL, (4, 4, 16384), change="all terms positive")
-
-
-def _wrong() -> Iterator[Case]:
-    for change in MISTAKES:
+            yield Case(Topic.SPECIAL, shape=(3, 4, 40), change=change)
+    for shape, dtype in itertools.product(LONG, _DTYPES):
+        yield Case(Topic.SPECIAL, shape=shape, dtype=dtype, change=changes.LONG_SUMS)
+    yield Case(Topic.SPECIAL, shape=(4, 4, 16384), change="all terms positive")
+    for change in mistakes():
         yield replace(_PLAIN, topic=Topic.MISTAKES, change=change)
+    for shape, dtype in itertools.product(((16, 24, 784), (33, 40, 10)), _DTYPES):
+        yield Case(Topic.DETERMINISM, shape=shape, dtype=dtype)
 
-
-def _determinism() -> Iterator[Case]:
-    for shape, dtype in itertools.product(((16, 24, 784), (33, 40, 10)), _NUMBERS):
-        yield Case(Topic.DETERMINISM, shape, dtype)
-
-
-_PARTS = (
-    *(_plain, _values, _means, _absent, _vectors, _outputs, _edges, _special, _wrong),
-    _determinism,
-)
 
 #: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
 #: and shapes alternate.
@@ -400,7 +230,6 @@ _QUICK = 5
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or a quick run's part of it; see :func:`.suite.cases`."""
-    parts = (tuple(part()) for part in _PARTS)
-    if quick:
-        parts = (tuple(thinned(part, _QUICK, lambda case: case.change)) for part in parts)
-    return tuple(itertools.chain(*parts))
+    topics = itertools.groupby(_all(), key=lambda case: case.topic)
+    parts = (tuple(part) for _, part in topics)
+    return tuple(itertools.chain(*(thinned(part, _QUICK) if quick else part for part in parts)))

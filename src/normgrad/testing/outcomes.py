@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from ..dtypes import DType
 from ..reference import Exact
 from .cases import Case, Topic
 from .changes import mistakes
-from .tensors import Array, Call, Shape
+from .tensors import Array, Call
 
 
 @dataclass(frozen=True)
@@ -69,42 +68,6 @@ _DIGITS = {"float64": 17}
 EDGES = np.linspace(-6.0, 3.0, 91)
 
 
-class Described(Protocol):
-    """What a report needs to know of a case, of whichever suite."""
-
-    @property
-    def name(self) -> str:
-        """The case in one line."""
-
-    @property
-    def topic(self) -> Topic:
-        """What it is about."""
-
-    @property
-    def kind(self) -> str:
-        """The operator, in its way."""
-
-    @property
-    def operator(self) -> str:
-        """The operator."""
-
-    @property
-    def shape(self) -> Shape:
-        """That of the input."""
-
-    @property
-    def dtype(self) -> str:
-        """That of grad_out."""
-
-    @property
-    def data_layout(self) -> str:
-        """How grad_out and input lie in memory."""
-
-    @property
-    def mean(self) -> float:
-        """That of the input, in standard deviations."""
-
-
 @dataclass(frozen=True)
 class Judged:
     """A case's verdict.
@@ -117,7 +80,7 @@ class Judged:
         counts: of the elements of all outputs, by their errors; see :data:`EDGES`.
     """
 
-    case: Described
+    case: Case
     verdict: Verdict
     units: float | None = None
     detail: str = ""
@@ -167,15 +130,14 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     wrong = [*outcome.faults, *_unlike(call, outcome.outputs, strict)]
     if wrong:
         return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))
-    return within_bounds(case, outcome.outputs, call.exact(), call.arithmetic, case.normal)
+    return within_bounds(case, outcome.outputs, call.exact(), call.arithmetic)
 
 
 def within_bounds(
-    case: Described,
+    case: Case,
     outputs: Mapping[str, Array],
     exact: Mapping[str, Exact],
     arithmetic: DType,
-    normal: bool,
 ) -> Judged:
     """The verdict on outputs that are as they should be but for their values.
 
@@ -184,12 +146,11 @@ def within_bounds(
         outputs: what came of it.
         exact: the oracle's outputs.
         arithmetic: what it is computed in.
-        normal: whether the tighter bound of normally distributed data holds.
     """
     worst, beyond = 0.0, []
     counts = np.zeros(len(EDGES) - 1, np.int64)
     for name, value in outputs.items():
-        errors = precision.error(value, exact[name], arithmetic, normal)
+        errors = precision.error(value, exact[name], arithmetic, case.normal)
         counts += _counted(errors)
         largest = float(errors.max(initial=0.0))
         worst = max(worst, largest)
@@ -217,17 +178,13 @@ def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
     if outcome.error is None:
         return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: nothing was said")
     kind, text = outcome.error
-    named = mistakes(_unchanged(case))[case.change].argument
+    named = mistakes(replace(case, change="").call())[case.change].argument
     if outcome.faults:
         return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
     if strict and (kind not in ("TypeError", "ValueError") or not text.startswith(named)):
         detail = f"{kind}: {text}; allowed: a TypeError or ValueError that begins with {named}"
         return Judged(case, Verdict.BROKEN, detail=detail)
     return Judged(case, Verdict.MET, detail=f"{kind}: {text}")
-
-
-def _unchanged(case: Case) -> Call:
-    return replace(case, topic=Topic.VALUES, change="").call()
 
 
 def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]:

@@ -94,8 +94,8 @@ def page(
         {
             "trial": trial,
             "claims": report.claims(trial),
-            "topics": report.by_topic(trial),
-            "kinds": report.by_kind(trial),
+            "topics": report.rows(trial, lambda case: case.topic.value),
+            "kinds": report.rows(trial, lambda case: case.kind),
             "findings": (found := report.findings(trial)),
             "count": sum(len(finding.judged) for finding in found),
             "refusals": report.refusals(trial),

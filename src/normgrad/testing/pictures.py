@@ -29,9 +29,17 @@ _DASHES: dict[str, Any] = {
 _TOP = 1e7
 
 
-def _svg(figure: Any) -> bytes:
+def _svg(figure: Any, *legend: Any) -> bytes:
+    """A figure's file, with a legend of these handles, or handles and labels."""
     import matplotlib
 
+    names = ("handles", "labels")[: len(legend)]
+    figure.legend(
+        **dict(zip(names, legend, strict=True)),
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+    )
     # The same figures give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
         file = io.BytesIO()
@@ -39,14 +47,23 @@ def _svg(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def _plain(axes: Any) -> None:
+def _panel(axes: Any, title: str) -> None:
+    """What all panels look like."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(title, fontsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color="0.92", linewidth=0.6)
 
 
-def _measured(trial: Trial, topic: Topic) -> list[Judged]:
-    return [each for each in trial.judged if each.case.topic is topic and each.units is not None]
+def _measured(trials: Sequence[Trial], topic: Topic) -> list[tuple[Trial, list[Judged]]]:
+    """The trials in which results of a topic were measured, with those."""
+    found = [
+        (trial, [e for e in trial.judged if e.case.topic is topic and e.units is not None])
+        for trial in trials
+    ]
+    return [(trial, judged) for trial, judged in found if judged]
 
 
 def distributions(trials: Sequence[Trial]) -> bytes | None:
@@ -59,8 +76,7 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
     """
     from matplotlib.figure import Figure
 
-    measured = [(trial, _measured(trial, Topic.VALUES)) for trial in trials]
-    measured = [(trial, judged) for trial, judged in measured if judged]
+    measured = _measured(trials, Topic.VALUES)
     if not measured:
         return None
     everything = [each for _, judged in measured for each in judged]
@@ -87,10 +103,7 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
                     axes.plot(middles, shares, color=colour, linewidth=1.1, label=layout)
             axes.axvline(1, color="0.2", linewidth=0.9)
             axes.axvspan(1, 10 ** EDGES[-1], color="#D55E00", alpha=0.07, linewidth=0)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            _plain(axes)
-            axes.set_title(f"{trial.name}: {dtype}", fontsize=9)
+            _panel(axes, f"{trial.name}: {dtype}")
         line[0].set_ylabel("share of elements")
     for axes in panels[-1]:
         axes.set_xlabel("error / bound")
@@ -99,10 +112,7 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
         for axes in panels.flat
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8
-    )
-    return _svg(figure)
+    return _svg(figure, handles.values(), handles.keys())
 
 
 def large_means(trials: Sequence[Trial]) -> bytes | None:
@@ -114,8 +124,7 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    measured = [(trial, _measured(trial, Topic.MEAN)) for trial in trials]
-    measured = [(trial, judged) for trial, judged in measured if judged]
+    measured = _measured(trials, Topic.MEAN)
     kinds = list(dict.fromkeys(each.case.kind for _, judged in measured for each in judged))
     if not kinds:
         return None
@@ -145,10 +154,7 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
                     markersize=4,
                 )
         axes.axhline(1, color="0.2", linewidth=0.9)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        _plain(axes)
-        axes.set_title(kind, fontsize=9)
+        _panel(axes, kind)
     for axes in panels.flat[len(kinds) :]:
         axes.set_visible(False)
     for axes in panels[-1]:
@@ -166,5 +172,4 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
         ),
         Line2D([], [], color="0.2", linewidth=0.9, label="the bound"),
     ]
-    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8)
-    return _svg(figure)
+    return _svg(figure, handles)

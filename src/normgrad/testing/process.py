@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import deque
+import time
 from typing import Any
 
 from . import wire
-from .outcomes import Described, Outcome
+from .cases import Case
+from .outcomes import Outcome
 from .subjects import SubjectError
 
 #: An answer that takes longer never comes: none takes a second, but kernels may have to be compiled
@@ -50,10 +51,7 @@ class Process:
 
     def __init__(self, spec: str, quick: bool, forking: bool = False) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
-        self._written = 0
-        self._asked: deque[str] = deque()
-        self._early: dict[str, Outcome] = {}
-        self._lost: dict[str, str] = {}
+        self._written = self._pings = 0
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         modes = ["quick" if quick else "all", "forking" if forking else "alone"]
@@ -83,28 +81,15 @@ class Process:
             raise SubjectError(str(header["failed"]))
         return header
 
-    def ask(self, case: Described) -> None:
-        """Have a case run. That the process is gone shows in the answer."""
-        self._asked.append(case.name)
-        self._send({"case": case.name})
-
-    def answer(self, patience: float) -> Outcome:
-        """What came of the case that was asked for first of those not answered.
+    def outcome(self, case: Case, patience: float) -> Outcome:
+        """What comes of a case.
 
         Raises:
             CrashedError: the process has ended, or the child that computes.
             wire.SilenceError: it has not answered in so many seconds.
         """
-        name = self._asked.popleft()
         try:
-            if name not in self._early and name not in self._lost:
-                header, arrays = self._receive(patience)
-                if "crashed" in header:
-                    self._take_stock(name, int(header["crashed"]), patience)
-                elif header["case"] == name:
-                    self._note(header, arrays)
-                else:
-                    raise ValueError("it is to another question")
+            return self._outcome(case, patience)
         except EOFError:
             self.lives = False
             raise CrashedError(self._ending()) from None
@@ -114,42 +99,40 @@ class Process:
         except (ValueError, KeyError, TypeError) as error:
             self.lives = False
             raise CrashedError(f"its answer cannot be read: {error}") from None
-        if name in self._lost:
-            raise CrashedError(self._lost.pop(name))
-        return self._early.pop(name)
 
-    def _note(self, header: dict[str, Any], arrays: dict[str, Any]) -> None:
-        self._early[str(header["case"])] = wire.outcome_of(header, arrays)
-        self._written = int(header["written"])
+    def _outcome(self, case: Case, patience: float) -> Outcome:
+        deadline = time.monotonic() + patience
+        self._ask({"case": case.name})
+        endings: list[str] = []
+        while True:
+            header, arrays = self._receive(deadline - time.monotonic())
+            if "crashed" in header:
+                # Whether that child had read the case only the next one knows: it has the case
+                # still to answer, or comes to the ping at once.
+                endings.append(self._ending(int(header["crashed"])))
+                self._pings += 1
+                self._ask({"ping": self._pings})
+            elif "pong" in header:
+                if endings and header["pong"] == self._pings:
+                    raise CrashedError(endings[0])
+            elif header["case"] != case.name:
+                raise ValueError("it is to another question")
+            else:
+                self._note(int(header["written"]))
+                return wire.outcome_of(header, arrays)
+
+    def _note(self, written: int) -> None:
+        """How much it has printed until its answer; what is too much is thrown away."""
+        self._written = written
         handle = self._log.fileno()
         if self._written > _MOST_WRITTEN:
             os.ftruncate(handle, 0)
             os.lseek(handle, 0, os.SEEK_SET)  # its writes go on from here too
             self._written = 0
 
-    def _take_stock(self, name: str, code: int, patience: float) -> None:
-        """A child has ended: which cases were answered, and which ended one?
-
-        It may have had an answer to the first, or none; only the next child knows what is still to
-        be read, and it answers in turn.
-        """
-        endings = deque([self._ending(code)])
-        self._send({"ping": True})
-        while True:
-            header, arrays = self._receive(patience)
-            if "pong" in header:
-                break
-            if "crashed" in header:
-                endings.append(self._ending(int(header["crashed"])))
-            else:
-                self._note(header, arrays)
-        for each in (name, *self._asked):
-            if each not in self._early:
-                self._lost[each] = endings.popleft() if len(endings) > 1 else endings[0]
-
-    def _send(self, header: dict[str, Any]) -> None:
+    def _ask(self, question: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):
-            wire.send(self._out, header, {})
+            wire.ask(self._out, question)
 
     def _receive(self, patience: float) -> tuple[dict[str, Any], dict[str, Any]]:
         return wire.receive(self._in, patience, lambda: self._process.poll() is None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .cases import Topic
+from .cases import Case, Topic
 from .outcomes import Judged, Verdict
 from .subjects import OTHER_BITS, THREADS
 from .trials import Trial
@@ -22,51 +22,24 @@ VERDICTS = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """Some cases together.
-
-    Attributes:
-        title: what they have in common.
-        counts: by verdict.
-        units: the largest error of a result that was returned, in units of the bound.
-    """
-
-    title: str
-    counts: Counter[Verdict]
-    units: float | None
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The numbers as a table shows them: nothing for none."""
-        numbers = (str(self.counts[verdict] or "") for verdict in VERDICTS)
-        return (*numbers, "" if self.units is None else f"{self.units:.3g}")
-
-
 #: The columns beside a row's title.
 HEADER = (*(verdict.value for verdict in VERDICTS), "max error / bound")
 
 
-def row(title: str, judged: Sequence[Judged]) -> Row:
-    """Some cases together."""
-    units = [each.units for each in judged if each.units is not None]
+def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
+    """Some cases together: a title, how many there are of each verdict, and the largest error of a
+    result that was returned, in units of the bound."""
+    judged = list(judged)
     counts = Counter(each.verdict for each in judged)
-    return Row(title, counts, max(units, default=None))
+    units = max((each.units for each in judged if each.units is not None), default=None)
+    numbers = (str(counts[verdict] or "") for verdict in VERDICTS)
+    return (title, *numbers, "" if units is None else f"{units:.3g}")
 
 
-def by_topic(trial: Trial) -> list[Row]:
-    """A row for each topic, in the order of the suite."""
-    topics = dict.fromkeys(each.case.topic for each in trial.judged)
-    return [
-        row(topic.value, [each for each in trial.judged if each.case.topic is topic])
-        for topic in topics
-    ]
-
-
-def by_kind(trial: Trial) -> list[Row]:
-    """A row for each operator."""
-    kinds = dict.fromkeys(each.case.kind for each in trial.judged)
-    return [row(kind, [each for each in trial.judged if each.case.kind == kind]) for kind in kinds]
+def rows(trial: Trial, title: Callable[[Case], str]) -> list[tuple[str, ...]]:
+    """A row for all cases with the same title, in the order of the suite."""
+    titles = dict.fromkeys(title(each.case) for each in trial.judged)
+    return [row(one, (e for e in trial.judged if title(e.case) == one)) for one in titles]
 
 
 @dataclass(frozen=True)
@@ -190,9 +163,17 @@ def _determinism(trial: Trial) -> Claim | None:
     return Claim("determinism", text, True)
 
 
+def _offered(trial: Trial, are_mistakes: bool) -> list[Judged]:
+    """The wrong calls, or the legal ones, of what the implementation offers."""
+    return [
+        each
+        for each in trial.judged
+        if each.case.is_mistake == are_mistakes and each.verdict is not Verdict.ABSENT
+    ]
+
+
 def _legal(trial: Trial) -> Claim | None:
-    tried = [each for each in trial.judged if each.case.topic is not Topic.MISTAKES]
-    tried = [each for each in tried if each.verdict is not Verdict.ABSENT]
+    tried = _offered(trial, are_mistakes=False)
     if not tried:
         return None
     refused, lost = (
@@ -206,8 +187,7 @@ def _legal(trial: Trial) -> Claim | None:
 
 
 def _wrong(trial: Trial) -> Claim | None:
-    tried = [each for each in trial.judged if each.case.topic is Topic.MISTAKES]
-    tried = [each for each in tried if each.verdict is not Verdict.ABSENT]
+    tried = _offered(trial, are_mistakes=True)
     if not tried:
         return None
     met = sum(each.verdict is Verdict.MET for each in tried)

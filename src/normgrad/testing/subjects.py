@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import re
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +42,15 @@ class SubjectError(Exception):
     """There is no implementation of the given name, or it is none; the text says why."""
 
 
+def unlike(first: Outcome, again: Outcome) -> list[str]:
+    """The outputs of a call that another did not give with the same bits."""
+    return [
+        name
+        for name, value in first.outputs.items()
+        if name not in again.outputs or again.outputs[name].tobytes() != value.tobytes()
+    ]
+
+
 class Implementation(ABC):
     """What can be tried.
 
@@ -51,11 +58,14 @@ class Implementation(ABC):
         name: what it is called in a report.
         suite: which of the suites it is tried with.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
+        again: what must give the same bits is called once more with each of these numbers of
+            threads, where it can be told to.
     """
 
     name: str
     suite: str
     strict: bool
+    again: tuple[int | None, ...]
 
     @property
     @abstractmethod
@@ -63,8 +73,63 @@ class Implementation(ABC):
         """What a report says of it."""
 
     @abstractmethod
+    def described(self, case: Any) -> Any:
+        """A call of it for a case of its suite: what has ``inputs``, and is the same each time."""
+
+    @abstractmethod
+    def once(self, call: Any) -> Outcome:
+        """What comes of a call.
+
+        Raises:
+            NotOfferedError: it does not do what the call needs.
+        """
+
+    def with_threads(self, count: int | None) -> AbstractContextManager[str]:
+        """Calls within use so many threads; it says in words how they differ from others."""
+        return nullcontext("when it is called again")
+
     def run(self, case: Any) -> Outcome:
         """What comes of a case of its suite. Whatever goes wrong is part of that."""
+        try:
+            call = self.described(case)
+            if case.topic is not Topic.DETERMINISM:
+                return self.once(call)
+            return self._repeated(case, call)
+        except NotOfferedError as error:
+            return Outcome(absent=str(error))
+
+    def _repeated(self, case: Any, call: Any) -> Outcome:
+        """What comes of a call that is made again and again.
+
+        It begins with other values in the same memory: what is kept from one call to the next, and
+        used or written to by another, shows in the values or as a fault.
+        """
+        reverse(call.inputs)
+        before = self.once(call)
+        kept = _copied(before)
+        reverse(call.inputs)
+        first = self.once(call)
+        if first.error is not None:
+            return first
+        faults = [
+            f"{name}: a later call writes to what an earlier one returned"
+            for name in unlike(kept, before)
+        ]
+        first = _copied(first)
+        for threads in self.again:
+            with self.with_threads(threads) as how:
+                again = self.once(self.described(case))
+            faults += again.faults
+            if again.error is not None:
+                faults.append(f"another call: {': '.join(again.error)}")
+            else:
+                faults += [f"{name}: {OTHER_BITS} {how}" for name in unlike(first, again)]
+        return replace(first, faults=(*first.faults, *dict.fromkeys(faults)))
+
+
+def _copied(outcome: Outcome) -> Outcome:
+    copies = {name: value.copy() for name, value in outcome.outputs.items()}
+    return replace(outcome, outputs=copies)
 
 
 class Subject(Implementation):
@@ -121,6 +186,7 @@ class Subject(Implementation):
         self._set_num_threads = getattr(operators, "set_num_threads", None)
 
     suite = "operators"
+    again = tuple(count for count in THREADS for _ in range(2))
 
     @property
     def facts(self) -> dict[str, str]:
@@ -130,64 +196,26 @@ class Subject(Implementation):
             "tensors": f"{self.framework}, {self.device}",
         }
 
-    def run(self, case: Case) -> Outcome:
+    def described(self, case: Case) -> Call:
         """See :class:`Implementation`."""
-        call = case.call()
-        function = self.functions.get(call.name)
-        if function is None:
-            return Outcome(absent=f"no {call.name}")
-        try:
-            if case.topic is Topic.DETERMINISM:
-                return self._repeated(function, case, call)
-            return self._once(function, call)
-        except NotOfferedError as error:
-            return Outcome(absent=str(error))
-
-    def _repeated(self, function: Callable[..., Any], case: Case, call: Call) -> Outcome:
-        """What comes of a call that is made again and again.
-
-        It begins with other values in the same memory: what is kept from one call to the next, and
-        used or written to by another, shows in the values or as a fault.
-        """
-        reverse(call.tensors.values())
-        before = self._once(function, call).outputs
-        kept = {name: value.copy() for name, value in before.items()}
-        reverse(call.tensors.values())
-        first = self._once(function, call)
-        if first.error is not None:
-            return first
-        unlike = [
-            f"{name}: a later call writes to what an earlier one returned"
-            for name, value in before.items()
-            if value.tobytes() != kept[name].tobytes()
-        ]
-        first = replace(first, outputs={name: each.copy() for name, each in first.outputs.items()})
-        for threads in THREADS:
-            with self._threads(threads):
-                for _ in range(2):
-                    again = self._once(function, case.call())
-                    unlike += again.faults
-                    if again.error is not None:
-                        unlike.append(f"another call: {': '.join(again.error)}")
-                        continue
-                    for name, value in first.outputs.items():
-                        found = again.outputs.get(name)
-                        if found is None or found.tobytes() != value.tobytes():
-                            unlike.append(f"{name}: {OTHER_BITS} with {threads or 'all'} threads")
-        return replace(first, faults=(*first.faults, *dict.fromkeys(unlike)))
+        return case.call()
 
     @contextmanager
-    def _threads(self, count: int | None) -> Iterator[None]:
-        if self._set_num_threads is None:
-            yield
-            return
-        self._set_num_threads(count)
+    def with_threads(self, count: int | None) -> Iterator[str]:
+        """See :class:`Implementation`."""
+        if self._set_num_threads is not None:
+            self._set_num_threads(count)
         try:
-            yield
+            yield f"with {count or 'all'} threads"
         finally:
-            self._set_num_threads(None)
+            if self._set_num_threads is not None:
+                self._set_num_threads(None)
 
-    def _once(self, function: Callable[..., Any], call: Call) -> Outcome:
+    def once(self, call: Call) -> Outcome:
+        """See :class:`Implementation`."""
+        function = self.functions.get(call.name)
+        if function is None:
+            raise NotOfferedError(f"no {call.name}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             given = _Given(self, call)
@@ -357,7 +385,13 @@ CONVERSIONS: Mapping[
 # Finding them
 
 
-def _ours(device: str) -> Subject:
+def ours(device: str) -> Subject:
+    """normgrad on a device.
+
+    Raises:
+        SubjectError: it cannot compute there.
+    """
+
     class Ours:
         """normgrad's public functions."""
 
@@ -378,7 +412,8 @@ def _ours(device: str) -> Subject:
     return Subject(f"normgrad ({device})", ours, strict=True)
 
 
-def _imported(spec: str) -> Subject:
+def imported(spec: str) -> Subject:
+    """What a module has, or all of it; see :func:`.suites.load`."""
     module, _, attribute = spec.partition(":")
     if not module:
         raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
@@ -395,38 +430,3 @@ def _imported(spec: str) -> Subject:
             raise SubjectError(f"{spec}: {module} has no {attribute}")
         found = getattr(found, name)
     return Subject(spec, found)
-
-
-#: How the file of a shared library is called.
-_LIBRARY = re.compile(r".*\.so(\.\d+)*")
-
-
-def load(spec: str) -> Implementation:
-    """The implementation of a name.
-
-    Args:
-        spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
-            shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
-            module that can be imported, or for all of a module without the colon.
-
-    Raises:
-        SubjectError: there is none, or it is none.
-    """
-    name, _, rest = spec.partition(":")
-    if name == "normgrad" and (not rest or rest == "cpu" or rest.startswith("cuda")):
-        return _ours(rest or "cpu")
-    if spec == "torch":
-        try:
-            from .aten import Aten
-        except ModuleNotFoundError as error:
-            raise SubjectError(f"torch: {error}") from None
-        return Subject(Aten.name, Aten)
-    if spec.endswith(".py"):
-        raise SubjectError(
-            f"{spec}: a file; allowed: its module and a name in it, such as mine:Ops"
-        )
-    if _LIBRARY.fullmatch(spec) or os.sep in spec:
-        from .libraries import load_library
-
-        return load_library(spec)
-    return _imported(spec)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from .. import dtypes
 from ..contract import Kind
@@ -42,14 +43,13 @@ _MIXED = (
 )
 
 
+#: The two in which most is tried.
+_TWO_LAYOUTS = ("contiguous", "channels_last")
+
+
 def _statistics(kind: str) -> Kind:
     """What has statistics of its own in a kind's operator."""
     return PLANNED[operator_of(kind)].statistics
-
-
-def _groups(kind: str, shape: Shape, axis: int = 1) -> int:
-    channels = shape[axis]
-    return 2 if _statistics(kind) is Kind.GROUP and channels % 2 == 0 else 1
 
 
 def _is_normal(kind: str, dtype: str, layout: str) -> bool:
@@ -60,14 +60,21 @@ def _is_normal(kind: str, dtype: str, layout: str) -> bool:
     return layout != "expanded" and kind != "gather" and not neighbours
 
 
+def _case(topic: Topic, kind: str, shape: Shape, dtype: str = "float32", **more: Any) -> Case:
+    """A case with two groups, where there are groups and channels for two."""
+    axis = more.get("channel_axis", 1)
+    groups = 2 if _statistics(kind) is Kind.GROUP and shape[axis] % 2 == 0 else 1
+    return Case(topic, kind, shape, dtype, **{"groups": groups, **more})
+
+
 def _plain(kinds: tuple[str, ...]) -> Iterator[Case]:
     for kind in kinds:
-        yield Case(Topic.PLAIN, kind, (3, 4, 5), groups=_groups(kind, (3, 4, 5)))
+        yield _case(Topic.PLAIN, kind, (3, 4, 5))
 
 
 def _values(kinds: tuple[str, ...]) -> Iterator[Case]:
     for kind, dtype, shape in itertools.product(kinds, DTYPES, _SHAPES):
-        base = Case(Topic.VALUES, kind, shape, dtype, groups=_groups(kind, shape))
+        base = _case(Topic.VALUES, kind, shape, dtype)
         for layout in LAYOUTS:
             yield replace(base, layout=layout, normal=_is_normal(kind, dtype, layout))
         for layout, other in _MIXED if kind in GRADIENTS else ():
@@ -77,35 +84,28 @@ def _values(kinds: tuple[str, ...]) -> Iterator[Case]:
             if kind in GRADIENTS:
                 yield replace(base, x_dtype=other)
     for kind in kinds:
-        yield Case(Topic.VALUES, kind, _LARGE, groups=_groups(kind, _LARGE))
+        yield _case(Topic.VALUES, kind, _LARGE)
 
 
 def _means(kinds: tuple[str, ...]) -> Iterator[Case]:
     for kind, dtype in itertools.product(kinds, ("float32", "bfloat16", "float64")):
-        for ratio in _HALF_RATIOS if dtype == "bfloat16" else RATIOS:
-            for layout in ("contiguous", "channels_last"):
-                shape = (8, 4, 16, 16)
-                groups = _groups(kind, shape)
-                yield Case(
-                    *(Topic.MEAN, kind, shape, dtype), layout=layout, groups=groups, mean=ratio
-                )
+        ratios = _HALF_RATIOS if dtype == "bfloat16" else RATIOS
+        for ratio, layout in itertools.product(ratios, _TWO_LAYOUTS):
+            yield _case(Topic.MEAN, kind, (8, 4, 16, 16), dtype, layout=layout, mean=ratio)
 
 
 def _masks(kinds: tuple[str, ...]) -> Iterator[Case]:
-    shape = (3, 4, 5, 6)
     masked = [kind for kind in kinds if kind in GRADIENTS and kind != "elemt"]
-    for kind, layout in itertools.product(masked, ("contiguous", "channels_last")):
-        outputs = Case(Topic.MASKS, kind, shape).call().operator.all_outputs
-        entries = len({output.mask for output in outputs} - {None})
+    for kind, layout in itertools.product(masked, _TWO_LAYOUTS):
+        base = _case(Topic.MASKS, kind, (3, 4, 5, 6), layout=layout)
+        entries = len({output.mask for output in base.call().operator.all_outputs} - {None})
         for mask in itertools.product((True, False), repeat=entries):
-            groups = _groups(kind, shape)
-            yield Case(Topic.MASKS, kind, shape, layout=layout, groups=groups, mask=mask)
+            yield replace(base, mask=mask)
 
 
 def _absent(kinds: tuple[str, ...]) -> Iterator[Case]:
-    shape = (3, 4, 25)
     for kind in kinds:
-        base = Case(Topic.ABSENT, kind, shape, groups=_groups(kind, shape))
+        base = _case(Topic.ABSENT, kind, (3, 4, 25))
         call = base.call()
         optional = [p.name for p in call.operator.parameters if not p.required]
         given = [name for name in optional if call.tensors.get(name) is not None]
@@ -115,12 +115,11 @@ def _absent(kinds: tuple[str, ...]) -> Iterator[Case]:
 
 
 def _vectors(kinds: tuple[str, ...]) -> Iterator[Case]:
-    shape = (3, 4, 5, 6)
     for kind in kinds:
-        base = Case(Topic.VECTORS, kind, shape, groups=_groups(kind, shape))
+        base = _case(Topic.VECTORS, kind, (3, 4, 5, 6))
         call = base.call()
         if any(is_vector(call, name) for name in call.tensors):
-            for layout in ("contiguous", "channels_last"):
+            for layout in _TWO_LAYOUTS:
                 for vectors in ("sliced", "negative", "expanded"):
                     yield replace(base, layout=layout, vectors=vectors)
 
@@ -129,35 +128,31 @@ def _outputs(kinds: tuple[str, ...]) -> Iterator[Case]:
     for kind, shape in itertools.product(kinds, ((3, 4, 5, 6), (4, 8, 40, 40))):
         if kind in ("reduce", "stats", "gather"):
             continue
-        base = Case(Topic.OUTPUTS, kind, shape, groups=_groups(kind, shape))
-        for layout in ("contiguous", "channels_last"):
-            for out in ("contiguous", "channels_last", "sliced", "negative", "odd"):
+        base = _case(Topic.OUTPUTS, kind, shape)
+        tensors = base.call().tensors
+        in_place = [out for out, name in IN_PLACE.items() if name in tensors]
+        for layout in _TWO_LAYOUTS:
+            for out in ("contiguous", "channels_last", "sliced", "negative", "odd", *in_place):
                 yield replace(base, layout=layout, out=out)
-            for out, name in IN_PLACE.items():
-                if name in base.call().tensors:
-                    yield replace(base, layout=layout, out=out)
 
 
 def _shapes(kinds: tuple[str, ...]) -> Iterator[Case]:
     for kind in kinds:
         for shape in _ODD:
-            yield Case(Topic.SHAPES, kind, shape, groups=_groups(kind, shape))
-        for rank in range(2, 9):
-            for axis in (1, -1):
-                shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
-                groups = _groups(kind, shape, axis)
-                has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
-                if (kind != "gather" or axis % rank == 1) and not has_no_axis:
-                    yield Case(Topic.SHAPES, kind, shape, channel_axis=axis, groups=groups)
-        for shape, layout in itertools.product(_EMPTY, ("contiguous", "channels_last")):
+            yield _case(Topic.SHAPES, kind, shape)
+        for rank, axis in itertools.product(range(2, 9), (1, -1)):
+            shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
+            has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
+            if (kind != "gather" or axis % rank == 1) and not has_no_axis:
+                yield _case(Topic.SHAPES, kind, shape, channel_axis=axis)
+        for shape, layout in itertools.product(_EMPTY, _TWO_LAYOUTS):
             yield Case(Topic.SHAPES, kind, shape, layout=layout)
 
 
 def _special(kinds: tuple[str, ...]) -> Iterator[Case]:
-    shape = (3, 4, 40)
     for kind in kinds:
         groups = 4 if _statistics(kind) is Kind.GROUP else 1
-        base = Case(Topic.SPECIAL, kind, shape, groups=groups)
+        base = _case(Topic.SPECIAL, kind, (3, 4, 40), groups=groups)
         call = base.call()
         for change, twist in TWISTS.items():
             if not twist.fits(call):
@@ -165,14 +160,13 @@ def _special(kinds: tuple[str, ...]) -> Iterator[Case]:
             if change == LONG_SUMS:
                 yield from _long_sums(kind)
                 continue
-            for layout in ("contiguous", "channels_last"):
+            for layout in _TWO_LAYOUTS:
                 yield replace(base, layout=layout, change=change)
-        large = replace(base, shape=(4, 4, 128, 128), change="all terms positive")
-        yield large
+        yield replace(base, shape=(4, 4, 128, 128), change="all terms positive")
 
 
 def _long_sums(kind: str) -> Iterator[Case]:
-    for shape, layout in itertools.product(LONG, ("contiguous", "channels_last")):
+    for shape, layout in itertools.product(LONG, _TWO_LAYOUTS):
         yield Case(Topic.SPECIAL, kind, shape, layout=layout, change=LONG_SUMS)
     for dtype in HALVES:
         yield Case(Topic.SPECIAL, kind, LONG[0], dtype, change=LONG_SUMS)
@@ -185,40 +179,24 @@ def _mistakes(kinds: tuple[str, ...]) -> Iterator[Case]:
 
 
 def _determinism(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind, dtype in itertools.product(kinds, ("float32", "bfloat16")):
-        for layout in ("contiguous", "channels_last"):
-            groups = _groups(kind, _LARGE)
-            yield Case(Topic.DETERMINISM, kind, _LARGE, dtype, layout=layout, groups=groups)
+    for kind, dtype, layout in itertools.product(kinds, ("float32", "bfloat16"), _TWO_LAYOUTS):
+        yield _case(Topic.DETERMINISM, kind, _LARGE, dtype, layout=layout)
 
 
+#: Each topic's cases; and of how many of a kind's a quick run takes one. It takes the first, and
+#: those whose change is essential. Odd numbers, so that what alternates is not always left out.
 _PARTS = {
-    Topic.PLAIN: _plain,
-    Topic.VALUES: _values,
-    Topic.MEAN: _means,
-    Topic.MASKS: _masks,
-    Topic.ABSENT: _absent,
-    Topic.VECTORS: _vectors,
-    Topic.OUTPUTS: _outputs,
-    Topic.SHAPES: _shapes,
-    Topic.SPECIAL: _special,
-    Topic.MISTAKES: _mistakes,
-    Topic.DETERMINISM: _determinism,
-}
-
-#: A quick run takes the first of each kind's cases, then one in so many, and those whose change is
-#: essential. Odd numbers, so that what alternates is not always left out.
-_QUICK = {
-    Topic.PLAIN: 1,
-    Topic.VALUES: 7,
-    Topic.MEAN: 3,
-    Topic.MASKS: 5,
-    Topic.ABSENT: 5,
-    Topic.VECTORS: 3,
-    Topic.OUTPUTS: 7,
-    Topic.SHAPES: 7,
-    Topic.SPECIAL: 9,
-    Topic.MISTAKES: 3,
-    Topic.DETERMINISM: 5,
+    Topic.PLAIN: (_plain, 1),
+    Topic.VALUES: (_values, 7),
+    Topic.MEAN: (_means, 3),
+    Topic.MASKS: (_masks, 5),
+    Topic.ABSENT: (_absent, 5),
+    Topic.VECTORS: (_vectors, 3),
+    Topic.OUTPUTS: (_outputs, 7),
+    Topic.SHAPES: (_shapes, 7),
+    Topic.SPECIAL: (_special, 9),
+    Topic.MISTAKES: (_mistakes, 3),
+    Topic.DETERMINISM: (_determinism, 5),
 }
 
 
@@ -241,12 +219,12 @@ def cases(quick: bool = False, kinds: Sequence[str] = KINDS) -> tuple[Case, ...]
 @cache
 def _cases(quick: bool, kinds: tuple[str, ...]) -> tuple[Case, ...]:
     found: list[Case] = []
-    for topic, kind in itertools.product(_PARTS, kinds):
+    for (topic, (_, step)), kind in itertools.product(_PARTS.items(), kinds):
         some = part(topic, (kind,))
-        found += thinned(some, _QUICK[topic], lambda case: case.change) if quick else some
+        found += thinned(some, step) if quick else some
     return tuple(found)
 
 
 def part(topic: Topic, kinds: tuple[str, ...] = KINDS) -> tuple[Case, ...]:
     """All cases of a topic, each once."""
-    return tuple({case.name: case for case in _PARTS[topic](kinds)}.values())
+    return tuple({case.name: case for case in _PARTS[topic][0](kinds)}.values())

@@ -99,6 +99,11 @@ class Call:
         return PLANNED[self.name]
 
     @property
+    def inputs(self) -> list[Array | None]:
+        """The tensors, as the operator reads them."""
+        return list(self.tensors.values())
+
+    @property
     def arithmetic(self) -> DType:
         """What it is computed in, which the bound depends on."""
         # Statistics of ranks are merged without their data.
@@ -154,36 +159,33 @@ class Call:
         return getattr(normgrad, self.name)(**self.tensors, **self.options, **more)
 
 
+@dataclass
 class _Maker:
-    """Normally distributed tensors, with the statistics that a forward pass would give."""
+    """Normally distributed tensors, with the statistics that a forward pass would give.
 
-    def __init__(
-        self,
-        shape: Shape,
-        dtype: str,
-        x_dtype: str,
-        parameters: str,
-        layout: str,
-        x_layout: str,
-        channel_axis: int,
-        num_groups: int,
-        mean: float,
-        std: float,
-        weight: bool,
-        seed: int,
-    ) -> None:
-        self.shape, self.axis = shape, channel_axis % len(shape)
-        self.channels = shape[self.axis]
-        self.groups = num_groups
-        self.parameters = dtypes.BY_NAME[parameters].numpy
-        self.options = {} if channel_axis == 1 else {"channel_axis": channel_axis}
-        self.rng = rng = np.random.default_rng(seed)
-        dy = rng.standard_normal(shape).astype(dtypes.BY_NAME[dtype].numpy)
-        x = (mean + std * rng.standard_normal(shape)).astype(dtypes.BY_NAME[x_dtype].numpy)
-        self.grad_out, self.input = lay_out(dy, layout), lay_out(x, x_layout)
-        self.data = {"grad_out": self.grad_out, "input": self.input}
-        self.weight = self.vector() if weight else None
-        self.bias = self.vector() if weight else None
+    Attributes:
+        parameters: the dtype of what there is for each channel.
+        options: where the channels are, if that is to be said.
+    """
+
+    shape: Shape
+    axis: int
+    groups: int
+    parameters: np.dtype[Any]
+    options: dict[str, Any]
+    rng: np.random.Generator
+    grad_out: Array
+    input: Array
+    weight: Array | None = None
+    bias: Array | None = None
+
+    @property
+    def data(self) -> dict[str, Array | None]:
+        return {"grad_out": self.grad_out, "input": self.input}
+
+    @property
+    def channels(self) -> int:
+        return self.shape[self.axis]
 
     def vector(self, *shape: int) -> Array:
         return self.rng.standard_normal(shape or self.channels).astype(self.parameters)
@@ -255,15 +257,19 @@ class _Maker:
         """What layer norm normalises: the last axis, or the last two where there are many."""
         return self.shape[-2:] if len(self.shape) > 3 else self.shape[-1:]
 
+    def of_rows(self, values: Array) -> Array:
+        """The mean of each row."""
+        over = tuple(range(-len(self.row), 0))
+        means: Array = values.sum(over, keepdims=True) / max(1, math.prod(self.row))
+        return means
+
     def _of_position(self, given: Array | None) -> Array | None:
         return None if given is None else self.vector(*self.row)
 
     def layer_norm(self) -> Call:
         wide = self.input.astype(np.float64)
-        over = tuple(range(-len(self.row), 0))
-        count = max(1, math.prod(self.row))
-        mean = (wide.sum(over, keepdims=True) / count).astype(self.parameters)
-        var = ((wide - mean.astype(np.float64)) ** 2).sum(over, keepdims=True) / count
+        mean = self.of_rows(wide).astype(self.parameters)
+        var = self.of_rows((wide - mean.astype(np.float64)) ** 2)
         weight = self._of_position(self.weight)
         tensors = {**self.data, "mean": mean, "rstd": self.invstd(var), "weight": weight}
         return Call("layer_norm_backward", tensors, {"normalized_shape": self.row})
@@ -274,12 +280,10 @@ class _Maker:
         return Call("layer_norm", {"input": self.input, **affine}, options)
 
     def rms_norm(self) -> Call:
-        wide = self.input.astype(np.float64)
-        over = tuple(range(-len(self.row), 0))
-        squares = (wide**2).sum(over, keepdims=True) / max(1, math.prod(self.row))
-        tensors = {**self.data, "rstd": self.invstd(squares)}
-        weight = {"weight": self._of_position(self.weight)}
-        return Call("rms_norm_backward", {**tensors, **weight}, {"normalized_shape": self.row})
+        squares = self.of_rows(self.input.astype(np.float64) ** 2)
+        weight = self._of_position(self.weight)
+        tensors = {**self.data, "rstd": self.invstd(squares), "weight": weight}
+        return Call("rms_norm_backward", tensors, {"normalized_shape": self.row})
 
     def forward_rms_norm(self) -> Call:
         tensors = {"input": self.input, "weight": self._of_position(self.weight)}
@@ -383,18 +387,20 @@ def make(
         seed: for the random numbers.
     """
     x_dtype = x_dtype or dtype
+    parameters = parameter_dtype or ("float32" if dtype in HALVES else x_dtype)
+    rng = np.random.default_rng(seed)
+    dy = rng.standard_normal(shape).astype(dtypes.BY_NAME[dtype].numpy)
+    x = (mean + std * rng.standard_normal(shape)).astype(dtypes.BY_NAME[x_dtype].numpy)
     maker = _Maker(
         tuple(shape),
-        dtype,
-        x_dtype,
-        parameter_dtype or ("float32" if dtype in HALVES else x_dtype),
-        layout,
-        x_layout or layout,
-        channel_axis,
+        channel_axis % len(shape),
         num_groups,
-        mean,
-        std,
-        weight,
-        seed,
+        dtypes.BY_NAME[parameters].numpy,
+        {} if channel_axis == 1 else {"channel_axis": channel_axis},
+        rng,
+        lay_out(dy, layout),
+        lay_out(x, x_layout or layout),
     )
+    if weight:
+        maker.weight, maker.bias = maker.vector(), maker.vector()
     return _MADE[kind](maker)

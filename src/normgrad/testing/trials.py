@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
 from . import process, wire
-from .cases import Topic
-from .outcomes import Described, Judged, Outcome, Verdict
+from .cases import Case, Topic
+from .outcomes import Judged, Outcome, Verdict
 from .process import CrashedError, Process
 from .subjects import NO_PARAMETER, SubjectError
 from .suites import SUITES
@@ -94,7 +95,7 @@ def _is_unanswered(judged: Judged) -> bool:
     )
 
 
-def chosen(cases: Sequence[Described], text: str) -> list[Described]:
+def chosen(cases: Sequence[Case], text: str) -> list[Case]:
     """The case of this name; without one, those with this in their name."""
     exact = [case for case in cases if case.name == text]
     return exact or [case for case in cases if text in case.name]
@@ -103,7 +104,7 @@ def chosen(cases: Sequence[Described], text: str) -> list[Described]:
 def try_cases(
     spec: str,
     quick: bool = False,
-    wanted: Callable[[Described], bool] = lambda case: True,
+    wanted: Callable[[Case], bool] = lambda case: True,
     started: Callable[[str, int], None] = lambda name, count: None,
     progress: Callable[[Judged], None] = lambda judged: None,
     only: str = "",
@@ -122,6 +123,7 @@ def try_cases(
         SubjectError: there is no such implementation.
     """
     run = _Run(spec, quick)
+    judged: list[Judged] = []
     try:
         hello = run.process.hello()
         facts, strict, suite = hello["facts"], bool(hello["strict"]), SUITES[hello["suite"]]
@@ -130,15 +132,19 @@ def try_cases(
         kinds = {case.kind for case in cases} - {c.kind for c in cases if c.topic is Topic.PLAIN}
         beside = [case for case in whole if case.topic is Topic.PLAIN and case.kind in kinds]
         started(str(hello["name"]), len(cases) + len(beside))
-        run.waiting.extend((*cases, *beside))
-        judged: list[Judged] = []
-        while run.waiting or run.asked:
-            case, found = run.next()
-            if isinstance(found, Judged):
-                judged.append(found)
-            else:
-                judged.append(suite.judge(case, found, strict))
-            progress(judged[-1])
+
+        def verdict(case: Case, found: Outcome | Judged) -> Judged:
+            return found if isinstance(found, Judged) else suite.judge(case, found, strict)
+
+        # While one is judged the next is computed.
+        with ThreadPoolExecutor(1) as judging:
+            waiting: Future[Judged] | None = None
+            for case in (*cases, *beside, None):
+                following = case and judging.submit(verdict, case, run.found(case))
+                if waiting is not None:
+                    judged.append(waiting.result())
+                    progress(judged[-1])
+                waiting = following
     finally:
         run.process.end()
     plain = {each.case.kind: each for each in judged if each.case.topic is Topic.PLAIN}
@@ -156,40 +162,25 @@ def try_cases(
 
 
 class _Run:
-    """The cases to be tried, and the process that is at it.
-
-    Attributes:
-        waiting, asked: cases that nobody was asked for yet, and those not answered yet.
-    """
+    """An implementation's process, which is replaced when it ends or hangs."""
 
     def __init__(self, spec: str, quick: bool) -> None:
         self._spec, self._quick = spec, quick
         self.process = Process(spec, quick)
-        self.waiting: deque[Described] = deque()
-        self.asked: deque[Described] = deque()
         self._hung: Counter[str] = Counter()
         #: Why nothing more can be tried.
         self._over = ""
 
-    def next(self) -> tuple[Described, Outcome | Judged]:
-        """The next case with its outcome; or its verdict, if there is none."""
+    def found(self, case: Case) -> Outcome | Judged:
+        """What comes of a case; or its verdict, if nothing does."""
         if self._over:
-            case = self.waiting.popleft()
-            return case, Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
-        if not self.asked and self._hung[self.waiting[0].kind] >= MOST_HUNG:
-            case = self.waiting.popleft()
+            return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
+        if self._hung[case.kind] >= MOST_HUNG:
             detail = f"not tried: {MOST_HUNG} of its kind have hung"
-            return case, Judged(case, Verdict.HUNG, detail=detail)
-        # One ahead: while one is judged the next is computed.
-        while self.waiting and len(self.asked) < 2:
-            if self._hung[self.waiting[0].kind] >= MOST_HUNG:
-                break
-            self.asked.append(self.waiting.popleft())
-            self.process.ask(self.asked[-1])
-        case = self.asked.popleft()
+            return Judged(case, Verdict.HUNG, detail=detail)
         patience = process.LITTLE_PATIENCE if self._hung else process.PATIENCE
         try:
-            return case, self.process.answer(patience)
+            return self.process.outcome(case, patience)
         except CrashedError as error:
             found = Judged(case, Verdict.CRASHED, detail=str(error))
         except wire.SilenceError:
@@ -197,11 +188,9 @@ class _Run:
             self._hung[case.kind] += 1
         if not self.process.lives:
             self._restart()
-        return case, found
+        return found
 
     def _restart(self) -> None:
-        self.waiting.extendleft(reversed(self.asked))
-        self.asked.clear()
         self.process.end()
         # What crashes once will again.
         self.process = Process(self._spec, self._quick, forking=True)

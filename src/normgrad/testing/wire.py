@@ -1,6 +1,7 @@
 """What is said between the process that judges and the one that runs what is tried.
 
-A message is a header in JSON, and the bytes of the arrays that it names. Nothing is unpickled.
+A question is a line of JSON. An answer is a header in JSON, and the bytes of the arrays that it
+names. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from .tensors import Array
 
 _LENGTH = struct.Struct("<Q")
 
-#: No message of an honest process is larger: outcomes are a few megabytes.
+#: No answer of an honest process is larger: outcomes are a few megabytes.
 MOST_BYTES = 1 << 30
 
 
@@ -30,8 +31,27 @@ class SilenceError(Exception):
     """The other process has not answered in time."""
 
 
+def ask(descriptor: int, question: Mapping[str, Any]) -> None:
+    """Write a question.
+
+    Raises:
+        BrokenPipeError: the other process is gone.
+    """
+    os.write(descriptor, json.dumps(question).encode() + b"\n")
+
+
+def questions(descriptor: int) -> Iterator[dict[str, Any]]:
+    """The questions as they come, until whoever asks is gone.
+
+    The system writes and reads so few bytes as one, so a process that ends while it reads leaves no
+    part of a question for the next.
+    """
+    while data := os.read(descriptor, 1 << 16):
+        yield from map(json.loads, data.splitlines())
+
+
 def send(descriptor: int, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write a message.
+    """Write an answer.
 
     Raises:
         BrokenPipeError: the other process is gone.
@@ -50,7 +70,7 @@ def send(descriptor: int, header: Mapping[str, Any], arrays: Mapping[str, Array]
 def receive(
     descriptor: int, seconds: float | None = None, lives: Callable[[], bool] = lambda: True
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read a message.
+    """Read an answer.
 
     Args:
         descriptor: where from.
@@ -61,7 +81,7 @@ def receive(
     Raises:
         EOFError: the other process is gone.
         SilenceError: nothing has come in so many seconds.
-        ValueError: what came is no message.
+        ValueError: what came is no answer.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, deadline, lives))
@@ -102,14 +122,14 @@ def _read(descriptor: int, count: int, deadline: float | None, lives: Callable[[
     return bytes(data)
 
 
-def outcome_message(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Array]]:
-    """An outcome as a header and arrays."""
-    header = {"error": outcome.error, "absent": outcome.absent, "faults": outcome.faults}
-    return header, dict(outcome.outputs)
+def send_outcome(descriptor: int, outcome: Outcome, **more: Any) -> None:
+    """Write an answer with an outcome, and what else the header is to say."""
+    header = {"error": outcome.error, "absent": outcome.absent, "faults": outcome.faults, **more}
+    send(descriptor, header, outcome.outputs)
 
 
 def outcome_of(header: dict[str, Any], arrays: dict[str, Array]) -> Outcome:
-    """What :func:`outcome_message` was made from."""
+    """The outcome in an answer."""
     error = header["error"]
     return Outcome(
         arrays,

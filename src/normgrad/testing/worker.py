@@ -12,15 +12,15 @@ import sys
 from typing import NoReturn
 
 from . import wire
-from .subjects import SubjectError, load
-from .suites import SUITES
+from .subjects import SubjectError
+from .suites import SUITES, load
 
 
 def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
     """Load the implementation, say what it is, and answer until there is nothing more to read.
 
     Args:
-        spec: as :func:`.subjects.load` takes it.
+        spec: as :func:`.suites.load` takes it.
         quick: which suite cases are from.
         forking: whether cases run in a child, which is replaced when it crashes: that takes a
             moment, where loading PyTorch again takes seconds.
@@ -49,17 +49,13 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         if _is_closed(read):  # else an implementation has ended it, be it with status 0
             return
         wire.send(write, {"crashed": code}, {})
-    while True:
-        try:
-            header, _ = wire.receive(read)
-        except EOFError:
-            return
-        if "ping" in header:
-            wire.send(write, {"pong": True}, {})
+    for question in wire.questions(read):
+        if "ping" in question:
+            wire.send(write, {"pong": question["ping"]}, {})
             continue
-        answer, arrays = wire.outcome_message(subject.run(cases[header["case"]]))
+        outcome = subject.run(cases[question["case"]])
         sys.stdout.flush()
-        wire.send(write, {**answer, "case": header["case"], "written": _written()}, arrays)
+        wire.send_outcome(write, outcome, case=question["case"], written=_written())
 
 
 def _is_closed(descriptor: int) -> bool:

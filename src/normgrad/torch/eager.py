@@ -17,10 +17,9 @@ from ..contract import Operator
 from ..operators.by_name import PLANNED
 from ..plans import answered, call, keep, ready_for
 from .kernels import output_for
-from .nodes import kept_statistics
+from .nodes import _any_requires_grad, kept_statistics
 from .norm_nodes import Forward, FusedRmsNorm, NativeBatchNorm, NativeGroupNorm, NativeLayerNorm
 
-_NONE = (None, None)
 BATCH_NORM, GROUP_NORM = PLANNED["batch_norm"], PLANNED["group_norm"]
 LAYER_NORM, RMS_NORM = PLANNED["layer_norm"], PLANNED["rms_norm"]
 
@@ -49,17 +48,8 @@ def _of_output(node: type[Forward]) -> type[Forward]:
 BatchNorm, GroupNorm = _of_output(NativeBatchNorm), _of_output(NativeGroupNorm)
 LayerNorm, RmsNorm = _of_output(NativeLayerNorm), _of_output(FusedRmsNorm)
 
-
-def _requires_grad(value: Any) -> bool:
-    return value is not None and getattr(value, "requires_grad", False)
-
-
-def _needs_node(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether gradients may be wanted."""
-    return torch.is_grad_enabled() and (
-        input.requires_grad or _requires_grad(weight) or _requires_grad(bias)
-    )
-
+#: Of an operator with five results none is brought.
+_MADE_ANEW = (None,) * 5
 
 #: The plans of calls that were made before, for ``native.answer``.
 _batch_norms: dict[bytes, native.Ready] = {}
@@ -78,40 +68,42 @@ def _remember(
         keep(plans, key, ready)
 
 
-#: Batch norm's tensors: input, weight, bias, running mean and running variance.
-_Tensors = tuple[Any, Any, Any, Any, Any]
+# What is done again takes few Python functions: in a model other layers have emptied the caches,
+# and each costs microseconds there, of which a loop of one layer shows nothing.
 
 
-def batch_norm_again(tensors: _Tensors, training: bool, momentum: float, eps: float) -> Any:
+def batch_norm_again(
+    input: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: Any,
+    eps: Any,
+) -> Tensor | None:  # fmt: skip
     """What :func:`batch_norm` does, if it has done it for such arguments; else None."""
-    running = tensors[3:]
-    if _requires_grad(running[0]) or _requires_grad(running[1]):
+    if _any_requires_grad(mean, var):
         return None
-    out = (None, None, None, *(running if training else _NONE))
-    made = answered(_batch_norms, tensors, out, (training, momentum, eps, 1))
-    return None if made is None else _with_batch_norm_s_node(made, tensors, training, eps)
+    made = answered(
+        _batch_norms, (input, weight, bias, mean, var),
+        (None, None, None, mean, var) if training else _MADE_ANEW, (training, momentum, eps, 1),
+    )  # fmt: skip
+    if made is None:
+        return None
+    if not (torch.is_grad_enabled() and _any_requires_grad(input, weight, bias)):
+        output: Tensor = made[0]
+        return output
+    kept = made[:3] if training else (made[0], *kept_statistics(mean, var))
+    return BatchNorm.apply(kept, input, weight, bias, training, eps)
 
 
-def batch_norm(tensors: _Tensors, training: bool, momentum: float, eps: float) -> Tensor:
+def batch_norm(
+    input: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float,
+    eps: float,
+) -> Tensor:  # fmt: skip
     """Batch norm; in training the running statistics are updated in place."""
-    output = output_for(tensors[0])
-    out = (output, None, None, *(tensors[3:] if training else _NONE))
+    output, tensors = output_for(input), (input, weight, bias, mean, var)
+    out = (output, None, None, *((mean, var) if training else _MADE_ANEW[3:]))
     made = operators.batch_norm(*tensors, training=training, momentum=momentum, eps=eps, out=out)
     if output is None:
         _remember(_batch_norms, BATCH_NORM, tensors, out, (training, momentum, eps, 1))
-    return _with_batch_norm_s_node(made, tensors, training, eps)
-
-
-def _with_batch_norm_s_node(made: Any, tensors: _Tensors, training: bool, eps: float) -> Tensor:
-    """The output, with a node of autograd where gradients may be wanted."""
-    input, weight, bias, running_mean, running_var = tensors
-    output: Tensor
-    output, mean, spread, _, _ = made
-    if not _needs_node(input, weight, bias):
-        return output
-    if not training:
-        mean, spread = kept_statistics(running_mean, running_var)
-    return BatchNorm.apply((output, mean, spread), input, weight, bias, training, eps)
+    kept = made[:3] if training else (made[0], *kept_statistics(mean, var))
+    return _with_node(BatchNorm, kept, (input, weight, bias), training, eps)
 
 
 def group_norm_again(
@@ -120,7 +112,7 @@ def group_norm_again(
     """What :func:`group_norm` does, if it has done it for such arguments; else None."""
     tensors = (input, weight, bias)
     made = answered(_group_norms, tensors, None, (group, eps, 1))
-    return None if made is None else _with_group_norm_s_node(made, *tensors, group)
+    return None if made is None else _with_node(GroupNorm, made, tensors, group)
 
 
 def group_norm(
@@ -132,15 +124,17 @@ def group_norm(
     made = operators.group_norm(*tensors, num_groups=group, eps=eps, out=out)
     if output is None:
         _remember(_group_norms, GROUP_NORM, tensors, None, (group, eps, 1))
-    return _with_group_norm_s_node(made, *tensors, group)
+    return _with_node(GroupNorm, made, tensors, group)
 
 
-def _with_group_norm_s_node(made: Any, input: Tensor, weight: Any, bias: Any, group: int) -> Tensor:
+def _with_node(node: Any, made: Any, tensors: tuple[Any, ...], *choices: Any) -> Tensor:
     """The output, with a node of autograd where gradients may be wanted."""
     output: Tensor = made[0]
-    if not _needs_node(input, weight, bias):
+    if not (torch.is_grad_enabled() and _any_requires_grad(*tensors)):
         return output
-    return GroupNorm.apply(made, input, weight, bias, group)
+    input, weight, *rest = tensors
+    output = node.apply(made, input, weight, rest[0] if rest else None, *choices)
+    return output
 
 
 #: How norms by row are called: their operators, plans and nodes; RMS norm has no bias.
@@ -154,7 +148,7 @@ def by_row_again(name: str, tensors: tuple[Any, ...], shape: tuple[int, ...], ep
     """What :func:`by_row` does, if it has done it for such arguments; else None."""
     _, plans, node = _BY_ROW[name]
     made = answered(plans, tensors, None, (shape, eps))
-    return None if made is None else _with_node_by_row(node, made, tensors, shape)
+    return None if made is None else _with_node(node, made, tensors, shape)
 
 
 def by_row(name: str, tensors: tuple[Any, ...], shape: tuple[int, ...], eps: Any) -> Tensor:
@@ -166,14 +160,4 @@ def by_row(name: str, tensors: tuple[Any, ...], shape: tuple[int, ...], eps: Any
     made = call(operator, tensors, out, (shape, eps))
     if output is None:
         _remember(plans, operator, tensors, None, (shape, eps))
-    return _with_node_by_row(node, made, tensors, shape)
-
-
-def _with_node_by_row(node: Any, made: Any, tensors: tuple[Any, ...], shape: Any) -> Tensor:
-    """The output, with a node of autograd where gradients may be wanted."""
-    output: Tensor = made[0]
-    input, weight, *rest = tensors
-    bias = rest[0] if rest else None
-    if not _needs_node(input, weight, bias):
-        return output
-    return node.apply(made, input, weight, bias, shape)
+    return _with_node(node, made, tensors, shape)

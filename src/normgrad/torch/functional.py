@@ -52,19 +52,15 @@ def batch_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    tensors = (input, weight, bias, running_mean, running_var)
+    arguments = input, running_mean, running_var, weight, bias, training, momentum, eps
     unwatched = watching.unwatched()
     if unwatched:
-        again = eager.batch_norm_again(tensors, training, momentum, eps)
+        again = eager.batch_norm_again(*arguments)
         if again is not None:
             return again
-    alone = unwatched and watching.plain(*tensors)
+    alone = unwatched and watching.plain(*arguments[:5])
     if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
-        return handle_torch_function(
-            batch_norm,
-            (input, running_mean, running_var, weight, bias),
-            input, running_mean, running_var, weight, bias, training, momentum, eps,
-        )  # fmt: skip
+        return handle_torch_function(batch_norm, arguments[:5], *arguments)
     vectors = (running_mean, running_var, weight, bias)
     if not (
         _is_number(momentum)
@@ -77,11 +73,9 @@ def batch_norm(
             else running_mean is not None and running_var is not None and eps >= 0
         )
     ):
-        return torch.nn.functional.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
-        )
+        return torch.nn.functional.batch_norm(*arguments)
     if alone:
-        return eager.batch_norm(tensors, training, momentum, eps)
+        return eager.batch_norm(*arguments)
     output, _, _, new_mean, new_var = ops.native_batch_norm(
         input, weight, bias, running_mean, running_var, training, momentum, eps
     )
@@ -96,9 +90,7 @@ def batch_norm(
         running_var.copy_(new_var)
         return output
     # One cannot be updated by each member of a batch of vmap's. PyTorch's words say what to do.
-    return torch.nn.functional.batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    return torch.nn.functional.batch_norm(*arguments)
 
 
 def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> bool:

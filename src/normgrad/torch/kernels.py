@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from ..contract import OUTPUT, Operator
-from ..frameworks import allocating
+from ..memory import allocating
 from ..operators.by_name import FUNCTIONS
 from .schemas import SCHEMAS, Schema
 

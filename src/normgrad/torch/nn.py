@@ -34,32 +34,29 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         self._check_input_dim(input)
-        mean, var = self.running_mean, self.running_var
-        if not self.training:
-            absent = mean is None and var is None
-            return self._normalise(input, mean, var, absent, self._share)
+        buffers, training = self._buffers, self.training
+        mean, var, batches = (
+            buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+        )  # fmt: skip
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if not training:
+            return self._normalise(input, mean, var, mean is None and var is None, momentum)
         if not self.track_running_stats:
-            return self._normalise(input, None, None, True, self._share)
-        batches = self.num_batches_tracked
+            return self._normalise(input, None, None, True, momentum)
         if batches is None:
-            return self._normalise(input, mean, var, True, self._share)
+            return self._normalise(input, mean, var, True, momentum)
         if self.momentum is None and mean is not None and var is not None:
             return self._averaging(input, mean, var, batches)
-        output = self._normalise(input, mean, var, True, self._share)
+        output = self._normalise(input, mean, var, True, momentum)
         batches.add_(1)  # a batch that could not be computed is none
         return output
-
-    @property
-    def _share(self) -> Any:
-        """The new batch's part in the running statistics."""
-        return 0.0 if self.momentum is None else self.momentum
 
     def _normalise(
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
     ) -> Tensor:
-        return functional.batch_norm(
-            input, mean, var, self.weight, self.bias, training, momentum, self.eps
-        )
+        """Batch norm with running statistics that may be others' than the layer's."""
+        weight, bias = self.affine_parameters()
+        return functional.batch_norm(input, mean, var, weight, bias, training, momentum, self.eps)
 
     def _averaging(self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> Tensor:
         """The running statistics become the average of all batches' so far.
@@ -101,7 +98,8 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        weight, bias = self.affine_parameters()
+        return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
 class LayerNorm(Ours, torch.nn.LayerNorm):
@@ -118,7 +116,8 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        weight, bias = self.affine_parameters()
+        return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNorm(Ours, torch.nn.RMSNorm):

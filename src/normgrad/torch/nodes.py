@@ -83,9 +83,9 @@ def attach(node: type[Node], results: Any, arguments: tuple[Any, ...]) -> Any:
     return node.apply(made, *arguments)
 
 
-def kept_statistics(*statistics: Tensor | None) -> tuple[Tensor | None, ...]:
+def kept_statistics(*statistics: Tensor | None) -> list[Tensor | None]:
     """Running statistics as they are now: a later batch may update them in place."""
-    return tuple(value if value is None else value.detach().clone() for value in statistics)
+    return [value if value is None else value.clone() for value in statistics]
 
 
 def given(gradients: tuple[Any, ...], wanted: tuple[bool, ...]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -54,8 +55,7 @@ class Forward(Node):
         node: type[Forward] = ctx._forward_cls
         if grad_out is None:
             return (None,) * (1 + node.count)
-        needed = ctx.needs_input_grad
-        mask = tuple([needed[place] for place in node.places])
+        mask = itemgetter(*node.places)(ctx.needs_input_grad)
         gradient, name = node.gradient
         tensors, choices = node.asked(ctx, grad_out), ctx.choices
         found = None

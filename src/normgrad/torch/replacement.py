@@ -24,6 +24,14 @@ class Ours(Module):
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
 
+    def affine_parameters(self) -> tuple[Any, Any]:
+        """Weight and bias; by their names, a Python function of PyTorch's finds each of them."""
+        parameters = self._parameters
+        try:
+            return parameters["weight"], parameters["bias"]
+        except KeyError:  # they are attributes, as parametrizations and replicas have them
+            return self.weight, self.bias
+
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks a layer for."""
         raise TypeError(

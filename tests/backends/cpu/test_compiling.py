@@ -1,7 +1,8 @@
-"""Whoever waits for kernels to be compiled is told once why."""
+"""Compiling: whoever waits for kernels is told once why, and garbage is left for later."""
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import sys
@@ -96,3 +97,22 @@ def test_nothing_is_compiled_where_it_is_only_read():
     with disk.beforehand(compiles=False), pytest.raises(disk.NotKeptError):
         compile_one()
     compile_one()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_again_afterwards(monkeypatch, enabled):
+    during = []
+    original = disk.KernelCache.load_overload
+
+    def load(cache, *arguments):
+        during.append(gc.isenabled())
+        return original(cache, *arguments)
+
+    monkeypatch.setattr(disk.KernelCache, "load_overload", load)
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        compile_one()
+        assert (during, gc.isenabled()) == ([False], enabled)
+    finally:
+        (gc.enable if before else gc.disable)()

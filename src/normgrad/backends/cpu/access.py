@@ -1,6 +1,6 @@
-"""How tensors are read: which axis is contiguous, how a row is made of it, what is moved first.
+"""Access patterns: how tensors are read, and which of them are copied to tiles first.
 
-Its thresholds stand on measurements, which docs/performance.md has in one table.
+The measurements behind its thresholds stand in one table in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import Problem, Role
 
-#: The longest row of columns: what is kept of each of its elements stays in the nearest cache.
+#: The longest row of columns, so that what is kept for each element stays in the first-level cache.
 SPAN = 1024
-#: Rows of columns are folded into float64 after so many, as the bound wants it.
+#: Rows of columns summed in float32 before a fold into float64, as the error bound demands.
 ROWS = 16
 #: Rows of columns whose dx is written together, so that their coefficients are loaded once.
 DX_ROWS = 4
 #: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
 TILE_CHANNELS = 64
-#: Fewer rows of columns than these do not make up for what each element of a longer row costs.
+#: The least number of rows of columns that pays for the cost of each element of a longer row.
 LEAST_ROWS = 128
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
-#: Samples of groups are taken as one up to so many elements, and up to so many channels.
+#: The most elements, and channels, of several samples of group norm that are treated as one sample.
 TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
-#: Channels that are shorter, and follow each other, are read as columns: one would not fill lanes.
+#: Adjacent channels shorter than this are read as columns: a single one would not fill the lanes.
 COLUMN_RUN = 32
-#: So are channels shorter than this where moments are float64, which cost more in rows.
+#: The same limit where moments are summed in float64, which costs more in rows.
 EXACT_RUN = 128
-#: And those shorter than this in tensors of FAR_APART bytes or more: their rows in the images of a
-#: batch are so far apart that processors do not foresee them.
+#: The same limit for tensors of FAR_APART bytes or more: a channel's rows in the images of a batch
+#: are so far apart that the processor does not prefetch them.
 FAR_RUN, FAR_APART = 512, 32 << 20
-#: Longer rows are cut into shorter ones, for tasks to take some of them.
+#: Longer rows are cut, so that several tasks can share one.
 LONGEST_ROW = 1 << 13
-#: Rows of fewer bytes are not written past the caches, since their ends are parts of lines: the
-#: first where the L3 is a large server's (twice as many, but for whole lines), the second where it
-#: is these cores' own.
+#: The least bytes of a row that is written with non-temporal stores (past the caches), since its
+#: ends are partial cache lines. The first limit holds where the L3 is a large server's (doubled for
+#: rows with partial lines), the second where the L3 belongs to these cores alone.
 STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
-#: Beyond these shares of an L3 of these cores' own it pays to write past it: columns, rows of whole
-#: cache lines, and rows that end in parts of lines.
+#: The shares of an L3 of these cores' own beyond which non-temporal stores pay: for columns, for
+#: rows of whole cache lines, and for rows that end in partial lines.
 STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
-#: As many threads as there may be.
+#: A number of threads that no machine exceeds.
 MOST_THREADS = 1 << 30
-#: Tensors beyond this share of the cache are far enough for rows to be fetched ahead; columns those
-#: beyond so many times a core's L2, or the cache if they are not of a half type.
+#: The sizes from which the next rows are prefetched: rows, beyond this share of the cache; columns,
+#: beyond this multiple of a core's L2, or of the cache if the dtype is no half type.
 FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
-#: How much of a channel's next row is fetched: more would not stay in the nearest cache.
+#: Elements of a channel's next row that are prefetched: more would not stay in the nearest cache.
 FETCHED = 1024
 
-#: What the names of operations end in whose weight and bias are those of a row's elements.
+#: The suffix of operations whose weight and bias belong to a row's elements, as in layer norm.
 ALONG = " along"
 
-#: The vectors that have a number for each group of each sample.
+#: The vectors with one number for each statistics group.
 OF_GROUPS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 
-#: In the place of an axis that there is not.
+#: The placeholder for an absent axis.
 _NO_AXIS = Axis(1, (0, 0, 0))
 
 
@@ -68,17 +68,17 @@ class Access(NamedTuple):
     """How tensors are read.
 
     Attributes:
-        problem: the problem, in the axes that this way wants.
-        dtype: of what kernels see.
+        problem: the problem, with its axes arranged for this pattern.
+        dtype: the dtype of the tensors or tiles that kernels read.
         columns: the channels of a position are contiguous, rather than a channel's elements.
         rows: the axis of rows.
         run, last_run: elements of a channel in a row, and in the last of the rows.
-        run_strides: how far they are apart in (grad_out, input, result).
-        along: rows are groups of their own, and their elements parameters'.
-        together: samples that are taken as one, which has the channels of all.
+        run_strides: their strides in (grad_out, input, result).
+        along: each row is a statistics group whose elements have the parameters (layer norm).
+        together: samples that are treated as one, which has the channels of all of them.
         repeat: positions to a row of columns.
         chunk: channels to a row of columns.
-        moved: which of the tensors are moved to tiles first.
+        moved: which of the tensors are copied to tiles before kernels read them.
     """
 
     problem: Problem
@@ -96,7 +96,7 @@ class Access(NamedTuple):
 
     @property
     def positions(self) -> int:
-        """How many rows there are, of all outer indices."""
+        """The number of rows, over all outer indices."""
         count = self.rows.size
         for axis in self.problem.outer:
             count *= axis.size
@@ -105,17 +105,17 @@ class Access(NamedTuple):
 
     @property
     def per_channel(self) -> int:
-        """Elements of a channel in a set, a cut axis taken as rows of one length."""
+        """Elements of a channel in a set; all rows of a cut axis count with the full length."""
         return self.positions * self.run
 
     @property
     def bytes(self) -> int:
-        """What is read and written."""
+        """The bytes that are read and written."""
         return bytes_of(self.problem, self.per_channel)
 
     @property
     def parameters(self) -> int:
-        """How many elements each gradient of parameters has."""
+        """The number of elements of each parameter gradient."""
         problem = self.problem
         if problem.by_row:
             return problem.parameters
@@ -131,19 +131,19 @@ class Access(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """Which kernels it takes."""
+        """The name of the access pattern, which selects the kernels."""
         return "columns" if self.columns else "rows"
 
 
 def read_bytes(problem: Problem) -> int:
-    """What is read of dy and x, for each element."""
+    """The bytes that are read of dy and x for each element."""
     if problem.forward:
         return problem.input.itemsize
     return problem.grad_out.itemsize + problem.input.itemsize
 
 
 def bytes_of(problem: Problem, per_channel: int) -> int:
-    """What is read and written, of so many elements of each set's channels."""
+    """The bytes that are read and written for so many elements of each set."""
     itemsize = read_bytes(problem)
     if problem.result is not None:
         itemsize += problem.result.itemsize
@@ -151,7 +151,7 @@ def bytes_of(problem: Problem, per_channel: int) -> int:
 
 
 def _aligned(unit: int, most: int) -> int:
-    """How many units to a row: as many as fit the span, of a length that suits the lanes."""
+    """The number of units in a row: as many as fit SPAN, preferably a multiple of the lanes."""
     fit = min(SPAN // unit, most)
     for lanes in (LANES, LANES // 4):
         step = lanes // gcd(unit, lanes)
@@ -161,7 +161,7 @@ def _aligned(unit: int, most: int) -> int:
 
 
 def _rows_as_groups(problem: Problem) -> Problem:
-    """Rows that are groups of their own, as channels; groups of one row become sets.
+    """Treat each row that is a statistics group as a channel; the groups of a row become sets.
 
     For group norm where a channel has one position, so that there are as many sums of channels as
     elements: rather than those of each channel, sums are taken along a row.
@@ -187,7 +187,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
 
 
 def _samples_together(problem: Problem) -> int:
-    """How many samples of groups are taken as one, where their channels follow each other.
+    """How many samples of group norm are treated as one, where their channels are adjacent.
 
     What is done for each sample costs the same for few channels as for some more.
     """
@@ -209,7 +209,7 @@ def _samples_together(problem: Problem) -> int:
 
 
 def _as_one(problem: Problem, count: int) -> Problem:
-    """So many samples as one, with the channels of all."""
+    """Treat several samples as one that has the channels of all."""
     sets, channel = problem.sets, problem.channel
     return replace(
         problem,
@@ -223,19 +223,19 @@ def _as_one(problem: Problem, count: int) -> Problem:
 
 
 def _sums_exactly(problem: Problem) -> bool:
-    """Whether the moments of x are sums in float64, which take longer than memory does."""
+    """Whether the moments of x are summed in float64, which takes longer than reading memory."""
     return problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
 
 
 def _least_row(problem: Problem) -> int:
-    """The shortest channels that are read as rows even if they follow each other."""
+    """The shortest channels that are read as rows even if they are adjacent."""
     if bytes_of(problem, problem.positions) >= FAR_APART:
         return FAR_RUN
     return EXACT_RUN if _sums_exactly(problem) else COLUMN_RUN
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
-    """The inner axis as rows, one for each outer index; or cut into rows, if it is long."""
+    """Split the inner axis into rows: one for each outer index, or several if it is long."""
     together = 1 if any(moved) else _samples_together(problem)
     if together > 1:
         problem = _as_one(problem, together)
@@ -256,7 +256,7 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
 
 
 def access_of(problem: Problem) -> Access:
-    """How a problem's tensors are read: as most of them can be without being moved."""
+    """Choose the access pattern in which the fewest tensors have to be copied to tiles."""
     if problem.is_empty or problem.gathers:
         run = problem.inner.size if problem.by_row else 1
         return Access(problem, problem.arithmetic, False, _NO_AXIS, run, 0)
@@ -269,7 +269,7 @@ def access_of(problem: Problem) -> Access:
     dtype = problem.grad_out if len(present) == 1 else problem.arithmetic
 
     def moved_for(axis: Axis) -> tuple[bool, ...]:
-        """Which tensors are not contiguous along an axis, or have another dtype."""
+        """Which tensors must be copied to tiles: strided along an axis, or of another dtype."""
         return tuple(
             [
                 found is not None and (found != dtype or (axis.size > 1 and stride != 1))
@@ -290,19 +290,19 @@ def access_of(problem: Problem) -> Access:
         run, steps = inner.size, inner.strides
         return Access(problem, dtype, False, _NO_AXIS, run, run, steps, True, moved=by_rows)
 
-    # Short channels that follow each other make a row together, one to each outer index.
+    # Short adjacent channels form one row together, one for each outer index.
     follow = not any(by_rows) and all_strides(channel, inner.size)
     if follow and problem.outer and inner.size < _least_row(problem):
         rows, chunk = problem.outer[-1], _aligned(inner.size, channel.size)
         problem = replace(problem, outer=problem.outer[:-1])
         return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
 
-    # Columns are taken where fewer tensors are moved for them than for rows, or where as many are
-    # and rows are shorter.
+    # Columns are chosen where they need fewer copies to tiles than rows, or as many and rows are
+    # shorter.
     fewer = sum(by_rows) - sum(by_columns)
     if fewer > 0 or (fewer == 0 and channel.size >= LANES > inner.size):
         repeat, chunk = 1, min(channel.size, SPAN)
-        # Positions that follow each other make a row together, if enough rows are left.
+        # Adjacent positions form one row together, if enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
             most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
             repeat = _aligned(channel.size, min(inner.size, most))
@@ -314,11 +314,11 @@ def access_of(problem: Problem) -> Access:
 
 
 def streams(access: Access, machine: Machine) -> int:
-    """With how many threads at most dx is written past the caches, where it would not stay anyway.
+    """The largest number of threads with which dx is written with non-temporal stores.
 
-    A store through the caches reads the line first, which costs most where the L3 is a large
-    server's: there it is done beyond what the threads' L2 hold. What is in an L3 of these cores'
-    own is found there, whoever wrote it.
+    Such stores bypass the caches; others read the line first, which costs most where the L3 is a
+    large server's: there dx is streamed as soon as it exceeds the threads' L2 caches. An L3 of
+    these cores' own keeps dx for the next reader, so there it is streamed where it would not fit.
     """
     problem = access.problem
     if problem.result is None:
@@ -339,7 +339,7 @@ def streams(access: Access, machine: Machine) -> int:
 
 
 def fetches_ahead(access: Access, machine: Machine) -> bool:
-    """Whether sums ask for the next rows ahead of time, where no processor foresees them.
+    """Whether the sums prefetch the next rows, where the processor does not do so by itself.
 
     Of rows it is a channel's next one, in another image. Of columns it is several, which are more
     streams than a processor foresees; those of short channels go along the batch, too far apart.

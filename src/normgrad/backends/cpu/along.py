@@ -1,4 +1,4 @@
-"""Along: rows are groups of their own, each with a mean and coefficients, and columns parameters.
+"""Kernels for rows that are statistics groups whose elements have the parameters (layer norm).
 
 One walk down some rows writes dx and sums what the parameters' gradients are made of: a row's own
 sums come first (see rows.py), and leave it in a cache.
@@ -26,14 +26,14 @@ from .sums import fold_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Numbers of each row, in the order of a job's fields.
+#: Offsets of each row's numbers in the buffer, in the order of a job's fields.
 GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS, 5 * ROWS
 NUMBERS = 6 * ROWS
 
 
 @helper
 def read_numbers(job, row, rows, numbers):
-    """The numbers of some rows in the arithmetic's type."""
+    """Read the coefficients of some rows, rounded to the arithmetic's type."""
     for field in range(NUMBERS // ROWS):
         values = shift(doubles_at(get(job, B.J_GAIN + field)), row)
         for r in range(rows):
@@ -42,7 +42,7 @@ def read_numbers(job, row, rows, numbers):
 
 @helper
 def add_and_write(tensors, c, weight, numbers, r, sums, part, writes, streaming):
-    """Two sums with a part of row r added: dy, and dy·(x − mean)/std; dx of it, where wanted."""
+    """Add dy and dy·(x − mean)/std of a part of row r to two sums, and write dx where wanted."""
     dy, x, dx = tensors
     values, centred = load_part(dy, c, part), load_part(x, c, part) - splat(get(numbers, MEAN + r))
     if writes:
@@ -54,7 +54,7 @@ def add_and_write(tensors, c, weight, numbers, r, sums, part, writes, streaming)
 
 @passed
 def add_rows(arguments, c, part):
-    """Add some rows to the sums of a part of their elements, by turns in two chains."""
+    """Add some rows to the sums of a part of their elements, alternating between two chains."""
     tensors, steps, rows, weights, numbers, sums, writes, streaming = arguments
     weight, zero = get_lanes(weights, c), zero_lanes(tensors[0], tensors[1])
     a, b = (zero, zero), (zero, zero)
@@ -71,7 +71,7 @@ def add_rows(arguments, c, part):
 
 @helper
 def parameters(operation, dy, x, dx, job):
-    """Add what each row gives to its parameters' gradients, and write dx where that is wanted."""
+    """Add each row's contribution to the parameter gradients, and write dx where that is wanted."""
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     numbers, weights = real_buffer(NUMBERS, dy, x), real_buffer(BUFFER, dy, x)
     columns = (

@@ -1,4 +1,4 @@
-"""The arithmetic of channels and groups, between what goes through the tensors.
+"""The arithmetic of channels and statistics groups, between the loops over tensors.
 
 `statistics.py` has the mean and 1/std, `coefficients.py` what dx and y are made with; here are the
 sums and what the parameters' gradients are made of, and the unit that does what a step says. All of
@@ -38,7 +38,7 @@ from .vectors import SOME, spread, write_parameters
 
 @helper
 def combine(block, bank, c0, c1):
-    """Add the parts' sums into the first part's, in the order of the parts."""
+    """Add all parts' sums to the first part's, in the order of the parts."""
     not_inlined()
     every, at = get(block, B.BANKS) * get(block, B.CHANNELS), bank * get(block, B.CHANNELS) + c0
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
@@ -50,7 +50,7 @@ def combine(block, bank, c0, c1):
 
 @helper
 def centre(block, bank, c0, c1):
-    """Σdy·(x − μ) about a mean that was found, from the sum about the mean as it was rounded.
+    """Correct Σdy·(x − μ) for the rounding of a computed mean, about which it was summed.
 
     Elements are numbers of the arithmetic's type, and none of those is nearer to the mean than the
     one that it was rounded to. So what is taken off is no larger than the terms themselves, and
@@ -68,7 +68,7 @@ def centre(block, bank, c0, c1):
 
 @helper
 def parameters(block, s, bank, c0, c1):
-    """Add a set's part of the parameters' gradients to those of its bank, or begin them.
+    """Add a set's contribution to the parameter gradients of its bank, or start them with it.
 
     Beside float32 arithmetic they go without their errors, here and in ``outputs``: many sets add
     less of those than the gradients' own rounding leaves.
@@ -107,7 +107,7 @@ def parameters(block, s, bank, c0, c1):
 
 @helper
 def outputs(block, c0, c1):
-    """The parameters' gradients, sums over the slots in their order, 0 if there are none."""
+    """Write the parameter gradients: sums over the slots in their order, 0 if there are none."""
     not_inlined()
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
     biases, scaled = pairs_buffer(SOME), pairs_buffer(SOME)
@@ -131,7 +131,7 @@ def outputs(block, c0, c1):
 
 
 def arithmetic(block, flags, s, bank, c0, c1):
-    """What the flags name, for channels c0 to c1 of a set, whose numbers are in a bank."""
+    """Do the arithmetic that the flags name, for channels c0 to c1 of a set."""
     if flags & B.DO_PREPARE:
         prepare(block, s, bank, c0, c1)
     if flags & B.DO_COMBINE:
@@ -146,7 +146,7 @@ def arithmetic(block, flags, s, bank, c0, c1):
         outputs(block, c0, c1)
 
 
-#: The type of this, and of what takes its place where a step does nothing else.
+#: The type of this unit, and of those that replace it where a step does nothing else.
 SIGNATURE: Any = types.void(INT_POINTER, *[types.int64] * 5)
-#: That of what makes coefficients.
+#: The type of the units that compute coefficients.
 COEFFICIENTS: Any = types.void(INT_POINTER, *[types.int64] * 4)

@@ -13,7 +13,7 @@ from ...problem import Role
 
 
 class _Fields:
-    """Indices, given out one after the other."""
+    """A counter that hands out consecutive indices for fields."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -26,7 +26,7 @@ class _Fields:
 
 _block = _Fields()
 
-# Addresses, in the order of their roles, and that of the workspace. That of DY, X, DX is the order
+# Addresses, in the order of their roles, and that of the workspace. DY, X, DX is also the order
 # of the kernels' arguments.
 _block(problem.WORKSPACE + 1)
 DY, X, DX = int(Role.GRAD_OUT), int(Role.INPUT), int(Role.RESULT)
@@ -44,7 +44,7 @@ ADDRESSES = _block.end
 
 OUTER_MAX = 6
 # Per-channel vectors: some fields each at VECTORS + VECTOR_FIELDS * (role - MEAN). Where rows have
-# outer axes (VECTORS_OUTER), a set is so many of the outer indices (OUTER_SET), along which vectors
+# outer axes (VECTORS_OUTER), a set has OUTER_SET of the outer indices, along which the vectors
 # have strides too.
 SET_STRIDE, STRIDE, CODE, OUTER_SET, OUTER_STEPS = 0, 1, 2, 3, 4
 VECTOR_FIELDS = OUTER_STEPS + OUTER_MAX
@@ -72,48 +72,48 @@ COUNT_MAX = 8
 COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
-# How much is in the workspace at once: a bank has the statistics and coefficients of one set at a
+# How much the workspace holds at once: a bank has the statistics and coefficients of one set at a
 # time, and BANK_SETS sets, those of a task, take turns in it. Sums come in parts.
 BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
-# Where things stand in the workspace, in bytes; all are float64 but weight and bias. Two fields at
-# once are those of numbers and of their errors (see pairs.py). Of each group of channels in a bank:
-# the mean as the arithmetic's type holds it, and what that leaves of a mean that was found; invstd
-# and its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Of each
+# Byte offsets in the workspace; all arrays are float64 but weight and bias. Two fields together
+# are those of numbers and of their errors (see pairs.py). For each statistics group in a bank: the
+# mean rounded to the arithmetic's type, and the rounding error of a computed mean; invstd and its
+# error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). For each
 # channel: gain and shift.
 W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
-# Of each part, bank and channel: sums, with their errors.
+# For each part, bank and channel: sums, with their errors.
 W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
-# Of each slot and parameter: what grad_bias and grad_weight are sums of, with their errors. There
+# For each slot and parameter: partial sums of grad_bias and grad_weight, with their errors. There
 # are fewer parameters than channels where several samples are taken as one.
 W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
-# The total of counts; the least and the largest of weights along rows but 0.
+# The total of the counts; the least and the largest nonzero magnitude of the weights along rows.
 W_COUNT = _block()
-# Where a row's elements are parameters' (ALONG), weight and bias in the arithmetic's type; and how
+# Where a row's elements have the parameters (ALONG), weight and bias in the arithmetic's type; how
 # many parameters a set has of its own, or 0 where all sets share them.
 ALONG, W_WEIGHT, W_BIAS, OWN_PARAMETERS = _block(), _block(), _block(), _block()
 
-# Whether rows or columns are summed; the tensors that are moved to tiles first, by bit; item sizes
-# of the tensors, and the addresses of what moves them and what calls it.
+# Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, by
+# bit; the tensors' item sizes, and the addresses of the copying functions and of their caller.
 COLUMNS, MOVED = _block(), _block()
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
-# In columns, as many positions follow each other in a row; whether dx is written past the caches,
-# in a template with how many threads at most; and whether what is read next is fetched ahead.
+# In columns, the positions in a row; whether dx is written with non-temporal stores (in a template,
+# the most threads for that); and whether the next rows are prefetched.
 REPEAT, STREAM, AHEAD = _block(), _block(), _block()
 BLOCK_FIELDS = _block.end
 
 _step = _Fields()
-# A step: how many tasks, and how a task's number gives its tile: some sets, some of the channels
+# A step: its number of tasks, and how a task's number gives its tile: some sets, some channels
 # (BLOCK of ALL), a part of the positions. A task takes AT_ONCE channels at once, and a kernel
 # PIECE_CHANNELS of them and PIECE_ROWS rows. THREADS is 0 where one thread does all tasks.
 TASKS, SETS_PER_TASK, ALL_CHANNELS, CHANNEL_BLOCK = _step(), _step(), _step(), _step()
 PARTS, PART_SIZE = _step(), _step()
 AT_ONCE, PIECE_CHANNELS, PIECE_ROWS = _step(), _step(), _step()
 THREADS = _step()
-# What is done, in this order: arithmetic (flags) before the sums; what sums, writes, and sums
-# parameters along the rows (addresses, or 0), with arithmetic after the sums; and arithmetic when
-# all of a task's sets are done. And which of the data tensors the kernels go through, by bit.
+# What a task does, in this order: arithmetic (flags) before the sums; the kernels that sum, write,
+# and sum parameters along the rows (addresses, or 0), with arithmetic after the sums; and
+# arithmetic after all of the task's sets. USES: which data tensors a kernel touches, by bit.
 RUN_TASKS, ARITHMETIC, COEFFICIENTS = _step(), _step(), _step()
 BEFORE, SUMS_KERNEL, AFTER, WRITE_KERNEL, PARAMETER_KERNEL, LAST = (
     _step(), _step(), _step(), _step(), _step(), _step()
@@ -123,7 +123,7 @@ USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
 
 _job = _Fields()
-# A job: what a kernel does with a piece of the tensors, whose addresses are its other arguments.
+# A job tells a kernel what to do with a piece of the tensors, whose addresses it gets beside it.
 # J_CHANNEL is the number of the first channel; the addresses are those of the arrays above for
 # channel and group 0.
 J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = (
@@ -135,44 +135,45 @@ J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = (
 )  # fmt: skip
 J_SUMS = _job(4)
 J_STREAM, J_AHEAD = _job(), _job()
-# Weight and bias along the rows; the row's first element, by number among the parameters; and
-# whether dx is written with their sums.
+# Weight and bias along the rows; the index of the row's first element among the parameters; and
+# whether dx is written with the parameters' sums.
 J_WEIGHT, J_BIAS, J_FIRST, J_WRITES = _job(), _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()
-# A team: what starts Numba's threads on a step; or 0, then the addresses of OpenMP's functions and
-# of what each thread does, and, while it does it, on what.
+# A team of threads: the function that starts Numba's threads on a step; or 0, then the addresses of
+# OpenMP's functions and of each thread's function, and the block and step that it works on.
 START = _team()
 PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team(), _team(), _team(), _team()
 TEAM_BLOCK, TEAM_STEP = _team(), _team()
 TEAM_FIELDS = _team.end
 
-# What arithmetic there is, in the order in which it is done; plans' paths have the names from here.
+# The kinds of arithmetic, in the order in which they are done; a plan's path names them.
 DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32
 DO_CENTRE, DO_COEFFICIENTS, DO_PARAMETERS, DO_OUTPUTS, DO_GATHER = 64, 128, 256, 512, 1024
 
-# The alias check's table (see guard.py): a row for each address of a call, those of a block and
-# those of inputs that take no part in it; the first byte and one past the last, from the address
-# on, and flags: whether there is any byte, and from the second bit on, which outputs may be this
-# input's very memory. Then the addresses of madvise(2) and msync(2), or 0, and the size of a page.
+# The alias check's table (see alias_check.py): a row for each address of a call, including inputs
+# that take no part in the arithmetic. A row has the offsets of the first byte and of one past the
+# last from the address, and flags: whether there is any byte, and from the second bit on, which
+# outputs may be this input's very memory. Then follow the addresses of madvise(2) and msync(2), or
+# 0, and the size of a page.
 PLACES = problem.PLACES
-GUARD_LOW, GUARD_HIGH, GUARD_FLAGS, GUARD_SLOT = 0, 1, 2, 3
+ALIAS_LOW, ALIAS_HIGH, ALIAS_FLAGS, ALIAS_SLOT = 0, 1, 2, 3
 HAS_BYTES, MAY_BE = 1, 1
-GUARD_MADVISE = GUARD_SLOT * PLACES
-GUARD_MSYNC, GUARD_PAGE, GUARD_FIELDS = GUARD_MADVISE + 1, GUARD_MADVISE + 2, GUARD_MADVISE + 3
+ALIAS_MADVISE = ALIAS_SLOT * PLACES
+ALIAS_MSYNC, ALIAS_PAGE, ALIAS_FIELDS = ALIAS_MADVISE + 1, ALIAS_MADVISE + 2, ALIAS_MADVISE + 3
 
-# How a plan's calls enter compiled code (see enter.py): what is known of Python's objects, the
-# driver and what it is given, and how many bytes a workspace has to have. Then how many inputs and
-# results there are, the slot of each among the addresses, and the words that describe them all.
+# The table by which a plan's calls enter compiled code (see enter.py): the address of the table of
+# native.py, the driver and its arguments, and the bytes of the workspace. Then the numbers of
+# inputs and results, the slot of each among the addresses, and the signature of all: its words.
 _entry = _Fields()
-E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_GUARDS, E_WORKSPACE = (
+E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = (
     _entry(), _entry(), _entry(), _entry(), _entry(), _entry(), _entry()
 )  # fmt: skip
 ENTRIES_MAX, WORDS_MAX = 16, 320
 E_INPUTS, E_RESULTS, E_SLOTS = _entry(), _entry(), _entry(ENTRIES_MAX)
 E_READS_DY, E_READS_X, E_PARALLEL = _entry(), _entry(), _entry()
-# Which of the inputs each result is made like.
+# The input whose dtype and layout each new result takes.
 E_LIKES = _entry(ENTRIES_MAX)
 E_LENGTH, E_WORDS = _entry(), _entry(WORDS_MAX)
 ENTRY_FIELDS = _entry.end

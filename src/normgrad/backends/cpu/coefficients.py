@@ -54,7 +54,7 @@ def normal_numbers(block):
 
 @helper
 def holds(product, factor, other, normal):
-    """Whether a product is held to full precision: it is normal, or 0 as one of its factors is."""
+    """Whether a product keeps full precision: it is normal, or 0 because one of its factors is."""
     vanishes = (factor == 0.0) | (other == 0.0)
     size = abs(product)
     return ((product == 0.0) & vanishes) | ((normal[0] <= size) & (size <= normal[1]))
@@ -62,7 +62,7 @@ def holds(product, factor, other, normal):
 
 @helper
 def taken_off(total, projection, m, o, r, multiplied, normal):
-    """T and r²·P of sums; times o where nothing is lost by that, which ``multiplied`` says."""
+    """Compute T and r²·P from sums; multiplied by o if ``multiplied``: where that loses nothing."""
     inlined()
     t, p = over(total, m), times(over(projection, m), times(r, r))
     ot, op = rounded(times(o, t)), rounded(times(o, p))
@@ -72,7 +72,7 @@ def taken_off(total, projection, m, o, r, multiplied, normal):
 
 @helper
 def read_weights(block, first, count, w):
-    """The weights of some channels; 1 where rows' elements have them, and sums hold them."""
+    """Read the weights of some channels; 1 where they lie along rows and are in the sums."""
     if get(block, B.ALONG) != 0:
         fill(w, count, 1.0)
     else:
@@ -80,7 +80,7 @@ def read_weights(block, first, count, w):
 
 
 def batch(block, s, bank, c0, c1):
-    """The coefficients of channels with statistics of their own: o is w·r."""
+    """Batch norm's coefficients, of channels with statistics of their own: o is w·r."""
     base = bank * get(block, B.CHANNELS)
     normal = normal_numbers(block)
     m = bits_to_double(get(block, B.DIVISOR))
@@ -102,7 +102,7 @@ def batch(block, s, bank, c0, c1):
             t, p, multiplied = taken_off(
                 get_pair(sums, c), get_pair(xmus, c), m, o, r, multiplied, normal
             )
-            # The loops use a mean that was found as it was rounded.
+            # The loops over tensors use a computed mean after its rounding.
             change = fma(-p, get(mean[1], c), t)
             put(offset, c, canonical(change if isfinite(p) else t))
             put(slope, c, canonical(p))
@@ -111,7 +111,7 @@ def batch(block, s, bank, c0, c1):
 
 
 def groups(block, s, bank, c0, c1):
-    """The coefficients of groups of channels: o is r, and the sums hold γ.
+    """The coefficients where channels share statistics: o is r, and the sums hold γ.
 
     Some groups' weights are read together, or, of one group, some channels' at a time. So loops
     over channels and groups are long enough to be vectorised.
@@ -144,7 +144,7 @@ def groups(block, s, bank, c0, c1):
 
 @helper
 def start_groups(block, invstd, count, totals, projections, held):
-    """Sums from zero; and whether products are held, as far as the weights along rows tell."""
+    """Set sums to zero, and find whether products with the weights along rows keep precision."""
     found, normal = array(block, B.W_COUNT, plain(0)), normal_numbers(block)
     least, most, along = get(found, 1), get(found, 2), get(block, B.ALONG) != 0
     for g in range(count):
@@ -157,7 +157,7 @@ def start_groups(block, invstd, count, totals, projections, held):
 
 @helper
 def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
-    """Add the sums of channels, times their weights, to those of many groups, in their order.
+    """Add the sums of channels, times their weights, to their groups' sums, in order.
 
     In float64 arithmetic the errors are added too.
     """
@@ -191,7 +191,7 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
 
 @helper
 def finish_groups(block, invstd, count, totals, projections, held, slope, scale):
-    """Slope and scale of groups; their shift takes the place of their sums."""
+    """Compute the groups' slopes and scales; their shifts replace their sums."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     for g in range(count):
         r, projection = get_pair(invstd, g), get_pair(projections, g)
@@ -206,7 +206,7 @@ def finish_groups(block, invstd, count, totals, projections, held, slope, scale)
 
 @helper
 def spread_groups(block, at, count, w, totals, factors):
-    """Gain and shift of channels, from their groups' factors and shifts."""
+    """Write the gain and shift of each channel, from its group's factor and shift."""
     not_inlined()
     per_group, row = get(block, B.PER_GROUP), pairs_buffer(SOME)
     factor = spread(factors, plain(0), count, per_group, row[0])
@@ -234,12 +234,12 @@ def constant(block, s, bank, c0, c1):
 
 
 def count(block, flags, s, bank, c0, c1):
-    """How many elements given sums are over, on all ranks together."""
+    """Store the number of elements of all ranks, over which the given sums are."""
     put(array(block, B.W_COUNT, plain(0)), 0, total_count(block))
 
 
 def weights(block, flags, s, bank, c0, c1):
-    """Read weight and bias of rows' elements, as the arithmetic's type; find the weights' range."""
+    """Copy weight and bias of rows' elements in the arithmetic's type; find the weights' range."""
     row, parameters = double_buffer(SOME), get(block, B.PARAMETERS)
     least, most = np.inf, 0.0
     for first in range(0, parameters, SOME):

@@ -56,8 +56,8 @@ from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Rows of columns summed before they are folded into float64, by turns in two chains of eight
-#: additions: a rounding fewer than rows have (see :data:`.rows.CHAIN`).
+#: Rows of columns summed before they are folded into float64, alternating between two chains of
+#: eight additions: a rounding fewer than rows have (see :data:`.rows.CHAIN`).
 ROWS = access.ROWS
 #: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
 #: term shows.
@@ -69,7 +69,7 @@ ABOUT_ONE = 4 * ROWS
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = access.SPAN
-#: Room for lanes that end beyond it.
+#: The size of buffers, in which the last lanes may end beyond the row.
 BUFFER = SPAN + LANES
 
 
@@ -86,7 +86,7 @@ def over_row(part_of_row, arguments, width):
 
 @passed
 def add_rows(arguments, c, part):
-    """Add some rows to the sums of a part of their elements, by turns in two chains."""
+    """Add some rows to the sums of a part of their elements, alternating between two chains."""
     operation, tensors, steps, rows, terms, sums, ahead, streaming = arguments
     mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
     zero = zero_lanes(tensors[0], tensors[1])
@@ -150,7 +150,7 @@ def add_moments_about_means(x, step, rows, points, c, sums, part):
 
 @helper
 def add_exact_moments(x, step, rows, points, c, sums, part):
-    """Add some rows' moments, in float64, to those of a part of their elements."""
+    """Add some rows' moments to those of a part of their elements, in float64."""
     zero = zero_lanes(x, x)
     mean = double_lanes(get_lanes(points, c))
     s, q, e = splat(0.0), splat(0.0), splat(0.0)
@@ -180,14 +180,14 @@ def add_moments(arguments, c, part):
 
 @by_types
 def rows_about_one(operation):
-    """How many rows' moments are taken together."""
+    """The number of rows whose moments are taken about one point."""
     found = ROWS if operation.operation == "exact moments" else ABOUT_ONE
     return lambda operation: found
 
 
 @helper
 def shape_of(job):
-    """The first channel, how many, elements of each in a row, and how many times in a row."""
+    """A job's first channel, number of channels, elements of each in a row, and repetitions."""
     return (
         get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN), get(job, B.J_REPEAT)
     )  # fmt: skip
@@ -222,7 +222,7 @@ def along_row(job, field, per, dy, row):
 
 @helper
 def start_sums(columns, width, zero):
-    """Sums of a row's elements, from zero, in whole lanes."""
+    """Set the sums of a row's elements to zero, in whole lanes."""
     for i in range(0, width, LANES):
         clear_lanes(zero, columns[0], columns[1], i)
         clear_lanes(zero, columns[2], columns[3], i)
@@ -315,7 +315,7 @@ def write_part(arguments, c, part):
 
 @helper
 def rows_before(end, repeat):
-    """How many rows to write before position ``end``, and how many positions those are.
+    """The number of rows to write next, before position ``end``, and of their positions.
 
     Several rows at once, whose coefficients are loaded once; at the end of a piece the rows that
     are left over, and before them what is left of a row.

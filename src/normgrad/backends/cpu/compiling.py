@@ -1,4 +1,4 @@
-"""Compiling what runs: C functions, kept on disk."""
+"""Compilation of C functions by Numba, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .disk import cache_for
 
 
 def c_function(function: Any, signature: Any, parallel: bool = False) -> CFunc:
-    """A C function that is not compiled yet."""
+    """A C function of this signature, not compiled yet."""
     return CFunc(
         function,
         (signature.args, signature.return_type),
@@ -23,7 +23,7 @@ def c_function(function: Any, signature: Any, parallel: bool = False) -> CFunc:
 
 
 def compiled(function: Any, signature: Any, parallel: bool = False) -> CFunc:
-    """A C function, compiled or from the disk."""
+    """A C function, compiled now or read from disk."""
     made = c_function(function, signature, parallel)
     made._cache = cache_for(function)
     with compiling(), warnings.catch_warnings():

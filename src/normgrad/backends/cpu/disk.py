@@ -1,4 +1,4 @@
-"""Compiled kernels on disk.
+"""The cache of compiled kernels on disk.
 
 Numba keeps an index beside numbered files. Two processes that compile at once can give one number
 to kernels of two dtypes, and one that is killed in between leaves a number that means an older
@@ -31,7 +31,7 @@ from . import packaged
 
 @cache
 def sources() -> str:
-    """What the kernels are compiled from, and with.
+    """A digest of what the kernels are compiled from, and with.
 
     Numba looks only at the file that holds a function, and would go on using a kernel whose
     helpers in other files have changed.
@@ -40,13 +40,13 @@ def sources() -> str:
 
 
 class _Files:
-    """A function's kernels, in the place of Numba's index and its files."""
+    """The files of a function's kernels, which replace Numba's index and its files."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._folder, self._name = Path(folder), name
 
     def _path(self, key: Any) -> Path:
-        """By signature and CPU alone: a kernel of changed sources takes the old one's place."""
+        """The file, named by signature and CPU: a kernel of changed sources replaces it."""
         signature, cpu, *_ = key
         digest = hashlib.sha256(repr((signature, cpu)).encode()).hexdigest()
         return self._folder / f"{self._name}.{digest[:16]}.nbc"
@@ -56,7 +56,7 @@ class _Files:
         return hashlib.sha256(f"{sources()} {key!r}\n".encode() + content).digest()
 
     def load(self, key: Any) -> Any:
-        """What was kept for a key; None if that is nothing, or not whole."""
+        """The kernel that was saved for a key; None if there is none, or it is damaged."""
         try:
             found = self._path(key).read_bytes()
         except FileNotFoundError:
@@ -67,7 +67,7 @@ class _Files:
         return pickle.loads(found[size:])
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep it."""
+        """Save a kernel under its key."""
         content = serialize.dumps(data)
         with replacing(self._path(key)) as file:
             file.write(self._digest(key, content) + content)
@@ -82,20 +82,20 @@ def _warn(why: object) -> None:
     )
 
 
-#: After so many seconds of compiling, whoever waits for it is told why.
+#: After so many seconds of compiling, a message says why the caller is waiting.
 LONG = 2.0
 
 
 class NotKeptError(Exception):
-    """A kernel is not on disk, and none is to be compiled."""
+    """A kernel is not on disk, and compiling is not allowed."""
 
 
 class _Compiling:
-    """What this process compiles, and whether whoever waits for it has been told.
+    """The state of compiling in this process: whether it is allowed, and was announced.
 
     Attributes:
         allowed: whether anything may be compiled, rather than read from disk.
-        told: whether it has been said that kernels are compiled once, or is not to be.
+        told: whether the message that kernels are compiled once was printed, or is not wanted.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Compiling:
         self._seconds = self._start = 0.0
 
     def begins(self) -> None:
-        """A kernel is not there. Forks wait meanwhile, for what is said too: see loading.py."""
+        """Note that a kernel is compiled now. Forks wait for this message too: see loading.py."""
         if not self.allowed:
             raise NotKeptError
         if not self.told and self._seconds >= LONG:
@@ -112,7 +112,7 @@ class _Compiling:
         self._start = time.monotonic()
 
     def ends(self) -> None:
-        """It is compiled."""
+        """Note that the kernel is compiled."""
         self._seconds += time.monotonic() - self._start
 
 
@@ -132,9 +132,9 @@ def _tell() -> None:
 
 @contextmanager
 def beforehand(compiles: bool = True) -> Iterator[None]:
-    """A context in which kernels are compiled for later, or only read: nobody waits for a call.
+    """A context in which kernels are compiled for later calls, or only read, without a message.
 
-    It is the whole process's.
+    It holds for the whole process.
 
     Raises:
         NotKeptError: inside, where a kernel would be compiled that is not to be.
@@ -148,7 +148,7 @@ def beforehand(compiles: bool = True) -> Iterator[None]:
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache on disk, with files of our own, and never in the way.
+    """Numba's cache on disk, with this module's files; its failures are never the caller's.
 
     A cache that cannot be read or written costs a compilation, no more.
     """
@@ -176,15 +176,15 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 class _NoCache(NullCache):  # type: ignore[misc]
-    """Where no folder can be written."""
+    """The cache where no folder can be written."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Warn."""
+        """Warn that the kernel cannot be kept."""
         _warn("no folder can be written")
 
 
 def cache_for(function: Any) -> Any:
-    """What keeps a function's kernels."""
+    """The cache for a function's kernels."""
     try:
         return KernelCache(function)
     except RuntimeError:  # Numba found no folder for it

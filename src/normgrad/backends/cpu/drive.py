@@ -19,13 +19,13 @@ SHARE_SIGNATURE = types.void(types.int64)
 
 
 def start_numba(block, step):
-    """Have Numba's threads, as many as it is set to, share a step's tasks."""
+    """Share a step's tasks among Numba's threads, as many as it is set to."""
     for task in prange(get(integers_at(step), B.TASKS)):
         call(get(integers_at(step), B.RUN_TASKS), (block, step, task, task + 1))
 
 
 def share(words):
-    """What each of OpenMP's threads does: its share of a step's tasks."""
+    """Do one OpenMP thread's share of a step's tasks."""
     told = integers_at(words)
     me = call(get(told, B.THREAD_NUMBER), ())
     threads = call(get(told, B.THREAD_COUNT), ())
@@ -36,15 +36,15 @@ def share(words):
 
 
 @helper
-def row_of(guards, slot):
-    """A tensor's row of the guard's table."""
-    return shift(guards, B.GUARD_SLOT * slot)
+def row_of(aliases, slot):
+    """The address of a tensor's row in the alias check's table."""
+    return shift(aliases, B.ALIAS_SLOT * slot)
 
 
 @helper
-def can_be_written(guards, first, last):
-    """Whether the pages from one to another can be, as far as the probes of pages.py tell."""
-    madvise, page = get(guards, B.GUARD_MADVISE), get(guards, B.GUARD_PAGE)
+def can_be_written(aliases, first, last):
+    """Whether the pages from one to another can be written, by the probes of pages.py."""
+    madvise, page = get(aliases, B.ALIAS_MADVISE), get(aliases, B.ALIAS_PAGE)
     size = last + page - first
     if madvise == 0:
         return True
@@ -53,24 +53,24 @@ def can_be_written(guards, first, last):
     return (
         call(madvise, (first, page, pages.POPULATE_WRITE)) == 0
         and call(madvise, (last, page, pages.POPULATE_WRITE)) == 0
-        and call(get(guards, B.GUARD_MSYNC), (first, size, pages.MS_ASYNC)) == 0
+        and call(get(aliases, B.ALIAS_MSYNC), (first, size, pages.MS_ASYNC)) == 0
     )
 
 
 @helper
-def is_apart(guards, addresses, slot):
+def is_apart(aliases, addresses, slot):
     """Whether an output shares no byte with any other tensor."""
     address = get(addresses, slot)
-    low = address + get(row_of(guards, slot), B.GUARD_LOW)
-    high = address + get(row_of(guards, slot), B.GUARD_HIGH)
+    low = address + get(row_of(aliases, slot), B.ALIAS_LOW)
+    high = address + get(row_of(aliases, slot), B.ALIAS_HIGH)
     for other in range(B.PLACES):
-        flags = get(row_of(guards, other), B.GUARD_FLAGS)
+        flags = get(row_of(aliases, other), B.ALIAS_FLAGS)
         elsewhere = get(addresses, other)
         if (
             other != slot
             and flags & B.HAS_BYTES
-            and low < elsewhere + get(row_of(guards, other), B.GUARD_HIGH)
-            and elsewhere + get(row_of(guards, other), B.GUARD_LOW) < high
+            and low < elsewhere + get(row_of(aliases, other), B.ALIAS_HIGH)
+            and elsewhere + get(row_of(aliases, other), B.ALIAS_LOW) < high
             and not (flags >> (B.MAY_BE + slot) & 1 and address == elsewhere)
         ):
             return False
@@ -78,36 +78,36 @@ def is_apart(guards, addresses, slot):
 
 
 @helper
-def passes(guards, given, addresses):
-    """Whether nothing is wrong with a call's memory; ``given`` has a bit for each output."""
-    page = get(guards, B.GUARD_PAGE)
+def passes(aliases, given, addresses):
+    """Whether a call's memory passes the alias check; ``given`` has a bit for each given output."""
+    page = get(aliases, B.ALIAS_PAGE)
     seen = -1
     for slot in range(B.PLACES):
-        if get(row_of(guards, slot), B.GUARD_FLAGS) & B.HAS_BYTES == 0:
+        if get(row_of(aliases, slot), B.ALIAS_FLAGS) & B.HAS_BYTES == 0:
             continue
         address = get(addresses, slot)
         if address == 0:
             return False
         if given >> slot & 1:
-            if not is_apart(guards, addresses, slot):
+            if not is_apart(aliases, addresses, slot):
                 return False
             # Short outputs, one after the other, often share a page.
-            first = (address + get(row_of(guards, slot), B.GUARD_LOW)) // page * page
-            last = (address + get(row_of(guards, slot), B.GUARD_HIGH) - 1) // page * page
-            if (first != seen or last != seen) and not can_be_written(guards, first, last):
+            first = (address + get(row_of(aliases, slot), B.ALIAS_LOW)) // page * page
+            last = (address + get(row_of(aliases, slot), B.ALIAS_HIGH) - 1) // page * page
+            if (first != seen or last != seen) and not can_be_written(aliases, first, last):
                 return False
             seen = last
     return True
 
 
-def drive(template, steps, step_count, team, threads, guards, given, places):
+def drive(template, steps, step_count, team, threads, aliases, given, places):
     """Run a program: copy its block, fill in the addresses, and call its steps one by one.
 
-    ``threads`` of a team share the tasks of steps that are for several. 0 if that was done; 1 if
-    the alias check found something wrong first, which it does not look for if ``given`` is below 0.
+    ``threads`` of a team share the tasks of steps that are for several. Returns 0 if the steps
+    were run, and 1 if the alias check failed first; it is left out if ``given`` is below 0.
     """
     addresses = integers_at(places)
-    if given >= 0 and not passes(integers_at(guards), given, addresses):
+    if given >= 0 and not passes(integers_at(aliases), given, addresses):
         return 1
     block = int_buffer(BLOCK_FIELDS)
     for slot in range(B.ADDRESSES):

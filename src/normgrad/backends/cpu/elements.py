@@ -1,4 +1,4 @@
-"""What is added up and what is written for each element: all in which operations differ.
+"""The operations on single elements, in which kernels differ: the terms of sums, and dx or y.
 
 The loops of :mod:`.rows` and :mod:`.columns` are the same for all of them. A kernel is compiled for
 one operation, which is the type of its first argument. ``tensors`` are dy, x and dx from a row's
@@ -18,12 +18,12 @@ from .lanes import as_loaded, load_part, merge_part, store_part
 
 
 class Operation(types.Type):  # type: ignore[misc]
-    """What a kernel does, as a type."""
+    """The type that stands for a kernel's operation."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"operation {name}")
         self.operation = name.removesuffix(ALONG)
-        #: Whether weight and bias are those of a row's elements, rather than a channel's own.
+        #: Whether weight and bias belong to a row's elements, rather than to a channel.
         self.along = name.endswith(ALONG)
 
 
@@ -34,7 +34,7 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
 
 @by_types
 def added(operation, tensors, k, terms, sums, part, streaming):
-    """Two sums with a part of a row added: of dy and dy·(x − mean), or nothing and (x − mean)².
+    """Add a part of a row to two sums: dy and dy·(x − mean), or nothing and (x − mean)².
 
     The terms are mean and gain in lanes, and the weights along the row. In evaluation dx = gain ·
     dy is written here, where dy has been read; it may be x's memory.
@@ -63,7 +63,7 @@ def added(operation, tensors, k, terms, sums, part, streaming):
 
 @by_types
 def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
-    """A row's coefficients for a part of it: times the weights along it, where there are any."""
+    """A row's coefficients for a part of it, multiplied by the weights along it, if any."""
     if not operation.along:
         return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
     normalises = operation.operation == "normalise"
@@ -79,7 +79,7 @@ def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
 
 @by_types
 def written(operation, tensors, k, coefficients, part):
-    """dx or y of a part of a row.
+    """Compute dx or y of a part of a row.
 
     The coefficients are lanes: gain, shift, mean, slope and scale. dx = scale · (gain·dy − (shift +
     slope·(x − mean))); in evaluation dx = gain · dy; y = gain · (x − mean) + shift.
@@ -103,6 +103,6 @@ def written(operation, tensors, k, coefficients, part):
 
 @by_types
 def coefficients_used(operation):
-    """How many of the coefficients what is written takes, of all in their order."""
+    """How many coefficients an operation takes, counted in their order."""
     count = {"scale": 1, "evaluate": 1, "normalise": 3, "apply": 5}.get(operation.operation, 0)
     return lambda operation: count

@@ -1,8 +1,9 @@
-"""A call's way into compiled code: from the Python objects to the driver, if nothing is new.
+"""The compiled entry of calls: from the Python objects to the driver, if the signature is known.
 
-A plan remembers how the tensors of its last call looked. If those of the next look alike, are whole
-and can be written, they are computed with at once; if not, nothing was done, and Python looks at
-them (see plans.py). Python calls ``function`` by itself, with an array of borrowed objects.
+A plan remembers the signature of its last call's tensors: shapes, strides, dtypes. If the next call
+has the same, its storages hold all elements and its outputs can be written, compiled code computes
+at once; if not, nothing was done, and Python handles the call (see plans.py). Python calls
+``function`` itself, with an array of borrowed objects.
 """
 
 from __future__ import annotations
@@ -43,14 +44,13 @@ from .program import ALIGNMENT
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-# What is handed on as a number is `plain`: parts are compiled anew for each constant.
+# Constants are passed as `plain` integers: a helper is compiled anew for each literal constant.
 
-#: Of a function that Python calls with an array of arguments: what it belongs to, the array, and
-#: how many there are.
+#: The arguments of a function that Python calls with an array: its owner, the array, its length.
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 #: Sizes of arrays on the stack, which have to be the module's own.
 WORDS_MAX, KEY_MAX, PLACES = B.WORDS_MAX, 4 * B.WORDS_MAX, B.PLACES
-#: What stands before results in a key.
+#: The words that stand before the results in a key.
 _RESULTS = -2
 
 let_others_run = external("PyEval_SaveThread")
@@ -60,7 +60,7 @@ tuple_entry = external("PyTuple_GetItem")
 
 @helper
 def describe_choice(known, value, words, at):
-    """Append to the words what an argument is that is no tensor; their new number, or -1."""
+    """Append to the words an argument that is no tensor; returns their new number, or -1."""
     kind = word(value, TYPE)
     put(words, at, kind)
     if kind == word(known, native.BOOL) or value == word(known, native.NONE):
@@ -79,7 +79,7 @@ def describe_choice(known, value, words, at):
 
 @helper
 def describe_all(known, values, words, at):
-    """Append what is to be known of a tuple of tensors; the words' new number, or -1."""
+    """Append the signature of a tuple of tensors; returns the words' new number, or -1."""
     found = int_buffer(3)
     for index in range(word(values, LENGTH)):
         if at < 0 or index >= B.ENTRIES_MAX:
@@ -90,7 +90,7 @@ def describe_all(known, values, words, at):
 
 @helper
 def key_of(known, tensors, out, choices, words):
-    """The number of words that tell a call from others, or -1."""
+    """Write a call's key, which tells it from others; returns its number of words, or -1."""
     if not (is_tuple(known, tensors) and is_tuple(known, choices)):
         return -1
     at = describe_all(known, tensors, words, plain(0))
@@ -126,10 +126,10 @@ def is_brought(known, out, index):
 
 @helper
 def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
-    """Find where tensors are, if they are as the plan has them and whole; the words' new number.
+    """Read the tensors' addresses if the signature is the plan's; returns the words' new number.
 
-    -1 where they are not. ``first`` is the number of the first. Those that ``out`` has were brought
-    to be written; the others, unless they are inputs, are our own.
+    -1 where it is not, or a storage lacks elements. ``first`` is the number of the first tensor.
+    The caller brought those that ``out`` has, to be written; other results are new ones.
     """
     not_inlined()
     found = int_buffer(3)
@@ -155,13 +155,13 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
 
 @helper
 def aligned(address):
-    """The first address from one on where a workspace may begin."""
+    """The first aligned address from one on, where a workspace may begin."""
     return (address + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @helper
 def room_of(plan, known, workspace, words):
-    """The first aligned address of a workspace, if it is large enough; else 0."""
+    """The first aligned address of a workspace that is large enough; else 0."""
     found, at = int_buffer(3), plain(0)
     if describe(known, workspace, words, at, found) < 0 or get(words, 0) == 0:
         return 0
@@ -185,7 +185,7 @@ def room_of(plan, known, workspace, words):
 
 @helper
 def run(plan, known, team, threads, tensors, results, out, workspace):
-    """Compute with a call's objects; 0 if that was done."""
+    """Compute with a call's objects; returns 0 if that was done."""
     not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(B.PLACES):
@@ -227,7 +227,7 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
             word(plan, B.E_STEP_COUNT),
             team,
             threads,
-            word(plan, B.E_GUARDS),
+            word(plan, B.E_ALIASES),
             slots,
             addresses,
         ),
@@ -239,7 +239,7 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
 
 @helper
 def results_of(plan, known, makers, tensors, out):
-    """A new tuple of the caller's results and of new ones; 0 if Python raised an error."""
+    """Make the tuple of results, the caller's and new ones; 0 if Python raised an error."""
     results, argument = new_tuple((word(makers, LENGTH),)), int_buffer(1)
     if results == 0:
         return 0
@@ -263,7 +263,7 @@ def results_of(plan, known, makers, tensors, out):
 
 @helper
 def compute(known, ready, tensors, out, workspace, team, threads):
-    """The results, computed as a plan does that is ready; None if not, 0 if Python raised."""
+    """Compute the results by a plan that is ready; None if it is not, 0 if Python raised."""
     plan, makers = long_value((entry(known, ready, 0),)), entry(known, ready, 1)
     nothing = word(known, native.NONE)
     retain((nothing,))
@@ -286,10 +286,10 @@ def compute(known, ready, tensors, out, workspace, team, threads):
 
 @helper
 def enter(ready, arguments, count):
-    """The results of a call, from its tensors, results or None, and workspace or None.
+    """Compute a call from its tensors, results or None, and workspace or None.
 
-    Then may come a team's address and size. None, with nothing done, if the plan is not ready for
-    them.
+    A team's address and size may follow. Returns None, with nothing done, if the plan is not ready
+    for these tensors.
     """
     known = word(long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
     tensors, out, workspace = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -301,7 +301,7 @@ def enter(ready, arguments, count):
 
 @helper
 def compute_alone(known, ready, tensors, out):
-    """As ``compute``, with a workspace of our own and this thread's team."""
+    """As ``compute``, with a new workspace and this thread's team."""
     plan, nothing = long_value((entry(known, ready, 0),)), word(known, native.NONE)
     if word(plan, B.E_PARALLEL) == 0:
         return compute(known, ready, tensors, out, nothing, plain(0), plain(1))
@@ -315,10 +315,10 @@ def compute_alone(known, ready, tensors, out):
 
 @helper
 def answer(table, arguments):
-    """The results of a call, if it looks like one that a plan is ready for; else its key.
+    """Compute a call if a plan is ready for its signature; else return its key.
 
     The arguments are the plans by their calls' keys, tensors, results or None, and choices. A key
-    is bytes; there is none, but None, where something is only known to Python.
+    is bytes; None stands for it where compiled code cannot read an argument.
     """
     known = long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -345,7 +345,7 @@ def answer(table, arguments):
 
 
 def function(owner, arguments, count):
-    """What Python calls: ``answer`` with four arguments, else ``enter``.
+    """The function that Python calls: ``answer`` with four arguments, else ``enter``.
 
     Both are in one, so that what they share is compiled once.
     """

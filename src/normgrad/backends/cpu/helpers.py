@@ -67,12 +67,22 @@ class _PartLowering(LoweringPass):  # type: ignore[misc]
         return True
 
 
+#: Numba's passes for what kernels do not have: contexts, closures, functions that are to be written
+#: out in others, loops over literals. Each pass looks at the whole function.
+_UNUSED = {
+    "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction",
+    "InlineInlinables", "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass",
+}  # fmt: skip
+
+
 class _PartCompiler(CompilerBase):  # type: ignore[misc]
     """Numba's passes without those for arrays and objects, of which kernels have none."""
 
     def define_pipelines(self) -> list[PassManager]:
         passes = PassManager("normgrad_part")
-        passes.passes.extend(DefaultPassBuilder.define_untyped_pipeline(self.state).passes)
+        # Each once: what branches are dead is known by the arguments' types, before all else.
+        untyped = dict.fromkeys(DefaultPassBuilder.define_untyped_pipeline(self.state).passes)
+        passes.passes += [found for found in untyped if found[0].__name__ not in _UNUSED]
         passes.add_pass(typed_passes.NopythonTypeInference, "find types")
         passes.add_pass(typed_passes.PreLowerStripPhis, "remove phi nodes")
         passes.add_pass(typed_passes.IRLegalization, "check what can be lowered")

@@ -53,7 +53,7 @@ def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None
 
 @instruction(lambda pointer, index: value_type(pointer.dtype)(pointer, types.intp))
 def load(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Element ``index`` of a tensor, in the type of arithmetic."""
+    """Read element ``index`` of a tensor, in the type of arithmetic."""
     value = emit.builder.load(emit.builder.gep(pointer, [index]), align=1)
     _promise(emit.builder, value, reads=True)
     return widen(emit.builder, value, emit.types[0].dtype)
@@ -75,7 +75,7 @@ def item_size(emit: Emitter, pointer: Any) -> Any:
 
 @instruction(lambda pointer, index: value_type(pointer.dtype)(pointer, types.intp))
 def get(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Element ``index`` of scratch memory."""
+    """Read element ``index`` of scratch memory."""
     value = emit.builder.load(emit.builder.gep(pointer, [index]), align=1)
     return widen(emit.builder, value, emit.types[0].dtype)
 
@@ -122,7 +122,7 @@ int32s_at, integers_at = _pointer_at(types.int32), _pointer_at(types.int64)
 
 @instruction(lambda address, index: types.int64(types.int64, types.intp))
 def word(emit: Emitter, address: Any, index: Any) -> Any:
-    """An integer of a table, or of an object's structure, at an address."""
+    """Read an integer at an address, in a table or an object's structure."""
     words = emit.builder.inttoptr(address, I64.as_pointer())
     return emit.builder.load(emit.builder.gep(words, [index]), align=1)
 
@@ -135,7 +135,7 @@ def like(emit: Emitter, address: Any, pointer: Any) -> Any:
 
 @instruction(lambda dy, x: types.CPointer(real_type(dy, x))(dy, x))
 def real_of(emit: Emitter, dy: Any, x: Any) -> Any:
-    """A null pointer to the type dy and x are computed in: it stands for that type."""
+    """A null pointer to the type that dy and x are computed in; it stands for that type."""
     return emit.context.get_constant_null(types.CPointer(real_type(*emit.types)))
 
 
@@ -216,13 +216,13 @@ def bits_of(emit: Emitter, value: Any) -> Any:
 
 @instruction(lambda value: types.int64(value))
 def plain(emit: Emitter, value: Any) -> Any:
-    """A constant as any integer: a function is compiled anew for each constant it is given."""
+    """A constant as a plain integer: a function is compiled anew for each literal argument."""
     return emit.context.cast(emit.builder, value, emit.types[0], types.int64)
 
 
 @instruction(lambda function, arguments: types.int64(types.int64, arguments))
 def call(emit: Emitter, function: Any, arguments: Any) -> Any:
-    """Call a C function at an address; the int that it returns, if it returns one.
+    """Call a C function at an address; returns its int result, if it has one.
 
     The arguments, a tuple, are integers and pointers, which are passed alike. (An operation, the
     first argument of kernels, is only a type: 0 stands for it.)

@@ -1,4 +1,4 @@
-"""What each unit is compiled from: its function and its type, by its name.
+"""The sources of units: the function and type that each unit is compiled from, by its name.
 
 Numba is imported with this module, which happens when something has to be compiled.
 """
@@ -31,8 +31,8 @@ from .disk import cache_for
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
 
-#: What goes through the tensors: its module and function, by operation. Those of rows may have
-#: weights along them, which the operation's name says.
+#: The kernels' modules and functions, by operation. The name of an operation on rows also says
+#: whether weights lie along the row.
 _LOOPS = {
     "sums": "sums",
     "evaluate": "sums",
@@ -51,7 +51,7 @@ _KERNELS = (
     *[("columns", name) for name in _LOOPS if name != "parameters"],
     ("along", "parameters"),
 )
-#: Arithmetic of channels, by a program's name for it: one does not wait for another to compile.
+#: The units of per-channel arithmetic, by a program's name for it; each is compiled separately.
 _ARITHMETIC = {
     "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
     "count": (coefficients.count, arithmetic.SIGNATURE),
@@ -64,7 +64,7 @@ _ARITHMETIC = {
 
 
 class Source(NamedTuple):
-    """What a unit is compiled from."""
+    """The function and type that a unit is compiled from."""
 
     function: Any
     signature: Any
@@ -102,15 +102,15 @@ def _sources() -> dict[str, Source]:
     return found
 
 
-#: All that there is to compile.
+#: All units' sources, by name.
 SOURCES = _sources()
 
-#: What is compiled, kept for as long as its addresses are.
+#: Compiled functions, kept because their addresses are in use.
 _compiled: dict[str, CFunc] = {}
 
 
 def compiled(unit: str) -> CFunc:
-    """A unit, compiled or from the disk."""
+    """A unit, compiled now or read from disk."""
     made = _compiled.get(unit)
     if made is None:
         made = compiling.compiled(*SOURCES[unit], parallel=unit == units.NUMBA)
@@ -120,12 +120,12 @@ def compiled(unit: str) -> CFunc:
 
 
 def usable() -> list[str]:
-    """All units that can be of use here."""
+    """The names of all units that can be used on this machine."""
     # Where there are no threads, Numba compiles nothing for them.
     return [unit for unit in SOURCES if unit != units.NUMBA or teams.has_numbas()]
 
 
 def cache_folder() -> str | None:
-    """Where compiled kernels are kept, or None where they are not."""
+    """The folder of compiled kernels; None where they cannot be kept."""
     path: str | None = cache_for(drive.drive).cache_path
     return path

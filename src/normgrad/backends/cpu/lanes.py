@@ -31,7 +31,7 @@ from .intrinsics import real_type
 
 LANES = access.LANES
 HALF = LANES // 2
-#: How many sums are added up together.
+#: The number of sums that are added up together.
 EIGHT = 8
 
 
@@ -77,7 +77,7 @@ def _places(storage: types.Type) -> list[int]:
 
 
 def _stored_type(context: Any, storage: types.Type) -> ir.Type:
-    """The vector that is moved between memory and registers."""
+    """The type of the vector that is loaded or stored."""
     if storage == bfloat16:
         return _vector(I32, HALF)
     return _vector(context.get_value_type(storage))
@@ -122,7 +122,7 @@ def _size(element: ir.Type) -> int:
 
 
 def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
-    """Which lanes hold one of the first ``count`` elements, of those that stand at the places."""
+    """A mask of the lanes whose element, by ``places``, is one of the first ``count``."""
     order = _constants(I32, places)
     limit = _splat(builder, builder.trunc(count, I32))
     return builder.icmp_signed("<", order, limit)
@@ -182,7 +182,7 @@ def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
 
 @instruction(lambda pointer, index: types.void(pointer, types.intp))
 def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
-    """Bring elements, which may be beyond the tensor, into the second-level cache."""
+    """Prefetch elements, which may be beyond the tensor, into the second-level cache."""
     builder = emit.builder
     size = {types.float64: 8, types.float32: 4}.get(emit.types[0].dtype, 2)
     read, second_level, data = I32(0), I32(2), I32(1)
@@ -198,7 +198,7 @@ def _some(pointer: Any, index: Any, count: Any) -> Any:
 
 @instruction(_some)
 def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
-    """The same of the first ``count`` of them, 0 to LANES; 0 for the others, which are not read."""
+    """As ``load_lanes`` for the first ``count`` elements, 0 to LANES; others are 0 and not read."""
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
@@ -209,7 +209,7 @@ def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
 
 @instruction(lambda pointer, lanes, others, count: lanes(pointer, lanes, others, types.intp))
 def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any) -> Any:
-    """The lanes of a tensor's first ``count`` elements, and others beyond them."""
+    """Select the lanes of the first ``count`` elements from one vector, the rest from another."""
     mask = _first(emit.builder, count, _places(emit.types[0].dtype))
     return emit.builder.select(mask, lanes, others)
 
@@ -217,7 +217,7 @@ def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any)
 def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
     """A cache line as float32 behind a fence, through which LLVM does not see its true type.
 
-    LLVM has no store of float16 that goes past the caches: it drops the hint without a word.
+    LLVM has no non-temporal store of float16 and silently drops the hint.
     """
     kind = _vector(F32, LINE // 4)
     name = f"llvm.arithmetic.fence.v{kind.count}f32"
@@ -244,7 +244,7 @@ def _storing(past_caches: bool) -> Any:
     return store_all
 
 
-# What is streamed is written past the caches; its first element must be at a cache line.
+# A streaming store is non-temporal; its first element must begin a cache line.
 _store_lanes, _stream_lanes = _storing(False), _storing(True)
 
 
@@ -252,7 +252,7 @@ _store_lanes, _stream_lanes = _storing(False), _storing(True)
     lambda pointer, index, lanes, count: types.void(pointer, types.intp, lanes, types.intp)
 )
 def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any) -> None:
-    """The same of the first ``count`` elements, 0 to LANES; the others are not touched."""
+    """As ``store_all`` for the first ``count`` elements, 0 to LANES; others are not touched."""
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     value = builder.bitcast(_packed(builder, lanes, storage), kind)
@@ -262,7 +262,7 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
 
 @instruction(lambda pointer, index: Lanes(pointer.dtype)(pointer, types.intp))
 def get_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """LANES numbers of scratch memory, as they stand."""
+    """Read LANES numbers of scratch memory, in its own type."""
     kind = _vector(emit.context.get_value_type(emit.types[0].dtype))
     return emit.builder.load(_vector_at(emit.builder, pointer, index, kind), align=1)
 
@@ -296,7 +296,7 @@ def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
-    """Half as many lanes in float64: the halves are added to each other in their own type."""
+    """Add the halves of a vector in its own type; half as many lanes, in float64."""
     value = builder.fadd(*_halves(builder, lanes))
     if value.type.element == F64:
         return value
@@ -354,7 +354,7 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
 
 @instruction(lambda lanes: types.UniTuple(types.float64, 2)(lanes))
 def sum_and_error_of_lanes(emit: Emitter, lanes: Any) -> Any:
-    """The same of float64, and what the roundings left: each addition is a two-sum (Knuth)."""
+    """The sum of all lanes of float64, and its rounding error, by two-sums (Knuth)."""
     builder = emit.builder
     error = ir.Constant(lanes.type, [0.0] * lanes.type.count)
     while lanes.type.count > 1:
@@ -422,7 +422,7 @@ def _in_order(emit: Emitter, lanes: Any, order: Callable[[int], int]) -> Any:
 
 @instruction(lambda pointer, lanes: lanes(pointer, lanes))
 def as_loaded(emit: Emitter, pointer: Any, lanes: Any) -> Any:
-    """Numbers that follow each other, in the order in which a tensor's elements are loaded."""
+    """Reorder consecutive numbers as ``load_lanes`` orders a tensor's elements."""
     return _in_order(emit, lanes, lambda lane: lane % HALF * 2 + lane // HALF)
 
 
@@ -458,7 +458,7 @@ def merge_part(pointer, lanes, others, part):
 
 @by_types
 def store_part(pointer, index, lanes, part, streaming):
-    """Write a part of a row, rounded to the tensor's type; all lanes past the caches if asked."""
+    """Write a part of a row, rounded to the tensor's type; by non-temporal stores if asked."""
     if isinstance(part, types.Integer):
         return lambda pointer, index, lanes, part, streaming: _store_some(
             pointer, index, lanes, part

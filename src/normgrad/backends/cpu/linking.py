@@ -19,13 +19,13 @@ from typing import Any
 from ...capi.build import c_compiler
 from . import packaged, units
 
-#: Numba's own functions, which units refer to where Python's errors are told of: they raise none.
+#: Numba's functions for Python's errors, to which units refer; they never call them.
 _NUMBAS = (
     *("NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_unpickle"),
     "numba_runtime_build_excinfo_struct",
 )
 
-#: What is linked to the units. It runs on any x86-64.
+#: The C source that is linked to the units. It runs on any x86-64.
 _BESIDE = """\
 #include <stdlib.h>
 const char {sources}[] = "{digest}";
@@ -40,7 +40,7 @@ _FLAGS = ("-O2", "-fPIC", "-shared", "-s", "-Wall", "-Werror", "-Wl,-z,text", "-
 
 
 def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
-    """Make a level's library in a folder: of some units, or all but what starts Numba's threads.
+    """Make a level's library in a folder, of some units or of all that can be linked.
 
     Raises:
         BuildError: no C compiler.

@@ -1,9 +1,9 @@
-"""Moves: tensors that lie otherwise than the rest, or have another dtype, by way of small tiles.
+"""Copies between tensors and small tiles, for tensors whose layout or dtype kernels do not read.
 
-A kernel takes tensors of one dtype that all lie in the same way. Where one does not, a tile of it
-is copied to memory on the stack first, as the kernel wants it, or a tile that was written there is
-copied to where it belongs; no tensor is copied whole. What copies is compiled by itself, for a
-tensor's dtype and the tile's, and called through its address.
+A kernel takes tensors of one dtype and one memory layout. Of a tensor that differs, a tile is
+copied to the stack first, or a tile that was written there is copied to the tensor; no tensor is
+copied whole. A copying function is compiled for a tensor's dtype and the tile's, and called through
+its address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WIDE, NARROW = 16, 8
 
 
 def _rows_of(storage: types.Type) -> int:
-    """Rows of a panel: as many elements as a lane has; two lanes of float64."""
+    """The rows of a panel: as many elements as fit 128 bits, or two such lanes of float64."""
     return 4 if storage in (types.float32, types.float64) else 8
 
 
@@ -58,7 +58,7 @@ def _interleaved(builder: Any, a: ir.Value, b: ir.Value, unit: int, lane: int) -
 
 
 def _rows(builder: Any, vectors: list[ir.Value], lane: int) -> list[ir.Value]:
-    """Rows of all columns, from vectors of every fourth column each, a lane for each column.
+    """Transpose vectors that hold every fourth column, a lane for each, into rows of all columns.
 
     Pairs of vectors are taken in turn until a row's four columns follow each other in a lane; then
     the lanes' parts of a row are put together.
@@ -119,7 +119,7 @@ _move_wide, _move_narrow = _panel(WIDE), _panel(NARROW)
 
 @instruction(lambda source: types.int64(source))
 def rows_of_panel(emit: Emitter, source: Any) -> Any:
-    """How many rows of a panel are copied at once."""
+    """The number of a panel's rows that are copied at once."""
     return I64(_rows_of(emit.types[0].dtype))
 
 
@@ -183,5 +183,5 @@ def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step, til
 
 
 def mover_signature(code: int, tile: int) -> Any:
-    """A mover's type for a tensor's and the tile's dtype codes."""
+    """The C signature of ``mover`` for the dtype codes of a tensor and a tile."""
     return types.void(POINTERS[code], POINTERS[tile], *[types.int64] * 7)

@@ -1,4 +1,4 @@
-"""Compiled code reads tensors from the Python objects that hold them.
+"""Reading tensors from their Python objects in compiled code.
 
 NumPy's arrays are read through their C structure, PyTorch's tensors through DLPack's C exchange API
 and the C functions that PyTorch offers to compiled models. ``known`` is the address of the table of
@@ -26,9 +26,9 @@ from .intrinsics import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The most axes that a tensor is read with.
+#: The most axes of a tensor that is read here.
 MAX_RANK = native.MAX_RANK
-#: What is found besides: where the first element is, an element's size in bytes where the tensor is
+#: The fields of ``found``: the first element's address, an element's bytes where the tensor is
 #: PyTorch's, and NumPy's flags.
 ADDRESS, BYTES, FLAGS = 0, 1, 2
 #: The words of DLPack's DLTensor.
@@ -41,7 +41,7 @@ long_value = external("PyLong_AsLongLong")
 float_value = external("PyFloat_AsDouble", types.float64)
 bytes_from = external("PyBytes_FromStringAndSize")
 retain, release = external("Py_IncRef"), external("Py_DecRef")
-# Of the functions that take one argument, Python 3.10 has none in its library.
+# Python 3.10's library has no call of a function with one argument.
 call_object, call_nothing = external("PyObject_VectorcallDict"), external("PyObject_CallNoArgs")
 new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem")
 find = external("PyDict_GetItemWithError")
@@ -52,19 +52,19 @@ raised = external("PyErr_Occurred")
 
 @helper
 def is_tuple(known, value):
-    """Whether an object is a tuple, and of no class derived from it."""
+    """Whether an object is a tuple, and of no derived class."""
     return word(value, TYPE) == word(known, native.TUPLE)
 
 
 @helper
 def entry(known, values, index):
-    """An entry of a tuple, borrowed."""
+    """An entry of a tuple, as a borrowed reference."""
     return word(values + word(known, native.TUPLE_ENTRIES), index)
 
 
 @helper
 def integer(value):
-    """An object's value, where it is an integer of 64 bits; else -1."""
+    """The value of an object that is an integer of 64 bits; else -1."""
     number = long_value((value,))
     if number == -1 and raised(()) != 0:
         clear_error(())
@@ -73,10 +73,10 @@ def integer(value):
 
 @helper
 def describe(known, value, words, at, found):
-    """Append to the words what a plan depends on of a tensor or None; their new number, or -1.
+    """Append a tensor's signature, or None's, to the words; returns their new number, or -1.
 
-    ``found`` gets the address, and what else there is to know but not to be compared.
-    -1 says that it is nothing that is known here, or not on the CPU.
+    ``found`` gets the address, and other fields that are not compared. -1 says that the object is
+    of no type known here, or not on the CPU.
     """
     not_inlined()
     kind = word(value, TYPE)
@@ -121,9 +121,9 @@ def describe(known, value, words, at, found):
 
 @helper
 def holds_all(known, value, words, at, size):
-    """Whether a tensor's storage holds the elements its words name, and they mean what they say.
+    """Whether a tensor's storage holds all elements of its signature, as values of its dtype.
 
-    A storage can be resized under a tensor. A view that negates has other elements than its memory.
+    A storage can be resized under a tensor, and a negating view has other values than its memory.
     """
     not_inlined()
     if get(words, at) == 0 or get(words, at + 1) == word(known, native.NDARRAY):

@@ -1,8 +1,8 @@
-"""Kernels that the package brings: shared libraries with the machine code of units.
+"""Shared libraries in the package that hold the machine code of kernels.
 
-Wheels for a platform have one for each of some levels of x86-64 (linking.py makes them). It is used
-where this machine has its level, it was made from the sources that are here, and nobody told Numba
-how to compile.
+A wheel for a platform has one for each supported level of x86-64 (linking.py makes them). It is
+used where this machine has its level, it was made from the installed sources, and no environment
+variable tells Numba how to compile.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from pathlib import Path
 
 from ...loading import loading
 
-#: The levels there are libraries for, the best first.
+#: The levels that libraries are made for, the best first.
 LEVELS = ("x86-64-v4", "x86-64-v3")
-#: Where the libraries are.
+#: The folder of the libraries.
 FOLDER = Path(__file__).parent
-#: What tells Numba how to compile, or not to: whoever sets one of these has kernels compiled.
+#: The variables that tell Numba how to compile: where one is set, kernels are compiled.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT", "NUMBA_DISABLE_JIT")
 
-#: What a library tells of itself: the digest of what it was made from, and whether this machine can
-#: run it.
+#: A library's symbols about itself: the digest of its sources, and whether this machine can run it.
 SOURCES, RUNS_HERE = "normgrad_sources", "normgrad_runs_here"
 
-#: What kernels have constants from beside their own folder.
+#: Files outside this folder whose constants kernels use.
 _SHARED = ("dtypes.py", "layout.py", "memory.py", "native.py", "pages.py", "problem.py")
 
 
@@ -42,18 +41,18 @@ def sources() -> str:
 
 
 def file_of(level: str) -> str:
-    """What the library for a level is called."""
+    """The file of the library for a level."""
     return f"kernels-{level}.so"
 
 
 def symbol(unit: str) -> str:
-    """What a unit is called in a library."""
+    """The symbol of a unit in a library."""
     return "normgrad_" + re.sub(r"\W+", "_", unit)
 
 
 @cache
 def library() -> tuple[str, ctypes.CDLL] | None:
-    """The library that is used, with its level; None for none."""
+    """The library that is used, with its level; None if no library is."""
     if any(name in os.environ for name in SETTINGS):
         return None
     digest = sources().encode()
@@ -71,7 +70,7 @@ def library() -> tuple[str, ctypes.CDLL] | None:
 
 @cache
 def address(unit: str) -> int | None:
-    """Where the machine code of a unit is; None where it has to be compiled."""
+    """The address of a unit's machine code; None where it has to be compiled."""
     used = library()
     if used is None:
         return None

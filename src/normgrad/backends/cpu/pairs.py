@@ -1,8 +1,8 @@
-"""Numbers with the errors of their roundings, and arrays of them.
+"""Double-double arithmetic: numbers with the errors of their roundings, and arrays of them.
 
-A pair is a float64 and what roundings have left of it. Where there are many, numbers are an array
-and their errors another, and a tuple has both: LLVM vectorises loops over them. The error of an
-infinite number may be NaN, and is disregarded.
+A pair is a float64 and its rounding error. Of many, the numbers are one array and their errors
+another, and a tuple has both: LLVM vectorises loops over them. The error of an infinite number may
+be NaN, and is disregarded.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .sums import add_sum
 
 @helper
 def times(a, b):
-    """A product."""
+    """The product of two pairs."""
     value = a[0] * b[0]
     return value, fma(a[0], b[0], -value) + a[0] * b[1] + a[1] * b[0]
 
 
 @helper
 def plus(a, b):
-    """A sum."""
+    """The sum of two pairs."""
     value, error = two_sum(a[0], b[0])
     return value, error + (a[1] + b[1])
 
 
 @helper
 def over(a, divisor):
-    """A quotient. By an infinite number of elements nothing is left over."""
+    """The quotient of two pairs. Divided by an infinite number of elements, the error is 0."""
     value = a[0] / divisor
     rest = (fma(-value, divisor, a[0]) + a[1]) / divisor
     return value, rest if isfinite(divisor) else 0.0
@@ -41,13 +41,13 @@ def over(a, divisor):
 
 @helper
 def rounded(a):
-    """The number, its error added."""
+    """A pair as one number, to which its error is added."""
     return a[0] + a[1] if isfinite(a[0]) else a[0]
 
 
 @helper
 def array(block, field, at):
-    """One of the workspace's arrays of float64, from an element on; a field says where it is."""
+    """An array of float64 in the workspace, from an element on; a field has its offset."""
     return shift(doubles_at(get(block, B.WORKSPACE) + get(block, field)), at)
 
 

@@ -1,4 +1,4 @@
-"""Kernels compiled by several processes at once, which leave them on disk."""
+"""Compiling kernels in several processes at once, which keep them on disk."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _START = (
     "from normgrad.backends.cpu.processes import work; work()"
 )
 
-#: A process starts in the time that so many units take.
+#: Starting a process takes as long as compiling so many units.
 UNITS = 4
 
-#: What takes longest begins first, so that no process is left with it at the end: the beginnings of
-#: names. The first takes more than a second, most take a third of one.
+#: Prefixes of the units that take longest to compile; they come first, so that no process is left
+#: with one at the end. The first takes more than a second, most take a third of one.
 _LONGEST = ("arithmetic: channels", "sums", "parameters", "entry", "tasks", "evaluate", "moments")
 
 
 def is_kept(unit: str) -> bool:
-    """Whether a unit is on disk, from where it is read."""
+    """Whether a unit can be read from disk."""
     try:
         with disk.beforehand(compiles=False):
             kernels.compiled(unit)
@@ -41,11 +41,11 @@ def _rank(unit: str) -> int:
 
 
 def compiled(units: Sequence[str], count: int) -> Generator[str, None, None]:
-    """Have so many processes compile units; gives each when it is on disk.
+    """Compile units in ``count`` processes; yields the name of each when it is on disk.
 
-    A process that fails in any way ends, and the others go on. So what is not given is not on disk:
-    whoever compiles it here finds out why. Processes end with the iterator, and where this process
-    ends without it, after the unit that they are at.
+    A process that fails ends, and the others go on. So a unit that is not yielded is not on disk:
+    compiling it in this process shows why. Processes end with the iterator; if this process ends
+    first, they end after their current unit.
     """
     units = sorted(units, key=_rank)
     running: list[subprocess.Popen[bytes]] = []
@@ -82,7 +82,7 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def work() -> None:
-    """One of the processes: the units' names are its arguments."""
+    """The program of one process: the units' names are its arguments."""
     tell = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.simplefilter("error", RuntimeWarning)  # what cannot be kept is not done

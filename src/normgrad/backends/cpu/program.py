@@ -1,6 +1,6 @@
-"""From a problem to a program: which access pattern, which steps, how much workspace.
+"""Programs of the CPU backend: a problem's access pattern, steps, workspace and parameter block.
 
-Made from specs and a description of the machine alone; nothing is compiled or computed here.
+A program is made from specs and a description of the machine; nothing is compiled or computed here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .steps import Step, Tiling, steps_of
 ALIGNMENT = LINE
 
 
-#: What fields of the block hold, one number or several that follow each other.
+#: Values of the block's fields: one number, or several consecutive ones.
 _Fields = dict[int, int | Sequence[int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a plan runs.
+    """The program that a plan runs on the CPU.
 
     Attributes:
         access: how the tensors are read, which decides what kernels are compiled for.
@@ -51,14 +51,14 @@ class Program:
 
     @property
     def coefficients(self) -> str:
-        """What makes coefficients: the arithmetic "batch", "groups" or "constant"."""
+        """The unit that computes coefficients: "batch", "groups" or "constant"."""
         problem = self.access.problem
         if problem.forward or problem.constant:
             return "constant"
         return "groups" if problem.grouped else "batch"
 
     def template(self) -> npt.NDArray[np.int64]:
-        """The parameter block but for its addresses."""
+        """The parameter block without its addresses."""
         access = self.access
         fields = _axes(access) | _vectors(access) | _facts(access, self.machine)
         words = [0] * B.BLOCK_FIELDS
@@ -69,7 +69,7 @@ class Program:
 
     @property
     def path(self) -> str:
-        """The way chosen, for people and tests: the pattern and what each step does."""
+        """The access pattern and what each step does, for people and tests."""
         moved = ("moved",) if any(self.access.moved) else ()
         return " ".join((self.access.pattern, *moved, *(step.name for step in self.steps)))
 
@@ -119,7 +119,7 @@ def _vectors(access: Access) -> _Fields:
 
 
 def _facts(access: Access, machine: Machine) -> _Fields:
-    """What holds of a problem, its numbers, and how it is read."""
+    """The block's fields on the problem: its facts, scalars and axes."""
     problem = access.problem
     return {
         B.FORWARD: problem.forward,
@@ -147,10 +147,10 @@ def _facts(access: Access, machine: Machine) -> _Fields:
 
 
 def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_Fields, int]:
-    """How the workspace is laid out, and its size in bytes."""
+    """The layout of the workspace, and its size in bytes."""
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
-    # A set has its bank to itself where one step has to find there what another left.
+    # Each set has a bank of its own where a later step reads what an earlier one left there.
     walks = sum(step.sums is not None or step.write is not None for step in steps)
     bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
     banks = ceil_div(problem.sets.size, bank_sets)

@@ -74,7 +74,7 @@ ABOUT_ONE = 4 * BLOCK
 
 @helper
 def fetch(tensors, steps, count):
-    """Ask for another image's row, which no processor foresees."""
+    """Prefetch a channel's row in the next image, which the processor does not do by itself."""
     not_inlined()
     for k in range(0, count, LANES):
         prefetch_lanes(tensors[0], steps[0] + k)
@@ -83,7 +83,7 @@ def fetch(tensors, steps, count):
 
 @helper
 def further(tensors, steps, count):
-    """The tensors, so many rows or channels on."""
+    """Advance the tensors' pointers by so many rows or channels."""
     return (
         shift(tensors[0], count * steps[0]), shift(tensors[1], count * steps[1]),
         shift(tensors[2], count * steps[2]),
@@ -92,7 +92,7 @@ def further(tensors, steps, count):
 
 @helper
 def add_whole_lanes(operation, tensors, k, end, terms, a, b, streaming):
-    """Two chains of two sums each with a row's elements k to end added by turns, whole lanes."""
+    """Add a row's elements k to end to two chains of two sums, alternating, in whole lanes."""
     inlined()
     while k + 2 * LANES <= end:
         a = added(operation, tensors, k, terms, a, None, streaming)
@@ -150,13 +150,13 @@ def sums_of(job):
 
 @helper
 def three(job, field):
-    """How far rows or channels are apart in dy, x and dx."""
+    """Read three strides, of dy, x and dx, from a job."""
     return get(job, field), get(job, field + 1), get(job, field + 2)
 
 
 @helper
 def has_whole_lines(pointer, width, step):
-    """Whether rows are whole cache lines, so that they can be written past the caches in lanes."""
+    """Whether rows are whole cache lines, so that streaming stores can write whole lanes."""
     size = item_size(pointer)
     return (address_of(pointer) | width * size | step * size) % LINE == 0
 
@@ -274,7 +274,7 @@ def moments_about_means(operation, x, step, rows, run, about, sums, c):
 
 @helper
 def add_moments_of_part(zero, x, i, mean, s, q, e, part):
-    """Two sums of lanes in float64, the first with its error, and a part of a row's moments."""
+    """Add a part of a row's moments to two sums of lanes in float64, the first with its error."""
     value = double_lanes(load_part(x, i, part))
     d, s, e = add_deviation(zero, x, value, mean, s, e, part)
     return s, q + d * d, e
@@ -330,7 +330,7 @@ def moments(operation, dy, x, dx, job):
     end = c + get(job, B.J_CHANNELS)
     row = x
     while c < end:
-        # A group's channels that follow each other are one row, whose sums are its first channel's.
+        # A group's adjacent channels are one row, whose sums are its first channel's.
         n = min(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
         moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
@@ -339,7 +339,7 @@ def moments(operation, dy, x, dx, job):
 
 @helper
 def lines_to_stream(pointer, count):
-    """Where in a row the whole cache lines begin, and where lanes of them end."""
+    """The part of a row that consists of whole cache lines, in lanes: its begin and end."""
     size = item_size(pointer)
     address = address_of(pointer)
     head = -(address // size) % (LINE // size)
@@ -357,7 +357,7 @@ def write_part(operation, tensors, k, coefficients, along, part, streaming):
 
 @by_types
 def write_row(operation, tensors, coefficients, along, count, past_caches):
-    """Write a row, its whole cache lines past the caches unless that is None.
+    """Write a row; its whole cache lines with streaming stores, unless ``past_caches`` is None.
 
     The coefficients are lanes.
     """
@@ -412,7 +412,7 @@ def write_rows(operation, dy, x, dx, job, past_caches):
 
 @helper
 def write(operation, dy, x, dx, job):
-    """Write dx or y, past the caches where that is asked."""
+    """Write dx or y, with streaming stores where that is asked."""
     if get(job, B.J_STREAM) != 0:
         write_rows(operation, dy, x, dx, job, plain(1))
     else:

@@ -1,4 +1,4 @@
-"""Programs that are ready to run, with the addresses of all that they take."""
+"""Programs that are ready to run, with the addresses of their units."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from ... import native
 from ...overlap import Place
+from . import alias_check, teams, units
 from . import block as B
-from . import guard, teams, units
 from .program import Program
 from .teams import ALONE, Team
 
@@ -33,33 +33,33 @@ _FASTCALL = 0x80
 
 
 def _entry(name: str, owner: Any) -> Callable[..., Any]:
-    """The entry as a function that Python calls without anything between; it gets its owner too."""
+    """Make ``enter.function`` a built-in function of Python; its owner is its first argument."""
     method = _Method(name.encode(), units.address(units.ENTRY), _FASTCALL, None)
     make = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.py_object
     )(("PyCFunction_NewEx", ctypes.pythonapi))
-    # In the place of its module, so that the definition lives as long.
+    # The definition is passed as the function's module, so that it lives as long.
     made: Callable[..., Any] = make(ctypes.byref(method), owner, method)
     return made
 
 
 @cache
 def answer() -> Callable[..., Any]:
-    """As ``native.answer``."""
+    """See ``native.answer``."""
     native.known[native.TEAM] = id(teams.ready)
     return _entry("answer", native.known.ctypes.data)
 
 
-#: In the place of the outputs that were given: nothing is looked at.
-UNGUARDED = -1
+#: The value of ``given`` with which the driver leaves out the alias check.
+UNCHECKED = -1
 
 
 def _not_ready(tensors: tuple[Any, ...], out: Any, workspace: Any) -> None:
-    """Enter before any tensors were learned."""
+    """The entry before any signature was learned."""
 
 
 class Runner:
-    """A program with the units it takes, ready for a call's tensors, or for their addresses."""
+    """A program with its units, ready for a call's tensors or for their addresses."""
 
     def __init__(
         self,
@@ -78,16 +78,16 @@ class Runner:
                 fields[field] = units.address(unit)
         self._parallel = bool(steps[:, B.THREADS].any())
         driver = units.address(units.DRIVER)
-        guards = guard.table(inputs, outputs, program.workspace_size)
+        aliases = alias_check.table(inputs, outputs, program.workspace_size)
         table = np.zeros(B.ENTRY_FIELDS, np.int64)
-        self._arrays = template, steps, guards, table
+        self._arrays = template, steps, aliases, table
         for field, value in {
             B.E_KNOWN: native.known.ctypes.data,
             B.E_DRIVE: driver,
             B.E_TEMPLATE: template.ctypes.data,
             B.E_STEPS: steps.ctypes.data,
             B.E_STEP_COUNT: len(steps),
-            B.E_GUARDS: guards.ctypes.data,
+            B.E_ALIASES: aliases.ctypes.data,
             B.E_PARALLEL: self._parallel,
             B.E_WORKSPACE: program.workspace_size,
             B.E_INPUTS: len(inputs),
@@ -111,7 +111,7 @@ class Runner:
         def drive(team: Team) -> None:
             template, steps, *_ = self._arrays
             program = template.ctypes.data, steps.ctypes.data, len(steps)
-            self._drive(*program, *team, 0, UNGUARDED, places.ctypes.data)
+            self._drive(*program, *team, 0, UNCHECKED, places.ctypes.data)
 
         team = teams.ready() if self._parallel else ALONE
         if team is not None:
@@ -142,7 +142,7 @@ class Runner:
         return ready
 
     def _enter_in_a_team(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Enter with this thread's team, which is made if need be."""
+        """Enter with this thread's team, which is made if there is none."""
         team = teams.ready()
         if team is not None:
             return self._enter(tensors, out, workspace, *team)

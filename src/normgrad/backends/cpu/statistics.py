@@ -1,4 +1,4 @@
-"""Statistics of channels and groups: those that are given, and those found from moments of x.
+"""The mean and invstd of channels and groups, given or computed from moments of x.
 
 Every loop goes over channels, without a branch, so that LLVM vectorises it.
 """
@@ -39,9 +39,9 @@ from .vectors import (
 
 @helper
 def prepare(block, s, bank, c0, c1):
-    """Read a set's given statistics and sums; choose what moments are about, if there is no mean.
+    """Read a set's given statistics and sums; choose the point for moments if there is no mean.
 
-    That is the first element that shares a statistic, or 0. An element is no further from the mean
+    The point is the statistics group's first element, or 0. An element is no further from the mean
     than sqrt(m) deviations, of which float64's sums of float32 data can lose m·2⁻⁵³: so one pass is
     enough.
     """
@@ -99,9 +99,9 @@ def means_of_groups(sums, groups, per_group, m, means):
 
 @helper
 def update(block, slot, out_slot, first, count, new, n, factor):
-    """Running statistics: (1 − momentum)·old + momentum·factor·new, if they are asked for.
+    """Update running statistics, if asked: (1 − momentum)·old + momentum·factor·new.
 
-    They take the new ones' place. No elements, no news.
+    The result replaces ``new``. Without elements the old ones stay.
     """
     not_inlined()
     if get(block, out_slot) == 0:
@@ -117,9 +117,9 @@ def update(block, slot, out_slot, first, count, new, n, factor):
 
 @helper
 def write_statistics(block, s, first, count, mean, invstd, variance, n):
-    """Statistics over n elements, rounded, to the outputs and into the running ones.
+    """Write statistics over n elements to the outputs, and update the running ones.
 
-    As an estimate of the elements' source their variance is over n − 1; of one element it stays.
+    A running variance is unbiased, over n − 1 elements; of one element it stays as it is.
     """
     write_row(block, B.OUT_MEAN, s, first, count, mean)
     write_row(block, B.OUT_INVSTD, s, first, count, invstd)
@@ -130,7 +130,7 @@ def write_statistics(block, s, first, count, mean, invstd, variance, n):
 
 @helper
 def statistics(block, flags, s, bank, c0, c1):
-    """The mean and 1/std that are missing, from the moments of x; or the mean, for another round.
+    """Compute the missing mean and invstd from the moments of x; or the mean, for a second round.
 
     Moments are about the mean in use, where one is given, else about what is close to the mean.
     What they leave of the mean corrects it, and the variance: so both are as exact as the sums. A
@@ -181,7 +181,7 @@ def statistics(block, flags, s, bank, c0, c1):
 
 
 def gather(block, flags, s, bank, c0, c1):
-    """The mean and 1/std of all ranks' elements, from each rank's own and how many it has.
+    """Combine the ranks' means and invstds, weighted by their numbers of elements.
 
     With 1/r² the variance and eps, their mean over all elements and the ranks' own deviations from
     the common mean make the common variance and eps: eps need not be taken off first. Without

@@ -1,8 +1,8 @@
-"""A program's steps: what is done, in which order, and how the work is cut into tasks.
+"""A program's steps: their order, and how their work is cut into tasks.
 
 Where the sums of a channel are cut into parts, the cut follows from the shape alone, never from the
-number of threads: it decides in which order they are added, and so the last bit of the result. The
-thresholds stand on measurements, which docs/performance.md has in one table.
+number of threads: it decides the order of additions, and so the last bit of the result. The
+measurements behind the thresholds stand in one table in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,61 +16,61 @@ from ...problem import Problem
 from . import block as B
 from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, read_bytes
 
-#: Fewer elements are done by one thread before others have started.
+#: One thread finishes fewer elements than these before others have started.
 SMALL = 1 << 14
 #: Cutting fewer elements of one channel or sample into parts does not pay.
 PART = 1 << 13
 #: Elements that a task sums and then writes while they are in a core's cache.
 IN_CACHE = 1 << 15
-#: Tasks keep the cores of a large server busy, and are so few that adding their sums costs nothing.
+#: The number of tasks that keeps a large server busy, while adding their sums costs little.
 TASKS = 64
-#: Tasks are made larger where so many are left, and channels are cut into parts where fewer are.
+#: With at least as many tasks, tasks are made larger; with fewer, channels are cut into parts.
 ENOUGH_TASKS = 16
-#: A few cores are busy with so many tasks; sums that nobody waits for are not cut further.
+#: The tasks that keep a few cores busy; sums that nothing else depends on are not cut further.
 FEW_TASKS = 8
-#: Columns are cut into as many parts at least, for a few cores.
-FEW_PARTS = 4
-#: Work that is per channel alone is done by one thread before others have started, if channels
-#: times their copies are fewer.
+#: The least number of parts that columns are cut into, each with at least so many elements.
+FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
+#: One thread finishes work that is per channel alone before others have started, if the channels
+#: times their copies are fewer than these.
 MANY_CHANNELS = 1 << 13
-#: Channels that a task looks after where the work is per channel alone.
+#: The channels of a task whose work is per channel alone.
 CHANNELS_PER_TASK = 128
-#: Rows of columns to a part, for what a part costs for each channel is what some ten rows cost.
+#: Rows of columns to a part: for each channel, a part's own cost is that of some ten rows.
 ROWS_OF_PART = 256
-#: Bytes of dy and x that follow each other, for sums that nobody waits for: memory is read in long
-#: runs, some channels of one image after the other's.
+#: Consecutive bytes of dy and x that are read for sums that nothing depends on: memory is read in
+#: long runs, some channels of one image after the other's.
 CONTIGUOUS = 1 << 16
-#: Rows of a channel that are taken together even so, and elements if rows are long: each piece has
-#: a cost of its own.
+#: The least rows of a channel, and elements if rows are long, that are read together even then, as
+#: each piece has a cost of its own.
 ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
-#: Rows of fewer elements are taken in that order even where a channel's sums are waited for, in
-#: tensors of so many bytes that a core's cache does not hold them: what follows a row is nearer
-#: than the next image's.
+#: Rows of fewer elements are read in that order even where dx depends on a channel's sums, in
+#: tensors of more bytes than a core's cache holds: the next channel's row is nearer than the next
+#: image's.
 SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
-#: Bytes of dy and x that a task of group norm's columns takes at once: those of batch norm are cut
-#: out of rows that all the batch has, and gain nothing.
+#: Bytes of dy and x that a task of group norm's columns treats at once. Batch norm's columns cross
+#: the whole batch, and gain nothing from this.
 SAMPLE = 2 << 20
-#: Bytes of rows that are groups of their own that are taken at once, and how many rows at most.
+#: The most bytes, and rows, that are treated at once where rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
-#: But no fewer where parameters' sums are taken, however long rows are: once for so many rows these
-#: sums, in float64, are read and written.
+#: The least such rows where parameter gradients are summed, however long rows are: their sums, in
+#: float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
 #: Moments in float64: for gradients, which use them unrounded, and for float32 and float64 data. So
 #: the mean that is found is the nearest float32, next to which every element's deviation is exact.
 EXACT = "exact moments"
 
-#: What the flags of arithmetic are called, in the order in which it is done.
+#: The names of the arithmetic's flags, in the order in which it is done.
 _WORDS = {flag: name[3:].lower() for name, flag in vars(B).items() if name.startswith("DO_")}
 
 
 class Tiling(NamedTuple):
-    """How the work is cut into tasks, and a task's into what a kernel takes at once.
+    """How work is cut into tasks, and a task into the pieces that a kernel takes.
 
     Attributes:
-        sets: how many are gone through in all.
+        sets: the number of sets.
         sets_per_task, all_channels, channel_block, at_once, parts, part_size, piece_channels,
             piece_rows: see the fields of a step in block.py.
-        parallel: whether it is worth several threads.
+        parallel: whether several threads are worth while.
     """
 
     sets: int
@@ -86,22 +86,22 @@ class Tiling(NamedTuple):
 
     @property
     def turns(self) -> int:
-        """Tasks along the sets."""
+        """The number of tasks along the sets."""
         return ceil_div(self.sets, self.sets_per_task) if self.sets_per_task else 1
 
     @property
     def blocks(self) -> int:
-        """Tasks along the channels."""
+        """The number of tasks along the channels."""
         return ceil_div(self.all_channels, self.channel_block)
 
     @property
     def tasks(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return self.turns * self.blocks * self.parts
 
 
 class Step(NamedTuple):
-    """One pass over the tiles or the channels: how they are cut, and what is done to each.
+    """One step of a program: a tiling of the tensors or channels, and what is done to each tile.
 
     Attributes:
         tiling: how they are cut.
@@ -120,7 +120,7 @@ class Step(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it does, in words."""
+        """The step's work, in words."""
 
         def named(flags: int) -> list[str]:
             return [word for flag, word in _WORDS.items() if flags & flag]
@@ -130,7 +130,7 @@ class Step(NamedTuple):
         return "+".join(word for word in words if word)
 
     def fields(self) -> dict[int, int]:
-        """What block.py's fields of a step hold, but for the addresses of what is compiled."""
+        """The values of a step's fields (see block.py), without the units' addresses."""
         tiling = self.tiling
         return {
             B.TASKS: tiling.tasks,
@@ -153,7 +153,7 @@ class Step(NamedTuple):
 
 
 def _uses(operation: str | None) -> int:
-    """Which of the data tensors a kernel goes through, by bit."""
+    """The data tensors that a kernel reads or writes, by bit."""
     if operation is None:
         return 0
     name = operation.removesuffix(ALONG)
@@ -163,12 +163,12 @@ def _uses(operation: str | None) -> int:
 
 
 def _waits(problem: Problem) -> bool:
-    """Whether the sums of a channel are needed before anything else is done to it."""
+    """Whether a channel's sums are needed before anything else is done to it."""
     return problem.result_needs_sums or problem.missing_mean
 
 
 def tiling_of(access: Access) -> Tiling:
-    """How a problem's tensors are cut."""
+    """Choose how a problem's tensors are cut into tasks."""
     problem = access.problem
     sets, channels, positions = problem.sets.size, problem.channel.size, access.positions
     whole = Tiling(
@@ -192,7 +192,7 @@ def tiling_of(access: Access) -> Tiling:
 
 
 def _rows_of_piece(access: Access) -> int:
-    """Rows of a channel that are taken before the next channels' of the same images."""
+    """The rows of a channel that are read before the next channels' rows of the same images."""
     problem = access.problem
     if access.columns:
         return access.positions
@@ -213,7 +213,7 @@ def _unit(access: Access) -> int:
 
 
 def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
-    """Rows that are groups of their own, some at once, many of those to a task: it has one slot."""
+    """The tiling of rows that are statistics groups: a task has many of them, and one slot."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
     problem = access.problem
@@ -222,7 +222,7 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
     if small:
         return whole._replace(at_once=at_once, piece_rows=1)
-    # Sets that share their parameters add to a slot for each task.
+    # Sets that share their parameters add to one slot for each task.
     turn = ceil_div(sets, TASKS) if problem.by_row else 1
     blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
     block = rounded_up(ceil_div(rows, blocks), at_once)
@@ -231,7 +231,7 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
 
 
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
-    """Columns of whole groups of a sample, with all of its positions: they stay in cache.
+    """The tiling of columns by whole groups of a sample, so that they stay in cache.
 
     None where there is one sample, not one group stays there, or too few tasks are left.
     """
@@ -251,16 +251,18 @@ def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
 
 
 def _of_positions(access: Access, whole: Tiling) -> Tiling:
-    """Columns of all channels, which share cache lines, cut along the positions."""
+    """The tiling of columns along the positions, with all channels, which share cache lines."""
     rows, unit = access.positions // access.repeat, access.repeat * ROWS
-    most = max(1, access.per_channel * whole.all_channels // PART)
-    parts = min(ceil_div(TASKS, whole.sets), max(FEW_PARTS, rows // ROWS_OF_PART), most)
+    elements = access.per_channel * whole.all_channels
+    few = min(FEW_PARTS, elements // PART_OF_COLUMNS)
+    most = max(1, elements // PART)
+    parts = min(ceil_div(TASKS, whole.sets), max(1, few, rows // ROWS_OF_PART), most)
     size = ceil_div(ceil_div(access.positions, unit), parts) * unit
     return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
 
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
-    """Rows, or columns of short channels: some channels to a task, cut in parts if they are few."""
+    """The tiling by channels, of rows or columns of short channels; in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
@@ -291,12 +293,12 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
 
 
 def _in_one_task(channels: int = 1, sets: int = 0) -> Tiling:
-    """One task for what is per channel alone, of so many sets if it is done for each of them."""
+    """The tiling of per-channel work in a single task, over ``sets`` if it is done for each set."""
     return Tiling(sets, sets, channels, channels, channels)
 
 
 def _over_channels(channels: int, copies: int, sets: int = 0, per_group: int = 1) -> Tiling:
-    """A task for some channels, whole groups of them, where the work is per channel alone.
+    """The tiling of per-channel work, by whole statistics groups.
 
     ``copies``: how many numbers there are of each channel.
     """
@@ -305,7 +307,7 @@ def _over_channels(channels: int, copies: int, sets: int = 0, per_group: int = 1
 
 
 class _Over(NamedTuple):
-    """How a problem's steps are cut: those over tensors, over channels and over parameters."""
+    """The tilings of a problem's steps: over tensors, over channels and over parameters."""
 
     tiles: Tiling
     channels: Tiling
@@ -315,7 +317,7 @@ class _Over(NamedTuple):
 def _apart(
     over: _Over, before: int, sums: str | None, after: int, write: str | None = None, last: int = 0
 ) -> list[Step]:
-    """A pass over tensors in which sums come in parts, so that each thing is a step of its own."""
+    """The steps of a pass over tensors whose sums come in parts: sums, combination, writing."""
     steps = [Step(over.channels, before)] if before else []
     if sums:
         steps.append(Step(over.tiles, sums=sums))
@@ -326,14 +328,14 @@ def _apart(
 def _pass(
     over: _Over, before: int, sums: str | None, after: int, write: str | None = None
 ) -> list[Step]:
-    """A pass over tensors: one step, where a tile has all positions of its channels."""
+    """The steps of a pass over tensors: one where a tile has all positions of its channels."""
     if over.tiles.parts == 1:
         return [Step(over.tiles, before, sums, after, write)]
     return _apart(over, before, sums, after, write)
 
 
 def _rounds(problem: Problem, last: int) -> list[int]:
-    """What follows from the moments of each round of sums.
+    """The arithmetic after each round of moments.
 
     In float64 arithmetic the mean takes a round of its own: about anything else the squares would
     lose what float32 data have to spare.
@@ -343,7 +345,7 @@ def _rounds(problem: Problem, last: int) -> list[int]:
 
 
 def _forward(access: Access, over: _Over) -> list[Step]:
-    """The steps of y, or of statistics alone."""
+    """The steps of a forward pass, or of statistics alone."""
     problem = access.problem
     write = None if problem.result is None else "normalise" + ALONG * access.along
     coefficients = B.DO_COEFFICIENTS if write else 0
@@ -362,7 +364,7 @@ def _forward(access: Access, over: _Over) -> list[Step]:
 def _backward(access: Access, over: _Over) -> list[Step]:
     """The steps of gradients."""
     problem, along = access.problem, access.along
-    # Along rows, parameters have sums of their own, down the columns.
+    # Where parameters lie along rows, their gradients are sums down the columns.
     sums_parameters = problem.wants_parameters
     needs_sums = problem.result_needs_sums if along else problem.needs_sums
     sums = "sums" + ALONG * along if needs_sums else None
@@ -406,7 +408,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
-    """The steps where there are no elements: the sums over them are 0."""
+    """The steps without elements: the sums over them are 0."""
     channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
@@ -416,13 +418,13 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
 
 
 def _gather(problem: Problem) -> Step:
-    """The step that puts the statistics of ranks together."""
+    """The step that combines the ranks' statistics."""
     ranks = problem.count.elements if problem.count else 1
     return Step(_over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
 
 
 def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
-    """The steps, and how the work is cut where it is over tensors."""
+    """A problem's steps, and the tiling of those over tensors."""
     problem = access.problem
     if problem.is_empty:
         return _for_nothing(problem), None

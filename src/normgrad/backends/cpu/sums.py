@@ -1,4 +1,4 @@
-"""Sums that are carried in float64 from one chain of additions to the next.
+"""Sums in float64, to which chains of additions in the arithmetic's type are added.
 
 In float64 arithmetic the rounding error of each addition is carried too: otherwise a long tensor's
 chain of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
@@ -38,9 +38,9 @@ from .lanes import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Elements of a vector of lanes, and of two.
+#: The elements of one and of two vectors of lanes.
 LOT, TWO_LOTS = LANES, 2 * LANES
-#: Sums in registers that are added up together, and the elements of all of them.
+#: The number of sums in registers that are reduced together, and the elements of all of them.
 LOTS = EIGHT * HALF
 #: The longest row whose sums are float32 throughout.
 SHORT = 256
@@ -52,7 +52,7 @@ def _is_double(lanes: Any) -> bool:
 
 @by_types
 def start_total(zero):
-    """A sum in registers, from zero."""
+    """A sum in registers that starts from zero."""
     if _is_double(zero):
         return lambda zero: (zero, zero)
     return lambda zero: half_zeros()
@@ -79,7 +79,7 @@ def add_chains(totals, a, b):
 
 @by_types
 def total_of(total):
-    """A sum in registers as a number and its error."""
+    """Reduce a sum in registers to a number and its error."""
     if isinstance(total, types.BaseTuple):
 
         def compensated(total):
@@ -100,7 +100,7 @@ def add_sum(totals, errors, c, addend):
 
 @by_types
 def keep_totals(kept, i, totals, sums, c):
-    """Keep two sums in registers as some of several that are added to channels' together.
+    """Store two sums in registers, of several that are later added to their channels' together.
 
     In float64 arithmetic they are added to channel c's now, with their errors.
     """
@@ -138,7 +138,7 @@ def add_kept_totals(zero, kept, n, sums, first):
 
 @by_types
 def is_short(zero, rows, run):
-    """Whether a channel has one row that is short enough to be added up in float32 to the end.
+    """Whether a channel has a single row, short enough to be summed in float32 to the end.
 
     The roundings that are not additions leave 9 to those (see rows.py): 256 elements take 3 in each
     of 64 lanes, and 6 to add the lanes up.
@@ -220,7 +220,7 @@ def fold_sums(zero, sums, index, a, b):
 
 @by_types
 def clear_lanes(zero, total, error, index):
-    """Start sums that follow each other from zero."""
+    """Set consecutive sums to zero."""
     if _is_double(zero):
 
         def compensated(zero, total, error, index):
@@ -273,7 +273,7 @@ def add_columns(zero, columns, column_errors, channels, run, repeat, totals, err
 
 @by_types
 def add_errors(zero, error, index, lanes):
-    """Add to errors that follow each other, where the arithmetic keeps them."""
+    """Add to consecutive errors, where the arithmetic keeps them."""
     if _is_double(zero):
         return lambda zero, error, index, lanes: put_lanes(
             error, index, get_lanes(error, index) + lanes
@@ -307,7 +307,7 @@ def add_terms(zero, sums, c, tensor, dy, x, mean, part):
 
 @by_types
 def add_deviation(zero, tensor, x, mean, s, e, part):
-    """x − mean of a part of a tensor's row in float64, and it added to a sum and its error, lanes.
+    """Compute x − mean of a part of a row in float64, and add it to a sum and its error, in lanes.
 
     In float64 arithmetic no rounding is lost: what is left of a mean has to be right for elements
     that are far nearer to the mean than others.

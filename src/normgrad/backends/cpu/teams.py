@@ -1,4 +1,4 @@
-"""The threads that share a call's tasks: PyTorch's OpenMP's where it is loaded, else Numba's."""
+"""The threads that share a call's tasks: PyTorch's OpenMP threads if loaded, else Numba's."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from . import openmp, units
 
 
 class Team(NamedTuple):
-    """Threads that share the tasks of a step.
+    """The threads that share the tasks of a step.
 
     Attributes:
-        address: of the table that tells the driver how to start them; 0 for nobody.
+        address: of the table that tells the driver how to start them; 0 for none.
         size: how many there are, with the calling thread.
     """
 
@@ -35,18 +35,18 @@ class Team(NamedTuple):
     size: int
 
 
-#: The calling thread by itself.
+#: The team of the calling thread alone.
 ALONE = Team(0, 1)
 
 
 class _Most(threading.local):
-    """The largest team that a thread has had."""
+    """The size of the largest team that a thread has had."""
 
     size = 1
 
 
 class _Threads:
-    """Who may run in parallel, and with how many threads."""
+    """The rules on which threads may run in parallel, and with how many others."""
 
     def __init__(self) -> None:
         self.started = False
@@ -55,7 +55,7 @@ class _Threads:
         self._new_locks()
 
     def _new_locks(self) -> None:
-        # Reentrant: a signal's handler may compute where a call has them already.
+        # The lock is reentrant, as a signal handler may compute during a call that holds it.
         #: Held while a thread's team is started.
         self.starting = threading.RLock()
         # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
@@ -71,7 +71,7 @@ class _Threads:
         self._new_locks()
 
     def usual(self) -> int | None:
-        """How many threads Numba has for this thread, started if they were not; None for none."""
+        """The number of Numba's threads for this thread, started if need be; None without any."""
         if not self.started:
             check_numba()
         import numba
@@ -92,7 +92,7 @@ class _Threads:
 
 
 def _can_start(count: int) -> bool:
-    """Whether so many threads can be started now: as many are, and end at once.
+    """Whether so many threads can be started now; they are started on trial, and end at once.
 
     OpenMP ends the process where it cannot start its own, for want of memory or because there is a
     limit to their number.
@@ -124,7 +124,7 @@ def _can_start(count: int) -> bool:
     return started == count
 
 
-#: Where Linux shows a process its threads.
+#: The folder in which Linux lists a process's threads.
 _TASKS = Path("/proc/self/task")
 
 _threads = _Threads()
@@ -138,7 +138,7 @@ _tables: list[npt.NDArray[np.int64]] = []
 
 @cache
 def _team(functions: tuple[int, ...] | None, count: int) -> Team:
-    """So many of OpenMP's threads, by the addresses of its functions, or of Numba's."""
+    """The team of so many threads: OpenMP's, by the addresses of its functions, or Numba's."""
     if functions is None:
         table = np.array([units.address(units.NUMBA)], np.int64)
     else:
@@ -148,12 +148,12 @@ def _team(functions: tuple[int, ...] | None, count: int) -> Team:
 
 
 def has_numbas() -> bool:
-    """Whether Numba has threads, which are started if they were not."""
+    """Whether Numba has threads; they are started if they were not."""
     return _threads.usual() is not None
 
 
 def ready() -> Team | None:
-    """The team of this thread's next call; None where it has to be made first, or waited for."""
+    """The team of this thread's next call; None where ``made`` has to make it."""
     if not _threads.usable:
         return ALONE
     wanted = threads.wanted_threads()
@@ -168,7 +168,7 @@ def ready() -> Team | None:
 
 
 def _numbas_usual(wanted: int | None) -> Team | None:
-    """Numba's threads, if they are started, as many as it is set to, and for several calls."""
+    """Numba's threads if they are started, as many as it is set to."""
     if not _threads.started or not isinstance(_threads.one_at_a_time, nullcontext):
         return None
     import numba
@@ -181,7 +181,7 @@ def _numbas_usual(wanted: int | None) -> Team | None:
 
 @contextmanager
 def made() -> Iterator[Team]:
-    """A team for a call, whose threads are started and wait for nobody else's."""
+    """A context with the team for a call, whose threads are started and free."""
     wanted = threads.wanted_threads()
     functions = None if wanted is None else openmp.of_torch()
     usual = _threads.usual() if functions is None else None
@@ -203,7 +203,7 @@ def made() -> Iterator[Team]:
 
 @contextmanager
 def _numbas(count: int, usual: int) -> Iterator[None]:
-    """A context in which Numba has so many threads, of which there are usually another number."""
+    """A context in which Numba is set to another number of threads."""
     import numba
 
     with _threads.one_at_a_time:

@@ -1,7 +1,7 @@
-"""The units that programs are run with, by name, and where their machine code is.
+"""The units of machine code that programs call, by name, and their addresses.
 
-A unit is a C function of its own, which is called by its address. The package may bring its machine
-code (packaged.py); else it is compiled (kernels.py), and only then is Numba imported.
+A unit is a C function that is called through its address. The package may bring its machine code
+(packaged.py); else it is compiled (kernels.py), and only then is Numba imported.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from . import packaged
 from .program import Program
 from .steps import Step
 
-#: What runs a program's steps, and what Python calls, with a plan or without one.
+#: The driver, which runs a program's steps, and the function that Python calls.
 DRIVER, ENTRY = "driver", "entry"
-#: What goes through the tensors for a task; the same through tensors that are moved to tiles.
+#: The walk of a task through the tensors; and the same with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
-#: What each of OpenMP's threads does, and what starts Numba's threads on a step.
+#: The function of each OpenMP thread, and the one that starts Numba's threads on a step.
 OPENMP, NUMBA = "threads of OpenMP", "threads of Numba"
 
 _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
-#: What has a step to itself, by its flag.
+#: The arithmetic that has a unit of its own, by its flag.
 _ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
 
 
 def arithmetic(name: str) -> str:
-    """Arithmetic of channels, by a program's name for it."""
+    """The name of a unit of per-channel arithmetic, from a program's name for it."""
     return f"arithmetic: {name}"
 
 
 def kernel(pattern: str, operation: str, code: int) -> str:
-    """What goes through whole tensors of a dtype, by access pattern and operation."""
+    """The name of the kernel for a dtype, an access pattern and an operation."""
     return f"{operation} of {pattern}, {_DTYPES[code]}"
 
 
 def mover(code: int, tile: int) -> str:
-    """What copies between a tensor of a dtype and a tile's."""
+    """The name of the unit that copies between a tensor of a dtype and a tile of another."""
     return f"tiles of {_DTYPES[tile]} from {_DTYPES[code]}"
 
 
 def of_program(program: Program) -> dict[int, str]:
-    """What all steps of a program have in common, by the block's fields that hold its addresses."""
+    """The units that all steps of a program share, by the block's fields for their addresses."""
     access = program.access
     found = {
         B.MOVERS + tensor: mover(dtype.code, access.dtype.code)
@@ -55,7 +55,7 @@ def of_program(program: Program) -> dict[int, str]:
 
 
 def of_step(program: Program, step: Step) -> dict[int, str]:
-    """What a step takes, by the step's fields that hold its addresses."""
+    """The units of a step, by the step's fields for their addresses."""
     access = program.access
     found = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
     for field, pattern, operation in (
@@ -71,7 +71,7 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
 
 
 def needed(program: Program) -> list[str]:
-    """All that a program may take, whoever's threads it will run with."""
+    """All units that a program may need, with any kind of threads."""
     units = [DRIVER, ENTRY, *of_program(program).values()]
     for step in program.steps:
         units += of_step(program, step).values()
@@ -82,7 +82,7 @@ def needed(program: Program) -> list[str]:
 
 @cache
 def address(unit: str) -> int:
-    """Where a unit's machine code is, which stays there.
+    """The address of a unit's machine code, which never changes.
 
     Raises:
         MemoryError: there is too little to compile it.

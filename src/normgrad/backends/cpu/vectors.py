@@ -1,4 +1,4 @@
-"""Vectors: reading and writing per-channel inputs and outputs of any dtype, as float64."""
+"""Reading and writing per-channel vectors of any dtype, as float64."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .pairs import get_pair, rounded
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Channels that are treated together, on the stack.
+#: The number of channels that are treated together, in arrays on the stack.
 SOME = 128
 
 
 @helper
 def held(block, value):
-    """A number as the arithmetic's type holds it."""
+    """A number rounded to the arithmetic's type."""
     return double(np.float32(value)) if get(block, B.SINGLE) != 0 else value
 
 
 @helper
 def canonical(value):
-    """The number; any NaN as the one that survives rounding to bfloat16 (see lanes.py)."""
+    """A number, or for any NaN the one that survives rounding to bfloat16 (see lanes.py)."""
     return value if value == value else nan
 
 
 @helper
 def read(address, code, index):
-    """An element of any of the listed types."""
+    """Read an element of any of the listed types."""
     not_inlined()
     if code == 0:
         return double(get(singles_at(address), index))
@@ -63,7 +63,7 @@ def read(address, code, index):
 
 @helper
 def next_group(group, left, per_group):
-    """The group of the next channel, and how many are left of it: a division takes longer."""
+    """The group of the next channel, and its channels that are left, without a division."""
     if left == 1:
         return group + 1, per_group
     return group, left - 1
@@ -71,14 +71,14 @@ def next_group(group, left, per_group):
 
 @helper
 def fill(row, count, value):
-    """One number for every channel."""
+    """Set every channel's number to one value."""
     for c in range(count):
         put(row, c, value)
 
 
 @helper
 def spread(numbers, first, count, per_group, row):
-    """Some channels' numbers, which are their groups': a row of them is made if it has to be."""
+    """Spread groups' numbers over their channels; a copy is made only where it is needed."""
     not_inlined()
     if per_group == 1:
         return shift(numbers, first)
@@ -93,7 +93,7 @@ def spread(numbers, first, count, per_group, row):
 
 @helper
 def outer_offset(block, steps, index):
-    """How far something is along the outer axes, of an index that counts through all of them."""
+    """The offset along the outer axes for an index that counts through all of them."""
     not_inlined()
     offset = 0
     for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
@@ -105,7 +105,7 @@ def outer_offset(block, steps, index):
 
 @helper
 def place_of(block, slot, s, first):
-    """Where element ``first`` of a vector stands, how far elements are apart, and their type."""
+    """The address of a vector's element ``first``, its stride, and its dtype's code."""
     words = shift(block, B.VECTORS + B.VECTOR_FIELDS * (slot - B.MEAN))
     stride = get(words, B.STRIDE)
     at = s * get(words, B.SET_STRIDE) + first * stride
@@ -116,7 +116,7 @@ def place_of(block, slot, s, first):
 
 @helper
 def read_row(block, slot, s, first, count, otherwise, row):
-    """A per-channel input from ``first`` on, as the arithmetic reads it; a number if it is absent.
+    """Read a per-channel input from ``first`` on, or a constant if it is absent.
 
     A float64 statistic beside float32 data is rounded to the arithmetic's type.
     """
@@ -137,7 +137,7 @@ def read_row(block, slot, s, first, count, otherwise, row):
 
 @helper
 def read_parameters(block, slot, first, count, otherwise, row):
-    """Weight or bias of some channels, as ``read_row``; those of several samples are the same.
+    """Read weight or bias, as ``read_row``; several samples treated as one repeat them.
 
     Or of rows' elements, which may have outer axes.
     """
@@ -167,7 +167,7 @@ def write(address, code, index, value):
 
 @helper
 def write_row(block, slot, s, first, count, numbers):
-    """Numbers with their errors to a per-channel output from ``first`` on, if it is asked for."""
+    """Write numbers with their errors to a per-channel output from ``first`` on, if wanted."""
     not_inlined()
     address = get(block, slot)
     if address == 0:
@@ -184,7 +184,7 @@ def write_row(block, slot, s, first, count, numbers):
 
 @helper
 def write_parameters(block, slot, first, count, numbers):
-    """Numbers with their errors to a vector of parameters, which may have outer axes."""
+    """Write numbers with their errors to a vector of parameters, which may have outer axes."""
     if get(block, B.VECTORS_OUTER) == 0:
         write_row(block, slot, plain(0), first, count, numbers)
         return
@@ -199,7 +199,7 @@ def write_parameters(block, slot, first, count, numbers):
 
 @helper
 def count_of(block, element):
-    """An element of ``count``, by its number in order."""
+    """Read an element of ``count``, by its number in row-major order."""
     not_inlined()
     rest = element
     offset = 0
@@ -212,7 +212,7 @@ def count_of(block, element):
 
 @helper
 def counts(block):
-    """How many elements ``count`` has."""
+    """The number of elements of ``count``."""
     elements = 1
     for axis in range(get(block, B.COUNT_RANK)):
         elements *= get(block, B.COUNT_SIZES + axis)

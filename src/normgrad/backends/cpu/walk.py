@@ -1,4 +1,4 @@
-"""The walk: how a task goes through its part of the tensors, and calls a kernel for each piece.
+"""The walk of a task through its part of the tensors, with a call of a kernel for each piece.
 
 A kernel is compiled for each access pattern, operation and dtype, as a C function without threads
 in it, and called through its address. So the machine code, and with it every bit of the results, is
@@ -29,7 +29,7 @@ from .intrinsics import (
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
-#: A tile of what is moved, whose sides fill some cache lines; 64 KiB in float64.
+#: The sides of a tile that tensors are copied to; each fills some cache lines. 64 KiB in float64.
 TILE_POSITIONS, TILE_CHANNELS = 128, access.TILE_CHANNELS
 TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
 #: Sizes of arrays on the stack, which have to be the module's own.
@@ -38,7 +38,7 @@ JOB_FIELDS = B.JOB_FIELDS
 
 @helper
 def first_offset(block, tensor, s, c, row, k):
-    """How far element k of a row is from a tensor's first, where all outer indices are 0."""
+    """The offset of a row's element k from a tensor's first, where all outer indices are 0."""
     return (
         s * get(block, B.SET_STRIDES + tensor)
         + c * get(block, B.CHANNEL_STRIDES + tensor)
@@ -78,7 +78,7 @@ def elements_at(block, s, c, position, k):
 
 @helper
 def start_job(block, job, bank, part):
-    """What is the same for all pieces of a walk."""
+    """Set the fields of a job that are the same for all pieces of a walk."""
     not_inlined()
     workspace = get(block, B.WORKSPACE)
     channels, per_group = get(block, B.CHANNELS), get(block, B.PER_GROUP)
@@ -103,13 +103,13 @@ def start_job(block, job, bank, part):
 
 @helper
 def start_piece(block, job, s, c, channels, position, rows, k, run):
-    """Which channels, how many rows, and which elements of them."""
+    """Set the fields of a job for a piece: its channels, rows and elements."""
     put(job, B.J_CHANNEL, c)
     put(job, B.J_CHANNELS, channels)
     put(job, B.J_ROWS, rows)
     put(job, B.J_FIRST, k)
     put(job, B.J_RUN, run)
-    # Positions follow each other only where all channels are taken.
+    # Positions are adjacent only where all channels are taken.
     put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
     if get(block, B.ALONG) != 0:
         workspace = get(block, B.WORKSPACE)
@@ -165,7 +165,7 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
-    """Call a kernel for a piece of the tensors, of which some are moved to tiles first.
+    """Call a kernel for a piece of the tensors, of which some are copied to tiles first.
 
     In rows a tile has channels of some elements each, in columns rows of some channels.
     """
@@ -229,7 +229,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
 
 @helper
 def clear(address, count):
-    """Start sums from zero."""
+    """Set sums to zero."""
     numbers = doubles_at(address)
     for i in range(count):
         put(numbers, i, 0.0)
@@ -258,7 +258,7 @@ def sum_parameters(block, step, job, s, slot, b0, b1):
 
 @helper
 def run_task(block, step, task):
-    """One task: what the step says, on the task's tile."""
+    """Run one task: the step's work on the task's tile."""
     not_inlined()
     channels, size = get(step, B.ALL_CHANNELS), get(step, B.CHANNEL_BLOCK)
     parts = get(step, B.PARTS)
@@ -311,16 +311,16 @@ def run_task(block, step, task):
 
 
 def run_tasks(block, step, first, last):
-    """Some of a step's tasks, one after the other.
+    """Run some of a step's tasks, one after the other.
 
-    What only writes goes through them backwards: what was summed last is still in cache.
+    A step that only writes goes through them backwards: what was summed last is still in cache.
     """
     backwards = get(step, B.WRITE_KERNEL) != 0 and get(step, B.SUMS_KERNEL) == 0
     for i in range(last - first):
         run_task(block, step, last - 1 - i if backwards else first + i)
 
 
-#: The type of what moves tensors to tiles.
+#: The type of the unit that copies tensors to tiles.
 TILES_SIGNATURE = types.void(INT_POINTER, *[types.int64] * 2, INT_POINTER, *[types.int64] * 6)
-#: The type of what runs tasks.
+#: The type of the unit that runs tasks.
 SIGNATURE = types.void(INT_POINTER, INT_POINTER, types.int64, types.int64)

@@ -1,1 +1,1 @@
-"""The backend for GPUs, in Triton."""
+"""The backend for NVIDIA's GPUs, in Triton; experimental and unmeasured."""

@@ -1,4 +1,4 @@
-"""Where elements are: a tile of a tensor, per-channel vectors of any dtype."""
+"""Pointers to the elements of tiles and of per-channel vectors, of any dtype."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OUT_MEAN, OUT_INVSTD, OUT_RUNNING_MEAN, OUT_RUNNING_VAR = (
     constant(config.slot(role))
     for role in (Role.OUT_MEAN, Role.OUT_INVSTD, Role.OUT_RUNNING_MEAN, Role.OUT_RUNNING_VAR)
 )
-#: Along what a tensor is contiguous.
+#: The axes along which a tensor may be contiguous.
 ALONG_POSITIONS = constant(config.ALONG_POSITIONS)
 ALONG_CHANNELS = constant(config.ALONG_CHANNELS)
-#: What there is at a slot where there is nothing.
+#: The code of an absent vector.
 ABSENT = constant(config.ABSENT)
 
 
@@ -64,7 +64,7 @@ def in_workspace(a, offset, CODE: tl.constexpr):
 
 
 class Channels(NamedTuple):
-    """Some channels, or all of some groups' channels, and which of them there are."""
+    """The channels of a tile, with a mask of those that exist."""
 
     set: Any
     channel: Any
@@ -74,7 +74,7 @@ class Channels(NamedTuple):
 
 @helper
 def channels_of(s, block, a, C: tl.constexpr):
-    """The channels of a tile, and the first of them."""
+    """Make the channels of a tile, and the number of the first."""
     step = a.sizes.step.to(tl.int32)
     first = block * step
     i = tl.arange(0, C.channels)
@@ -91,9 +91,9 @@ def channels_of(s, block, a, C: tl.constexpr):
 
 @helper
 def positions_from(a, start, end, at, C: tl.constexpr):
-    """The positions of a tile, and which of its elements there are.
+    """The positions of a tile, and a mask of the elements that exist.
 
-    Those of a line that share a parameter take a power of two of the tile's.
+    Positions of a line that share a parameter are padded to a power of two.
     """
     B: tl.constexpr = C.positions
     # Parts start at multiples of tiles.
@@ -112,7 +112,7 @@ def positions_from(a, start, end, at, C: tl.constexpr):
 
 @helper
 def quotient(value, axis, C: tl.constexpr):
-    """Positions divided by an axis' size: a multiplication and a shift, where 32 bits will do."""
+    """Divide positions by an axis' size: by a multiplication and a shift, where 32 bits suffice."""
     if C.long_positions:
         return value // axis.size.to(tl.int64)
     else:
@@ -124,8 +124,8 @@ def quotient(value, axis, C: tl.constexpr):
 def pointers(address, steps, s, first, p, axes, T: tl.constexpr, C: tl.constexpr):
     """Pointers to a tile of a tensor: positions by channels.
 
-    What a plan found of the strides, and the compiler cannot see, it is told. Its hints belong to
-    an operation: one that adds nothing is dropped, and so is a call, and the hint with it.
+    Hints tell the compiler what the plan knows of the strides. Triton attaches a hint to an
+    operation, and loses it where the operation adds nothing or stands in a called function.
     """
     RANK: tl.constexpr = C.rank
     V: tl.constexpr = T.vector
@@ -180,7 +180,7 @@ def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
 
 @helper
 def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Elements of a per-channel input as the arithmetic reads them, in float64."""
+    """Read a per-channel input, rounded as the arithmetic demands, in float64."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
     if CODE == ABSENT:
         return tl.full(index.shape, DEFAULT, tl.float64)
@@ -191,7 +191,7 @@ def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.co
 
 @helper
 def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """What channels have, in all sets alike. Lines have none: their positions do."""
+    """Read the channels' parameters, which all sets share. Lines have none; their positions do."""
     if C.sharing > 0:
         return tl.full(at.channel.shape, DEFAULT, tl.float64)
     else:
@@ -200,7 +200,7 @@ def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.const
 
 @helper
 def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """What the positions of lines have of a vector of parameters, from the first of a tile on."""
+    """Read the parameters of a line's positions, from the first position of a tile on."""
     parameter = (start + tl.arange(0, C.positions)) // C.sharing
     there = parameter < a.sizes.positions // C.sharing
     return real(read(a, s, parameter, there, SLOT, DEFAULT, C), C.wide)[:, None]
@@ -208,13 +208,13 @@ def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.con
 
 @helper
 def read_statistic(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """What groups have."""
+    """Read statistics of groups."""
     return read(a, at.set, at.group, at.there, SLOT, DEFAULT, C)
 
 
 @helper
 def write(a, s, index, there, value, SLOT: tl.constexpr, C: tl.constexpr):
-    """Round numbers to a per-channel output, where there is one."""
+    """Round and write numbers to a per-channel output, if it is wanted."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
     if CODE != ABSENT:
         tl.store(vector_at(a, s, index, SLOT, CODE), rounded(value, CODE), mask=there)
@@ -222,13 +222,13 @@ def write(a, s, index, there, value, SLOT: tl.constexpr, C: tl.constexpr):
 
 @helper
 def write_parameter(a, at, value, SLOT: tl.constexpr, C: tl.constexpr):
-    """Round numbers to an output that channels have, in all sets alike."""
+    """Round and write numbers to an output of parameters, which all sets share."""
     write(a, at.channel * 0, at.channel, at.there, value, SLOT, C)
 
 
 @helper
 def count_at(a, element, there, C: tl.constexpr):
-    """Elements of the counts, by their number in order, as float64; 0 where there are none."""
+    """Read elements of the counts, by their row-major number, as float64; 0 beyond the last."""
     RANK: tl.constexpr = len(a.counts)
     rest = element.to(tl.int64)
     offset = rest * 0

@@ -1,4 +1,4 @@
-"""Numbers in kernels: sums and products with their errors, and rounding once.
+"""Double-double arithmetic in kernels, and a single rounding of results.
 
 In float64 arithmetic ("wide") sums and products of a few per-channel numbers carry the error of
 each rounding; beside float32 data float64 by itself is exact enough, and the errors are zeros that
@@ -14,14 +14,14 @@ import triton.language as tl
 
 from .jit import helper
 
-#: Whether kernels are interpreted.
+#: Whether Triton interprets the kernels.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 class Pair(NamedTuple):
-    """A number, and what rounding has left of it."""
+    """A number, and its rounding error."""
 
     value: Any
     error: Any
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 @helper
 def exact(value):
-    """A number without an error."""
+    """A pair of a number and no error."""
     return Pair(value, tl.zeros_like(value))
 
 
@@ -55,7 +55,7 @@ def two_sum(a, b):
 
 @helper
 def kept(a, WIDE: tl.constexpr):
-    """A number with its error where the arithmetic keeps one.
+    """A pair of a number and its error, if the arithmetic keeps errors.
 
     The error of an infinite sum is NaN and must not spoil it.
     """
@@ -67,7 +67,7 @@ def kept(a, WIDE: tl.constexpr):
 
 @helper
 def added(a, b, WIDE: tl.constexpr):
-    """A sum."""
+    """The sum of two pairs."""
     if WIDE:
         s = two_sum(a.value, b.value)
         return Pair(s.value, a.error + (s.error + b.error))
@@ -77,13 +77,13 @@ def added(a, b, WIDE: tl.constexpr):
 
 @helper
 def masked(a, there):
-    """A number where there is one, and 0 elsewhere."""
+    """A pair where a mask holds, and 0 elsewhere."""
     return Pair(tl.where(there, a.value, 0.0), tl.where(there, a.error, 0.0))
 
 
 @helper
 def negative(a):
-    """A number with the other sign."""
+    """A pair with the opposite sign."""
     return Pair(-a.value, -a.error)
 
 
@@ -96,7 +96,7 @@ def _add_pairs(a, a_error, b, b_error):
 
 @helper
 def sum_along(a, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """The sum along an axis, in an order that the shape alone decides."""
+    """The sum of pairs along an axis, in an order that the shape alone decides."""
     if WIDE:
         value, error = tl.reduce((a.value, a.error), AXIS, _add_pairs)
         return Pair(value, error)
@@ -106,7 +106,7 @@ def sum_along(a, AXIS: tl.constexpr, WIDE: tl.constexpr):
 
 @helper
 def times(a, b, WIDE: tl.constexpr):
-    """A product."""
+    """The product of two pairs."""
     product = a.value * b.value
     if WIDE:
         rounding = tl.fma(a.value, b.value, -product)
@@ -117,14 +117,14 @@ def times(a, b, WIDE: tl.constexpr):
 
 @helper
 def divided(a, divisor, inverse, WIDE: tl.constexpr):
-    """A quotient, by the divisor's inverse.
+    """The quotient of a pair, by the divisor's inverse.
 
-    A division of float64 is a function that is called, for which registers have to be freed.
+    A division of float64 would be a function call, for which registers have to be freed.
     """
     quotient = a.value * inverse
     if WIDE:
         rounding = (tl.fma(-quotient, divisor, a.value) + a.error) * inverse
-        # By an infinite number of elements nothing is left over.
+        # Divided by an infinite number of elements, the error is 0.
         return Pair(quotient, tl.where(inverse == 0.0, 0.0, rounding))
     else:
         return Pair(quotient, a.error)
@@ -132,7 +132,7 @@ def divided(a, divisor, inverse, WIDE: tl.constexpr):
 
 @helper
 def is_normal(value, WIDE: tl.constexpr):
-    """Whether the arithmetic's type holds a number to full precision."""
+    """Whether the arithmetic's type holds a number with full precision."""
     size = tl.abs(value)
     if WIDE:
         inside = (size >= 2.2250738585072014e-308) & (size <= 1.7976931348623157e308)
@@ -143,7 +143,7 @@ def is_normal(value, WIDE: tl.constexpr):
 
 @helper
 def real(value, WIDE: tl.constexpr):
-    """A number in the arithmetic's type."""
+    """Convert a pair to the arithmetic's type."""
     if WIDE:
         return value.to(tl.float64)
     else:

@@ -1,4 +1,4 @@
-"""Per-channel arithmetic, in float64: from statistics and sums to coefficients and outputs.
+"""Per-channel arithmetic in float64, from statistics and sums to coefficients and outputs.
 
 The formulas are those of the CPU's kernels, which say why they are as they are.
 """
@@ -28,10 +28,10 @@ from .tiles import Coefficients, Sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: What moments are taken about, and where 1/std comes from; see config.py.
+#: The sources of the point for moments and of 1/std; see config.py.
 PILOT, SAVED = constant(config.PILOT), constant(config.SAVED)
 VARIANCE = constant(config.VARIANCE)
-#: Which statistics are left in the workspace.
+#: The statistics that a kernel stores in the workspace.
 SAVES_MEAN, SAVES_INVSTD = constant(config.MEAN), constant(config.INVSTD)
 
 
@@ -44,13 +44,13 @@ SAVED_MEAN, SAVED_REST, SAVED_INVSTD, SAVED_ERROR = (constant(index) for index i
 
 @helper
 def firsts(a, at):
-    """Which channels are the first of their groups: one of a group's channels writes for all."""
+    """A mask of the first channel of each group, which writes for the whole group."""
     return at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
 
 
 @helper
 def of_group(a, at, offset, WHICH: tl.constexpr):
-    """Pointers to numbers of groups in the workspace, in the array so many after an offset."""
+    """Pointers to the groups' numbers in one of the workspace's arrays."""
     row = WHICH * a.sizes.sets.to(tl.int64) + at.set
     base = access.in_workspace(a, offset, 1)
     return base + (row * a.sizes.groups.to(tl.int64) + at.group)
@@ -58,13 +58,13 @@ def of_group(a, at, offset, WHICH: tl.constexpr):
 
 @helper
 def load_saved(a, at, WHICH: tl.constexpr, DEFAULT: tl.constexpr):
-    """One of the statistics that were left in the workspace."""
+    """Read one of the statistics from the workspace."""
     return tl.load(of_group(a, at, a.work.statistics, WHICH), mask=at.there, other=DEFAULT)
 
 
 @helper
 def save(a, at, value, WHICH: tl.constexpr):
-    """Leave one of the statistics in the workspace."""
+    """Store one of the statistics in the workspace."""
     tl.store(of_group(a, at, a.work.statistics, WHICH), value, mask=at.there)
 
 
@@ -79,7 +79,7 @@ def given_mean(a, at, C: tl.constexpr):
 
 @helper
 def given_invstd(a, at, C: tl.constexpr):
-    """1/std: given, or computed before, or of a variance."""
+    """1/std: given, computed before, or made from a given variance."""
     if C.invstd == SAVED:
         value = load_saved(a, at, SAVED_INVSTD, 1.0)
         if C.wide:
@@ -95,7 +95,7 @@ def given_invstd(a, at, C: tl.constexpr):
 
 @helper
 def mean_rest(a, at, C: tl.constexpr):
-    """What rounding has left of a mean that was computed."""
+    """The rounding error of a computed mean."""
     if C.about == SAVED:
         return load_saved(a, at, SAVED_REST, 0.0)
     else:
@@ -104,7 +104,7 @@ def mean_rest(a, at, C: tl.constexpr):
 
 @helper
 def about(a, at, C: tl.constexpr):
-    """What x is centred about when it is summed: a pilot, or a mean.
+    """The point that x is centred about in sums: a pilot or a mean.
 
     A pilot is the first element of a group, so that its channels' moments can be added, or 0 if
     that is infinite or NaN. An element is no further from the mean than sqrt(m) deviations, of
@@ -119,7 +119,7 @@ def about(a, at, C: tl.constexpr):
         centre = tl.where(is_finite(value), value, 0.0)
     else:
         centre = given_mean(a, at, C)
-    # As x is subtracted from it; moments take it in float64.
+    # Rounded to the type in which it is subtracted from x; moments take it in float64.
     if C.forward:
         return real(centre, C.wide).to(tl.float64)
     else:
@@ -128,9 +128,9 @@ def about(a, at, C: tl.constexpr):
 
 @helper
 def about_sums(a, at, C: tl.constexpr):
-    """What x was centred about when sums in the workspace were made.
+    """The point that x was centred about in the sums in the workspace.
 
-    A pilot was left there as well: y may be x's own memory, where the element is by now.
+    A pilot is stored with them: y may be x's own memory, where the element is overwritten by now.
     """
     if C.about == PILOT:
         return tl.load(of_group(a, at, a.work.pilots, 0), mask=at.there, other=0.0)
@@ -140,7 +140,7 @@ def about_sums(a, at, C: tl.constexpr):
 
 @helper
 def moments(a, sums, C: tl.constexpr):
-    """What moments leave of the mean, and the variance."""
+    """The correction of the mean, and the variance, from moments."""
     m, inverse = number(a.numbers.divisor), number(a.numbers.inverse)
     change = divided(sums.total, m, inverse, C.wide)
     variance = divided(sums.projection, m, inverse, C.wide)
@@ -152,7 +152,7 @@ def moments(a, sums, C: tl.constexpr):
 
 @helper
 def statistics(a, about, sums, C: tl.constexpr):
-    """Mean, 1/std and variance, from moments about something."""
+    """The mean, 1/std and variance, from moments about a point."""
     change, variance = moments(a, sums, C)
     mean = about
     if C.centred:
@@ -166,10 +166,10 @@ def statistics(a, about, sums, C: tl.constexpr):
 
 @helper
 def save_statistics(a, at, about, sums, C: tl.constexpr):
-    """Leave statistics in the workspace for gradients, from moments about something.
+    """Store statistics for gradients in the workspace, from moments about a point.
 
-    A mean is rounded to the arithmetic's type, and what rounding leaves stands beside it. 1/std is
-    not rounded; in float64 arithmetic its error stands beside it.
+    A mean is rounded to the arithmetic's type and stored with its rounding error. 1/std is not
+    rounded; in float64 arithmetic it is stored with its error.
     """
     change, variance = moments(a, sums, C)
     if C.saves != SAVES_INVSTD:
@@ -178,7 +178,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
         rest = new.error + (new.value - mean) + change.error
         # It may stand where what x was centred about was read, by several threads.
         tl.debug_barrier()
-        # An infinite or NaN mean has left nothing to be improved.
+        # An infinite or NaN mean has no rounding error.
         mean = tl.where(is_finite(about), mean, about)
         save(a, at, mean, SAVED_MEAN)
         save(a, at, tl.where(is_finite(rest), rest, 0.0), SAVED_REST)
@@ -196,7 +196,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 
 @helper
 def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
-    """Statistics that are asked for, and running ones brought up to date."""
+    """Write the statistics that are wanted, and update the running ones."""
     first = firsts(a, at)
     access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
     access.write(a, at.set, at.group, first, invstd, access.OUT_INVSTD, C)
@@ -206,9 +206,9 @@ def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
 
 @helper
 def update_running(a, at, mean, variance, n, C: tl.constexpr):
-    """Running statistics, brought up to date: (1 − momentum)·old + momentum·new.
+    """Update running statistics: (1 − momentum)·old + momentum·new.
 
-    No elements, no news.
+    Without elements the old ones stay.
     """
     momentum = number(a.numbers.momentum)
     old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
@@ -226,7 +226,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 
 @helper
 def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """Pointers to sums of channels in the workspace: two, and then their errors."""
+    """Pointers to the channels' sums in the workspace: two, and then their errors."""
     CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
     row = row * a.sizes.sets.to(tl.int64) + at.set
@@ -236,7 +236,7 @@ def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def put_sums(a, part, at, centre, sums, C: tl.constexpr):
-    """Write a part's sums to their own place, and the first part the pilots that they are about."""
+    """Store a part's sums in their own place; the first part also stores the pilots."""
     if C.about == PILOT:
         if part == 0:
             tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=firsts(a, at))
@@ -249,7 +249,7 @@ def put_sums(a, part, at, centre, sums, C: tl.constexpr):
 
 @helper
 def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """One of both sums of channels from the workspace."""
+    """Read one of the channels' two sums from the workspace."""
     value = tl.load(sums_at(a, part, at, WHICH, C), mask=at.there, other=0.0).to(tl.float64)
     error = tl.zeros_like(value)
     if C.wide and not C.short_sums:
@@ -259,13 +259,13 @@ def load_sum(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def load_sums(a, part, at, C: tl.constexpr):
-    """Both sums of channels from the workspace."""
+    """Read the channels' two sums from the workspace."""
     return Sums(load_sum(a, part, at, 0, C), load_sum(a, part, at, 1, C))
 
 
 @helper
 def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
-    """Write a piece's columns, summed over some lines, to their own place: rounded."""
+    """Store a piece's column sums over some lines, rounded, in their own place."""
     CODE: tl.constexpr = 1 if C.wide else 0
     of_set = a.sizes.positions // C.sharing
     parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
@@ -278,7 +278,7 @@ def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
 
 @helper
 def weighted(a, at, sums, C: tl.constexpr):
-    """Sums of channels as a group adds them up: the gradients' are multiplied by the weights."""
+    """The channels' sums as their group adds them up: of gradients, multiplied by the weights."""
     if C.grouped:
         w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
         # Among several terms with an infinite weight are infinities of both signs: no number.
@@ -292,7 +292,7 @@ def weighted(a, at, sums, C: tl.constexpr):
 
 @helper
 def centred(a, at, sums, C: tl.constexpr):
-    """The sums with Σdy·(x − μ) about a computed mean, not about the mean as it was rounded."""
+    """Correct Σdy·(x − μ) for the rounding of a computed mean, about which it was summed."""
     if C.about == SAVED:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
         term = masked(term, is_finite(term.value))
@@ -388,7 +388,7 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 
 @helper
 def finished(a, at, centre, sums, C: tl.constexpr):
-    """The coefficients that follow from all sums; the per-channel outputs are written here."""
+    """Compute the coefficients from all sums, and write the per-channel outputs."""
     if C.forward:
         mean, r, variance = statistics(a, centre, sums, C)
         if C.outputs:
@@ -408,7 +408,7 @@ def finished(a, at, centre, sums, C: tl.constexpr):
 
 @helper
 def given(a, at, C: tl.constexpr):
-    """The coefficients that follow from what is given."""
+    """Compute the coefficients from given statistics and sums."""
     if C.forward:
         return normalising(a, at, given_mean(a, at, C), given_invstd(a, at, C).value, C)
     elif C.constant:
@@ -431,7 +431,7 @@ def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def put_coefficients(a, at, c, C: tl.constexpr):
-    """Leave coefficients in the workspace: y has three, dx all five."""
+    """Store coefficients in the workspace: y has three, dx all five."""
     COUNT: tl.constexpr = 3 if C.forward else 5
     for k in tl.static_range(COUNT):
         tl.store(coefficient_at(a, at, k, C), c[k], mask=at.there)
@@ -439,13 +439,13 @@ def put_coefficients(a, at, c, C: tl.constexpr):
 
 @helper
 def load_coefficient(a, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """One of the coefficients from the workspace."""
+    """Read one of the coefficients from the workspace."""
     return tl.load(coefficient_at(a, at, WHICH, C), mask=at.there, other=0.0)
 
 
 @helper
 def load_coefficients(a, at, C: tl.constexpr):
-    """Coefficients from the workspace."""
+    """Read the coefficients from the workspace."""
     mean, shift = load_coefficient(a, at, 0, C), load_coefficient(a, at, 1, C)
     scale = load_coefficient(a, at, 2, C)
     gain, slope = scale, scale

@@ -1,8 +1,8 @@
-"""The words a plan speaks to kernels in: what is compiled into a kernel, and what it is handed.
+"""The arguments of kernels: those that are compiled into one, and those that are passed to it.
 
-All are tuples with names, which Triton takes apart by itself. :class:`Config` holds what a kernel
-is compiled for; the rest are integers, 64 bits each, that change from call to call or from shape to
-shape. Real numbers travel as the bits of a float64, since Triton would round a float to float32.
+All are named tuples, which Triton takes apart by itself. :class:`Config` holds what a kernel is
+compiled for; the others hold integers of 64 bits, which change from call to call or from shape to
+shape. Real numbers are passed as the bits of a float64, since Triton rounds a float to float32.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 from ...problem import VECTORS, Role
 
-#: What one step along a tensor's tile leads to, in memory: nothing known, or the next element
-#: along the positions or along the channels.
+#: The axis along which a tensor is contiguous: none that is known, the positions, or the channels.
 SCATTERED, ALONG_POSITIONS, ALONG_CHANNELS = 0, 1, 2
 
 
 class Tensor(NamedTuple):
-    """A data tensor: its dtype's code, what is contiguous, and by how many elements at least all
-    starts are aligned there."""
+    """A data tensor: its dtype's code, its contiguous axis, and the alignment in elements there."""
 
     code: int
     along: int = SCATTERED
@@ -26,7 +24,7 @@ class Tensor(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What a kernel is compiled for.
+    """The compile-time constants of a kernel.
 
     Attributes:
         forward, constant, grouped: as in :class:`normgrad.problem.Problem`.
@@ -48,12 +46,12 @@ class Config(NamedTuple):
         rows: how many parts' sums are added up at once.
         about: what x is centred about, one of PILOT, GIVEN, SAVED.
         invstd: where 1/std comes from, one of GIVEN, SAVED, VARIANCE.
-        saves: which statistics are left in the workspace, of MEAN, BOTH, INVSTD; 0 for none.
-        coefficients: whether they stand in the workspace, where ``finish`` leaves them for
-            ``write``; else they are made from what is given.
+        saves: which statistics are stored in the workspace, of MEAN, BOTH, INVSTD; 0 for none.
+        coefficients: whether they are read from the workspace, where ``finish`` stored them for
+            ``write``; else they are computed from given statistics.
         writes: whether dx is written where sums are made.
         outputs: whether the per-channel outputs are written here.
-        keeps_sums: whether sums are left in the workspace, too.
+        keeps_sums: whether sums are stored in the workspace, too.
         columns: whether the gradients of parameters are made from sums over lines, with each
             line's 1/std, rather than from sums of every set.
         short_sums: whether sums are left rounded to the arithmetic's type: those which nothing but
@@ -96,19 +94,19 @@ class Config(NamedTuple):
     centred: bool = True
 
 
-#: What moments are taken about: an element of the tensor, a given mean, or one in the workspace;
-#: 1/std is given, or in the workspace, or made from a given variance.
+#: The point for moments: an element of the tensor, a given mean, or one in the workspace. 1/std is
+#: given, or in the workspace, or made from a given variance.
 PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
 
-#: Which statistics are left in the workspace: the mean; it and 1/std; 1/std about the mean in use.
+#: The statistics that are stored: the mean; the mean and 1/std; 1/std about the mean in use.
 MEAN, BOTH, INVSTD = 1, 2, 3
 
-#: No such vector.
+#: The code of an absent vector.
 ABSENT = 7
 
 
 def slot(role: Role) -> int:
-    """The place of a per-channel vector among all of them."""
+    """The number of a per-channel vector among all of them."""
     return VECTORS.index(role)
 
 
@@ -118,7 +116,7 @@ def pack(codes: dict[int, int]) -> int:
 
 
 class Addresses(NamedTuple):
-    """Where everything is, in the order of :class:`normgrad.problem.Role`, and the workspace.
+    """All addresses in the order of :class:`normgrad.problem.Role`, and the workspace's.
 
     The per-channel vectors are in the order of their slots.
     """
@@ -155,7 +153,7 @@ class CountAxis(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The other axes, and how they are cut into tasks.
+    """The sizes of the other axes, and how they are cut into tasks.
 
     Attributes:
         sets, channels, per_group, positions: sizes.
@@ -194,7 +192,7 @@ class Numbers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Where things stand in the workspace, in bytes.
+    """The byte offsets of the workspace's arrays.
 
     Attributes:
         sums: of dy and of dy·(x − μ), then in float64 arithmetic their errors; each by part, set
@@ -217,7 +215,7 @@ class Work(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """All that a kernel is handed beside its :class:`Config`."""
+    """All arguments of a kernel beside its :class:`Config`."""
 
     at: Any
     sizes: Any

@@ -1,4 +1,4 @@
-"""What a plan may know of the GPU it will run on."""
+"""The description of a GPU that plans are made for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-#: What the kernels need: bfloat16 in hardware.
+#: The least compute capability: the first with bfloat16 in hardware.
 LEAST_CAPABILITY = (8, 0)
-#: The Triton that kernels are tested with: the least.
+#: The least version of Triton that the kernels are tested with.
 LEAST_TRITON = "3.6"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or what stands for one.
+    """A GPU, or a stand-in for one.
 
     Attributes:
         name: as its maker calls it.
@@ -38,7 +38,7 @@ class Device:
     persistent: int = 1 << 13
 
 
-#: What Triton's interpreter runs on: small enough for small tensors to take two passes as well.
+#: The stand-in for Triton's interpreter, so small that small tensors take two passes as well.
 INTERPRETED = Device(
     "Triton's interpreter", processors=2, threads=32, programs_each=1, persistent=1 << 8
 )
@@ -46,7 +46,7 @@ INTERPRETED = Device(
 
 @cache
 def of(index: int) -> Device:
-    """The GPU with a number of PyTorch's."""
+    """The GPU with this number in PyTorch."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(index)
@@ -70,9 +70,9 @@ def _missing() -> str | None:
 
 
 def unusable(index: int | None = None) -> str | None:
-    """Why tensors on CUDA devices, or on one of them, cannot be computed with; None if they can.
+    """Why CUDA tensors, or those on one device, cannot be computed with; None if they can.
 
-    Nothing is imported uninvited: without PyTorch there is no such tensor that could be used.
+    PyTorch is not imported for this: where it is not loaded, there is no tensor on a GPU.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:

@@ -1,8 +1,8 @@
-"""Launches that are asked of CUDA's driver itself, with no Python in between.
+"""Launches through CUDA's driver, without Triton's launcher.
 
-Triton's own launcher takes all arguments out of Python's objects at every launch. Here they lie
-where the driver reads them, and before a call only addresses are written, once for all of a
-program's launches, and the stream.
+Triton's launcher converts all arguments from Python objects at every launch. Here they lie in
+memory as the driver reads them, and a call writes only the stream, and the addresses, once for all
+of a program's launches.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from ...problem import Role
 from .launches import Launch
 
-#: How many addresses come first among a kernel's parameters: those of all roles, and of the
-#: workspace.
+#: The number of addresses that come first among a kernel's parameters: all roles' and the
+#: workspace's.
 _PLACES = len(Role) + 1
-#: What Triton has every kernel take after its own parameters: scratch memory of two kinds.
+#: The parameters that Triton adds to every kernel: scratch memory of two kinds.
 _NO_SCRATCH = (0, 0)
 
 
@@ -38,7 +38,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def launcher() -> Callable[..., int] | None:
-    """The driver's function that launches, by the library's name that Triton uses; None without."""
+    """The driver's launch function, from the library that Triton uses; None where it is absent."""
     try:
         function: Any = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
@@ -48,7 +48,7 @@ def launcher() -> Callable[..., int] | None:
 
 
 def flat(arguments: Any) -> Iterator[int]:
-    """Arguments one by one, as a kernel takes them."""
+    """The arguments of nested tuples, one by one."""
     for value in arguments:
         if isinstance(value, tuple):
             yield from flat(value)
@@ -57,7 +57,7 @@ def flat(arguments: Any) -> Iterator[int]:
 
 
 def suits(kernel: Any, launch: Launch) -> bool:
-    """Whether a kernel takes what a :class:`Block` hands it, and needs nothing else to run.
+    """Whether a kernel can be launched with a :class:`Block`, and needs nothing else to run.
 
     What Triton says of its kernels may change with its version: then the answer is no.
     """
@@ -85,7 +85,7 @@ def suits(kernel: Any, launch: Launch) -> bool:
 
 
 class _Launch:
-    """A launch as the driver is asked for it, with addresses that lie elsewhere."""
+    """One launch as the driver takes it; its parameters' addresses are a block's."""
 
     def __init__(self, launch: Launch, kernel: Any, addresses: Any) -> None:
         words = [*flat(launch.arguments[1:]), *_NO_SCRATCH]
@@ -105,7 +105,7 @@ class _Launch:
 
 
 class Block:
-    """Memory for all that a program's launches are handed, in use by one call at a time."""
+    """The memory for the parameters of a program's launches, in use by one call at a time."""
 
     def __init__(self, launches: Sequence[tuple[Launch, Any]]) -> None:
         self.addresses: Any = (ctypes.c_int64 * _PLACES)()

@@ -1,4 +1,4 @@
-"""What makes a Python function one that kernels call."""
+"""Decorators of the functions and constants that kernels use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 def helper(function: Callable[..., Any]) -> Any:
-    """A function for kernels.
+    """Make a function callable from kernels.
 
     Where they are interpreted it stays as it is: the interpreter would put its own language in
     place of Triton's at every call, which takes as long as all the rest.
@@ -19,5 +19,5 @@ def helper(function: Callable[..., Any]) -> Any:
 
 
 def constant(value: int) -> Any:
-    """A number of the module's that kernels may use: a name for what would be a digit."""
+    """Make a module's constant usable in kernels."""
     return value if triton.knobs.runtime.interpret else tl.constexpr(value)

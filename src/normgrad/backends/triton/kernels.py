@@ -1,4 +1,4 @@
-"""The kernels: what a program of each does. See program.py for how they follow each other."""
+"""The kernels; program.py says in which order they are launched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .jit import helper
 
 @helper
 def task_of(task, a, C: tl.constexpr):
-    """A task's channels, the first of them, its part, and where that starts and ends."""
+    """A task's channels, the number of the first, its part, and the part's begin and end."""
     parts = a.sizes.parts.to(tl.int32)
     step = a.sizes.step.to(tl.int32)
     blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
@@ -34,10 +34,10 @@ def task_of(task, a, C: tl.constexpr):
 
 @triton.jit
 def sums(a, C: tl.constexpr):
-    """A program for each part of each tile: its sums, to their own place in the workspace.
+    """Sum each part of each tile, in a program of its own, into the workspace.
 
-    Or straight to the outputs, where the part is all there is. In evaluation dx, which does not
-    depend on the sums, is written by the way.
+    A sole part's sums go straight to the outputs. In evaluation dx, which does not depend on the
+    sums, is written in the same loop.
     """
     at, first, part, start, end = task_of(tl.program_id(0), a, C)
     centre = channels.about(a, at, C)
@@ -53,7 +53,7 @@ def sums(a, C: tl.constexpr):
 
 @triton.jit
 def write(a, C: tl.constexpr):
-    """A program for each part of each tile: dx or y, from coefficients or what is given."""
+    """Write dx or y of each part of each tile, from coefficients or given statistics."""
     task = tl.program_id(0)
     if C.reverse:
         task = tl.num_programs(0) - 1 - task
@@ -70,7 +70,7 @@ def write(a, C: tl.constexpr):
 
 @helper
 def shared(p, member, WIDE: tl.constexpr):
-    """A number of each of a tile's channels, added up over its group, for each of them.
+    """Sum a number over the channels of each group, and give each channel its group's sum.
 
     ``member`` says which channel belongs to which of the tile's groups: groups may be of any size.
     """
@@ -81,7 +81,7 @@ def shared(p, member, WIDE: tl.constexpr):
 
 @triton.jit
 def persistent(a, C: tl.constexpr):
-    """A program for some tiles, each of all that shares a statistic: read once, summed, written."""
+    """Sum and write tiles that hold whole statistics groups, reading them once (one pass)."""
     start = tl.program_id(0) * a.sizes.each.to(tl.int32)
     end = tl.minimum(start + a.sizes.each.to(tl.int32), a.sizes.tasks.to(tl.int32))
     for task in range(start, end):
@@ -105,7 +105,7 @@ def persistent(a, C: tl.constexpr):
 
 @triton.jit
 def lines(a, C: tl.constexpr):
-    """A program for some lines of a group, or for the same piece of each, one after the other.
+    """Sum and write some lines of a group, or the same piece of each, one after the other.
 
     They are read once, summed, and written where they are whole. What they add to the gradients of
     parameters goes to a place of its own in the workspace. See lines.py for what a line is.
@@ -155,7 +155,7 @@ def lines(a, C: tl.constexpr):
 
 @helper
 def members_of(s, first_group, j, a, C: tl.constexpr):
-    """Some channels of each of some groups."""
+    """The channels at some places of each of some groups."""
     FAN: tl.constexpr = C.fan
     i = tl.arange(0, C.groups * FAN)
     group = first_group + i // FAN
@@ -167,7 +167,7 @@ def members_of(s, first_group, j, a, C: tl.constexpr):
 
 @helper
 def sums_of_parts(a, at, C: tl.constexpr):
-    """Both sums of channels over all parts, in the order of the parts."""
+    """Add up the channels' two sums over all parts, in the order of the parts."""
     zero = at.channel.to(tl.float64) * 0.0
     found = tiles.Sums(exact(zero), exact(zero))
     parts = a.sizes.parts.to(tl.int32)
@@ -183,7 +183,7 @@ def sums_of_parts(a, at, C: tl.constexpr):
 
 @helper
 def over_members(p, C: tl.constexpr):
-    """A number of some channels of each group, added up."""
+    """Sum a number over the channels of each group."""
     value = tl.reshape(p.value, [C.groups, C.fan])
     error = tl.reshape(p.error, [C.groups, C.fan])
     return sum_along(Pair(value, error), 1, C.wide)
@@ -191,7 +191,7 @@ def over_members(p, C: tl.constexpr):
 
 @helper
 def to_members(p, C: tl.constexpr):
-    """A number of each group, for some of its channels."""
+    """Give channels their group's number."""
     value = tl.broadcast_to(p.value[:, None], [C.groups, C.fan])
     error = tl.broadcast_to(p.error[:, None], [C.groups, C.fan])
     return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
@@ -199,9 +199,9 @@ def to_members(p, C: tl.constexpr):
 
 @triton.jit
 def finish(a, C: tl.constexpr):
-    """A program for some groups of a set: what follows from the sums of all their parts.
+    """Combine the sums of all parts, for some groups of a set.
 
-    Statistics for gradients, the coefficients that dx or y is written from, per-channel outputs.
+    It makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
     """
     blocks = (a.sizes.groups.to(tl.int32) + C.groups - 1) // C.groups
     s = tl.program_id(0) // blocks
@@ -229,7 +229,7 @@ def finish(a, C: tl.constexpr):
 
 @triton.jit
 def outputs(a, C: tl.constexpr):
-    """A program for some channels: the gradients of parameters, summed over all sets and parts."""
+    """Sum the gradients of some parameters over all sets and parts, and write them."""
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     group = channel // a.sizes.per_group.to(tl.int32)
     at = access.Channels(channel * 0, channel, group, channel < a.sizes.channels.to(tl.int32))
@@ -259,7 +259,7 @@ def outputs(a, C: tl.constexpr):
 
 @helper
 def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
-    """The mean of all ranks' means less one, or of their variances with eps about it."""
+    """Average over all ranks the means less one mean, or the variances with eps about it."""
     total = exact(at.channel.to(tl.float64) * 0.0)
     ranks = a.numbers.counts.to(tl.int32)
     for row in range(0, ranks, C.rows):
@@ -278,7 +278,7 @@ def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def gather(a, C: tl.constexpr):
-    """A program for some channels: all ranks' statistics, combined.
+    """Combine all ranks' statistics of some channels.
 
     1/r² is a variance and eps, whose mean over all elements, with the ranks' own deviations from
     the common mean, makes the common variance and eps.

@@ -1,4 +1,4 @@
-"""Launches, and what makes them: the words for a kernel over the tiles of a problem."""
+"""Launches of kernels over the tiles of a problem, and their builder."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from .tiling import (
 #: wherever the caller's buffer starts.
 ALIGNMENT = 256
 
-#: Channels, and sums of each at once, that a program adds up where it does nothing else.
+#: The channels, and sums of each, that a program adds up at once where it does nothing else.
 SUM_CHANNELS, SUM_ROWS = 8, (1, 16, 256)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and what it is given but for addresses.
+    """A kernel with its arguments, but for addresses.
 
     Attributes:
         kernel: its name in ``kernels.py``.
@@ -72,14 +72,14 @@ class Launch:
 
     @property
     def word(self) -> str:
-        """What it does, for people."""
+        """The launch's name in a plan's path."""
         words = [self.kernel]
         if self.kernel == "sums":
             words += ["scale"] * self.config.writes + ["outputs"] * self.config.outputs
         return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
-        """The arguments, at addresses in the order of roles."""
+        """The arguments with addresses, which come in the order of roles."""
         return self.arguments._replace(at=_addresses(addresses))
 
 
@@ -97,7 +97,7 @@ def _bits(value: float) -> int:
 
 @dataclass
 class Builder:
-    """A program in the making.
+    """The builder of a program's launches and workspace.
 
     Attributes:
         problem, device, layout: what it is made for.
@@ -129,16 +129,16 @@ class Builder:
     # The workspace
 
     def _reserve(self, name: str, size: int) -> None:
-        """Room for one of the things in :class:`.config.Work`, of so many bytes."""
+        """Reserve bytes for one of the arrays in :class:`.config.Work`."""
         self.work = self.work._replace(**{name: self.end})
         self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
 
     def reserve_statistics(self) -> None:
-        """Room for the statistics of every group."""
+        """Reserve room for the statistics of every group."""
         self._reserve("statistics", 4 * 8 * self.problem.sets.size * groups_of(self.problem))
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
-        """Room for sums in so many parts; what other parts left there is done with."""
+        """Reserve room for sums in so many parts, in place of earlier parts' sums."""
         problem = self.problem
         sums = (4 if self.wide else 2) * parts * problem.sets.size * problem.channel.size
         self._reserve("sums", sums * itemsize)
@@ -146,13 +146,13 @@ class Builder:
             self._reserve("pilots", problem.sets.size * groups_of(problem) * 8)
 
     def reserve_coefficients(self) -> None:
-        """Room for the coefficients of every channel."""
+        """Reserve room for the coefficients of every channel."""
         problem = self.problem
         numbers = 5 * problem.sets.size * problem.channel.size
         self._reserve("coefficients", numbers * problem.arithmetic.itemsize)
 
     def reserve_columns(self, slots: int, parameters: int) -> None:
-        """Room for sums over so many parts of the lines, of every parameter."""
+        """Reserve room for every parameter's sums over so many parts of the lines."""
         self._reserve("columns", 2 * slots * parameters * self.problem.arithmetic.itemsize)
 
     # Launches
@@ -160,13 +160,13 @@ class Builder:
     def over_parts(
         self, kernel: str, tile: Tile, parts: int, part: int, each: int = 1, **config: Any
     ) -> None:
-        """A program for so many parts of tiles, each of so many positions."""
+        """Launch a kernel on parts of tiles, each of so many positions."""
         tasks = tiles_of(self.problem, tile) * parts
         sizes = self._sizes(tile, parts, part, tasks, each)
         self._launch(kernel, ceil_div(tasks, each), tile, sizes, self.layout, **config)
 
     def persistent(self, tile: Tile, **config: Any) -> None:
-        """A program for each tile, or for some where there are more than a device runs at once."""
+        """Launch ``persistent``, for each tile or, if there are too many, for several a program."""
         positions, device = self.problem.positions, self.device
         read = element_bytes(self.problem) * positions * tile.step
         at_once = device.processors * device.programs_each
@@ -174,7 +174,7 @@ class Builder:
         self.over_parts("persistent", tile, 1, positions, each, **config)
 
     def lines(self, cut: Cut, **config: Any) -> None:
-        """A program for each piece of some lines."""
+        """Launch ``lines``, on each piece of some lines."""
         problem, tile = self.problem, cut.tile
         tasks = tiles_of(problem, tile) * cut.pieces
         sizes = self._sizes(tile, cut.pieces, tile.positions, tasks, cut.each)
@@ -182,7 +182,7 @@ class Builder:
         self._launch("lines", programs, tile, sizes, self.layout, **config)
 
     def finish(self, parts: int, **config: Any) -> None:
-        """What follows from the sums of all parts, for each group."""
+        """Launch ``finish``, which combines the sums of all parts, for each group."""
         problem = self.problem
         groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
         if problem.per_group == 1:
@@ -192,7 +192,7 @@ class Builder:
         self._of_sums("finish", programs, tile, parts, parts, groups * fan, fan=fan, **config)
 
     def outputs(self, parts: int, *, short: bool = False, columns: bool = False) -> None:
-        """The gradients of group norm's parameters, of sums in the workspace."""
+        """Launch ``outputs``, which sums group norm's parameter gradients from the workspace."""
         width = min(SUM_CHANNELS, power_of_two(self.problem.channel.size))
         programs = ceil_div(self.problem.channel.size, width)
         sums = parts * self.problem.sets.size
@@ -201,7 +201,7 @@ class Builder:
         self._of_sums("outputs", programs, tile, parts, sums, width, **config)
 
     def gather(self) -> None:
-        """The statistics of all ranks, combined."""
+        """Launch ``gather``, which combines the statistics of all ranks."""
         channels, count = self.problem.channel.size, self.problem.count
         width = min(32, power_of_two(channels))
         rows = min(power_of_two(count.elements), 64) if count is not None else 1
@@ -221,7 +221,7 @@ class Builder:
         width: int,
         **config: Any,
     ) -> None:
-        """A kernel that adds up so many sums for each of so many channels at once.
+        """Launch a kernel that adds up so many sums for each of so many channels at once.
 
         It knows nothing of tensors, so that few are compiled for many shapes.
         """
@@ -235,7 +235,7 @@ class Builder:
     def _sizes(
         self, tile: Tile, parts: int = 1, part: int = 1, tasks: int = 0, each: int = 1
     ) -> Sizes:
-        """The sizes that kernels are handed."""
+        """The sizes that kernels take."""
         problem = self.problem
         return Sizes(
             sets=problem.sets.size,

@@ -1,4 +1,4 @@
-"""Group norm seen line by line: where a channel has few positions, sums of channels would be many.
+"""Group norm line by line, for channels with few positions, whose sums would be too many.
 
 A *line* is what shares a statistic: a group's elements in one sample. In place of the channels
 stand the samples, in place of the positions a group's elements, and parameters belong to these.
@@ -48,7 +48,7 @@ LINES_EACH = 4
 
 @dataclass(frozen=True)
 class Lines(Problem):
-    """Group norm line by line: a group in the place of a set, its lines in that of channels.
+    """Group norm line by line: a group takes the place of a set, its lines those of channels.
 
     Attributes:
         sharing: how many elements of a line share a parameter; they follow each other.
@@ -58,7 +58,7 @@ class Lines(Problem):
 
     @property
     def padded(self) -> int:
-        """How many positions of a tile they take: a power of two."""
+        """The positions of a tile that a parameter's elements take: a power of two."""
         return power_of_two(self.sharing)
 
     @property
@@ -67,19 +67,19 @@ class Lines(Problem):
         return super().positions // self.sharing * self.padded
 
 
-#: What belongs to a statistic, and is a line's.
+#: The vectors of statistics, which have a number for each line.
 _STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 
 
 def reads_lines(problem: Problem) -> bool:
-    """Whether a problem is read line by line; channels with statistics of their own are not."""
+    """Whether a problem is read line by line; batch norm never is."""
     if problem.is_empty:
         return False
     return problem.by_row or (problem.per_group > 1 and problem.positions <= FEW)
 
 
 def _rows_as_lines(problem: Problem) -> Lines:
-    """Layer norm, whose rows are lines as they are; an outer axis of theirs takes the sets' place.
+    """Layer norm as lines: rows are lines already, and their outer axis takes the sets' place.
 
     Raises:
         ValueError: more axes than kernels count through.
@@ -124,7 +124,7 @@ def _rows_as_lines(problem: Problem) -> Lines:
 
 
 def parameters_of(problem: Problem) -> Problem:
-    """The same, for what is done to parameters alone: they are channels of one set."""
+    """The problem of the parameters alone, which are taken as channels of one set."""
     one = Axis(1, (1, 1, 1))
     if not problem.by_row:
         return replace(problem, sets=one)
@@ -141,7 +141,7 @@ def parameters_of(problem: Problem) -> Problem:
 
 
 def lines_of(problem: Problem) -> Lines:
-    """Group norm, line by line."""
+    """View group norm line by line."""
     if problem.by_row:
         return _rows_as_lines(problem)
     per_group, channel = problem.per_group, problem.channel
@@ -168,7 +168,7 @@ def lines_of(problem: Problem) -> Lines:
 
 @dataclass(frozen=True)
 class Cut:
-    """How lines are cut for programs: the same on every GPU whose programs hold as much.
+    """The way lines are cut for programs, equal on all GPUs whose programs hold as much.
 
     Attributes:
         tile: elements by lines.
@@ -186,7 +186,7 @@ class Cut:
 
 
 def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
-    """Some whole lines at once to a program, where it can have them in registers; else pieces."""
+    """Choose whole lines for a program, if its registers hold them; else pieces of lines."""
     each = EACH_OF_X if problem.forward else EACH_OF_BOTH
     if problem.arithmetic is dtypes.float64:
         each //= 4
@@ -210,7 +210,7 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
 
 
 def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:
-    """A tile of so many elements of so many lines, or of fewer, for so many warps at most."""
+    """A tile of at most so many elements of so many lines, for at most so many warps."""
     lines = each if layout.pattern == "tiles" else min(LINES_EACH, each // 2)
     threads = height * width // min(each, VECTOR // itemsize(problem))
     warps = min(most, max(1, threads // 32))

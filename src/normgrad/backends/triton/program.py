@@ -1,12 +1,12 @@
-"""From a problem to a program: which kernels, on which tiles, how much workspace.
+"""Programs of the Triton backend: a problem's kernels, tiles and workspace.
 
-Made from specs and a description of the device alone. Where coefficients follow from sums over the
-very tensors that they are applied to, tensors are read in
+A program is made from specs and a description of the device. Where coefficients follow from sums
+over the very tensors that they are applied to, tensors are read in
 
-- *one pass*, where a program can have all that shares a statistic in registers: it sums and writes;
+- *one pass*, where a program's registers hold whole statistics groups: it sums and writes them;
 - *two passes* otherwise: the sums of all, then all is read again and written.
 
-What needs no sums, or nothing but sums, takes one pass in any case. No program waits for another.
+Problems without sums, or with sums alone, take one pass in any case. No program waits for another.
 Group norm whose channels have few positions is read line by line: see lines.py.
 """
 
@@ -26,7 +26,7 @@ from .tiling import LEAST, SHORT, Tile, element_bytes, layout_of, persistent_til
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a plan runs.
+    """The program that a plan runs on a GPU.
 
     Attributes:
         passes: "one pass", "two passes", or "" where there is no choice.
@@ -50,7 +50,7 @@ class Program:
 
 
 def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
-    """Into how many parts positions are cut so that a device is busy, and how long each is."""
+    """The number of parts that positions are cut into to keep a device busy, and their length."""
     problem, device = builder.problem, builder.device
     wanted = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
     read = element_bytes(problem) * tile.positions * tile.step
@@ -102,7 +102,7 @@ def build(problem: Problem, device: Device) -> Program:
 
 
 def _nothing(builder: Builder) -> None:
-    """Without elements: what is summed over them is 0."""
+    """The launches without elements: sums over them are 0."""
     if builder.problem.grouped:
         builder.problem = parameters_of(builder.problem)
     problem = builder.problem
@@ -115,7 +115,7 @@ def _nothing(builder: Builder) -> None:
 
 
 def _fill(builder: Builder) -> str:
-    """The launches of a problem with elements; their passes over memory."""
+    """Add the launches of a problem with elements; returns their passes over memory."""
     problem = builder.problem
     if problem.missing_mean or problem.missing_invstd:
         _find_statistics(builder)
@@ -130,7 +130,7 @@ def _fill(builder: Builder) -> str:
 
 
 def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
-    """The launches of group norm where channels have few positions; their passes over memory.
+    """Add the launches of group norm line by line; returns their passes over memory.
 
     Args:
         builder: of ``lines``.
@@ -168,7 +168,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
 
 
 def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
-    """Leave in the workspace what gradients miss, and in float64 a mean to take moments about.
+    """Store missing statistics in the workspace, and in float64 a mean as the point for moments.
 
     About a pilot the squares would lose what float64 data have to spare. Lines are read as they
     are cut.
@@ -206,7 +206,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
 
 
 def _sums_alone(builder: Builder) -> None:
-    """Per-channel outputs; in evaluation dx by the way."""
+    """Add the launches of per-channel outputs; in evaluation they write dx too."""
     problem, device, layout = builder.problem, builder.device, builder.layout
     # On the same tiles as with dx or y, so that sums are the same to the bit.
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
@@ -224,7 +224,7 @@ def _sums_alone(builder: Builder) -> None:
 
 
 def _sums_and_write(builder: Builder) -> str:
-    """dx or y from sums over the tensors themselves; the passes over memory."""
+    """Add the launches of dx or y with sums over the same tensors; returns their passes."""
     problem, device, layout = builder.problem, builder.device, builder.layout
     # Group norm's parameters have gradients that are sums over all samples.
     later = problem.grouped and problem.wants_parameters

@@ -1,4 +1,4 @@
-"""Compiling and launching: on a GPU, or by Triton's interpreter."""
+"""Compiling and launching kernels on a GPU, or interpreting them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _compiling = threading.Lock()
 
 
 def _signature(value: Any) -> Any:
-    """The type of an argument: 64 bits, however they are nested."""
+    """The type of an argument: integers of 64 bits, nested in any way."""
     if isinstance(value, tuple):
         parts = [_signature(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -33,7 +33,7 @@ def _signature(value: Any) -> Any:
 
 
 def source(kernel: str, arguments: Arguments, config: Config) -> Any:
-    """What Triton compiles."""
+    """A kernel's source for Triton's compiler."""
     from triton.compiler import ASTSource
 
     from . import kernels
@@ -46,7 +46,7 @@ _kernels: dict[Any, Any] = {}
 
 
 def compiled(launch: Launch, config: Config, target: Any, index: int | None = None) -> Any:
-    """A launch's kernel, compiled; Triton keeps it on disk.
+    """The compiled kernel of a launch; Triton keeps it on disk.
 
     Each device has its own: what a kernel is launched by belongs to the device it was loaded on.
     """
@@ -66,13 +66,13 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
 
 
 def _fitting(tensor: Tensor, address: int) -> Tensor:
-    """A tensor as its address allows it to be read."""
+    """A tensor with the alignment that its address allows."""
     size = ITEMSIZES[tensor.code]
     return tensor._replace(vector=max(1, math.gcd(tensor.vector * size, address) // size))
 
 
 class Ready:
-    """A program's launches, for tensors whose addresses are aligned in one way."""
+    """A program's launches for one alignment of the tensors' addresses."""
 
     def __init__(self, launches: Sequence[tuple[Launch, Config, Any]]) -> None:
         """``launches`` with what they are compiled for, and their kernels, loaded here."""
@@ -90,7 +90,7 @@ class Ready:
         self._blocks: list[driver.Block] = []
 
     def start(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch them on a stream of the current device."""
+        """Launch all kernels on a stream of the current device."""
         ask = self._driver
         if ask is None or self._hooked():
             for index in range(len(self._by_triton)):
@@ -114,7 +114,7 @@ class Ready:
         start(launch.at(addresses), config, stream=stream)
 
     def _hooked(self) -> bool:
-        """Whether anyone wants to be called at launches, which is Triton's to do."""
+        """Whether hooks on launches are registered, which only Triton's launcher calls."""
         hooks = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
         # A chain of hooks may be empty.
         return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
@@ -169,7 +169,7 @@ class Runner:
 
 
 def aligned(config: Config, addresses: Sequence[int]) -> Config:
-    """A configuration for tensors at such addresses."""
+    """A launch's configuration for tensors at these addresses."""
     return config._replace(
         dy=_fitting(config.dy, addresses[0]),
         x=_fitting(config.x, addresses[1]),

@@ -1,4 +1,4 @@
-"""The kernels are checked once on each kind of GPU, at their first use there.
+"""The check of the kernels on each kind of GPU, at their first use there.
 
 Small cases of every operator are computed by the kernels and by PyTorch in float64, on that GPU,
 and compared in units of the error bound. The verdict is kept on disk, for later processes.
@@ -25,13 +25,13 @@ from .device import Device
 
 _PACKAGES = ("normgrad", "torch", "triton")
 
-#: What a file that is none of ours may raise: there are too many digits in it, or brackets.
+#: The errors that a foreign file may raise: it may have too many digits or brackets.
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError),
     *(OverflowError, RecursionError),
 )
 
-#: How many results outside the bound a verdict names.
+#: The most results outside the bound that a verdict names.
 _SHOWN = 3
 
 #: Held while a GPU is checked; the check's own plans come here too, in the same thread.
@@ -42,7 +42,7 @@ _known: dict[Device, Verdict] = {}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
         checked: the day, as 2026-11-22.
@@ -76,7 +76,7 @@ def _version(package: str) -> str:
 
 
 def _subject(name: str) -> dict[str, str]:
-    """What a verdict is about."""
+    """The versions and sources that a verdict holds for."""
     return {"gpu": name, "sources": _sources(), **{each: _version(each) for each in _PACKAGES}}
 
 
@@ -109,7 +109,7 @@ def _write(device: Device, verdict: Verdict) -> None:
 
 
 def settled(where: str, device: Device) -> bool:
-    """Whether the kernels are known to be right on a GPU; they are checked if that is not known.
+    """Whether the kernels are known to be right on a GPU; they are checked if there is no verdict.
 
     Args:
         where: the GPU, as "cuda:0".

@@ -1,4 +1,4 @@
-"""Tiles of whole tensors: what is summed of one, and what is written to it."""
+"""The loops over tiles of tensors: their sums, and dx or y."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sums(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """What dx or y is written from: see `written`."""
+    """The coefficients of dx or y; see `written`."""
 
     mean: Any
     shift: Any
@@ -33,7 +33,7 @@ class Coefficients(NamedTuple):
 
 @helper
 def both(sums, others, WIDE: tl.constexpr):
-    """Sums and others, added up."""
+    """Add two pairs of sums."""
     return Sums(
         added(sums.total, others.total, WIDE), added(sums.projection, others.projection, WIDE)
     )
@@ -41,7 +41,7 @@ def both(sums, others, WIDE: tl.constexpr):
 
 @helper
 def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """Sums, added up along an axis."""
+    """Reduce sums along an axis."""
     return Sums(sum_along(sums.total, AXIS, WIDE), sum_along(sums.projection, AXIS, WIDE))
 
 
@@ -50,7 +50,7 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
 
 @helper
 def load_x(a, s, first, p, there, C: tl.constexpr):
-    """A tile of x, in the arithmetic's type; 0 where there is nothing."""
+    """Load a tile of x in the arithmetic's type; 0 outside the tensor."""
     T: tl.constexpr = C.x
     at = pointers(a.at.x, a.x, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
@@ -58,7 +58,7 @@ def load_x(a, s, first, p, there, C: tl.constexpr):
 
 @helper
 def load_dy(a, s, first, p, there, C: tl.constexpr):
-    """A tile of dy, likewise."""
+    """Load a tile of dy, likewise."""
     T: tl.constexpr = C.dy
     at = pointers(a.at.dy, a.dy, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
@@ -66,7 +66,7 @@ def load_dy(a, s, first, p, there, C: tl.constexpr):
 
 @helper
 def load_both(a, s, first, p, there, C: tl.constexpr):
-    """Tiles of dy and x; the forward pass has x in the place of dy."""
+    """Load tiles of dy and x; the forward pass has x in the place of dy."""
     x = load_x(a, s, first, p, there, C)
     if C.forward:
         return x, x
@@ -76,7 +76,7 @@ def load_both(a, s, first, p, there, C: tl.constexpr):
 
 @helper
 def store_dx(a, s, first, p, there, value, C: tl.constexpr):
-    """A tile of dx or y, rounded."""
+    """Store a tile of dx or y, rounded."""
     T: tl.constexpr = C.dx
     at = pointers(a.at.dx, a.dx, s, first, p, a.axes, T, C)
     tl.store(at, rounded(value, C.dx.code), mask=there)
@@ -87,7 +87,7 @@ def store_dx(a, s, first, p, there, value, C: tl.constexpr):
 
 @helper
 def halves(value, SIDE_BY_SIDE: tl.constexpr):
-    """Two halves of a tile's positions: every other one each, or the first and the last."""
+    """Split a tile's positions into halves: alternating ones, or the first and the last."""
     B: tl.constexpr = value.shape[0] // 2
     W: tl.constexpr = value.shape[1]
     if SIDE_BY_SIDE:
@@ -98,7 +98,7 @@ def halves(value, SIDE_BY_SIDE: tl.constexpr):
 
 @helper
 def halved(a, COUNT: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, ERRORS: tl.constexpr):
-    """Sums of so many of a tile's positions, with their errors where these are kept."""
+    """Add the halves of a tile's positions to each other, with errors where these are kept."""
     if COUNT == 1:
         return a
     else:
@@ -112,13 +112,13 @@ def halved(a, COUNT: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, ERRORS: tl.conste
 
 @helper
 def folded(a, ERRORS: tl.constexpr, C: tl.constexpr):
-    """What each thread has of a tile's positions, added up as a tree: in registers."""
+    """Add up each thread's positions of a tile as a tree, in registers."""
     return halved(halved(a, C.adjacent, True, ERRORS), C.leading, False, ERRORS)
 
 
 @helper
 def unfolded(value, C: tl.constexpr):
-    """The same number for all that was added up to it."""
+    """Give all positions that were added up the same number."""
     F: tl.constexpr = C.leading
     V: tl.constexpr = C.adjacent
     R: tl.constexpr = C.positions // (F * V)
@@ -129,7 +129,7 @@ def unfolded(value, C: tl.constexpr):
 
 @helper
 def moments_of_tile(x, about, there, C: tl.constexpr):
-    """Σ(x − p) and Σ(x − p)² of what each thread has, in float64, from float32's arithmetic.
+    """Each thread's Σ(x − p) and Σ(x − p)² in float64, from float32 arithmetic.
 
     Squares are taken about a mean of the thread's own, so that a distant p costs them nothing. The
     first sum keeps its errors where x is float32, since an element may be closer to the mean than
@@ -155,7 +155,7 @@ def moments_of_tile(x, about, there, C: tl.constexpr):
 
 @helper
 def terms_of_tile(dy, x, about, there, C: tl.constexpr):
-    """What each element of a tile adds to sums, in the arithmetic's type."""
+    """The terms of the sums for each element of a tile, in the arithmetic's type."""
     if C.wide:
         xmu = two_sum(x, -about[None, :])
         if C.forward:
@@ -171,7 +171,7 @@ def terms_of_tile(dy, x, about, there, C: tl.constexpr):
 
 @helper
 def sums_of_terms(terms, C: tl.constexpr):
-    """Terms of a tile, added up over what each thread has of it, in float64."""
+    """Add up the terms of a tile for each thread, in float64."""
     total = folded(terms.total, C.wide, C)
     projection = folded(terms.projection, C.wide, C)
     if C.wide:
@@ -182,7 +182,7 @@ def sums_of_terms(terms, C: tl.constexpr):
 
 @helper
 def sums_of_tile(dy, x, about, there, C: tl.constexpr):
-    """What is summed, of what each thread has of a tile, in float64."""
+    """The sums of a tile for each thread, in float64."""
     if C.forward & (not C.wide):
         return moments_of_tile(x, about, there, C)
     else:
@@ -191,7 +191,7 @@ def sums_of_tile(dy, x, about, there, C: tl.constexpr):
 
 @helper
 def written(dy, x, c, C: tl.constexpr):
-    """dx or y of a tile, from coefficients of each channel.
+    """Compute dx or y of a tile from coefficients of each channel.
 
     dx = scale·(gain·dy − (shift + slope·(x − μ))), in evaluation scale·dy, and y = scale·(x − μ) +
     shift.
@@ -210,14 +210,14 @@ def written(dy, x, c, C: tl.constexpr):
 
 @helper
 def parameters(a, s, start, C: tl.constexpr):
-    """The weights and biases of a tile's positions; the gradients have no bias."""
+    """Read the weights and biases of a tile's positions; gradients have no bias."""
     weight = access.read_along(a, s, start, access.WEIGHT, 1.0, C)
     return weight, access.read_along(a, s, start, access.BIAS, 0.0, C)
 
 
 @helper
 def of_parameters(p, C: tl.constexpr):
-    """A number of each position, added up in float64 over those that share a parameter."""
+    """Sum a number over the positions that share a parameter, in float64."""
     S: tl.constexpr = C.sharing
     R: tl.constexpr = C.positions // S
     W: tl.constexpr = C.channels
@@ -231,7 +231,7 @@ def of_parameters(p, C: tl.constexpr):
 
 @helper
 def columns_of_terms(terms, r, C: tl.constexpr):
-    """What each line adds to the sums that are the parameters' gradients."""
+    """The terms of each line in the parameter gradients."""
     total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
     return Sums(total, times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide))
 
@@ -245,7 +245,7 @@ def weighted_terms(terms, weight, C: tl.constexpr):
 
 @helper
 def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
-    """dx or y of a tile, from coefficients of each line and parameters of each position."""
+    """Compute dx or y of a tile from coefficients of each line and parameters of each position."""
     if C.forward:
         return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
     else:
@@ -257,7 +257,7 @@ def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
 
 @helper
 def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
-    """Sums over the positions of a part; in evaluation dx is written by the way."""
+    """Sum over the positions of a part; in evaluation dx is written in the same loop."""
     zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
     sums = Sums(exact(zero), exact(zero))
     for here in range(start, end, C.positions):

@@ -1,4 +1,4 @@
-"""How tensors are read on a GPU: along which axis a tile lies in memory, and how large it is."""
+"""Tiles of tensors on a GPU: the axis along which they are contiguous, and their size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .config import ALONG_CHANNELS, ALONG_POSITIONS, SCATTERED, Tensor
 from .config import Axis as AxisWords
 from .device import Device
 
-#: What one thread reads of a tensor at once, and a GPU's memory in one go: bytes.
+#: The bytes that one thread reads of a tensor at once, and that one memory transaction moves.
 VECTOR, LINE = 16, 128
-#: The least that a tile should read of each position: a GPU's caches hold memory in such sectors.
+#: The least bytes that a tile should read of each position: the size of a sector of a GPU's caches.
 SECTOR = 32
 #: Tensors of so many bytes, dy and x together, are read in one pass even in parts of sectors:
 #: what the caches bring too much of takes less time than another launch. An estimate: not measured.
 SMALL = 1 << 20
-#: What a program reads at least, where there is as much: 256 threads then read a vector of two
+#: The least bytes that a program reads, if there are as many: 256 threads then read a vector of two
 #: tensors each, and starting a program takes less time than that. An estimate: not measured.
 LEAST = 8 << 10
 #: Vectors of a tensor that a thread reads before it uses any: of two tensors, for 256 threads,
@@ -31,9 +31,9 @@ AHEAD = 4
 #: group's channels. With 16, one kernel of 30 put 16 bytes of a thread's elsewhere, with 32 most of
 #: them 40 to 112, with 128 up to 2688.
 MOST_PAIRS = 8
-#: Channels to a tile where tensors lie differently in memory: a square, to be turned over.
+#: Channels of a tile where tensors have different layouts: a square, to be transposed.
 SQUARE = 32
-#: Sums of parts that are added up at once, and channels of a group.
+#: The sums of parts, and the channels of a group, that are added up at once.
 MOST_ROWS, MOST_FAN = 2048, 128
 #: Offsets and positions below this need but 32 bits, with room for the tile that reaches past the
 #: end.
@@ -49,7 +49,7 @@ def power_of_two(number: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors are contiguous, for one problem.
+    """The axes along which a problem's tensors are contiguous.
 
     Attributes:
         pattern: "rows" (positions in all), "columns" (channels in all) or "tiles".
@@ -68,7 +68,7 @@ class Layout:
 
 
 def axis_words(size: int) -> AxisWords:
-    """An axis with what divides by its size: n // size is the high half of n·magic, shifted.
+    """An axis with its magic number for division: n // size is the high half of n·magic, shifted.
 
     For 0 <= n < 2³¹ (Granlund and Montgomery, "Division by Invariant Integers using
     Multiplication", 1994). Nothing is divided by 1.
@@ -79,12 +79,12 @@ def axis_words(size: int) -> AxisWords:
 
 
 def _vector(dtype: DType, sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements can be read at once, where all of these are multiples of it."""
+    """The most elements that can be read at once: a power of two that divides all of these."""
     return math.gcd(VECTOR // dtype.itemsize, *sizes, *strides)
 
 
 def layout_of(problem: Problem) -> Layout:
-    """Where a problem's tensors are contiguous."""
+    """Find the axes along which a problem's tensors are contiguous."""
     axes = (*problem.outer, problem.inner)
     channel, sets = problem.channel, problem.sets
     dtypes = (problem.grad_out, problem.input, problem.result or problem.input)
@@ -106,7 +106,7 @@ def layout_of(problem: Problem) -> Layout:
     tensors = (tensor(0), tensor(1), tensor(2))
 
     def wish(index: int) -> int:
-        """Along what a tensor is best read: where it is not contiguous, along what is nearer."""
+        """The axis along which a tensor is best read: contiguous, or else of smaller steps."""
         if tensors[index].along != SCATTERED:
             return tensors[index].along
         near = abs(problem.inner.strides[index]), abs(channel.strides[index])
@@ -127,7 +127,7 @@ def layout_of(problem: Problem) -> Layout:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program takes at once: positions by channels, of which the last may be padding.
+    """The tile of a program: positions by channels, of which the last may be padding.
 
     Attributes:
         positions, channels: powers of two.
@@ -150,34 +150,34 @@ class Tile:
 
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
-    """A tensor as its tiles can be read: they start at multiples of their width."""
+    """A tensor with the alignment of its tiles, which start at multiples of their width."""
     width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
     return tensor._replace(vector=math.gcd(tensor.vector, width, tile.vector))
 
 
 def _itemsizes(problem: Problem) -> list[int]:
-    """Of what is read: the forward pass has no dy."""
+    """The item sizes of the tensors that are read; the forward pass has no dy."""
     read = [problem.input] if problem.forward else [problem.grad_out, problem.input]
     return [dtype.itemsize for dtype in read]
 
 
 def itemsize(problem: Problem) -> int:
-    """The smaller one of what is read: it decides how much a thread reads at once."""
+    """The smallest item size that is read, which decides how much a thread reads at once."""
     return min(_itemsizes(problem))
 
 
 def element_bytes(problem: Problem) -> int:
-    """What is read of dy and x for each element."""
+    """The bytes that are read of dy and x for each element."""
     return sum(_itemsizes(problem))
 
 
 def groups_of(problem: Problem) -> int:
-    """How many groups of channels have statistics of their own; channels, in batch norm."""
+    """The number of statistics groups in a set; in batch norm, of channels."""
     return problem.channel.size // problem.per_group
 
 
 def tiles_of(problem: Problem, tile: Tile) -> int:
-    """How many tiles there are beside each other: of all sets' channels."""
+    """The number of tiles along all sets' channels."""
     return problem.sets.size * ceil_div(problem.channel.size, tile.step)
 
 
@@ -193,7 +193,7 @@ def _piece(size: int, least: int, most: int) -> int:
 
 
 def narrowest(problem: Problem, layout: Layout) -> int:
-    """The bytes of the smallest vector that is read or written."""
+    """The bytes of the smallest vector that a thread reads or writes."""
     tensors = [layout.x]
     if not problem.forward:
         tensors.append(layout.dy)
@@ -203,7 +203,7 @@ def narrowest(problem: Problem, layout: Layout) -> int:
 
 
 def by_threads(tile: Tile, layout: Layout) -> Tile:
-    """A tile with what each of its threads has of the positions.
+    """A tile with the positions that each of its threads holds.
 
     As Triton hands out elements: vectors along what is contiguous, to threads along it, then
     across, and what is left over to all of them again. Where tensors lie differently in memory,
@@ -222,7 +222,7 @@ def by_threads(tile: Tile, layout: Layout) -> Tile:
 
 
 def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
-    """The tile of a program that goes through a tensor: smaller where few would be busy."""
+    """The tile of a program that loops over a tensor; smaller where few programs would run."""
     # Where less is read at once, each read has an address in registers of its own.
     ahead = max(1, min(AHEAD, 2 * AHEAD * narrowest(problem, layout) // VECTOR))
     while True:
@@ -234,7 +234,7 @@ def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
 
 
 def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
-    """The tile of which each thread reads so many vectors."""
+    """The tile in which each thread reads so many vectors."""
     each = VECTOR // itemsize(problem)
     most = device.threads * each * ahead
     positions, channels = problem.positions, problem.channel.size
@@ -260,13 +260,13 @@ def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
 
 
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
-    """A tile with all positions of whole groups, where a program can have it in registers."""
+    """A tile with all positions of whole groups, if a program's registers can hold it."""
     item, per_group = itemsize(problem), problem.per_group
     positions = power_of_two(problem.positions)
     most = device.persistent // (4 if problem.arithmetic.itemsize == 8 else 1)
 
     def fitting_tile(groups: int) -> Tile | None:
-        """The tile of so many groups, if there are as many and a program can have it."""
+        """The tile of so many groups, if there are as many and a program's registers hold it."""
         step = groups * per_group
         channels = power_of_two(step)
         elements = positions * channels

@@ -1,0 +1,221 @@
+"""What lies just within and just beyond each rule of a dialect's table.
+
+Near every rule of :mod:`..rules` there are a few other things to say of a tensor: another length,
+one axis more, another dtype. The table itself says which of them it allows. What it does not is a
+wrong call; what it does, and what is still true of the tensor's memory, is a right one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from .. import rules
+from ..layout import contiguous_strides
+from .libraries import Change, Request, Tensor, together
+from .tensors import Shape
+
+#: What is said of a tensor in the place of what is so: by a word for it, the fields that are other.
+Said = Iterator[tuple[str, dict[str, Any]]]
+
+_AXES = (
+    *("no axis", "one axis", "two axes", "three axes", "four axes", "five axes", "six axes"),
+    *("seven axes", "eight axes", "nine axes"),
+)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The calls near a right one, each by its name.
+
+    Attributes:
+        kept: changes of the request that keep the contract.
+        broken: changes that break it.
+    """
+
+    kept: Mapping[str, Change]
+    broken: Mapping[str, Change]
+
+
+@singledispatch
+def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+    """What may be said of a tensor near a rule; of most, which are of shapes, other lengths.
+
+    Args:
+        rule: of the tensor's row.
+        tensor: as it is.
+        dtypes: the dialect's words for dtypes, with the names that rules have for them.
+    """
+    dims = tensor.dims
+    yield "an element short", _of_dims((*dims[:-1], dims[-1] - 1))
+    yield "an element long", _of_dims((*dims[:-1], dims[-1] + 1))
+    if len(dims) > 1:
+        yield "a sample short", _of_dims((dims[0] - 1, *dims[1:]))
+        yield "no channels", _of_dims((dims[0], 0, *dims[2:]))
+
+
+@_near.register
+def _(rule: rules.Rank, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+    yield from _near.dispatch(rules.Rule)(rule, tensor, dtypes)
+    dims, rank = tensor.dims, len(tensor.dims)
+    for axes in sorted({rule.least - 1, rule.least, 1, rule.most, rule.most + 1} - {-1}):
+        joined = rank - axes + 1
+        if axes == 0:
+            said: Shape = ()
+        elif axes < rank:
+            said = (math.prod(dims[:joined]), *dims[joined:])
+        else:
+            said = (*dims, *[1] * (axes - rank))
+        yield _AXES[axes], _of_dims(said)
+
+
+@_near.register
+def _(rule: rules.DtypeRule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+    for word, name in dtypes.items():
+        yield word, {"dtype_name": name}
+
+
+@_near.register(rules.Formats)
+@_near.register(rules.FormatOf)
+def _(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+    for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
+        yield name, {"format_name": name}
+
+
+@_near.register
+def _(rule: rules.Contiguous, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+    *outer, rows, row = tensor.dims
+    gaps = contiguous_strides((*outer, rows, row + 1))
+    yield "the last axes transposed", {"strides": (*tensor.strides[:-2], 1, rows)}
+    yield "gaps between rows", {"strides": gaps}
+    yield "negative strides", {"strides": tuple(-step for step in tensor.strides)}
+
+
+@_near.register
+def _(rule: rules.PositiveStrides, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
+    yield "stride 0", {"strides": (0,) * len(tensor.dims)}
+    yield "a negative stride", {"strides": tuple(-step for step in tensor.strides)}
+
+
+def _of_dims(dims: Shape) -> dict[str, Any]:
+    return {"dims": dims, "strides": contiguous_strides(dims)}
+
+
+def neighbours(
+    contract: rules.Contract,
+    product: rules.Product,
+    products: Sequence[rules.Product],
+    plain: Request,
+    dtypes: Mapping[str, str],
+) -> Neighbours:
+    """What lies near a right call, on both sides of each rule.
+
+    Args:
+        contract: the operator's table.
+        product: which has the operator.
+        products: all there are.
+        plain: the call, with everything given.
+        dtypes: the dialect's words for some dtypes, with the names that rules have for them.
+    """
+    kept: dict[str, Change] = {}
+    broken: dict[str, Change] = {}
+    for name, change in _changes(contract, product, plain, dtypes):
+        changed = plain.copied()
+        change(changed)
+        if not keeps(contract, product, products, changed):
+            broken[name] = together(change, _only_checked)
+        elif _is_true(changed, plain):
+            kept[name] = change
+    return Neighbours(kept, broken)
+
+
+def keeps(
+    contract: rules.Contract,
+    product: rules.Product,
+    products: Sequence[rules.Product],
+    request: Request,
+) -> bool:
+    """Whether a request's arguments keep a contract."""
+    given: dict[str, Any] = {
+        name: None if name in request.null else value for name, value in request.arguments.items()
+    }
+    try:
+        rules.check(contract, rules.Call(product, given, given), products)
+    except rules.ContractError:
+        return False
+    return True
+
+
+def _changes(
+    contract: rules.Contract, product: rules.Product, plain: Request, dtypes: Mapping[str, str]
+) -> Iterator[tuple[str, Change]]:
+    tensors = plain.tensors
+    data = [name for name, each in tensors.items() if each.dims == tensors["input"].dims]
+    for row in contract.parameters:
+        if row.name not in tensors:
+            continue
+        yield f"{row.name}: null", _null(row.name)
+        of_row = row.on(product.name).rules
+        groups = {row.name: [row.name]}
+        if row.name == "input":
+            groups |= {"data": data, "all": list(tensors)}
+        for title, names in groups.items():
+            for rule in of_row:
+                for word, said in _near(rule, tensors[row.name], dtypes):
+                    is_other = any(getattr(tensors[row.name], k) != v for k, v in said.items())
+                    if is_other and (title != "all" or "dtype_name" in said):
+                        yield f"{title}: {word}", _say(names, said)
+    for scalar in contract.scalars:
+        if scalar.is_pointer:
+            yield f"{scalar.name}: null", _null(scalar.name)
+        for value in _near_value(plain.arguments[scalar.name]):
+            yield f"{scalar.name}: {value}", _value(scalar.name, value)
+
+
+def _near_value(value: Any) -> Iterator[Any]:
+    """Other masks and whole numbers."""
+    if isinstance(value, tuple):
+        yield from (value[:-1], (*value, True))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield from (0, -value, value - 1, value + 1)
+
+
+def _null(name: str) -> Change:
+    return lambda request: request.null.add(name)
+
+
+def _value(name: str, value: Any) -> Change:
+    return lambda request: request.arguments.__setitem__(name, value)
+
+
+def _say(names: Sequence[str], said: Mapping[str, Any]) -> Change:
+    """Tensors that are described so, over the memory that they had."""
+
+    def put(request: Request) -> None:
+        for name in names:
+            for attribute, value in said.items():
+                setattr(request.tensors[name], attribute, value)
+
+    return put
+
+
+def _only_checked(request: Request) -> None:
+    request.computes = False
+
+
+def _is_true(changed: Request, plain: Request) -> bool:
+    """Whether what is said otherwise than before is true of the tensors' memory as well."""
+    before = plain.tensors
+    same = {name: each for name, each in plain.arguments.items() if name not in before}
+    return (
+        changed.null == plain.null
+        and same.items() <= changed.arguments.items()
+        and all(
+            (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))
+            and now.strides in (was.strides, contiguous_strides(now.dims))
+            for now, was in zip(changed.tensors.values(), before.values(), strict=True)
+        )
+    )

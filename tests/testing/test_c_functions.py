@@ -1,0 +1,62 @@
+"""Opening shared libraries: with what they need beside them, and what cannot be opened."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from library_trials import compiled, tried, verdicts
+
+from normgrad import testing
+from normgrad.testing import SubjectError, Verdict
+from normgrad.testing.cases import Topic
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def test_companions_on_the_loaders_path(ours, tmp_path, monkeypatch):
+    flags = (f'-DREAL="{ours / "libopapi.so"}"', f"-L{ours}", "-lnnopbase")
+    library = compiled("opapi.c", tmp_path / "libopapi.so", *flags)
+    with pytest.raises(SubjectError, match=r"cannot be loaded: libnnopbase\.so: "):
+        tried(library)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(ours))
+    trial = tried(library, lambda case: case.topic is Topic.MASKS and case.kind == "train")
+    assert verdicts(trial) == {Verdict.MET}
+
+
+def refused(path):
+    with pytest.raises(SubjectError) as caught:
+        testing.load(str(path))
+    return str(caught.value)
+
+
+def test_no_such_file(tmp_path):
+    for name in ("libinfiniop.so", "libopapi.so.2.1"):
+        path = tmp_path / name
+        assert refused(path) == f"{path}: no such file; allowed: a shared library"
+    with pytest.raises(SubjectError, match="no such file"):
+        tried(tmp_path / "libinfiniop.so")
+
+
+def test_no_library(tmp_path):
+    path = tmp_path / "libinfiniop"
+    path.write_text("not a library, though it is a file")
+    assert refused(path).startswith(f"{path}: cannot be loaded: ")
+
+
+def test_a_library_that_speaks_neither(ours):
+    path = ours / "libnormgrad_capi.so"
+    assert refused(path) == (
+        f"{path}: neither dialect's functions; allowed: a library with "
+        "infiniopCreateBatchNormBackwardDescriptor or aclnnBatchNormBackwardGetWorkspaceSize"
+    )
+
+
+def test_a_library_without_its_companions(tmp_path):
+    source = tmp_path / "part.c"
+    source.write_text("int infiniopCreateBatchNormBackwardDescriptor(void) { return 0; }\n")
+    path = compiled(source, tmp_path / "libpart.so")
+    assert refused(path) == (
+        f"{path}: no infiniopCreateHandle; allowed: a library that has it, itself or in "
+        "libinfinirt.so in its folder or on the loader's path"
+    )

@@ -1,0 +1,106 @@
+"""What lies near the rules of the dialects' tables: each of them is just kept and just broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from normgrad import rules
+from normgrad.aclnn import products
+from normgrad.aclnn.contracts import CONTRACTS
+from normgrad.infiniop.operators import ANY_PRODUCT, CONTRACT
+from normgrad.testing import aclnn_suite, infiniop_suite
+from normgrad.testing.infiniop_library import DTYPES
+from normgrad.testing.neighbours import keeps, neighbours
+
+KINDS = {
+    products.BATCH_NORM: "train",
+    products.REDUCE: "reduce",
+    products.ELEMT: "elemt",
+    products.GROUP_NORM: "group_norm",
+}
+#: Each dialect's plain calls, with the tables that they keep.
+CALLS = {
+    "infiniop": (CONTRACT, ANY_PRODUCT, (ANY_PRODUCT,), infiniop_suite._PLAIN),
+    **{
+        f"{operator}, {product.name}": (
+            CONTRACTS[operator],
+            product,
+            products.PRODUCTS,
+            aclnn_suite._plain(KINDS[operator], product),
+        )
+        for product in products.PRODUCTS
+        for operator in sorted(product.operators)
+    },
+}
+
+
+def broken_by(contract, product, allowed, request):
+    """The parameter that a request breaks first, and in which respect."""
+    given = {
+        name: None if name in request.null else each for name, each in request.arguments.items()
+    }
+    with pytest.raises(rules.ContractError) as caught:
+        rules.check(contract, rules.Call(product, given, given), allowed)
+    return caught.value.parameter, caught.value.aspect
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_rule_is_broken_and_nothing_else_is_said_to_be(name):
+    contract, product, allowed, plain = CALLS[name]
+    request = plain.request()
+    near = _near(name)
+    assert keeps(contract, product, allowed, request)
+    found = set()
+    for change in near.broken.values():
+        changed = request.copied()
+        change(changed)
+        assert not changed.computes
+        found.add(broken_by(contract, product, allowed, changed))
+    for row in contract.parameters:
+        if not isinstance(row.when, rules.MayBeNull):
+            assert (row.name, None) in found
+        for rule in row.on(product.name).rules:
+            assert (row.name, rule.aspect) in found, rule
+    for scalar in contract.scalars:
+        if scalar.is_pointer or isinstance(request.arguments[scalar.name], tuple):
+            assert (scalar.name, None) in found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_kept_is_true_of_the_memory(name):
+    contract, product, allowed, plain = CALLS[name]
+    request = plain.request()
+    for word, change in _near(name).kept.items():
+        changed = request.copied()
+        change(changed)
+        assert keeps(contract, product, allowed, changed), word
+        for tensor, before in zip(changed.tensors.values(), request.tensors.values(), strict=True):
+            assert tensor.array is before.array
+            assert tensor.dtype_name == tensor.array.dtype.name
+            view = tensor.array.reshape(tensor.dims)  # as many elements, in the same order
+            assert tuple(step // view.itemsize for step in view.strides) == tensor.strides
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "infiniop"])
+def test_every_format_that_a_table_names_is_kept(name):
+    contract, product, *_ = CALLS[name]
+    kept = _near(name).kept
+    for row in contract.parameters:
+        for rule in row.on(product.name).formats:
+            if isinstance(rule, rules.Formats) and not rule.ranks:
+                others = {f"{row.name}: {each}" for each in rule.names if each != "ND"}
+                is_alone = not any(isinstance(each, rules.FormatOf) for each in row.formats)
+                is_followed = any(
+                    isinstance(each, rules.FormatOf) and each.other == row.name
+                    for one in contract.parameters
+                    for each in one.formats
+                )
+                if is_alone and not is_followed:
+                    assert others <= set(kept)
+
+
+def _near(name):
+    contract, product, allowed, plain = CALLS[name]
+    if name == "infiniop":
+        return neighbours(contract, product, allowed, plain.request(), DTYPES)
+    return aclnn_suite.near(plain.kind, product.name)

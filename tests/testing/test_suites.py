@@ -1,0 +1,63 @@
+"""The suites of operators and of libraries, and what can be tried with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normgrad import testing
+from normgrad.aclnn import products
+from normgrad.testing import SubjectError, aclnn_suite, infiniop_suite, try_cases
+from normgrad.testing.cases import Topic
+from normgrad.testing.suites import SUITES
+
+ROOT = Path(__file__).parents[2]
+A2 = {"product": products.A2, "saveInvstd": "invstd"}
+
+
+def test_documents_say_how_many_there_are():
+    numbers = [f"{len(testing.cases(quick)):,} " for quick in (False, True)]
+    verify = (ROOT / "docs" / "verify.md").read_text("utf-8")
+    assert f"# all {numbers[0].strip()}\n" in verify
+    assert f"# {numbers[1]}cases\n" in verify
+    a2 = {"product": "Atlas A2", "saveInvstd": "invstd"}
+    assert f"# {len(SUITES['infiniop'].cases(False, {})):,} cases\n" in verify
+    assert f"# {len(SUITES['aclnn'].cases(False, a2)):,} cases on the Atlas A2\n" in verify
+    for name in ("README.md", "README.zh-CN.md"):
+        assert numbers[0] in (ROOT / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("suite", [aclnn_suite, infiniop_suite])
+def test_suites_have_every_topic_and_so_do_quick_ones(suite):
+    whole, quick = suite.cases(False, A2), suite.cases(True, A2)
+    assert len({case.name for case in whole}) == len(whole)
+    assert {case.name for case in quick} < {case.name for case in whole}
+    assert len(quick) < len(whole) / 4
+    expected = set(Topic) - ({Topic.MASKS} if suite is infiniop_suite else set())
+    for cases in (whole, quick):
+        assert {case.topic for case in cases} == expected
+        assert {case.dtype for case in cases} == {"float32", "float16", "bfloat16"}
+    for attribute in ("kind", "data_layout"):
+        assert {getattr(case, attribute) for case in quick} == {
+            getattr(case, attribute) for case in whole
+        }
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no_such_module:Ops", "cannot import no_such_module: ModuleNotFoundError"),
+        ("tried_operators.py", "a file; allowed: its module and a name in it, such as mine:Ops"),
+        (":Ops", "':Ops': no module; allowed: module:Name"),
+        ("normgrad:cuda:99", "normgrad:cuda:99: device: 'cuda:99'"),
+        ("tried_operators:Missing", "tried_operators has no Missing"),
+        ("tried_operators:Nothing", "no operators; allowed: an object with some of batch_norm"),
+        ("tried_operators:OtherFramework", "framework 'jax'; allowed: numpy, torch"),
+        ("tried_operators:OtherDevice", "torch on device 'nowhere' cannot be used ("),
+    ],
+)
+def test_what_cannot_be_tried(spec, message):
+    with pytest.raises(SubjectError) as caught:
+        try_cases(spec)
+    assert message in str(caught.value)
