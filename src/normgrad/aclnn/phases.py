@@ -60,13 +60,9 @@ class Translation:
     @cached_property
     def names(self) -> Mapping[str, str]:
         """Our names for what the functional operator calls its parameters and outputs."""
-        theirs = (*self.operator.parameters, *self.operator.all_outputs)
-        ours = (*self.inputs, *self.outputs)
-        return {each.name: name for each, name in zip(theirs, ours, strict=True)}
-
-    def operator_on(self, device: Device) -> Operator:
-        """The functional operator, as a device has its tensors."""
-        return (self.saving_variance if device.saved_variance else None) or self.operator
+        theirs = [each.name for each in self.operator.parameters]
+        theirs += [each.name for each in self.operator.all_outputs]
+        return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
 
 
 def _channel_axis(call: Call) -> int:
@@ -265,15 +261,13 @@ def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> C
 
 def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
     """A scalar as Python's own: what cannot be is malformed, which is not looked at yet."""
-    if value is None:
-        return value
-    if name == "outputMask":
+    if name == "outputMask" and value is not None:
         try:
             return aclBoolArray(value)
         except Exception:  # what is no sequence, or whose entries are no booleans
             malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()
-    if type(value) in (bool, int, float):
+    if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, np.bool_):
         return bool(value)
@@ -318,8 +312,9 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         operands[name] = _Operand(spec, dense_size if is_dense else None)
         if is_dense:
             dense_size += layout.rounded_up(spec.nbytes, LINE)
-    operator, names = translation.operator_on(device), translation.names
-    options = translation.options(call)
+    saving_variance = translation.saving_variance if device.saved_variance else None
+    operator = saving_variance or translation.operator
+    names, options = translation.names, translation.options(call)
     specs = {
         theirs.name: operands[ours].spec if ours in operands else None
         for theirs, ours in zip(operator.parameters, translation.inputs, strict=True)
@@ -392,9 +387,9 @@ def phase_2(
             raise AclnnError(
                 Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
             ) from None
-        size = scratch.nbytes
-        if size < needed:
-            fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", f"{size} bytes; allowed: {needed}")
+        if scratch.nbytes < needed:
+            message = f"{scratch.nbytes} bytes; allowed: {needed}"
+            fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", message)
         workspace = scratch.bytes()
     prepared = executor.prepared
     for parameter in (*prepared.operands, *prepared.zeros):
@@ -469,18 +464,18 @@ def _check_apart(
     prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any
 ) -> None:
     """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
-
-    def region(name: str) -> layout.Region:
-        return _tensor(tensors, name).region
-
     scratch = memory_of("workspace", workspace, writing=True)
     whole = layout.Region(scratch.address, (scratch.nbytes,), (1,), 1)
     seen = {
         "workspace": whole,
-        **{name: region(name) for name in prepared.inputs if name in prepared.operands},
+        **{
+            name: _tensor(tensors, name).region
+            for name in prepared.inputs
+            if name in prepared.operands
+        },
     }
     for name in filter(None, prepared.outputs):
-        mine = region(name)
+        mine = _tensor(tensors, name).region
         for other, theirs in seen.items():
             in_place = name == "gradInput" and other in ("gradOut", "input") and mine == theirs
             if not in_place and layout.overlap(mine, theirs):

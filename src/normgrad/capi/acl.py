@@ -453,9 +453,9 @@ _ON_DEVICE: dict[str, Callable[..., Any]] = {
     "aclrtStreamWaitEvent": RUNTIME.wait,
     "aclrtEventElapsedTime": RUNTIME.elapsed,
     "aclrtMalloc": lambda name, at, size, policy: _allocate(name, "devPtr", at, size, True),
-    "aclrtMemset": lambda name, *arguments: _fill(name, *arguments, None),
-    "aclrtMemsetAsync": lambda name, *arguments: _fill(
-        name, *arguments[:-1], RUNTIME.stream(name, arguments[-1])
+    "aclrtMemset": lambda name, at, most, value, count: _fill(name, at, most, value, count, None),
+    "aclrtMemsetAsync": lambda name, at, most, value, count, stream: _fill(
+        name, at, most, value, count, RUNTIME.stream(name, stream)
     ),
 }
 #: What needs none.

@@ -31,8 +31,8 @@ def _fail(status: Status, function: str, name: str, message: str) -> NoReturn:
     raise CallError(status, f"{function}: {name}: {message}")
 
 
-def _null(function: str, name: str) -> NoReturn:
-    _fail(Status.ACLNN_ERR_PARAM_NULLPTR, function, name, "null; allowed: a pointer")
+def _null(function: str, name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
+    _fail(status, function, name, "null; allowed: a pointer")
 
 
 def refuse(function: str, name: str, message: str) -> NoReturn:
@@ -307,13 +307,9 @@ def aclnnFinalize() -> None:
 
 def _executor(function: str, handle: int | None) -> aclnn.aclOpExecutor:
     if handle is None:
-        _inner_null(function, "executor")
+        _null(function, "executor", Status.ACLNN_ERR_INNER_NULLPTR)
     found: aclnn.aclOpExecutor = _found(function, "executor", aclnn.aclOpExecutor, handle)
     return found
-
-
-def _inner_null(function: str, name: str) -> NoReturn:
-    _fail(Status.ACLNN_ERR_INNER_NULLPTR, function, name, "null; allowed: a pointer")
 
 
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
@@ -339,7 +335,7 @@ def _set_address(
     """
     found = _executor(function, executor)
     if tensor is None:
-        _inner_null(function, "tensor")
+        _null(function, "tensor", Status.ACLNN_ERR_INNER_NULLPTR)
     value: aclnn.aclTensor = _found(function, "tensor", aclnn.aclTensor, tensor)
     if not found.repeatable:
         message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
@@ -385,10 +381,6 @@ def _tensor(handle: int | None) -> Any:
     return tensor
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 _FROM_C: dict[str, Callable[[Any], Any]] = {
     "const aclTensor *": _tensor,
     "aclTensor *": _tensor,
@@ -401,7 +393,7 @@ def _phase_1(function: Function) -> Callable[..., None]:
     name = function.name
     operator = name.removesuffix("GetWorkspaceSize")
     python = getattr(aclnn, name)
-    inputs = [_FROM_C.get(kind, _as_it_is) for kind, _ in function.parameters[:-2]]
+    inputs = [_FROM_C.get(kind, lambda value: value) for kind, _ in function.parameters[:-2]]
 
     def call(*arguments: Any) -> None:
         *given, size_at, executor_at = arguments

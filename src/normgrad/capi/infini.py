@@ -159,12 +159,12 @@ _CALLS: dict[str, Callable[..., Any]] = {
         name, at, _DEVICE_MAKERS, RUNTIME.stream(name, stream)
     ),
     "infinirtMemcpy": _copy,
-    "infinirtMemcpyAsync": lambda name, *arguments: _copy(
-        name, *arguments[:-1], RUNTIME.stream(name, arguments[-1])
+    "infinirtMemcpyAsync": lambda name, dst, src, size, kind, stream: _copy(
+        name, dst, src, size, kind, RUNTIME.stream(name, stream)
     ),
-    "infinirtMemset": lambda name, *arguments: RUNTIME.fill(name, "ptr", *arguments),
-    "infinirtMemsetAsync": lambda name, *arguments: RUNTIME.fill(
-        name, "ptr", *arguments[:-1], RUNTIME.stream(name, arguments[-1])
+    "infinirtMemset": lambda name, at, value, count: RUNTIME.fill(name, "ptr", at, value, count),
+    "infinirtMemsetAsync": lambda name, at, value, count, stream: RUNTIME.fill(
+        name, "ptr", at, value, count, RUNTIME.stream(name, stream)
     ),
 }
 globals().update({name: named(call, name) for name, call in _CALLS.items()})

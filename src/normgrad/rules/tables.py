@@ -117,8 +117,8 @@ class Scalar:
     is_pointer: bool = False
 
 
-#: What tensors must keep to, by their names.
-_Rules = tuple[tuple[str, Rule], ...]
+#: What each tensor must keep to, by its name.
+_Rules = dict[str, list[Rule]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,16 +155,16 @@ class Contract:
         rounds: list[tuple[bool, _Rules]] = []
         for stage in self.stages:
             takes_sizes = Aspect.SHAPE in stage
-            first: list[tuple[str, Rule]] = []
-            rest: list[tuple[str, Rule]] = []
+            first: _Rules = {}
+            rest: _Rules = {}
             for parameter in self.parameters:
                 row = parameter.on(product)
                 sizing = takes_sizes and row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
                         early = sizing and rule is not row.shape
-                        (first if early else rest).append((row.name, rule))
-            rounds += [(False, tuple(first)), (takes_sizes, tuple(rest))]
+                        (first if early else rest).setdefault(row.name, []).append(rule)
+            rounds += [(False, first), (takes_sizes, rest)]
         return tuple(rounds)
 
 
@@ -201,9 +201,11 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
     for takes_sizes, rules in contract.rounds_on(call.product.name):
         if takes_sizes:
             call.sizes.update(contract.sizes(call))
-        for name, rule in rules:
+        for name, own in rules.items():
             tensor = looked_at.get(name)
-            if tensor is not None:
+            if tensor is None:
+                continue
+            for rule in own:
                 broken = rule.broken(tensor, call)
                 if broken is not None:
                     raise _invalid(name, broken, call, rule.aspect)

@@ -156,13 +156,14 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     banks = ceil_div(problem.sets.size, bank_sets)
     slots = (tiling.tasks if problem.by_row else tiling.blocks) if access.along else banks
     channels, parameters = problem.channel.size, access.parameters
-    groups = banks * (channels // problem.per_group) * double
-    sums = tiling.parts * banks * channels * double
+    groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
+    numbers = rounded_up(banks * channels * double, ALIGNMENT)
+    sums = rounded_up(tiling.parts * banks * channels * double, ALIGNMENT)
     wanted = problem.wants_parameters and not problem.forward
-    gradients = slots * parameters * double if wanted else 0
+    gradients = rounded_up(slots * parameters * double, ALIGNMENT) if wanted else 0
     # Beside float32 arithmetic they go without errors.
     errors = gradients if problem.arithmetic is dtypes.float64 else 0
-    along = parameters * real if access.along else 0
+    along = rounded_up(parameters * real, ALIGNMENT) if access.along else 0
     fields: _Fields = {
         B.BANKS: banks,
         B.BANK_SETS: bank_sets,
@@ -173,15 +174,15 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     end = 0
     for field, size in (
         *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],
-        *[(field, banks * channels * double) for field in (B.W_GAIN, B.W_SHIFT)],
+        *[(field, numbers) for field in (B.W_GAIN, B.W_SHIFT)],
         *[(field, sums) for field in range(B.W_SUM_DY, B.W_BIASES)],
         *[(field, size) for field, size in enumerate((gradients, errors) * 2, B.W_BIASES)],
-        (B.W_COUNT, 3 * double),
+        (B.W_COUNT, rounded_up(3 * double, ALIGNMENT)),
         (B.W_WEIGHT, along),
         (B.W_BIAS, along),
     ):
         fields[field] = end
-        end += rounded_up(size, ALIGNMENT)
+        end += size
     return fields, end + ALIGNMENT - 1
 
 
