@@ -41,7 +41,7 @@ class Norm:
         traced: Callable[[tuple[Any, ...], tuple[Any, ...]], Tensor],
         autocast: bool = False,
     ) -> None:
-        """Of the name of both functions, and PyTorch's operator's."""
+        """Of the name that both functions have, and that of the operator."""
         self.operator, self.node = PLANNED[name], NODES[theirs]
         self.plans: dict[bytes, native.Ready] = {}
         self.function, self.theirs = function, getattr(torch.nn.functional, name)
