@@ -74,11 +74,12 @@ def detector(library):
     return detection.FasterRCNN(backbone, num_classes=3, min_size=64, max_size=64)
 
 
-BATCH, GROUP = "BatchNorm2d", "GroupNorm"
+BATCH, GROUP, LAYER = "BatchNorm2d", "GroupNorm", "LayerNorm"
 MODELS = {
     "torchvision resnet18": (torchvision("resnet18"), {BATCH: 20}, 0),
     "torchvision mobilenet_v2": (torchvision("mobilenet_v2"), {BATCH: 52}, 0),
-    "torchvision convnext_tiny": (torchvision("convnext_tiny"), {}, 23),
+    "torchvision convnext_tiny": (torchvision("convnext_tiny"), {LAYER: 18, "LayerNorm2d": 5}, 0),
+    "torchvision swin_t": (torchvision("swin_t"), {LAYER: 29}, 0),
     "torchvision FasterRCNN": (detector, {"FrozenBatchNorm2d": 53}, 0),
     "timm resnetv2_50": (timm("resnetv2_50"), {"BatchNormAct2d": 49}, 0),
     "timm regnety_002": (timm("regnety_002"), {"BatchNormAct2d": 44}, 0),
@@ -86,7 +87,14 @@ MODELS = {
     "timm resnetv2_50x1_bit": (timm("resnetv2_50x1_bit"), {"GroupNormAct": 49}, 0),
     "timm resnet50_gn": (timm("resnet50_gn"), {GROUP: 53}, 0),
     "timm levit_128s": (timm("levit_128s"), {"BatchNorm1d": 48, BATCH: 4}, 0),
-    "timm vit_tiny_patch16_224": (timm("vit_tiny_patch16_224", img_size=64), {}, 25),
+    "timm vit_tiny_patch16_224": (timm("vit_tiny_patch16_224", img_size=64), {LAYER: 25}, 0),
+    "timm vit_tiny, rmsnorm": (
+        timm("vit_tiny_patch16_224", img_size=64, norm_layer="rmsnorm"),
+        {"RmsNorm": 25},
+        0,
+    ),
+    "timm convnextv2_atto": (timm("convnextv2_atto"), {"LayerNorm2d": 17}, 0),
+    "timm edgenext_xx_small": (timm("edgenext_xx_small"), {LAYER: 15, "LayerNorm2d": 5}, 0),
 }
 
 

@@ -72,12 +72,20 @@ def _frozen_and_activated(layer: Any, x: Any) -> Any:
     return layer.act(layer.drop(_frozen(layer, x)))
 
 
+def _by_squares(layer: Any, x: Any) -> Any:
+    """RMS norm, in the dtype that multiplying by its weight would give."""
+    if layer.weight is not None:
+        x = x.to(torch.promote_types(x.dtype, layer.weight.dtype))
+    return functional.rms_norm(x, layer.normalized_shape, layer.weight, layer.eps)
+
+
 #: What computes in the place of a class's ``forward``, by the class or by its name in a library;
 #: None: it calls PyTorch's function where it cannot be seen.
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
     "torchvision.ops.misc.FrozenBatchNorm2d": _frozen,
     "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen,
     "timm.layers.norm_act.FrozenBatchNormAct2d": _frozen_and_activated,
+    "timm.layers.norm.RmsNorm": _by_squares,
 }
 
 

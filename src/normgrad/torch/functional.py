@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import contract, devices
 from . import collectives, eager, ops, watching
@@ -52,34 +52,36 @@ def batch_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    arguments = input, running_mean, running_var, weight, bias, training, momentum, eps
-    unwatched = watching.unwatched()
-    if unwatched:
-        again = eager.batch_norm_again(*arguments)
-        if again is not None:
-            return again
-    alone = unwatched and watching.plain(*arguments[:5])
-    if not alone and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
-        return handle_torch_function(batch_norm, arguments[:5], *arguments)
-    vectors = (running_mean, running_var, weight, bias)
+    tensors = (input, weight, bias, running_mean, running_var)
+    given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
+    return _norm(_BATCH_NORM, tensors, (training, momentum, eps, 1), given)
+
+
+def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
+    input, weight, bias, *running = tensors
+    training, momentum, eps, _ = choices
     if not (
         _is_number(momentum)
-        and _takes(input, vectors, eps)
+        and _takes(input, (weight, bias, *running), slice(1, 2), eps)
         # PyTorch leaves the running statistics alone where there is nothing to learn from.
         and input.numel() != 0
-        and (
-            _trains(input, running_mean, running_var, eps)
-            if training
-            else running_mean is not None and running_var is not None and eps >= 0
-        )
+        # Nobody differentiates running statistics.
+        and not any(value is not None and value.requires_grad for value in running)
     ):
-        return torch.nn.functional.batch_norm(*arguments)
-    if alone:
-        return eager.batch_norm(*arguments)
-    output, _, _, new_mean, new_var = ops.native_batch_norm(
-        input, weight, bias, running_mean, running_var, training, momentum, eps
-    )
-    if not (training and running_mean is not None and running_var is not None):
+        return False
+    absent = [value is None for value in running]
+    if not training:
+        return not any(absent) and bool(eps >= 0)
+    several = input.numel() != input.shape[1]  # more than one value per channel
+    return absent[0] == absent[1] and several and bool(eps > 0)
+
+
+def _traced_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
+    input, weight, bias, running_mean, running_var = tensors
+    training, momentum, eps, _ = choices
+    output: Tensor
+    output, _, _, new_mean, new_var = ops.native_batch_norm(*tensors, training, momentum, eps)
+    if not training or running_mean is None:
         return output
     try:
         running_mean.copy_(new_mean)
@@ -90,15 +92,37 @@ def batch_norm(
         running_var.copy_(new_var)
         return output
     # One cannot be updated by each member of a batch of vmap's. PyTorch's words say what to do.
-    return torch.nn.functional.batch_norm(*arguments)
-
-
-def _trains(input: Tensor, running_mean: Any, running_var: Any, eps: float) -> bool:
-    return (
-        (running_mean is None) == (running_var is None)
-        and input.numel() != input.shape[1]  # more than one value per channel
-        and eps > 0
+    return torch.nn.functional.batch_norm(
+        input, running_mean, running_var, weight, bias, training, momentum, eps
     )
+
+
+_BATCH_NORM = eager.Norm(
+    "batch_norm", "native_batch_norm", batch_norm, _takes_batch_norm, _traced_batch_norm
+)
+
+
+def _norm(
+    norm: eager.Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...], given: tuple[Any, ...]
+) -> Tensor:
+    """A norm of input, weight, bias and running statistics, as far as it has them.
+
+    ``choices`` are the other arguments in our function's order, ``given`` all in PyTorch's.
+    """
+    unwatched = watching.unwatched()
+    if unwatched:
+        again: Tensor | None = eager.again(norm, tensors, choices)
+        if again is not None:
+            return again
+    alone = unwatched and watching.plain(*tensors)
+    if not alone and has_torch_function(tensors):
+        found: Tensor = handle_torch_function(norm.function, tensors, *given)
+        return found
+    if not norm.takes(tensors, choices):
+        return norm.theirs(*given)
+    if norm.autocast and tensors[0].is_cuda and torch.is_autocast_enabled("cuda"):
+        tensors = tuple(map(_as_autocast_has_it, tensors))
+    return eager.computed(norm, tensors, choices) if alone else norm.traced(tensors, choices)
 
 
 def _is_usable(index: int) -> bool:
@@ -119,15 +143,22 @@ def _exports_onnx() -> bool:
 _exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
-    """Whether normgrad takes these tensors; running statistics stand first."""
+def _is_ours(tensor: Any) -> bool:
+    """Whether a tensor is one that normgrad computes with, where it is."""
+    return (
+        isinstance(tensor, Tensor)
+        and (tensor.is_cpu or (tensor.is_cuda and _is_usable(tensor.device.index)))
+        and tensor.dtype in _FLOATS
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+    )
+
+
+def _takes(input: Any, parameters: tuple[Any, ...], axes: slice, eps: Any) -> bool:
+    """Whether normgrad takes these tensors, whose parameters are of some of the input's axes."""
     if not (
-        isinstance(input, Tensor)
-        and (input.is_cpu or (input.is_cuda and _is_usable(input.device.index)))
-        and input.dtype in _FLOATS
-        and input.layout is torch.strided
-        and not input.is_nested
-        and contract.MIN_RANK <= input.dim() <= contract.MAX_RANK
+        _is_ours(input)
+        and input.dim() <= contract.MAX_RANK
         and _is_number(eps)
         and not _exports_onnx()
     ):
@@ -137,19 +168,11 @@ def _takes(input: Any, vectors: tuple[Any, ...], eps: Any) -> bool:
                 "normgrad.torch.revert(model) first"
             )
         return False
-    channels, on_cpu = (input.shape[1],), input.is_cpu
-    for index, vector in enumerate(vectors):
-        if vector is not None and not (
-            isinstance(vector, Tensor)
-            and (vector.is_cpu if on_cpu else vector.device == input.device)
-            and vector.dtype in _FLOATS
-            and vector.layout is torch.strided
-            and vector.shape == channels
-            # Nobody differentiates running statistics.
-            and (index > 1 or not vector.requires_grad)
-        ):
-            return False
-    return True
+    shape = input.shape[axes]
+    return len(shape) > 0 and all(
+        each is None or (_is_ours(each) and each.device == input.device and each.shape == shape)
+        for each in parameters
+    )
 
 
 def sync_batch_norm(
@@ -262,36 +285,33 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    unwatched = watching.unwatched()
-    if unwatched:
-        again = eager.group_norm_again(input, weight, bias, num_groups, eps)
-        if again is not None:
-            return again
-    alone = unwatched and watching.plain(input, weight, bias)
-    if not alone and has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(
-            group_norm, (input, weight, bias), input, num_groups, weight, bias, eps
-        )
-    if not (
-        isinstance(num_groups, (int, torch.SymInt))
-        and not isinstance(num_groups, bool)
-        and num_groups > 0
-        and _takes(input, (None, None, weight, bias), eps)
-        and input.shape[1] % num_groups == 0
+    given = (input, num_groups, weight, bias, eps)
+    return _norm(_GROUP_NORM, (input, weight, bias), (num_groups, eps, 1), given)
+
+
+def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
+    (input, *parameters), (group, eps, _) = tensors, choices
+    return (
+        isinstance(group, (int, torch.SymInt))
+        and not isinstance(group, bool)
+        and group > 0
+        and _takes(input, tuple(parameters), slice(1, 2), eps)
+        and input.shape[1] % group == 0
         # PyTorch refuses a single value for each group in a single sample, and no more than that.
-        and input.numel() != num_groups
-    ):
-        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
-    if input.is_cuda and torch.is_autocast_enabled("cuda"):
-        input = _as_autocast_has_it(input)
-        weight, bias = _as_autocast_has_it(weight), _as_autocast_has_it(bias)
-    if alone:
-        return eager.group_norm(input, weight, bias, num_groups, eps)
-    samples, channels = input.shape[0], input.shape[1]
-    positions = prod(input.shape[2:])
-    return ops.native_group_norm(
-        input, weight, bias, samples, channels, positions, num_groups, eps
-    )[0]
+        and input.numel() != group
+    )
+
+
+def _traced_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
+    samples, channels, *positions = tensors[0].shape
+    sizes = (samples, channels, prod(positions), *choices[:2])
+    output: Tensor = ops.native_group_norm(*tensors, *sizes)[0]
+    return output
+
+
+_GROUP_NORM = eager.Norm(
+    "group_norm", "native_group_norm", group_norm, _takes_group_norm, _traced_group_norm, True
+)
 
 
 def layer_norm(
@@ -315,25 +335,10 @@ def layer_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    tensors, shape = (input, weight, bias), tuple(normalized_shape)
-    unwatched = watching.unwatched()
-    if unwatched:
-        again = eager.by_row_again("layer_norm", tensors, shape, eps)
-        if again is not None:
-            return again
-    alone = unwatched and watching.plain(*tensors)
-    if not alone and has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(
-            layer_norm, tensors, input, normalized_shape, weight, bias, eps
-        )
-    if not (_is_number(eps) and _takes_rows(input, shape, weight, bias)):
-        return torch.nn.functional.layer_norm(input, list(shape), weight, bias, eps)
-    if input.is_cuda and torch.is_autocast_enabled("cuda"):
-        tensors = tuple(map(_as_autocast_has_it, tensors))
-    if alone:
-        return eager.by_row("layer_norm", tensors, shape, eps)
-    input, weight, bias = tensors
-    return ops.native_layer_norm(input, shape, weight, bias, eps)[0]
+    shape = tuple(normalized_shape)
+    return _norm(
+        _LAYER_NORM, (input, weight, bias), (shape, eps), (input, [*shape], weight, bias, eps)
+    )
 
 
 def rms_norm(
@@ -353,52 +358,39 @@ def rms_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's own.
     """
-    tensors, shape = (input, weight), tuple(normalized_shape)
-    unwatched = watching.unwatched()
-    if unwatched:
-        again = eager.by_row_again("rms_norm", tensors, shape, eps)
-        if again is not None:
-            return again
-    alone = unwatched and watching.plain(*tensors)
-    if not alone and has_torch_function_variadic(input, weight):
-        return handle_torch_function(rms_norm, tensors, input, normalized_shape, weight, eps)
-    if not ((eps is None or _is_number(eps)) and _takes_rows(input, shape, weight)):
-        return torch.nn.functional.rms_norm(input, list(shape), weight, eps)
-    if input.is_cuda and torch.is_autocast_enabled("cuda"):
-        tensors = tuple(map(_as_autocast_has_it, tensors))
-    if alone:
-        return eager.by_row("rms_norm", tensors, shape, eps)
-    input, weight = tensors
-    return ops._fused_rms_norm(input, shape, weight, eps)[0]
+    shape = tuple(normalized_shape)
+    return _norm(_RMS_NORM, (input, weight), (shape, eps), (input, [*shape], weight, eps))
 
 
-def _takes_rows(input: Any, shape: tuple[Any, ...], *parameters: Any) -> bool:
-    """Whether normgrad takes these tensors, whose parameters are of a shape."""
-    if not (
-        isinstance(input, Tensor)
-        and shape
-        and 1 <= input.dim() <= contract.MAX_RANK
+def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
+    (input, *parameters), (shape, eps) = tensors, choices
+    if eps is None and len(parameters) == 1:
+        eps = 0.0  # RMS norm finds one
+    return (
+        len(shape) > 0
+        and _takes(input, tuple(parameters), slice(-len(shape), None), eps)
         and tuple(input.shape[-len(shape) :]) == shape
         # PyTorch's functions have rules of their own where there is nothing.
         and input.numel() != 0
-    ):
-        return False
-    return all(
-        each is None
-        or (_is_ours(each) and each.device == input.device and tuple(each.shape) == shape)
-        for each in parameters
-    ) and _is_ours(input)
-
-
-def _is_ours(tensor: Any) -> bool:
-    """Whether a tensor is one that normgrad computes with, where it is."""
-    return (
-        isinstance(tensor, Tensor)
-        and (tensor.is_cpu or (tensor.is_cuda and _is_usable(tensor.device.index)))
-        and tensor.dtype in _FLOATS
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
     )
+
+
+def _traced_layer_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
+    (input, *parameters), (shape, eps) = tensors, choices
+    output: Tensor = ops.native_layer_norm(input, shape, *parameters, eps)[0]
+    return output
+
+
+def _traced_rms_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
+    (input, weight), (shape, eps) = tensors, choices
+    output: Tensor = ops._fused_rms_norm(input, shape, weight, eps)[0]
+    return output
+
+
+_LAYER_NORM = eager.Norm(
+    "layer_norm", "native_layer_norm", layer_norm, _takes_rows, _traced_layer_norm, True
+)
+_RMS_NORM = eager.Norm("rms_norm", "_fused_rms_norm", rms_norm, _takes_rows, _traced_rms_norm, True)
 
 
 def instance_norm(

@@ -10,7 +10,7 @@ runs the kernel for its own level, so grad, vjp, jvp and vmap nest as for torch'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -20,11 +20,11 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .schemas import NAMESPACE
+from .schemas import NAMESPACE, SCHEMAS, Schema
 
 _transforms_active = torch._C._are_functorch_transforms_active
 _any_requires_grad = torch._C._any_requires_grad
-BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 
 def operator(name: str) -> Any:
@@ -33,24 +33,35 @@ def operator(name: str) -> Any:
 
 
 class Node(_SingleLevelFunction):
-    """A node for results that are there already; made by :func:`attach`.
+    """A node for results that are there already.
 
-    ``differentiable`` says which of the results, by position, have derivatives. ``backward`` and
-    ``jvp`` get and give one entry for each argument, after one for the results.
+    It is applied to what was made and to the tensors that have derivatives. ``backward`` gives, and
+    ``jvp`` gets, one entry for what was made, which is None, and one for each of these tensors.
+
+    Attributes:
+        differentiable: which of the results, by position, have derivatives.
+        saved: how many of the tensors are kept for the derivatives; None for all.
     """
 
     differentiable: ClassVar[frozenset[int]] = frozenset({0})
+    saved: ClassVar[int | None] = None
 
     @classmethod
     def forward(
-        cls, ctx: Any, made: tuple[tuple[Tensor, ...], tuple[bool, bool]], *arguments: Any
+        cls, ctx: Any, made: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None
     ) -> Any:
         """Keep what the derivatives need, and pass the results through.
 
-        ``made`` are the results, and whether they were computed with gradients enabled, backwards
-        and forwards: here neither is.
+        ``made`` are the results; the other tensors that are kept, and what else is; and whether the
+        results were computed with gradients enabled, backwards and forwards: here neither is. In
+        eager mode there is one result, the output, and nobody asks for that.
         """
-        results, ctx.modes = made
+        results, constants, ctx.choices, modes = made
+        ctx.save_for_backward(*tensors[: cls.saved], *constants)
+        if modes is None:
+            return results
+        ctx.modes = modes
+        ctx.save_for_forward(*tensors[: cls.saved], *constants)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *[
@@ -59,40 +70,43 @@ class Node(_SingleLevelFunction):
                 if index not in cls.differentiable or value.shape == (0,)
             ]
         )
-        kept = cls.kept(ctx, results, *arguments)
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
         return results if len(results) > 1 else results[0]
 
-    @staticmethod
-    def kept(ctx: Any, results: tuple[Tensor, ...], *arguments: Any) -> tuple[Any, ...]:
-        """The tensors to keep; other things are set on ``ctx``."""
+    @classmethod
+    def read(
+        cls, schema: Schema, arguments: tuple[Any, ...], results: tuple[Tensor, ...]
+    ) -> tuple[Any, Any, Any]:
+        """What a node keeps of an operator's call.
+
+        These are the tensors that have derivatives, other tensors, and other arguments.
+        """
         raise NotImplementedError
 
 
-def attach(node: type[Node], results: Any, arguments: tuple[Any, ...]) -> Any:
-    """The results with a node, where one is needed."""
-    needed = torch.is_grad_enabled() and _any_requires_grad(*arguments)
-    if not needed and forward_ad._current_level < 0:
-        return results
-    modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
-    made = (results if isinstance(results, tuple) else (results,)), modes
-    if _transforms_active():
-        with enable_single_level_autograd_function():
-            return node.apply(made, *arguments)
-    return node.apply(made, *arguments)
+def kernel(name: str, node: type[Node]) -> Callable[..., Any]:
+    """An operator's kernel for the Autograd key: the results with a node, where one is needed."""
+    call, schema = operator(name), SCHEMAS[name]
+
+    def differentiable(*arguments: Any) -> Any:
+        with _BelowAutograd():
+            results = call(*arguments)
+        needed = torch.is_grad_enabled() and _any_requires_grad(*arguments)
+        if not needed and forward_ad._current_level < 0:
+            return results
+        modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+        results = results if isinstance(results, tuple) else (results,)
+        tensors, *kept = node.read(schema, arguments, results)
+        if _transforms_active():
+            with enable_single_level_autograd_function():
+                return node.apply((results, *kept, modes), *tensors)
+        return node.apply((results, *kept, modes), *tensors)
+
+    return differentiable
 
 
-def kept_statistics(*statistics: Tensor | None) -> list[Tensor | None]:
-    """Running statistics as they are now: a later batch may update them in place."""
-    return [value if value is None else value.clone() for value in statistics]
-
-
-def given(gradients: tuple[Any, ...], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
-    """The gradients, None where they are not wanted."""
-    return tuple(
-        gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)
-    )
+def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
+    """The values, None where they are masked off."""
+    return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
 
 def along(jvp: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,113 +1,133 @@
-"""Batch norm and group norm, and their gradients, as nodes of autograd."""
+"""The norms and their gradients as nodes of autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..contract import Operator
-from ..operators.by_name import PLANNED
 from ..plans import call, call_again
 from . import derivatives
 from .derivatives import Normalisation, like
 from .kernels import wide
-from .nodes import Node, along, given, kept_statistics, operator
+from .nodes import Node, along, operator, wanted
+from .schemas import SCHEMAS, Schema
 from .watching import kernels_suffice, unwatched
+
+_FIRST = ("grad_out", "input", "weight")
+
+
+def _statistics(gradient: Schema, choices: Any) -> list[str]:
+    """What the tensors are called that a norm's gradients take the statistics from.
+
+    The first option says whether batch norm trains; that of the other norms is never 0 or empty.
+    """
+    names = [name for name in gradient.inputs if name not in _FIRST]
+    return names[-2:] if choices[0] else names[:2]
 
 
 class Forward(Node):
     """A norm's forward pass.
 
     Attributes:
-        gradient: the functional operator of its gradients, and PyTorch's name for that.
-        count: how many arguments there are.
-        places: where input, weight and, if there is one, bias are among them, counted from 1.
-        statistics: how many of the results are no output.
-        axis: the functional operator's last argument, if it has channels.
-        normalised: the data, of the options that are the gradients' too and the statistics.
+        gradient: the operator of its gradients.
+        shared: which of the options that operator has too.
+        orders: in evaluation and in training, that operator's tensors of grad_out, input, weight,
+            the statistics and None.
+        others: how many of the results are no output.
+        normalised: the data, of the shared options and the statistics.
     """
 
-    gradient: ClassVar[tuple[Operator, str]]
-    count: ClassVar[int]
-    places: ClassVar[tuple[int, ...]] = (1, 2, 3)
-    statistics: ClassVar[int]
-    axis: ClassVar[tuple[int, ...]] = (1,)
+    saved = 2
+    gradient: ClassVar[Schema]
+    shared: ClassVar[tuple[int, ...]]
+    orders: ClassVar[tuple[Callable[[Any], Any], ...]]
+    others: ClassVar[int]
     normalised: ClassVar[Callable[..., Normalisation]]
 
-    @staticmethod
-    def asked(ctx: Any, grad_out: Any) -> tuple[Any, ...]:
-        """The tensors that the gradients are made of, in the operator's order."""
-        raise NotImplementedError
+    @classmethod
+    def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
+        tensors, options = schema.read(arguments)
+        return cls.taken(tuple(tensors.values()), tuple(options.values()), results)
 
-    @staticmethod
-    def arguments(tensors: tuple[Any, ...], choices: Any, mask: Any) -> tuple[Any, ...]:
-        """The arguments of PyTorch's operator of the gradients."""
-        return *tensors, *choices, mask
+    @classmethod
+    def taken(
+        cls, tensors: tuple[Any, ...], choices: tuple[Any, ...], results: tuple[Any, ...]
+    ) -> tuple[Any, Any, Any]:
+        """What :meth:`read` gives, of a call of our function."""
+        statistics = results[1:3]
+        if not choices[0]:
+            # A later batch may update running statistics in place.
+            running = tensors[3:]
+            statistics = tuple([v if v is None else v.detach().clone() for v in running])
+        return tensors[:3], statistics, tuple([choices[index] for index in cls.shared])
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
-        """The gradients: by the functional operator where nothing watches, else by PyTorch's."""
+        """The gradients: by our function where nothing watches, else by PyTorch's operator."""
         node: type[Forward] = ctx._forward_cls
+        mask = ctx.needs_input_grad[1:]
         if grad_out is None:
-            return (None,) * (1 + node.count)
-        mask = itemgetter(*node.places)(ctx.needs_input_grad)
-        gradient, name = node.gradient
-        tensors, choices = node.asked(ctx, grad_out), ctx.choices
-        found = None
+            return None, *[None] * len(mask)
+        choices, gradient = ctx.choices, node.gradient
+        ours: Any = gradient.operator
+        tensors = node.orders[bool(choices[0])]((grad_out, *ctx.saved_tensors, None))
+        choices = (*choices, mask, 1) if "channel_axis" in ours.options else (*choices, mask)
         if not torch.is_grad_enabled() and unwatched():
-            all_choices = (*choices, mask, *node.axis)
-            found = call_again(gradient, tensors, None, all_choices)
+            found = call_again(ours, tensors, None, choices)
             if found is None and kernels_suffice(grad_out):
-                found = call(gradient, tensors, None, all_choices)
-        if found is None:
-            found = given(operator(name)(*node.arguments(tensors, choices, mask)), mask)
-        for_all: list[Any] = [None] * (1 + node.count)
-        for place, gradient_ in zip(node.places, found, strict=True):
-            for_all[place] = gradient_
-        return tuple(for_all)
+                found = call(ours, tensors, None, choices)
+            if found is not None:
+                return None, *found
+        names = (*[each.name for each in ours.parameters], *ours.options)
+        given = dict(zip(names, (*tensors, *choices), strict=True))
+        found = operator(gradient.name)(*gradient.arguments_of(given))
+        return None, *wanted(found, mask)
 
     @staticmethod
     @along
-    def jvp(ctx: Any, kept: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
         """Along tangents."""
         node: type[Forward] = ctx._forward_cls
         data, gamma, *statistics = kept
+        input, weight, *bias = tangents
         norm = node.normalised(ctx.choices, data, *statistics)
-        input, weight, *bias = (tangents[place] for place in node.places)
         moved = norm.output_along(gamma, input, weight, *(bias or [None]))
-        return like(moved, data), *[None] * node.statistics
+        return like(moved, data), *[None] * node.others
 
 
 class Gradients(Node):
-    """A norm's gradients, whose tensors include grad_out, input and weight.
+    """A norm's gradients, which have derivatives for grad_out, input and weight.
 
     Attributes:
-        weight: which of the arguments is the weight, counted from grad_out.
-        count: how many arguments there are.
         normalised: as in :class:`Forward`.
     """
 
     differentiable = frozenset({0, 1, 2})
-    weight: ClassVar[int]
-    count: ClassVar[int]
     normalised: ClassVar[Callable[..., Normalisation]]
+
+    @classmethod
+    def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
+        given, options = schema.read(arguments)
+        tensors = dict(zip(schema.inputs, given.values(), strict=True))
+        *choices, mask = options.values()
+        looks = [(value.shape, value.dtype) for value in results]
+        statistics = [tensors[name] for name in _statistics(schema, choices)]
+        return [tensors[name] for name in _FIRST], statistics, (choices, wanted(looks, mask))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The second derivatives."""
         node: type[Gradients] = ctx._forward_cls
         grad_out, input, weight, *statistics = ctx.saved_tensors
-        norm = node.normalised(ctx.choices, input, *statistics)
+        norm = node.normalised(ctx.choices[0], input, *statistics)
         none = [None] * (3 - len(cotangents))
         found = norm.second(grad_out, weight, *cotangents, *none)
-        for_all: list[Any] = [None] * node.count
-        for_all[0], for_all[1], for_all[node.weight] = map(like, found, (grad_out, input, weight))
-        return None, *given(tuple(for_all), ctx.needs_input_grad[1:])
+        gradients = map(like, found, (grad_out, input, weight))
+        return None, *wanted(gradients, ctx.needs_input_grad[1:])
 
     @staticmethod
     @along
@@ -115,20 +135,12 @@ class Gradients(Node):
         """Along tangents."""
         node: type[Gradients] = ctx._forward_cls
         dy, data, gamma, *statistics = kept
-        norm = node.normalised(ctx.choices, data, *statistics)
-        moved = norm.gradients_along(dy, gamma, tangents[0], tangents[1], tangents[node.weight])
+        choices, looks = ctx.choices
+        moved = node.normalised(choices, data, *statistics).gradients_along(dy, gamma, *tangents)
         return tuple(
-            None if looks is None else value.reshape(looks[0]).to(looks[1])
-            for value, looks in zip(moved, ctx.gradients, strict=False)
+            None if look is None else value.reshape(look[0]).to(look[1])
+            for value, look in zip(moved, looks, strict=False)
         )
-
-
-def _described(results: Any, mask: Any) -> tuple[tuple[Any, torch.dtype] | None, ...]:
-    """The gradients' shapes and dtypes, None where masked off."""
-    return tuple(
-        (value.shape, value.dtype) if wanted else None
-        for value, wanted in zip(results, mask, strict=True)
-    )
 
 
 def _of_channels(choices: Any, data: Tensor, mean: Any, spread: Any) -> Normalisation:
@@ -162,163 +174,39 @@ def _by_squares(choices: Any, data: Tensor, rstd: Any) -> Normalisation:
     return Normalisation(grid, data, None, rstd, constant=False, centred=False)
 
 
-class NativeBatchNorm(Forward):
-    """Batch norm."""
-
-    gradient = PLANNED["batch_norm_backward"], "native_batch_norm_backward"
-    count, statistics = 8, 4
-    normalised = staticmethod(_of_channels)
-
-    @staticmethod
-    def kept(  # noqa: D102 - described once, in the base class
-        ctx: Any, results: Any, input: Any, weight: Any, bias: Any, running_mean: Any,
-        running_var: Any, training: bool, momentum: float, eps: float,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = training, eps
-        statistics = results[1:3] if training else kept_statistics(running_mean, running_var)
-        return input, weight, *statistics
-
-    @staticmethod
-    def asked(ctx: Any, grad_out: Any) -> Any:  # noqa: D102
-        input, weight, mean, spread = ctx.saved_tensors
-        if ctx.choices[0]:
-            return grad_out, input, weight, None, None, mean, spread
-        return grad_out, input, weight, mean, spread, None, None
-
-
-class NativeBatchNormBackward(Gradients):
-    """Batch norm's gradients."""
-
-    weight, count = 2, 10
-    normalised = staticmethod(_of_channels)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, grad_out: Any, input: Any, weight: Any, running_mean: Any,
-        running_var: Any, save_mean: Any, save_invstd: Any, train: bool, eps: float, mask: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = train, eps
-        ctx.gradients = _described(results, mask)
-        statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
-        return grad_out, input, weight, *statistics
+def _nodes(
+    name: str, shown: str, normalised: Callable[..., Normalisation]
+) -> dict[str, type[Node]]:
+    """The nodes of PyTorch's operator of that name and of its gradients'."""
+    schema, gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
+    assert schema.operator is not None
+    assert gradient.operator is not None
+    own: dict[str, Any] = {"normalised": staticmethod(normalised)}
+    orders = []
+    for training in (False, True):
+        pool = (*_FIRST, *_statistics(gradient, (training,)))
+        places = [pool.index(name) if name in pool else -1 for name in gradient.inputs]
+        orders.append(itemgetter(*places))
+    forward = {
+        "gradient": gradient,
+        "shared": tuple(
+            index
+            for index, option in enumerate(schema.operator.options)
+            if option in gradient.operator.options and option != "channel_axis"
+        ),
+        "orders": tuple(orders),
+        "others": len(schema.outputs) - 1,
+    }
+    return {
+        name: type(shown, (Forward,), {**own, **forward}),
+        gradient.name: type(f"{shown}Backward", (Gradients,), own),
+    }
 
 
-class NativeGroupNorm(Forward):
-    """Group norm."""
-
-    gradient = PLANNED["group_norm_backward"], "native_group_norm_backward"
-    count, statistics = 8, 2
-    normalised = staticmethod(_of_groups)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, input: Any, weight: Any, bias: Any, samples: Any, channels: Any,
-        positions: Any, group: int, eps: float,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = (group,)
-        return input, weight, *results[1:3]
-
-    @staticmethod
-    def asked(ctx: Any, grad_out: Any) -> Any:  # noqa: D102
-        input, weight, mean, rstd = ctx.saved_tensors
-        return grad_out, input, mean, rstd, weight
-
-    @staticmethod
-    def arguments(tensors: Any, choices: Any, mask: Any) -> tuple[Any, ...]:  # noqa: D102
-        shape = tensors[1].shape
-        return *tensors, shape[0], shape[1], prod(shape[2:]), *choices, mask
-
-
-class NativeGroupNormBackward(Gradients):
-    """Group norm's gradients."""
-
-    weight, count = 4, 10
-    normalised = staticmethod(_of_groups)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any,
-        samples: Any, channels: Any, positions: Any, group: int, mask: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = (group,)
-        ctx.gradients = _described(results, mask)
-        return grad_out, input, weight, mean, rstd
-
-
-class NativeLayerNorm(Forward):
-    """Layer norm."""
-
-    gradient = PLANNED["layer_norm_backward"], "native_layer_norm_backward"
-    count, statistics, places, axis = 5, 2, (1, 3, 4), ()
-    normalised = staticmethod(_of_rows)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, input: Any, normalized_shape: Any, weight: Any, bias: Any,
-        eps: float,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = (tuple(normalized_shape),)
-        return input, weight, *results[1:]
-
-    @staticmethod
-    def asked(ctx: Any, grad_out: Any) -> Any:  # noqa: D102
-        input, weight, *statistics = ctx.saved_tensors
-        return grad_out, input, *statistics, weight
-
-    @staticmethod
-    def arguments(tensors: Any, choices: Any, mask: Any) -> tuple[Any, ...]:  # noqa: D102
-        # PyTorch's has a bias, of which nothing is read.
-        return *tensors[:2], *choices, *tensors[2:], None, mask
-
-
-class NativeLayerNormBackward(Gradients):
-    """Layer norm's gradients."""
-
-    weight, count = 5, 8
-    normalised = staticmethod(_of_rows)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, grad_out: Any, input: Any, normalized_shape: Any, mean: Any,
-        rstd: Any, weight: Any, bias: Any, mask: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = (tuple(normalized_shape),)
-        ctx.gradients = _described(results, mask)
-        return grad_out, input, weight, mean, rstd
-
-
-class FusedRmsNorm(Forward):
-    """RMS norm."""
-
-    gradient = PLANNED["rms_norm_backward"], "_fused_rms_norm_backward"
-    count, statistics, places, axis = 4, 1, (1, 3), ()
-    normalised = staticmethod(_by_squares)
-    asked = staticmethod(NativeLayerNorm.asked)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, input: Any, normalized_shape: Any, weight: Any, eps: Any
-    ) -> tuple[Any, ...]:
-        ctx.choices = (tuple(normalized_shape),)
-        return input, weight, *results[1:]
-
-    @staticmethod
-    def arguments(tensors: Any, choices: Any, mask: Any) -> tuple[Any, ...]:  # noqa: D102
-        return *tensors[:2], *choices, *tensors[2:], mask
-
-
-class FusedRmsNormBackward(Gradients):
-    """RMS norm's gradients."""
-
-    differentiable = frozenset({0, 1})
-    weight, count = 4, 6
-    normalised = staticmethod(_by_squares)
-
-    @staticmethod
-    def kept(  # noqa: D102
-        ctx: Any, results: Any, grad_out: Any, input: Any, normalized_shape: Any, rstd: Any,
-        weight: Any, mask: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        ctx.choices = (tuple(normalized_shape),)
-        ctx.gradients = _described(results, mask)
-        return grad_out, input, weight, rstd
+#: The nodes by their operators' names.
+NODES: dict[str, Any] = {
+    **_nodes("native_batch_norm", "BatchNorm", _of_channels),
+    **_nodes("native_group_norm", "GroupNorm", _of_groups),
+    **_nodes("native_layer_norm", "LayerNorm", _of_rows),
+    **_nodes("_fused_rms_norm", "RmsNorm", _by_squares),
+}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import autograd, batching, inductor, nodes, synchronised
+from . import batching, inductor, nodes, norm_nodes, sync_nodes, synchronised
 from .fakes import FAKES
 from .kernels import KERNELS
 from .schemas import NAMESPACE, SCHEMAS
@@ -35,6 +35,8 @@ _KERNELS = {
     "sync_batch_norm_backward": synchronised.sync_batch_norm_backward,
 }
 
+_NODES = {**norm_nodes.NODES, **sync_nodes.NODES}
+
 #: The kernels by their operators' names, for each device: normgrad's functions know both.
 KERNELS_OF: dict[str, dict[str, Any]] = {"CPU": _KERNELS, "CUDA": _KERNELS}
 
@@ -47,7 +49,7 @@ def _register(name: str) -> Any:
         if name in kernels:
             LIBRARY.impl(name, untraced(kernels[name]), device)
     torch.library.register_fake(qualified, inductor.announced(FAKES[name]), lib=LIBRARY)
-    LIBRARY.impl(name, untraced(autograd.kernel(name)), "Autograd")
+    LIBRARY.impl(name, untraced(nodes.kernel(name, _NODES[name])), "Autograd")
     call = nodes.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call

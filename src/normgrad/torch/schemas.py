@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from ..contract import OPTIONS, Kind, Operator, Sort
@@ -62,9 +63,17 @@ class Schema:
         assert self.operator is not None
         tensors = {each.name: given[each.name] for each in self.operator.parameters}
         options = {name: given[name] for name in self.operator.options if name in given}
-        if "output_mask" in options:
-            options["output_mask"] = tuple(options["output_mask"])
+        for name, value in options.items():
+            if isinstance(value, list):
+                options[name] = tuple(value)
         return tensors, options
+
+    def arguments_of(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments that :meth:`read` reads as these tensors and options."""
+        if "HxW" in self.names:
+            samples, channels, *rest = given["input"].shape
+            given = {**given, "N": samples, "C": channels, "HxW": prod(rest)}
+        return tuple([given.get(self.ours.get(name, name)) for name in self.names])
 
 
 def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
