@@ -26,7 +26,7 @@ class Norm:
     Attributes:
         operator, node: what computes it, and the node of autograd.
         plans: those of calls that were made before, for ``native.answer``.
-        function, theirs: the function here and PyTorch's.
+        name, function: what PyTorch's function is called too, and the function here.
         takes: whether normgrad takes these tensors and options; else it is PyTorch's.
         traced: the output, by operators that all parts of PyTorch see.
         autocast: whether CUDA's autocast has it in float32.
@@ -44,7 +44,7 @@ class Norm:
         """Of the name that both functions have, and that of the operator."""
         self.operator, self.node = PLANNED[name], NODES[theirs]
         self.plans: dict[bytes, native.Ready] = {}
-        self.function, self.theirs = function, getattr(torch.nn.functional, name)
+        self.name, self.function = name, function
         self.takes, self.traced, self.autocast = takes, traced, autocast
 
 

@@ -119,7 +119,8 @@ def _norm(
         found: Tensor = handle_torch_function(norm.function, tensors, *given)
         return found
     if not norm.takes(tensors, choices):
-        return norm.theirs(*given)
+        theirs: Tensor = getattr(torch.nn.functional, norm.name)(*given)
+        return theirs
     if norm.autocast and tensors[0].is_cuda and torch.is_autocast_enabled("cuda"):
         tensors = tuple(map(_as_autocast_has_it, tensors))
     return eager.computed(norm, tensors, choices) if alone else norm.traced(tensors, choices)
