@@ -262,22 +262,22 @@ def batch_norm_gather_stats_with_counts(
     arithmetic = _Arithmetic(mean, invstd)
     present = np.asarray(counts).astype(np.float64).reshape(-1) != 0
     weights = np.asarray(counts).astype(arithmetic.wide).reshape(-1)[present]
-    n = float(weights.sum())
+    n = weights.sum()
     with np.errstate(all="ignore"):
         means = arithmetic.read(mean, 0, 0)[present]
         spreads = 1 / arithmetic.read(invstd, 0, 0)[present] ** 2
-        m = max(n, 1)
+        m = n or 1
         total = weights @ means / m
         total_scale = abs(weights) @ abs(means) / m
         spread = weights @ (spreads + (means - total) ** 2) / m
         r = 1 / np.sqrt(spread) if n else spread
         found = {"mean": Exact(total, total_scale), "invstd": Exact(r, abs(r))}
         small = arithmetic.wide.type(eps)
-        var = np.maximum(spread - small, 0) * _unbiased(n)
-        var_scale = (spread + small) * _unbiased(n)
+        var = np.maximum(spread - small, 0) * _unbiased(float(n))
+        var_scale = (spread + small) * _unbiased(float(n))
     new = {"running_mean": (running_mean, total, total_scale)}
     new["running_var"] = (running_var, var, var_scale)
-    return found | _running(arithmetic, momentum, n, **new)
+    return found | _running(arithmetic, momentum, float(n), **new)
 
 
 def group_norm(

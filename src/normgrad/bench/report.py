@@ -217,7 +217,7 @@ _PLAIN = (("float32", "contiguous"), ("float32", "channels-last"))
 
 
 def summary(found: Results) -> str:
-    """A run in short: for the README; the operators, and the means of what belongs together."""
+    """A run in short: where it was, and means of each operator and of what belongs together."""
     figures = [(count, *figure) for count in found.counts for figure in FIGURES]
 
     def cells(rows: Sequence[Row]) -> list[str]:
@@ -235,7 +235,7 @@ def summary(found: Results) -> str:
         lines += [[f"**all {part.value}**", *cells(together)]] if together else []
     header = ["", *(f"{title}, {spelled_threads(count)}" for count, title, _, _ in figures)]
     cases = len({row.case for row in found.rows})
-    return f"{_where(found)} Geometric means over {cases} cases:\n\n{Table(header, lines)}"
+    return f"{_where(found)}\n\nGeometric means over {cases} cases:\n\n{Table(header, lines)}"
 
 
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:

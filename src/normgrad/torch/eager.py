@@ -17,6 +17,7 @@ from .. import native
 from ..operators.by_name import PLANNED
 from ..plans import answered, call, keep, ready_for
 from .kernels import output_for
+from .nodes import any_requires_grad
 from .norm_nodes import NODES
 
 
@@ -48,8 +49,8 @@ class Norm:
         self.takes, self.traced, self.autocast = takes, traced, autocast
 
 
-def _requires_grad(value: Any) -> bool:
-    return value is not None and getattr(value, "requires_grad", False)
+# What is done again takes few Python functions: in a model other layers have emptied the caches,
+# and each costs microseconds there, of which a loop of one layer shows nothing.
 
 
 def again(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Any:
@@ -60,7 +61,7 @@ def again(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Any
     """
     out, running = None, tensors[3:]
     if running:
-        if _requires_grad(running[0]) or _requires_grad(running[1]):
+        if any_requires_grad(*running):
             return None
         if choices[0]:
             out = (None, None, None, *running)
@@ -84,7 +85,7 @@ def computed(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> 
 
 def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) -> Tensor:
     output: Tensor = made[0]
-    if not torch.is_grad_enabled() or not any(map(_requires_grad, tensors[:3])):
+    if not torch.is_grad_enabled() or not any_requires_grad(*tensors[:3]):
         return output
     differentiable, constants, kept = norm.node.taken(tensors, choices, made)
     result: Tensor = norm.node.apply((output, constants, kept, None), *differentiable)

@@ -23,7 +23,7 @@ from torch.autograd.function import _SingleLevelFunction
 from .schemas import NAMESPACE, SCHEMAS, Schema
 
 _transforms_active = torch._C._are_functorch_transforms_active
-_any_requires_grad = torch._C._any_requires_grad
+any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -90,7 +90,7 @@ def kernel(name: str, node: type[Node]) -> Callable[..., Any]:
     def differentiable(*arguments: Any) -> Any:
         with _BelowAutograd():
             results = call(*arguments)
-        needed = torch.is_grad_enabled() and _any_requires_grad(*arguments)
+        needed = torch.is_grad_enabled() and any_requires_grad(*arguments)
         if not needed and forward_ad._current_level < 0:
             return results
         modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
