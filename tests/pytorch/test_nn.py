@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
+prune = pytest.importorskip("torch.nn.utils.prune")
 nt = pytest.importorskip("normgrad.torch")
 
 PAIRS = [
@@ -296,6 +297,22 @@ def test_an_evaluation_keeps_its_statistics_though_training_goes_on():
     layer(x)
     (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     torch.testing.assert_close(gradient, rank.view(1, 3, 1, 1).expand_as(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_parameters_and_buffers_that_are_plain_attributes(training):
+    layers = [module.BatchNorm2d(3).train(training) for module in (torch.nn, nt.nn)]
+    x = torch.linspace(-1, 2, 2 * 3 * 16).reshape(2, 3, 4, 4)
+    for layer in layers:
+        prune.custom_from_mask(layer, "weight", torch.tensor([1.0, 0.0, 1.0]))
+        for name in ("running_mean", "running_var"):
+            value = getattr(layer, name) + 0.5
+            delattr(layer, name)
+            setattr(layer, name, value)
+    for _ in range(2):
+        expected, found = (layer(x) for layer in layers)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(layers[1].running_mean, layers[0].running_mean)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

@@ -34,12 +34,9 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         self._check_input_dim(input)
-        buffers, training = self._buffers, self.training
-        mean, var, batches = (
-            buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-        )  # fmt: skip
+        mean, var, batches = self._running()
         momentum = 0.0 if self.momentum is None else self.momentum
-        if not training:
+        if not self.training:
             return self._normalise(input, mean, var, mean is None and var is None, momentum)
         if not self.track_running_stats:
             return self._normalise(input, None, None, True, momentum)
@@ -51,11 +48,19 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         batches.add_(1)  # a batch that could not be computed is none
         return output
 
+    def _running(self) -> tuple[Any, Any, Any]:
+        """Running statistics and the number of batches, like :meth:`_affine`."""
+        buffers = self._buffers
+        try:
+            return buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+        except KeyError:
+            return self.running_mean, self.running_var, self.num_batches_tracked
+
     def _normalise(
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
     ) -> Tensor:
         """Batch norm with running statistics that may be others' than the layer's."""
-        weight, bias = self.affine_parameters()
+        weight, bias = self._affine()
         return functional.batch_norm(input, mean, var, weight, bias, training, momentum, self.eps)
 
     def _averaging(self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> Tensor:
@@ -98,7 +103,7 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        weight, bias = self.affine_parameters()
+        weight, bias = self._affine()
         return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
@@ -116,7 +121,7 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        weight, bias = self.affine_parameters()
+        weight, bias = self._affine()
         return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 

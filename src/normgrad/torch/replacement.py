@@ -24,12 +24,12 @@ class Ours(Module):
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
 
-    def affine_parameters(self) -> tuple[Any, Any]:
-        """Weight and bias; by their names, a Python function of PyTorch's finds each of them."""
+    def _affine(self) -> tuple[Any, Any]:
+        """Weight and bias, without the Python function of PyTorch's that each name would call."""
         parameters = self._parameters
         try:
             return parameters["weight"], parameters["bias"]
-        except KeyError:  # they are attributes, as parametrizations and replicas have them
+        except KeyError:  # plain attributes, which pruning, replicas and parametrizations make
             return self.weight, self.bias
 
     def __prepare_scriptable__(self) -> Any:
