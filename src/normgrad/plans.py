@@ -380,11 +380,14 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:
-        as_tuple = (out,) if operator.out_is_tensor and out is not None else out
-        seen = native.answer(None, tensors, as_tuple, choices)
+        seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
         if seen is not None:
             keep(_ready.setdefault(operator.name, {}), seen, plan.ready)
     return result
+
+
+def _as_tuple(operator: Operator, out: Any) -> Any:
+    return (out,) if out is not None and operator.out_is_tensor else out
 
 
 def ready_for(operator: Operator, key: bytes) -> native.Ready | None:
@@ -399,9 +402,7 @@ def call_again(
     plans = _ready.get(operator.name)
     if plans is None:
         return None
-    if out is not None and operator.out_is_tensor:
-        out = (out,)
-    results = answered(plans, tensors, out, choices)
+    results = answered(plans, tensors, _as_tuple(operator, out), choices)
     return None if results is None else operator.result(results)
 
 

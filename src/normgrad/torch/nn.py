@@ -34,7 +34,9 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         self._check_input_dim(input)
-        mean, var, batches = self._running()
+        mean, var, batches = self._own(
+            self._buffers, "running_mean", "running_var", "num_batches_tracked"
+        )
         momentum = 0.0 if self.momentum is None else self.momentum
         if not self.training:
             return self._normalise(input, mean, var, mean is None and var is None, momentum)
@@ -48,19 +50,11 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         batches.add_(1)  # a batch that could not be computed is none
         return output
 
-    def _running(self) -> tuple[Any, Any, Any]:
-        """Running statistics and the number of batches, like :meth:`_affine`."""
-        buffers = self._buffers
-        try:
-            return buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-        except KeyError:
-            return self.running_mean, self.running_var, self.num_batches_tracked
-
     def _normalise(
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
     ) -> Tensor:
         """Batch norm with running statistics that may be others' than the layer's."""
-        weight, bias = self._affine()
+        weight, bias = self._own(self._parameters, "weight", "bias")
         return functional.batch_norm(input, mean, var, weight, bias, training, momentum, self.eps)
 
     def _averaging(self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> Tensor:
@@ -103,7 +97,7 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        weight, bias = self._affine()
+        weight, bias = self._own(self._parameters, "weight", "bias")
         return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
@@ -121,7 +115,7 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        weight, bias = self._affine()
+        weight, bias = self._own(self._parameters, "weight", "bias")
         return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
@@ -139,7 +133,8 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
         """
         if isinstance(x, Proxy):
             return leaf(self, x)
-        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        (weight,) = self._own(self._parameters, "weight")
+        return functional.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):

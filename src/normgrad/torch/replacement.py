@@ -24,13 +24,12 @@ class Ours(Module):
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
 
-    def _affine(self) -> tuple[Any, Any]:
-        """Weight and bias, without the Python function of PyTorch's that each name would call."""
-        parameters = self._parameters
+    def _own(self, table: dict[str, Any], *names: str) -> tuple[Any, ...]:
+        """Parameters or buffers from their table, past PyTorch's Python function for each name."""
         try:
-            return parameters["weight"], parameters["bias"]
+            return tuple(map(table.__getitem__, names))
         except KeyError:  # plain attributes, which pruning, replicas and parametrizations make
-            return self.weight, self.bias
+            return tuple(getattr(self, name) for name in names)
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks a layer for."""
