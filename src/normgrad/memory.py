@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +49,9 @@ def need(what: str, size: int) -> None:
         MemoryError: there is not.
     """
     try:
-        np.empty(size, np.uint8)
-    except MemoryError:
+        # Not an array, which may lie in what the process has freed.
+        mmap.mmap(-1, max(size, 1)).close()
+    except (OSError, OverflowError):
         raise missing(what, size) from None
 
 

@@ -37,6 +37,10 @@ MAX_RATIO, RATIO_SLACK = 1032, 1 << 20
 #: code, which takes up to 500 times its size.
 MAX_HEADER = 1024
 
+#: Where so much memory is left, a decoder did not fail for want of it: it takes Python's memory,
+#: which comes from the system by the MiB.
+DECODER_MEMORY = 4 << 20
+
 #: An entry that stands for a number, a word or a few flags is no larger than this.
 MAX_SCALAR_ELEMENTS, MAX_SCALAR_BYTES = 64, 4096
 
@@ -110,6 +114,7 @@ class Contents(ABC):
         except (InputError, MemoryError):
             raise
         except Exception as error:  # a crafted file can make a decoder raise anything
+            memory.need("reading", DECODER_MEMORY)  # so can memory that ran out
             reason = f"{error}" or type(error).__name__
             raise self._refused(
                 f"{what}: damaged or truncated ({reason}); allowed: an intact {self.format.value} "
@@ -248,7 +253,7 @@ class _Npz(Contents):
             try:
                 shape, _, dtype = read(member)
             except MemoryError:
-                # It is short, but too deep for the parser.
+                # A short header can be nested too deep for Python's parser.
                 raise ValueError("its header cannot be parsed") from None
             if dtype.hasobject:
                 raise self._refused(
