@@ -68,6 +68,8 @@ OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 DATA = (Role.GRAD_OUT, Role.INPUT, Role.RESULT)
 #: The roles of per-channel vectors.
 VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
+#: Those that belong to statistics groups; the others belong to parameters.
+STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 #: Those that are outputs.
 _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 
@@ -148,6 +150,11 @@ class Problem:
     def arithmetic(self) -> DType:
         """float32 or float64."""
         return dtypes.arithmetic(self.grad_out, self.input)
+
+    @property
+    def set_axes(self) -> tuple[Axis, ...]:
+        """The axes that sets count through."""
+        return (self.sets,)
 
     @property
     def positions(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from . import contract, layout
 from .contract import Kind, Operator, Options, Specs
 from .layout import Axis
-from .problem import DATA, Problem, Role, Vector
+from .problem import DATA, STATISTICS, Problem, Role, Vector
 from .tensor import TensorSpec
 
 #: The placeholder for an absent axis.
@@ -98,10 +98,6 @@ def _by_channel(
     return found
 
 
-#: The vectors of statistics, which belong to rows; the others belong to positions.
-_STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
-
-
 def _by_row(
     options: Options,
     tensors: Sequence[TensorSpec],
@@ -126,8 +122,8 @@ def _by_row(
         ]
         return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(specs)))]
 
-    of_rows = [role for role in vectors if role in _STATISTICS]
-    of_positions = [role for role in vectors if role not in _STATISTICS]
+    of_rows = [role for role in vectors if role in STATISTICS]
+    of_positions = [role for role in vectors if role not in STATISTICS]
     *outer_rows, rows = merged(axes[:first], [vectors[role] for role in of_rows], 0)
     *outer, positions = merged(axes[first:], [vectors[role] for role in of_positions], 0)
 

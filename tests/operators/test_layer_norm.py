@@ -19,8 +19,9 @@ SHAPES = (
     ((3, 4, 5, 6), 2),
     ((3, 4, 5, 6), 3),
     ((70, 30, 1), 2),
-    # What a GPU does not count through, and what takes an interpreter long.
-    *(() if INTERPRETED else (((2, 3, 2, 3, 2, 3, 2, 3), 4), ((3, 4, 5, 6, 2), 2))),
+    ((3, 4, 5, 6, 2), 2),
+    # What takes an interpreter long.
+    *(() if INTERPRETED else (((2, 3, 2, 3, 2, 3, 2, 3), 4),)),
     *(() if INTERPRETED else (((300, 768), 1), ((3, 9000), 1), ((1200, 33), 1))),
 )
 
@@ -58,7 +59,6 @@ def test_layouts_and_dtypes(layout, dtype):
             run(backward, normal=layout != "expanded")
 
 
-@pytest.mark.cpu
 @pytest.mark.parametrize("vectors", ["sliced", "transposed", "negative"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
 def test_vectors_of_several_axes_in_any_layout(layout, vectors):

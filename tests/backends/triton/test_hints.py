@@ -67,7 +67,16 @@ class Task:
         tensor = getattr(self.config, name)
         steps = getattr(self.arguments, name)
         along = 1 if tensor.along == words.ALONG_CHANNELS else steps.channels
-        return int(self.set * steps.sets + self.first * along)
+        return int(self.of_set(steps) + self.first * along)
+
+    def of_set(self, steps: Any) -> int:
+        """The offset of the task's set, as ``offset_of`` counts it."""
+        offset, rest = 0, self.set
+        sizes = (0, *steps.sets.sizes)
+        for size, stride in zip(reversed(sizes), reversed(steps.sets.strides), strict=True):
+            rest, index = divmod(rest, size) if size else (0, rest)
+            offset += index * stride
+        return int(offset)
 
     def offsets(self, name: str, p: Any) -> Any:
         """Of positions, as ``pointers`` counts them."""
@@ -98,7 +107,7 @@ class Task:
         for axis, stride in zip(reversed(self.axes), reversed(steps.axes), strict=True):
             rest, index = np.divmod(rest, axis.size)
             total = total + index * stride
-        return self.set * steps.sets + total[:, None] + self.channel * steps.channels
+        return self.of_set(steps) + total[:, None] + self.channel * steps.channels
 
 
 def runs(values: Any, width: int) -> Any:

@@ -14,7 +14,7 @@ from ...dtypes import DType
 from ...layout import Axis, ceil_div, rounded_up
 from ...machine import Machine
 from ...memory import LINE
-from ...problem import Problem, Role
+from ...problem import STATISTICS, Problem
 
 #: The longest row of columns, so that what is kept for each element stays in the first-level cache.
 SPAN = 1024
@@ -56,9 +56,6 @@ FETCHED = 1024
 
 #: The suffix of operations whose weight and bias belong to a row's elements, as in layer norm.
 ALONG = " along"
-
-#: The vectors with one number for each statistics group.
-OF_GROUPS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 
 #: The placeholder for an absent axis.
 _NO_AXIS = Axis(1, (0, 0, 0))
@@ -171,7 +168,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
         return Axis(size, tuple(factor * stride for stride in axis.strides))
 
     vectors = dict(problem.vectors)
-    for role in OF_GROUPS:
+    for role in STATISTICS:
         if role in vectors:
             vector = vectors[role]
             vectors[role] = vector._replace(stride=vector.set_stride, set_stride=vector.stride)
@@ -200,7 +197,7 @@ def _samples_together(problem: Problem) -> int:
     ) and all(
         vector.set_stride == size // problem.per_group * vector.stride
         for role, vector in problem.vectors.items()
-        if role in OF_GROUPS
+        if role in STATISTICS
     )
     if not follow:
         return 1

@@ -15,9 +15,9 @@ from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...machine import Machine
 from ...memory import LINE
-from ...problem import Problem
+from ...problem import STATISTICS, Problem
 from . import block as B
-from .access import OF_GROUPS, Access, access_of, fetches_ahead, streams
+from .access import Access, access_of, fetches_ahead, streams
 from .steps import Step, Tiling, steps_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
@@ -108,7 +108,7 @@ def _vectors(access: Access) -> _Fields:
         fields[word + B.SET_STRIDE] = vector.set_stride
         fields[word + B.STRIDE] = vector.stride
         fields[word + B.CODE] = vector.dtype.code
-        fields[word + B.OUTER_SET] = access.positions if role in OF_GROUPS else 1
+        fields[word + B.OUTER_SET] = access.positions if role in STATISTICS else 1
         fields[word + B.OUTER_STEPS] = vector.outer_strides
     if problem.count is not None:
         fields[B.COUNT_CODE] = problem.count.dtype.code

@@ -60,6 +60,19 @@ def in_workspace(a, offset, CODE: tl.constexpr):
     return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
 
 
+@helper
+def offset_of(index, axes):
+    """The offset of an index that counts through axes, the last one fastest."""
+    RANK: tl.constexpr = len(axes.strides)
+    rest = index.to(tl.int64)
+    offset = rest * 0
+    for k in tl.static_range(1, RANK):
+        size = axes.sizes[RANK - 1 - k].to(tl.int64)
+        offset += rest % size * axes.strides[RANK - k].to(tl.int64)
+        rest = rest // size
+    return offset + rest * axes.strides[0].to(tl.int64)
+
+
 # Tiles
 
 
@@ -133,7 +146,7 @@ def pointers(address, steps, s, first, p, axes, T: tl.constexpr, C: tl.constexpr
         i = tl.arange(0, C.channels).to(tl.int64)
     else:
         i = tl.arange(0, C.channels)
-    far = s.to(tl.int64) * steps.sets.to(tl.int64)
+    far = offset_of(s, steps.sets)
     if T.along == ALONG_CHANNELS:
         far += first.to(tl.int64)
     else:
@@ -173,8 +186,7 @@ def pointers(address, steps, s, first, p, axes, T: tl.constexpr, C: tl.constexpr
 def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
     """Pointers to elements of a per-channel vector."""
     steps = a.vectors[SLOT]
-    offset = s.to(tl.int64) * steps.sets.to(tl.int64)
-    offset += index.to(tl.int64) * steps.channels.to(tl.int64)
+    offset = offset_of(s, steps.sets) + offset_of(index, steps.channels)
     return pointer(a.at.vectors[SLOT], CODE) + offset
 
 
@@ -229,12 +241,5 @@ def write_parameter(a, at, value, SLOT: tl.constexpr, C: tl.constexpr):
 @helper
 def count_at(a, element, there, C: tl.constexpr):
     """Read elements of the counts, by their row-major number, as float64; 0 beyond the last."""
-    RANK: tl.constexpr = len(a.counts)
-    rest = element.to(tl.int64)
-    offset = rest * 0
-    for k in tl.static_range(RANK):
-        axis = a.counts[RANK - 1 - k]
-        size = axis.size.to(tl.int64)
-        offset += rest % size * axis.stride.to(tl.int64)
-        rest = rest // size
-    return tl.load(pointer(a.at.count, C.counts) + offset, mask=there, other=0).to(tl.float64)
+    place = pointer(a.at.count, C.counts) + offset_of(element, a.counts)
+    return tl.load(place, mask=there, other=0).to(tl.float64)

@@ -111,7 +111,7 @@ def about(a, at, C: tl.constexpr):
     which float64's sums of float32 data can lose m·2⁻⁵³.
     """
     if C.about == PILOT:
-        offset = at.set.to(tl.int64) * a.x.sets.to(tl.int64)
+        offset = access.offset_of(at.set, a.x.sets)
         first = at.group * a.sizes.per_group.to(tl.int32)
         offset += first.to(tl.int64) * a.x.channels.to(tl.int64)
         value = tl.load(access.pointer(a.at.x, C.x.code) + offset, mask=at.there, other=0.0)

@@ -137,19 +137,27 @@ class Axis(NamedTuple):
     shift: Any
 
 
+class Strides(NamedTuple):
+    """Strides over axes that one index counts through, the last one fastest.
+
+    Attributes:
+        strides: of each axis.
+        sizes: of each but the first.
+    """
+
+    strides: Any
+    sizes: Any = ()
+
+
 class Steps(NamedTuple):
-    """Strides: over sets, over channels (or groups), and of a tensor over the axes of positions."""
+    """Strides: over sets, over channels (or groups), and of a tensor over the axes of positions.
+
+    Those over sets are :class:`Strides`, and those of a vector over channels.
+    """
 
     sets: Any
     channels: Any
     axes: Any = ()
-
-
-class CountAxis(NamedTuple):
-    """An axis of the counts."""
-
-    size: Any
-    stride: Any
 
 
 class Sizes(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import dtypes
 from ...layout import ceil_div
-from ...problem import VECTORS, Problem, Role, Vector
+from ...problem import STATISTICS, VECTORS, Problem, Role, Vector
 from ...tensor import TensorSpec
 from .config import (
     ABSENT,
@@ -19,10 +19,10 @@ from .config import (
     Addresses,
     Arguments,
     Config,
-    CountAxis,
     Numbers,
     Sizes,
     Steps,
+    Strides,
     Tensor,
     Work,
     pack,
@@ -105,6 +105,7 @@ class Builder:
         launches: so far.
         work: where things stand in the workspace.
         about, invstd: where launches find the mean and 1/std, as in :class:`.config.Config`.
+        parameter_sizes: as in :class:`.lines.Lines`.
     """
 
     problem: Problem
@@ -115,6 +116,7 @@ class Builder:
     work: Work = field(default_factory=Work)
     about: int = GIVEN
     invstd: int = GIVEN
+    parameter_sizes: tuple[int, ...] = ()
 
     @property
     def wide(self) -> bool:
@@ -282,9 +284,10 @@ class Builder:
             centred=problem.centred,
             **config,
         )
+        set_sizes = tuple(axis.size for axis in problem.set_axes[1:])
         dy, x, dx = (
             Steps(
-                problem.sets.strides[index],
+                Strides(tuple(axis.strides[index] for axis in problem.set_axes), set_sizes),
                 problem.channel.strides[index],
                 tuple(axis.strides[index] for axis in layout.axes),
             )
@@ -297,22 +300,29 @@ class Builder:
             dy=dy,
             x=x,
             dx=dx,
-            vectors=tuple(_steps(problem.vectors.get(role)) for role in VECTORS),
+            vectors=tuple(self._steps(role, set_sizes) for role in VECTORS),
             numbers=_numbers(problem),
-            counts=_count_axes(problem.count),
+            counts=_count_strides(problem.count),
             work=self.work,
         )
         self.launches.append(Launch(kernel, programs, compiled, arguments, tile.warps))
 
+    def _steps(self, role: Role, set_sizes: tuple[int, ...]) -> Steps:
+        """The strides of a vector; those of an absent one are 0."""
+        vector = self.problem.vectors.get(role, Vector(dtypes.float32, 0))
+        if role in STATISTICS and vector.outer_strides:
+            return Steps(Strides(vector.outer_strides, set_sizes), Strides((vector.stride,)))
+        along = Strides(
+            (*vector.outer_strides, vector.stride),
+            self.parameter_sizes if vector.outer_strides else (),
+        )
+        return Steps(Strides((vector.set_stride,)), along)
 
-def _steps(vector: Vector | None) -> Steps:
-    return Steps(0, 0) if vector is None else Steps(vector.set_stride, vector.stride)
 
-
-def _count_axes(count: TensorSpec | None) -> tuple[CountAxis, ...]:
+def _count_strides(count: TensorSpec | None) -> Strides:
     if count is None or not count.rank:
-        return (CountAxis(1, 0),)
-    return tuple(map(CountAxis, count.shape, count.strides))
+        return Strides((0,))
+    return Strides(count.strides, count.shape[1:])
 
 
 def _numbers(problem: Problem) -> Numbers:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 
 from ... import dtypes
 from ...layout import Axis, ceil_div
-from ...problem import Problem, Role, Vector
+from ...problem import STATISTICS, Problem, Role, Vector
 from .device import Device
 from .tiling import (
     LEAST,
@@ -52,9 +53,18 @@ class Lines(Problem):
 
     Attributes:
         sharing: how many elements of a line share a parameter; they follow each other.
+        rows: the axes of rows that stand in the sets' place; ``sets`` then has no strides.
+        parameter_sizes: the sizes of the axes that parameters are, of all but the first.
     """
 
     sharing: int = 1
+    rows: tuple[Axis, ...] = ()
+    parameter_sizes: tuple[int, ...] = ()
+
+    @property
+    def set_axes(self) -> tuple[Axis, ...]:
+        """The axes that sets count through."""
+        return self.rows or super().set_axes
 
     @property
     def padded(self) -> int:
@@ -67,10 +77,6 @@ class Lines(Problem):
         return super().positions // self.sharing * self.padded
 
 
-#: The vectors of statistics, which have a number for each line.
-_STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
-
-
 def reads_lines(problem: Problem) -> bool:
     """Whether a problem is read line by line; batch norm never is."""
     if problem.is_empty:
@@ -79,18 +85,14 @@ def reads_lines(problem: Problem) -> bool:
 
 
 def _rows_as_lines(problem: Problem) -> Lines:
-    """Layer norm as lines: rows are lines already, and their outer axis takes the sets' place.
-
-    Raises:
-        ValueError: more axes than kernels count through.
-    """
-    rows = problem.outer[: problem.outer_rows]
+    """Layer norm as lines: rows are lines already, and their outer axes take the sets' place."""
+    rows = problem.outer[: problem.outer_rows] or (Axis(1, (1, 1, 1)),)
     positions = [*problem.outer[problem.outer_rows :], problem.inner]
     # The strides of each vector of parameters over the positions' axes.
     strides = {
-        role: (*vector.outer_strides[len(rows) :], vector.stride)
+        role: (*vector.outer_strides[problem.outer_rows :], vector.stride)
         for role, vector in problem.vectors.items()
-        if role not in _STATISTICS
+        if role not in STATISTICS
     }
     of_positions = list(strides.values())
     order = sorted(range(len(positions)), key=lambda k: [-abs(each[k]) for each in of_positions])
@@ -100,25 +102,21 @@ def _rows_as_lines(problem: Problem) -> Lines:
         for each in of_positions
         for (outer, inner), axis in zip(pairwise(order), positions[1:], strict=True)
     )
-    if len(rows) > 1 or not follow:
-        raise ValueError(
-            "input: rows of several axes, or parameters that do not follow each other; allowed on "
-            "a GPU: rows of at most two axes that no strides make one, and vectors of parameters "
-            "whose strides make them one axis"
-        )
-    vectors = {
-        role: Vector(
-            vector.dtype,
-            vector.stride if role in _STATISTICS else strides[role][order[-1]],
-            vector.outer_strides[0] if rows else 0,
-        )
-        for role, vector in problem.vectors.items()
-    }
+
+    def seen_by_lines(role: Role, vector: Vector) -> Vector:
+        if role in STATISTICS:
+            return vector._replace(outer_strides=vector.outer_strides[: problem.outer_rows])
+        *outer, inner = (strides[role][k] for k in order)
+        return Vector(vector.dtype, inner, outer_strides=() if follow else tuple(outer))
+
+    vectors = {role: seen_by_lines(role, vector) for role, vector in problem.vectors.items()}
     seen = {
-        "sets": rows[0] if rows else Axis(1, (1, 1, 1)),
+        "sets": Axis(prod(axis.size for axis in rows), (0, 0, 0)),
+        "rows": rows,
         "outer": tuple(positions[:-1]),
         "inner": positions[-1],
         "vectors": vectors,
+        "parameter_sizes": () if follow else tuple(axis.size for axis in positions[1:]),
     }
     return Lines(**{**vars(problem), **seen})
 
@@ -150,7 +148,7 @@ def lines_of(problem: Problem) -> Lines:
         axes = (*axes, problem.inner)
 
     def turned(role: Role, vector: Vector) -> Vector:
-        if role in _STATISTICS:
+        if role in STATISTICS:
             return Vector(vector.dtype, vector.set_stride, vector.stride)
         return Vector(vector.dtype, vector.stride, per_group * vector.stride)
 

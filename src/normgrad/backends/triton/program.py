@@ -80,6 +80,8 @@ def build(problem: Problem, device: Device) -> Program:
         )
     invstd = VARIANCE if problem.invstd_is_variance else GIVEN
     builder = Builder(problem, device, layout, invstd=invstd)
+    if whole.by_row:
+        builder.parameter_sizes = lines_of(whole).parameter_sizes
     passes = ""
     if problem.gathers:
         if problem.channel.size:

@@ -86,14 +86,14 @@ def _vector(dtype: DType, sizes: Sequence[int], strides: Sequence[int]) -> int:
 def layout_of(problem: Problem) -> Layout:
     """Find the axes along which a problem's tensors are contiguous."""
     axes = (*problem.outer, problem.inner)
-    channel, sets = problem.channel, problem.sets
+    channel = problem.channel
     dtypes = (problem.grad_out, problem.input, problem.result or problem.input)
     used = range(3) if problem.result is not None else range(2)
 
     def tensor(index: int) -> Tensor:
         dtype = dtypes[index]
         outer = [axis.strides[index] for axis in problem.outer]
-        others = [sets.strides[index]] if sets.size > 1 else []
+        others = [axis.strides[index] for axis in problem.set_axes if axis.size > 1]
         if problem.inner.strides[index] == 1 and problem.inner.size > 1:
             steps = [*outer, *others, *([channel.strides[index]] if channel.size > 1 else [])]
             vector = _vector(dtype, [problem.inner.size], steps)
