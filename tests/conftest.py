@@ -7,12 +7,11 @@ same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for
 from __future__ import annotations
 
 import dataclasses
-import random
 import signal
 
 import mapped_pages
 import pytest
-from support import FULL, INTERPRETED
+from support import INTERPRETED, sampled
 
 # Whoever runs the tests in the background of a shell has them, and all that they start, ignore
 # interrupts; those that are about interrupts want them.
@@ -20,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Cases of each test that an interpreter runs.
-SAMPLE = 6
+SAMPLE = 3
 
 if INTERPRETED:
     from triton.runtime import interpreter
@@ -48,15 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("cpu") is not None:
             item.add_marker(reason)
-    if FULL:
-        return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {
-        item
-        for name, of_one in cases.items()
-        for item in random.Random(name).sample(of_one, min(len(of_one), SAMPLE))
-    }
+    kept = {item for name, of_one in cases.items() for item in sampled(of_one, SAMPLE, name)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import ml_dtypes
@@ -24,11 +25,20 @@ from normgrad.testing import lay_out as lay_out
 from normgrad.testing import make as make
 from normgrad.testing.tensors import HALVES as HALVES
 
+T = TypeVar("T")
 FLOATS = {dtype.name: dtype.numpy for dtype in dtypes.FLOATS}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 #: Whether all cases run, rather than a sample where there are many that take long.
 FULL = os.environ.get("NORMGRAD_FULL") == "1"
+
+
+def sampled(items: Iterable[T], most: int, seed: object = "") -> list[T]:
+    """All of some cases where all run, else so many of them, the same ones in every run."""
+    every = list(items)
+    return every if FULL else random.Random(f"{seed}").sample(every, min(most, len(every)))
+
+
 #: Whether Triton's interpreter computes, for which large tensors take too long.
 INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
 #: A shape whose rows are longer than what is taken at once.

@@ -198,12 +198,12 @@ def test_a_crash_that_leaves_programs_behind():
 
 
 def test_one_that_never_answers(monkeypatch):
-    monkeypatch.setattr(process, "PATIENCE", 20.0)
-    monkeypatch.setattr(process, "LITTLE_PATIENCE", 2.0)
+    monkeypatch.setattr(process, "PATIENCE", 8.0)
+    monkeypatch.setattr(process, "LITTLE_PATIENCE", 1.0)
     monkeypatch.setattr(trials, "MOST_HUNG", 2)
     trial = tried("Hangs", lambda case: case.kind == "train" and case.layout == "channels_last")
     details = [each.detail for each in trial.judged if each.verdict is Verdict.HUNG]
-    assert details[:2] == ["no answer in 20 s", "no answer in 2 s"]
+    assert details[:2] == ["no answer in 8 s", "no answer in 1 s"]
     assert set(details[2:]) == {"not tried: 2 of its kind have hung"}
     assert trial.judged[-1].detail == details[-1]
 

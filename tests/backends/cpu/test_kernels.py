@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import support
 from llvmlite import binding as llvm
-from support import OPERATORS, bits, cut_finely, make, run
+from support import FULL, OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
@@ -248,6 +248,7 @@ def test_offsets_beyond_2_to_the_31():
         assert bits(case.call(out=(x, None, None))) == expected
 
 
+@pytest.mark.skipif(not FULL, reason="by nox -s full")
 def test_more_than_2_to_the_31_elements():
     """An expanded tensor: as many elements, little memory."""
     m = 2**30 + 9

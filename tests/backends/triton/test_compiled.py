@@ -6,7 +6,6 @@ function. NORMGRAD_FULL=1 has all of them compiled rather than a sample.
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from gpu_costs import CASES as COSTS
 from gpu_costs import DTYPES, LAYOUTS, planned
-from support import FULL
+from support import sampled
 from triton_programs import CASES, H200, OVER_TENSORS, arguments, program_of, programs
 
 from normgrad import TensorSpec
@@ -37,7 +36,7 @@ SHARED = 48 << 10
 #: Compute capabilities; the first has the most kernels.
 ARCHITECTURES = (90, 80, 100, 120)
 #: Kernels that are compiled of each list, where not all are.
-SAMPLE = 6
+SAMPLE = 3
 #: How machine code calls a load or a store of so many bytes.
 WIDTHS = {16: ".128", 8: ".64", 4: "", 2: ".U16"}
 
@@ -157,10 +156,7 @@ def test_machine_code_is_as_plans_say(architecture, tmp_path):
     """No atomics, spills or non-coherent loads; vectors as wide as planned; loads first."""
     launches = of_costs()
     assert len(launches) > 50
-    if not FULL:
-        most = 2 * SAMPLE if architecture == ARCHITECTURES[0] else SAMPLE
-        launches = random.Random(architecture).sample(launches, most)
-    check(launches, architecture, tmp_path)
+    check(sampled(launches, SAMPLE, architecture), architecture, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -169,9 +165,7 @@ def test_kernels_of_every_kind(architecture, dtype, tmp_path):
     """The same of every operator, of mixed layouts and of float64."""
     launches = distinct(program for _, program in programs(H200, dtype))
     assert len(launches) > 40
-    if not FULL:
-        launches = random.Random(f"{architecture} {dtype}").sample(launches, SAMPLE)
-    check(launches, architecture, tmp_path)
+    check(sampled(launches, SAMPLE, f"{architecture} {dtype}"), architecture, tmp_path)
 
 
 #: Group norms whose programs have many groups: of one channel each, of few, of not quite a power.
@@ -212,9 +206,7 @@ def test_programs_of_lines(shape, groups, tmp_path):
     ]
     launches = [launch for launch in distinct(made) if launch.kernel in OVER_TENSORS]
     assert {launch.kernel for launch in launches} <= {"lines", "write"}
-    if not FULL:
-        launches = random.Random(f"{shape} {groups}").sample(launches, min(SAMPLE, len(launches)))
-    check(launches, ARCHITECTURES[0], tmp_path)
+    check(sampled(launches, SAMPLE, f"{shape} {groups}"), ARCHITECTURES[0], tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
