@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -60,10 +61,12 @@ class Plan:
         outputs: Specs,
         names: Mapping[str, str] | None = None,
         device: str = devices.CPU,
+        read_next: bool = False,
     ) -> None:
         """Of specs that :func:`.contract.check` lets pass, with all outputs that are wanted.
 
-        ``names`` are what messages of :meth:`run` call inputs and outputs, where not our own.
+        ``names`` are what messages of :meth:`run` call inputs and outputs, where not our own;
+        ``read_next`` is as in :class:`.problem.Problem`.
         """
         names = names or {}
         present = contract.counted(operator, options, specs)
@@ -76,7 +79,8 @@ class Plan:
         self._wanted = operator.outputs(options)
         self.output_specs = tuple(outputs.get(output.name) for output in self._wanted)
         self._backend = backend = choice.of(device)
-        self._program: Any = backend.build(views.problem(operator, options, present, outputs))
+        problem = views.problem(operator, options, present, outputs)
+        self._program: Any = backend.build(replace(problem, read_next=read_next))
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None
@@ -346,8 +350,8 @@ class Plan:
 
 
 _plans: dict[Hashable, Plan] = {}
-#: The plans that compiled code knows, by operator and by the keys of calls.
-_ready: dict[str, dict[bytes, native.Ready]] = {}
+#: The plans that compiled code knows, by operator, ``read_next`` and the keys of calls.
+_ready: dict[tuple[str, bool], dict[bytes, native.Ready]] = {}
 
 
 def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
@@ -358,9 +362,18 @@ def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
     cache[key] = value
 
 
-def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]) -> Any:
-    """Compute an operator for its public function; ``choices`` are the arguments but tensors."""
-    again = call_again(operator, tensors, out, choices)
+def call(
+    operator: Operator,
+    tensors: tuple[Any, ...],
+    out: Any,
+    choices: tuple[Any, ...],
+    read_next: bool = False,
+) -> Any:
+    """Compute an operator for its public function; ``choices`` are the arguments but tensors.
+
+    ``read_next`` is as in :class:`.problem.Problem`.
+    """
+    again = call_again(operator, tensors, out, choices, read_next)
     if again is not None:
         return again
     options = operator.read_options(*choices)
@@ -368,21 +381,23 @@ def call(operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[
     arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
     plan = None
     if arguments.key is not None:
-        plan = _plans.get((operator.name, options, arguments.key))
+        plan = _plans.get((operator.name, options, read_next, arguments.key))
     if plan is None:
         arguments.open()
-        key = (operator.name, options, arguments.key)
+        key = (operator.name, options, read_next, arguments.key)
         plan = _plans.get(key)
         if plan is None:
             specs, out_specs = arguments.specs()
             wanted = contract.check(operator, options, specs, out_specs)
-            plan = Plan(operator, options, specs, wanted, device=arguments.device)
+            plan = Plan(
+                operator, options, specs, wanted, device=arguments.device, read_next=read_next
+            )
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:
         seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
         if seen is not None:
-            keep(_ready.setdefault(operator.name, {}), seen, plan.ready)
+            keep(_ready.setdefault((operator.name, read_next), {}), seen, plan.ready)
     return result
 
 
@@ -390,16 +405,20 @@ def _as_tuple(operator: Operator, out: Any) -> Any:
     return (out,) if out is not None and operator.out_is_tensor else out
 
 
-def ready_for(operator: Operator, key: bytes) -> native.Ready | None:
+def ready_for(operator: Operator, key: bytes, read_next: bool) -> native.Ready | None:
     """The plan of earlier calls that ``native.answer`` gave this key."""
-    return _ready.get(operator.name, {}).get(key)
+    return _ready.get((operator.name, read_next), {}).get(key)
 
 
 def call_again(
-    operator: Operator, tensors: tuple[Any, ...], out: Any, choices: tuple[Any, ...]
+    operator: Operator,
+    tensors: tuple[Any, ...],
+    out: Any,
+    choices: tuple[Any, ...],
+    read_next: bool = False,
 ) -> Any:
     """Compute by the plan of an earlier call with the same signature; None if there is none."""
-    plans = _ready.get(operator.name)
+    plans = _ready.get((operator.name, read_next))
     if plans is None:
         return None
     results = answered(plans, tensors, _as_tuple(operator, out), choices)

@@ -118,6 +118,7 @@ class Problem:
         divisor: how many elements each statistic is over.
         per_group: channels that share a statistic (1 for batch norm).
         invstd_is_variance: whether ``Role.INVSTD`` holds variances rather than 1/std.
+        read_next: whether the result is read at once, as by the next layer of a model.
         missing_mean, missing_invstd: computed from the input (training without save_*; both
             in training's forward pass).
     """
@@ -143,6 +144,7 @@ class Problem:
     divisor: float = 1.0
     per_group: int = 1
     invstd_is_variance: bool = False
+    read_next: bool = False
     missing_mean: bool = False
     missing_invstd: bool = False
 

@@ -74,10 +74,10 @@ def computed(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> 
     output, running = output_for(tensors[0]), tensors[3:] if choices[0] else ()
     absent = len(norm.operator.all_outputs) - 1 - len(running)
     out = (output, *[None] * absent, *running) if running or output is not None else None
-    made = call(norm.operator, tensors, out, choices)
+    made = call(norm.operator, tensors, out, choices, read_next=True)
     if output is None:
         key = native.answer(None, tensors, out, choices)
-        ready = None if key is None else ready_for(norm.operator, key)
+        ready = None if key is None else ready_for(norm.operator, key, read_next=True)
         if key is not None and ready is not None:
             keep(norm.plans, key, ready)
     return _with_node(norm, made, tensors, choices)

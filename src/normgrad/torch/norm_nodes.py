@@ -77,9 +77,9 @@ class Forward(Node):
         tensors = node.orders[bool(choices[0])]((grad_out, *ctx.saved_tensors, None))
         choices = (*choices, mask, 1) if "channel_axis" in ours.options else (*choices, mask)
         if not torch.is_grad_enabled() and unwatched():
-            found = call_again(ours, tensors, None, choices)
+            found = call_again(ours, tensors, None, choices, True)
             if found is None and kernels_suffice(grad_out):
-                found = call(ours, tensors, None, choices)
+                found = call(ours, tensors, None, choices, True)
             if found is not None:
                 return None, *found
         names = (*[each.name for each in ours.parameters], *ours.options)
