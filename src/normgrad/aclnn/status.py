@@ -17,12 +17,6 @@ class Status(IntEnum):
     ACLNN_ERR_INNER_NULLPTR = 561103
 
 
-(
-    ACLNN_SUCCESS, ACLNN_ERR_PARAM_NULLPTR, ACLNN_ERR_PARAM_INVALID, ACLNN_ERR_RUNTIME_ERROR,
-    ACLNN_ERR_INNER, ACLNN_ERR_INNER_FIND_KERNEL_ERROR, ACLNN_ERR_INNER_NULLPTR,
-) = Status  # fmt: skip
-
-
 class AclnnError(ValueError):
     """A call that did not succeed.
 

@@ -41,13 +41,6 @@ class aclDataType(IntEnum):
     ACL_BF16 = 27
 
 
-(
-    ACL_DT_UNDEFINED, ACL_FLOAT, ACL_FLOAT16, ACL_INT8, ACL_INT32, ACL_UINT8, ACL_INT16,
-    ACL_UINT16, ACL_UINT32, ACL_INT64, ACL_UINT64, ACL_DOUBLE, ACL_BOOL, ACL_STRING,
-    ACL_COMPLEX64, ACL_COMPLEX128, ACL_BF16,
-) = aclDataType  # fmt: skip
-
-
 class aclFormat(IntEnum):
     """What the axes of a tensor stand for."""
 
@@ -66,12 +59,6 @@ class aclFormat(IntEnum):
     ACL_FORMAT_NC = 35
     ACL_FORMAT_NCL = 47
 
-
-(
-    ACL_FORMAT_UNDEFINED, ACL_FORMAT_NCHW, ACL_FORMAT_NHWC, ACL_FORMAT_ND, ACL_FORMAT_NC1HWC0,
-    ACL_FORMAT_FRACTAL_Z, ACL_FORMAT_NC1HWC0_C04, ACL_FORMAT_HWCN, ACL_FORMAT_NDHWC,
-    ACL_FORMAT_FRACTAL_NZ, ACL_FORMAT_NCDHW, ACL_FORMAT_NDC1HWC0, ACL_FORMAT_NC, ACL_FORMAT_NCL,
-) = aclFormat  # fmt: skip
 
 #: The element types that NumPy has.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
