@@ -94,12 +94,8 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
         inputG, weightG, biasG: whether the two sums, gradWeight and gradBias are wanted.
         sumDy, sumDyXmu, gradWeight, gradBias: what phase 2 writes, (C,); None where not wanted.
 
-    Returns:
-        The workspace's size in bytes, and what stands for this call in phase 2.
-
     Raises:
-        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
-            anything else that the contract does not allow.
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(REDUCE, locals())
 
@@ -134,12 +130,8 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
         counter: each rank's elements per channel, of any shape; their sum divides.
         gradInput: what phase 2 writes, of input's shape.
 
-    Returns:
-        The workspace's size in bytes, and what stands for this call in phase 2.
-
     Raises:
-        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
-            anything else that the contract does not allow.
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(ELEMT, locals())
 
@@ -179,12 +171,8 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
         gradInput: what phase 2 writes, of input's shape; None where not wanted.
         gradGammaOut, gradBetaOut: the same, of gamma's shape.
 
-    Returns:
-        The workspace's size in bytes, and what stands for this call in phase 2.
-
     Raises:
-        AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
-            anything else that the contract does not allow.
+        AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
     """
     return phase_1(GROUP_NORM, locals())
 

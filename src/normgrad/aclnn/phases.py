@@ -42,8 +42,7 @@ class Translation:
     """How an operator's arguments become the functional API's.
 
     Attributes:
-        operator: the functional operator.
-        inputs, outputs: our names for its parameters and outputs, in its order.
+        operator: the functional operator, whose parameters and outputs have the contract's order.
         options: from the call.
         dims: the shapes that parameters are read with, where those are not their own.
         saving_variance: the functional operator on devices whose saveInvstd holds variances.
@@ -51,15 +50,23 @@ class Translation:
 
     contract: Contract
     operator: Operator
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     options: Callable[[Call], Options]
     dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
     saving_variance: Operator | None = None
 
     @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The contract's names for the parameters."""
+        return tuple(row.name for row in self.contract.parameters if not row.is_output)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The contract's names for the outputs."""
+        return tuple(row.name for row in self.contract.parameters if row.is_output)
+
+    @cached_property
     def names(self) -> Mapping[str, str]:
-        """Our names for what the functional operator calls its parameters and outputs."""
+        """The contract's names, by the functional operator's."""
         theirs = [each.name for each in self.operator.parameters]
         theirs += [each.name for each in self.operator.all_outputs]
         return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
@@ -73,8 +80,6 @@ def _channel_axis(call: Call) -> int:
 BATCH_NORM = Translation(
     contracts.BATCH_NORM_CONTRACT,
     BATCH_NORM_BACKWARD,
-    ("gradOut", "input", "weight", "runningMean", "runningVar", "saveMean", "saveInvstd"),
-    ("gradInput", "gradWeight", "gradBias"),
     lambda call: Options(
         training=bool(call.scalars["training"]),
         eps=float(call.scalars["eps"]),
@@ -87,8 +92,6 @@ BATCH_NORM = Translation(
 REDUCE = Translation(
     contracts.REDUCE_CONTRACT,
     BATCH_NORM_BACKWARD_REDUCE,
-    ("gradOut", "input", "mean", "invstd", "weight"),
-    ("sumDy", "sumDyXmu", "gradWeight", "gradBias"),
     lambda call: Options(
         mask=tuple(bool(call.scalars[name]) for name in ("inputG", "weightG", "biasG"))
     ),
@@ -97,8 +100,6 @@ REDUCE = Translation(
 ELEMT = Translation(
     contracts.ELEMT_CONTRACT,
     BATCH_NORM_BACKWARD_ELEMT,
-    ("gradOut", "input", "mean", "invstd", "weight", "sumDy", "sumDyXmu", "counter"),
-    ("gradInput",),
     lambda call: Options(),
 )
 
@@ -116,8 +117,6 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
 GROUP_NORM = Translation(
     contracts.GROUP_NORM_CONTRACT,
     GROUP_NORM_BACKWARD,
-    ("gradOut", "input", "mean", "rstd", "gamma"),
-    ("gradInput", "gradGammaOut", "gradBetaOut"),
     lambda call: Options(num_groups=call.scalars["group"], mask=tuple(call.scalars["outputMask"])),
     _grouped_dims,
 )

@@ -7,14 +7,22 @@ callbacks that they jump to are all made from it.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import cache
 from importlib import resources
 
 from ..aclnn import aclDataType, aclFormat
+from ..aclnn.contracts import (
+    BATCH_NORM_CONTRACT,
+    ELEMT_CONTRACT,
+    GROUP_NORM_CONTRACT,
+    REDUCE_CONTRACT,
+)
 from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
+from ..rules import Contract, Parameter, Scalar
 from .enums import (
     OTHER_STATUSES,
     EventFlag,
@@ -47,6 +55,38 @@ def _other_statuses(prefix: str) -> str:
             lines.append(f"#define {prefix}{word} {number}")
             number += 1
     return "\n".join(lines)
+
+
+#: The C types of arguments that are no tensors, by what the contracts' texts of them begin with.
+_SCALARS = {
+    "bool": "bool ",
+    "double": "double ",
+    "int64": "int64_t ",
+    "aclBoolArray": "const aclBoolArray *",
+}
+
+
+def _argument(row: Parameter | Scalar) -> str:
+    if isinstance(row, Scalar):
+        return _SCALARS[re.split(r"\W", row.text)[0]] + row.name
+    is_constant = not row.is_output and row.name != "counter"  # as CANN's header has it
+    return f"{'const ' * is_constant}aclTensor *{row.name}"
+
+
+def _operator_header(name: str, contract: Contract) -> Header:
+    """An operator's header: its contract's arguments make phase 1, and phase 2 is always alike."""
+    return Header(
+        f"aclnnop/aclnn_{name}.h",
+        ('"../aclnn/aclnn_base.h"',),
+        (),
+        "opapi",
+        f"""
+        aclnnStatus {contract.name}GetWorkspaceSize({", ".join(map(_argument, contract.rows))},
+            uint64_t *workspaceSize, aclOpExecutor **executor);
+        aclnnStatus {contract.name}(void *workspace, uint64_t workspaceSize,
+            aclOpExecutor *executor, aclrtStream stream);
+        """,
+    )
 
 
 #: They return the text of a thread's last error, and are C alone.
@@ -216,67 +256,10 @@ HEADERS = (
         aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor *executor);
         """,
     ),
-    Header(
-        "aclnnop/aclnn_batch_norm_backward.h",
-        ('"../aclnn/aclnn_base.h"',),
-        (),
-        "opapi",
-        """
-        aclnnStatus aclnnBatchNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
-            const aclTensor *input, const aclTensor *weight, const aclTensor *runningMean,
-            const aclTensor *runningVar, const aclTensor *saveMean,
-            const aclTensor *saveInvstd, bool training, double eps,
-            const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradWeight,
-            aclTensor *gradBias, uint64_t *workspaceSize, aclOpExecutor **executor);
-        aclnnStatus aclnnBatchNormBackward(void *workspace, uint64_t workspaceSize,
-            aclOpExecutor *executor, aclrtStream stream);
-        """,
-    ),
-    Header(
-        "aclnnop/aclnn_batch_norm_elemt_backward.h",
-        ('"../aclnn/aclnn_base.h"',),
-        (),
-        "opapi",
-        """
-        aclnnStatus aclnnBatchNormElemtBackwardGetWorkspaceSize(const aclTensor *gradOut,
-            const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
-            const aclTensor *weight, const aclTensor *sumDy, const aclTensor *sumDyXmu,
-            aclTensor *counter, aclTensor *gradInput, uint64_t *workspaceSize,
-            aclOpExecutor **executor);
-        aclnnStatus aclnnBatchNormElemtBackward(void *workspace, uint64_t workspaceSize,
-            aclOpExecutor *executor, aclrtStream stream);
-        """,
-    ),
-    Header(
-        "aclnnop/aclnn_batch_norm_backward_reduce.h",
-        ('"../aclnn/aclnn_base.h"',),
-        (),
-        "opapi",
-        """
-        aclnnStatus aclnnBatchNormReduceBackwardGetWorkspaceSize(const aclTensor *gradOut,
-            const aclTensor *input, const aclTensor *mean, const aclTensor *invstd,
-            const aclTensor *weight, bool inputG, bool weightG, bool biasG, aclTensor *sumDy,
-            aclTensor *sumDyXmu, aclTensor *gradWeight, aclTensor *gradBias,
-            uint64_t *workspaceSize, aclOpExecutor **executor);
-        aclnnStatus aclnnBatchNormReduceBackward(void *workspace, uint64_t workspaceSize,
-            aclOpExecutor *executor, aclrtStream stream);
-        """,
-    ),
-    Header(
-        "aclnnop/aclnn_group_norm_backward.h",
-        ('"../aclnn/aclnn_base.h"',),
-        (),
-        "opapi",
-        """
-        aclnnStatus aclnnGroupNormBackwardGetWorkspaceSize(const aclTensor *gradOut,
-            const aclTensor *input, const aclTensor *mean, const aclTensor *rstd,
-            const aclTensor *gamma, int64_t N, int64_t C, int64_t HxW, int64_t group,
-            const aclBoolArray *outputMask, aclTensor *gradInput, aclTensor *gradGammaOut,
-            aclTensor *gradBetaOut, uint64_t *workspaceSize, aclOpExecutor **executor);
-        aclnnStatus aclnnGroupNormBackward(void *workspace, uint64_t workspaceSize,
-            aclOpExecutor *executor, aclrtStream stream);
-        """,
-    ),
+    _operator_header("batch_norm_backward", BATCH_NORM_CONTRACT),
+    _operator_header("batch_norm_elemt_backward", ELEMT_CONTRACT),
+    _operator_header("batch_norm_backward_reduce", REDUCE_CONTRACT),
+    _operator_header("group_norm_backward", GROUP_NORM_CONTRACT),
     Header(
         "infinicore.h",
         ("<stddef.h>", "<stdint.h>"),

@@ -4,62 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from ..aclnn import aclDataType, aclFormat
 from ..aclnn.status import Status as aclnnStatus
-from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
-from .enums import (
-    aclError,
-    aclrtEventRecordedStatus,
-    aclrtMemAttr,
-    aclrtMemcpyKind,
-    aclrtMemMallocPolicy,
-    aclrtRunMode,
-    aclSysParamOpt,
-    infinirtEventStatus_t,
-    infinirtMemcpyKind_t,
-)
+from ..infiniop import infiniDevice_t, infiniStatus_t
+from .enums import aclError
 
-#: Types that are no pointers, as ctypes has them. Enumerations are ints.
-_PLAIN: dict[str, Any] = {
+#: Types of C that are not written as pointers, as ctypes has them. Headers add what they define.
+_TYPES: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "int": ctypes.c_int,
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "size_t": ctypes.c_size_t,
     "ptrdiff_t": ctypes.c_ssize_t,
+    "uint16_t": ctypes.c_uint16,
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64,
-    "aclError": ctypes.c_int,
-    "aclnnStatus": ctypes.c_int32,
-    "aclFloat16": ctypes.c_uint16,
-    **{
-        kind.__name__: ctypes.c_int
-        for kind in (
-            aclDataType, aclFormat, aclrtEventRecordedStatus, aclrtMemAttr, aclrtMemcpyKind,
-            aclrtMemMallocPolicy, aclrtRunMode, aclSysParamOpt, infiniDevice_t, infiniDtype_t,
-            infiniStatus_t, infinirtEventStatus_t, infinirtMemcpyKind_t,
-        )
-    },
-}  # fmt: skip
-
-#: Types whose names do not show that they are pointers.
-_HANDLES = {
-    "aclrtStream", "aclrtEvent", "aclrtContext", "infinirtStream_t", "infinirtEvent_t",
-    "infiniopHandle_t", "infiniopTensorDescriptor_t", "infiniopBatchNormBackwardDescriptor_t",
-}  # fmt: skip
-
-#: What a pointer leads to that is looked up, or read in a way of its own: handles, memory, texts.
-_LOOKED_UP = {
-    "aclTensor", "aclScalar", "aclIntArray", "aclFloatArray", "aclBoolArray", "aclTensorList",
-    "aclScalarList", "aclOpExecutor", "struct InfiniopDescriptor", "void", "char",
-}  # fmt: skip
+}
 
 #: How many values a pointer leads to, if more than one: as many as another parameter says, or
 #: always so many.
@@ -130,15 +97,16 @@ class Function:
         for index, (kind, name) in enumerate(self.parameters):
             pointee = kind.removesuffix("*").strip()
             plain = pointee.removeprefix("const ")
-            if pointee == kind or plain in _LOOKED_UP:
+            # Handles, memory and texts are looked up, or read in a way of their own.
+            if pointee == kind or ("*" not in plain and plain not in _TYPES):
                 continue
-            is_result = plain == pointee
-            each = Pointer(index, name, is_result, ctypes.sizeof(_ctype(plain)))
+            is_result, size = plain == pointee, ctypes.sizeof(_ctype(plain))
+            count, counted_by = 1, None
             if is_result:
-                each = replace(each, count=_COUNTS.get(name, 1))
+                count = _COUNTS.get(name, 1)
             else:
-                each = replace(each, counted_by=names.index(_COUNTED_BY[name]))
-            found.append(each)
+                counted_by = names.index(_COUNTED_BY[name])
+            found.append(Pointer(index, name, is_result, size, count, counted_by))
         return tuple(found)
 
     @property
@@ -148,10 +116,7 @@ class Function:
 
 
 def _ctype(c_type: str) -> Any:
-    plain = c_type.removeprefix("const ")
-    if "*" in c_type or plain in _HANDLES:
-        return ctypes.c_void_p
-    return _PLAIN[plain]
+    return ctypes.c_void_p if "*" in c_type else _TYPES[c_type.removeprefix("const ")]
 
 
 #: What is returned by functions of a type where Python cannot be started, or an error has no
@@ -204,6 +169,15 @@ class Header:
     types: tuple[type[IntEnum] | str, ...] = ()
     library: str = ""
     prototypes: str = ""
+
+    def __post_init__(self) -> None:
+        for each in self.types:
+            if not isinstance(each, str):
+                _TYPES[each.__name__] = ctypes.c_int
+            elif alias := re.fullmatch(r"typedef (.+?[ *])(\w+);", each):
+                source = alias[1].strip()
+                if "*" in source or source in _TYPES:  # else a structure that nobody looks into
+                    _TYPES[alias[2]] = _ctype(source)
 
     @cached_property
     def functions(self) -> tuple[Function, ...]:
