@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .. import dtypes, layout
 from ..contract import Operator, Options
-from ..memory import LINE, array_at
+from ..memory import LINE
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
@@ -460,11 +460,12 @@ def _tensor(tensors: Mapping[str, aclTensor | None], name: str) -> aclTensor:
 
 
 def _check_apart(
-    prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any
+    prepared: _Prepared,
+    tensors: Mapping[str, aclTensor | None],
+    workspace: npt.NDArray[np.uint8],
 ) -> None:
     """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
-    scratch = memory_of("workspace", workspace, writing=True)
-    whole = layout.Region(scratch.address, (scratch.nbytes,), (1,), 1)
+    whole = layout.Region(workspace.ctypes.data, workspace.shape, (1,), 1)
     seen = {
         "workspace": whole,
         **{
@@ -486,12 +487,10 @@ def _check_apart(
 
 
 def _dense_copies(
-    prepared: _Prepared, workspace: Any
+    prepared: _Prepared, workspace: npt.NDArray[np.uint8]
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
     """The dense copies' arrays in a workspace, by name, and what is left of it."""
-    address, size, owner, *_ = memory_of("workspace", workspace, writing=True)
-    bytes_ = array_at(address, (size,), (1,), np.dtype(np.uint8), owner)
-    bytes_ = bytes_[-address % LINE :]
+    bytes_ = workspace[-workspace.ctypes.data % LINE :]
     dense = {}
     for name, operand in prepared.operands.items():
         if operand.dense_at is not None:

@@ -45,13 +45,6 @@ _DEVICE = 0
 #: The streams' priorities go from 0 to this.
 _LEAST_PRIORITY = 7
 
-_KINDS = {
-    aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_HOST: (False, False),
-    aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE: (False, True),
-    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST: (True, False),
-    aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_DEVICE: (True, True),
-}
-
 #: A chip of each product, by the name that its driver gives.
 _CHIPS = {
     products.TRAINING_SERIES: "Ascend910A",
@@ -84,12 +77,18 @@ class STATE:
     default: int | None = None
 
 
-def refuse(function: str, name: str, message: str) -> NoReturn:
-    raise CallError(aclError.ACL_ERROR_RT_PARAM_INVALID, f"{function}: {name}: {message}")
+def refuse(
+    function: str,
+    name: str,
+    message: str,
+    status: aclError = aclError.ACL_ERROR_RT_PARAM_INVALID,
+) -> NoReturn:
+    raise CallError(status, f"{function}: {name}: {message}")
 
 
 RUNTIME = Runtime(
     refuse,
+    aclError.ACL_ERROR_RT_MEMORY_ALLOCATION,
     True,
     {
         Context: "aclrtCreateContext",
@@ -99,8 +98,7 @@ RUNTIME = Runtime(
 )
 
 
-def _invalid(function: str, name: str, message: str) -> NoReturn:
-    raise CallError(aclError.ACL_ERROR_INVALID_PARAM, f"{function}: {name}: {message}")
+_invalid = partial(refuse, status=aclError.ACL_ERROR_INVALID_PARAM)
 
 
 def _need_init(function: str, by_acl: bool = False) -> None:
@@ -139,8 +137,9 @@ def _need_device(function: str) -> None:
         )
 
 
-#: What needs a device.
+#: What needs a device, and what needs initialisation alone.
 _on_device = partial(named, check=_need_device)
+_after_init = partial(named, check=_need_init)
 
 
 # Initialisation
@@ -254,17 +253,17 @@ def _check_device(function: str, device: int) -> None:
         refuse(function, "deviceId", f"{device}; allowed: {_DEVICE}, the only one")
 
 
-def aclrtSetDevice(device: int) -> None:
-    _need_init("aclrtSetDevice")
-    _check_device("aclrtSetDevice", device)
+@_after_init
+def aclrtSetDevice(function: str, device: int) -> None:
+    _check_device(function, device)
     STATE.users += 1
     _enter(None)
 
 
-def aclrtResetDevice(device: int) -> None:
+@_after_init
+def aclrtResetDevice(function: str, device: int) -> None:
     """Counted: the last of as many calls as aclrtSetDevice had releases the device."""
-    _need_init("aclrtResetDevice")
-    _check_device("aclrtResetDevice", device)
+    _check_device(function, device)
     STREAMS.finish()
     STATE.users -= 1
     if STATE.users <= 0:
@@ -293,23 +292,23 @@ def aclrtGetSocName() -> int:
 # Contexts
 
 
-def aclrtCreateContext(context: int | None, device: int) -> None:
+@_after_init
+def aclrtCreateContext(function: str, context: int | None, device: int) -> None:
     """It is the thread's from now on."""
-    _need_init("aclrtCreateContext")
-    _check_device("aclrtCreateContext", device)
-    _enter(RUNTIME.create("aclrtCreateContext", "context", context, Context()))
+    _check_device(function, device)
+    _enter(RUNTIME.create(function, "context", context, Context()))
 
 
-def aclrtDestroyContext(context: int | None) -> None:
-    function = "aclrtDestroyContext"
+@named
+def aclrtDestroyContext(function: str, context: int | None) -> None:
     if context is not None and context == STATE.default:
         refuse(function, "context", "the device's own; allowed: what aclrtCreateContext made")
-    RUNTIME.destroy(function, "context", Context, context)
+    RUNTIME.destroy(Context, function, context)
 
 
-def aclrtSetCurrentContext(context: int | None) -> None:
-    _need_init("aclrtSetCurrentContext")
-    RUNTIME.find("aclrtSetCurrentContext", "context", Context, context)
+@_after_init
+def aclrtSetCurrentContext(function: str, context: int | None) -> None:
+    RUNTIME.find(function, "context", Context, context)
     _enter(context)
 
 
@@ -373,41 +372,46 @@ def _allocate(function: str, name: str, address: int | None, size: int, device: 
     _need_init(function)
     if size == 0:
         _invalid(function, "size", "0; allowed: 1 or more")
-    try:
-        RUNTIME.allocate(function, name, address, size, device)
-    except MemoryError:
-        raise CallError(
-            aclError.ACL_ERROR_RT_MEMORY_ALLOCATION,
-            f"{function}: size: {size} bytes; allowed: what the machine has",
-        ) from None
+    RUNTIME.allocate(function, name, address, size, device)
 
 
 def _sides(function: str, kind: int) -> tuple[bool, bool]:
     """Whether a copy goes from the device, and to it."""
-    _need_device(function)
-    sides = _KINDS.get(kind)  # type: ignore[call-overload]
-    if sides is None:
+    if kind not in set(aclrtMemcpyKind):
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
         refuse(function, "kind", f"{kind}; allowed: {allowed}")
-    found: tuple[bool, bool] = sides
-    return found
+    return (
+        bool(kind & aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST),
+        bool(kind & aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE),
+    )
 
 
-def aclrtMemcpy(dst: int | None, most: int, src: int | None, count: int, kind: int) -> None:
-    from_device, to_device = _sides("aclrtMemcpy", kind)
-    RUNTIME.copy("aclrtMemcpy", (dst, most, to_device), (src, from_device), count)
-
-
-def aclrtMemcpyAsync(
-    dst: int | None, most: int, src: int | None, count: int, kind: int, stream: int | None
+@_on_device
+def aclrtMemcpy(
+    function: str, dst: int | None, most: int, src: int | None, count: int, kind: int
 ) -> None:
-    function = "aclrtMemcpyAsync"
+    from_device, to_device = _sides(function, kind)
+    RUNTIME.copy(function, (dst, most, to_device), (src, from_device), count)
+
+
+@_on_device
+def aclrtMemcpyAsync(
+    function: str,
+    dst: int | None,
+    most: int,
+    src: int | None,
+    count: int,
+    kind: int,
+    stream: int | None,
+) -> None:
     from_device, to_device = _sides(function, kind)
     where = RUNTIME.stream(function, stream)
     RUNTIME.copy(function, (dst, most, to_device), (src, from_device), count, where)
 
 
+@_on_device
 def aclrtMemcpy2d(
+    function: str,
     dst: int | None,
     dst_pitch: int,
     src: int | None,
@@ -416,7 +420,6 @@ def aclrtMemcpy2d(
     height: int,
     kind: int,
 ) -> None:
-    function = "aclrtMemcpy2d"
     from_device, to_device = _sides(function, kind)
     if from_device == to_device:
         refuse(function, "kind", f"{kind}; allowed: between the host and the device")
@@ -460,8 +463,8 @@ _ON_DEVICE: dict[str, Callable[..., Any]] = {
 }
 #: What needs none.
 _ANYWHERE: dict[str, Callable[..., Any]] = {
-    "aclrtDestroyStream": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
-    "aclrtDestroyEvent": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
+    "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
+    "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
     "aclrtMallocHost": lambda name, at, size: _allocate(name, "hostPtr", at, size, False),
     "aclrtFree": lambda name, at: RUNTIME.free(name, "devPtr", at, ("aclrtMalloc",)),
     "aclrtFreeHost": lambda name, at: RUNTIME.free(name, "hostPtr", at, ("aclrtMallocHost",)),

@@ -180,46 +180,39 @@ _ARRAYS: dict[type[Any], Any] = {
 }
 
 
-def _creator(kind: type[Any], element: Any, function: str) -> Callable[..., int]:
+def _is_list(kind: type[Any]) -> bool:
+    return _ARRAYS.get(kind) in (aclnn.aclTensor, aclScalar)
+
+
+def _create(kind: type[Any], function: str, values: int | None, count: int) -> int:
     """aclCreateXxx of an array or a list."""
-    is_list = element in (aclnn.aclTensor, aclScalar)
-
-    def create(values: int | None, count: int) -> int:
-        _check_length(function, "value", values, count, MOST_VALUES)
-        found = libc.load(ctypes.c_void_p if is_list else element, values, count)
-        for index, each in enumerate(found if is_list else ()):
-            if each is not None:  # a null is a tensor that is not given
-                _found(function, f"value[{index}]", element, each)
-        return HANDLES.add(kind(found), function)
-
-    return create
+    element, is_list = _ARRAYS[kind], _is_list(kind)
+    _check_length(function, "value", values, count, MOST_VALUES)
+    found = libc.load(ctypes.c_void_p if is_list else element, values, count)
+    for index, each in enumerate(found if is_list else ()):
+        if each is not None:  # a null is a tensor that is not given
+            _found(function, f"value[{index}]", element, each)
+    return HANDLES.add(kind(found), function)
 
 
-def _destroyer(kind: type[Any], function: str, name: str) -> Callable[..., None]:
+def _destroy(kind: type[Any], function: str, name: str, handle: int | None) -> None:
     """aclDestroyXxx, of a list with what is in it; null is a success."""
-    element = _ARRAYS.get(kind)
-
-    def destroy(handle: int | None) -> None:
-        if handle is None:
-            return
-        found = _end(function, name, kind, handle)
-        for index, each in enumerate(found if element in (aclnn.aclTensor, aclScalar) else ()):
-            if each is not None:
-                _end(function, f"{name}[{index}]", element, each)
-
-    return destroy
+    if handle is None:
+        return
+    found = _end(function, name, kind, handle)
+    for index, each in enumerate(found if _is_list(kind) else ()):
+        if each is not None:
+            _end(function, f"{name}[{index}]", _ARRAYS[kind], each)
 
 
-def _measurer(kind: type[Any], function: str, name: str) -> Callable[..., None]:
+def _measure(
+    kind: type[Any], function: str, name: str, handle: int | None, size: int | None
+) -> None:
     """aclGetXxxSize."""
-
-    def size_of(handle: int | None, size: int | None) -> None:
-        found = _found(function, name, kind, handle)
-        if size is None:
-            _null(function, "size")
-        libc.store(ctypes.c_uint64, size, len(found))
-
-    return size_of
+    found = _found(function, name, kind, handle)
+    if size is None:
+        _null(function, "size")
+    libc.store(ctypes.c_uint64, size, len(found))
 
 
 def _found(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
@@ -256,22 +249,17 @@ _SAID: dict[str, tuple[str, Any]] = {
 }
 
 
-def _getter(function: Function) -> Callable[..., None]:
+def _get(function: Function, tensor: int | None, *results: int | None) -> None:
     """aclGetXxx of a tensor, whose results are written through pointers."""
-    name, names = function.name, [each for _, each in function.parameters[1:]]
-    attribute, kind = _SAID[name]
-
-    def get(tensor: int | None, where: int | None, count: int | None = None) -> None:
-        value = getattr(_found(name, "tensor", aclnn.aclTensor, tensor), attribute)
-        for parameter, address in zip(names, (where, count), strict=False):
-            if address is None:
-                _null(name, parameter)
-        if isinstance(value, tuple):
-            _hand_over(name, value, where, count)
-        else:
-            libc.store(kind, where, value)
-
-    return get
+    attribute, kind = _SAID[function.name]
+    value = getattr(_found(function.name, "tensor", aclnn.aclTensor, tensor), attribute)
+    for (_, parameter), address in zip(function.parameters[1:], results, strict=True):
+        if address is None:
+            _null(function.name, parameter)
+    if isinstance(value, tuple):
+        _hand_over(function.name, value, *results)
+    else:
+        libc.store(kind, results[0], value)
 
 
 def _hand_over(
@@ -305,11 +293,10 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-def _executor(function: str, handle: int | None) -> aclnn.aclOpExecutor:
+def _executor(function: str, handle: int | None) -> Any:
     if handle is None:
         _null(function, "executor", Status.ACLNN_ERR_INNER_NULLPTR)
-    found: aclnn.aclOpExecutor = _found(function, "executor", aclnn.aclOpExecutor, handle)
-    return found
+    return _found(function, "executor", aclnn.aclOpExecutor, handle)
 
 
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
@@ -492,16 +479,15 @@ def _define() -> None:
         make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1
         here[function.name] = make(function)
     exported = {each.name: each for each in functions_of("nnopbase")}
-    here.update({name: _getter(exported[name]) for name in _SAID})
+    here.update({name: partial(_get, exported[name]) for name in _SAID})
     here.update({name: partial(_set_address, name) for name in _SETTERS})
     for kind in (aclnn.aclTensor, aclScalar, aclnn.aclBoolArray, *_ARRAYS):
         what = kind.__name__.removeprefix("acl")
-        create, destroy, measure = f"aclCreate{what}", f"aclDestroy{what}", f"aclGet{what}Size"
-        here[destroy] = _destroyer(kind, destroy, exported[destroy].parameters[0][1])
         if kind in _ARRAYS:
-            here[create] = _creator(kind, _ARRAYS[kind], create)
-        if measure in exported:
-            here[measure] = _measurer(kind, measure, exported[measure].parameters[0][1])
+            here[f"aclCreate{what}"] = partial(_create, kind, f"aclCreate{what}")
+        for name, act in ((f"aclDestroy{what}", _destroy), (f"aclGet{what}Size", _measure)):
+            if name in exported:
+                here[name] = partial(act, kind, name, exported[name].parameters[0][1])
 
 
 _define()

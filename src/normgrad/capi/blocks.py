@@ -167,11 +167,8 @@ def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
     return memory._replace(problem=pointers.problem(first, end - first, writing))
 
 
-class _Foreign:
-    """The owner of memory that was not allocated here."""
-
-
-FOREIGN = _Foreign()
+#: The owner of memory that was not allocated here.
+FOREIGN = Allocation()
 
 
 def host_memory_is_allowed() -> bool:

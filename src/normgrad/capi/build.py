@@ -11,8 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -71,7 +70,9 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
     for header in HEADERS:
         _write(out / "include" / header.path, header_text(header))
     (out / "lib").mkdir(parents=True, exist_ok=True)
-    with _workplace(out) as work:
+    # On the same file system as the results.
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
+        work = Path(folder)
         (work / "baked.h").write_text(baked, "utf-8")
         sources = resources.files(__package__)
         for name in ("boot.h", "boot.c"):
@@ -146,13 +147,6 @@ def _link(path: Path, target: str) -> None:
     if path.is_symlink():
         path.unlink()
     path.symlink_to(target)
-
-
-@contextmanager
-def _workplace(out: Path) -> Iterator[Path]:
-    """A folder on the same file system as the results."""
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as work:
-        yield Path(work)
 
 
 def _compile(compiler: list[str], work: Path, library: str, source: str, extra: list[str]) -> None:

@@ -26,12 +26,21 @@ NAMES = (*OUTPUTS, *INPUTS)
 _COPY_KINDS = range(4)
 
 
-def refuse(function: str, name: str, message: str) -> NoReturn:
-    status = infiniStatus_t.INFINI_STATUS_BAD_PARAM
+def refuse(
+    function: str,
+    name: str,
+    message: str,
+    status: infiniStatus_t = infiniStatus_t.INFINI_STATUS_BAD_PARAM,
+) -> NoReturn:
     raise InfiniError(status, function, f"{name}: {message}", name)
 
 
-RUNTIME = Runtime(refuse, False, {Stream: "infinirtStreamCreate", Event: "infinirtEventCreate"})
+RUNTIME = Runtime(
+    refuse,
+    infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR,
+    False,
+    {Stream: "infinirtStreamCreate", Event: "infinirtEventCreate"},
+)
 
 
 # Devices
@@ -102,18 +111,9 @@ def infinirtEventQuery(event: int | None, status: int | None) -> None:
 # Memory
 
 
-def _allocate(function: str, address: int | None, size: int, is_device: bool) -> None:
-    try:
-        RUNTIME.allocate(function, "p_ptr", address, max(size, 1), is_device)
-    except MemoryError:
-        message = f"size: {size} bytes; allowed: what the machine has"
-        status = infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR
-        raise InfiniError(status, function, message, "size") from None
-
-
 def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
     RUNTIME.stream("infinirtMallocAsync", stream)
-    _allocate("infinirtMallocAsync", address, size, True)
+    RUNTIME.allocate("infinirtMallocAsync", "p_ptr", address, size, True)
 
 
 def _free(
@@ -143,16 +143,16 @@ def _copy(
 _CALLS: dict[str, Callable[..., Any]] = {
     "infinirtDeviceSynchronize": lambda name: STREAMS.finish(),
     "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
-    "infinirtStreamDestroy": lambda name, stream: RUNTIME.destroy(name, "stream", Stream, stream),
+    "infinirtStreamDestroy": partial(RUNTIME.destroy, Stream),
     "infinirtStreamSynchronize": RUNTIME.synchronize,
     "infinirtStreamWaitEvent": RUNTIME.wait,
     "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
     "infinirtEventRecord": RUNTIME.record,
     "infinirtEventSynchronize": RUNTIME.synchronize_event,
-    "infinirtEventDestroy": lambda name, event: RUNTIME.destroy(name, "event", Event, event),
+    "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
     "infinirtEventElapsedTime": RUNTIME.elapsed,
-    "infinirtMalloc": lambda name, at, size: _allocate(name, at, size, True),
-    "infinirtMallocHost": lambda name, at, size: _allocate(name, at, size, False),
+    "infinirtMalloc": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, True),
+    "infinirtMallocHost": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, False),
     "infinirtFree": lambda name, at: _free(name, at, _DEVICE_MAKERS),
     "infinirtFreeHost": lambda name, at: _free(name, at, ("infinirtMallocHost",)),
     "infinirtFreeAsync": lambda name, at, stream: _free(
@@ -174,9 +174,8 @@ globals().update({name: named(call, name) for name, call in _CALLS.items()})
 
 
 def infiniopCreateHandle(handle: int | None) -> None:
-    function = "infiniopCreateHandle"
-    where = RUNTIME.out(function, "handle_ptr", handle)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(infiniop.infiniopCreateHandle(), function))
+    made = infiniop.infiniopCreateHandle()
+    RUNTIME.create("infiniopCreateHandle", "handle_ptr", handle, made)
 
 
 def infiniopCreateTensorDescriptor(

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from functools import partial
 from typing import Any, NoReturn
 
@@ -60,7 +61,9 @@ class Runtime:
     """The functions of a runtime, with the errors of its dialect.
 
     Args:
-        fail: raises the dialect's error, for a function, a parameter, and what is wrong with it.
+        fail: raises the dialect's error, for a function, a parameter, and what is wrong with it; of
+            a status, where that is not the usual one.
+        no_memory: the status where there is no memory left.
         checks_sides: whether host and device memory have to be told apart.
         makers: the function that makes each kind of handle.
 
@@ -70,11 +73,13 @@ class Runtime:
 
     def __init__(
         self,
-        fail: Callable[[str, str, str], NoReturn],
+        fail: Callable[..., NoReturn],
+        no_memory: IntEnum,
         checks_sides: bool,
         makers: Mapping[type[Any], str],
     ) -> None:
         self.fail = fail
+        self._no_memory = no_memory
         self.checks_sides = checks_sides
         self._makers = makers
         self.default = Stream("the default stream")
@@ -112,8 +117,9 @@ class Runtime:
         found: Stream = self.find(function, "stream", Stream, handle)
         return found
 
-    def destroy(self, function: str, name: str, kind: type[Any], handle: int | None) -> None:
+    def destroy(self, kind: type[Any], function: str, handle: int | None) -> None:
         """End a handle; a stream's work is done before."""
+        name = kind.__name__.lower()
         if handle is None:
             self.fail_harmlessly(function, name, f"null; allowed: what {self._makers[kind]} made")
         value = self.find(function, name, kind, handle)
@@ -192,13 +198,14 @@ class Runtime:
     def allocate(
         self, function: str, name: str, address: int | None, size: int, device: bool
     ) -> None:
-        """Allocate a block, and write its address through a pointer.
-
-        Raises:
-            MemoryError: there is no such memory.
-        """
+        """Allocate a block, and write its address through a pointer; 0 bytes have one too."""
         where = self.out(function, name, address)
-        libc.store(ctypes.c_void_p, where, BLOCKS.allocate(size, device, function).address)
+        try:
+            block = BLOCKS.allocate(max(size, 1), device, function)
+        except MemoryError:
+            message = f"{size} bytes; allowed: what the machine has"
+            self.fail(function, "size", message, self._no_memory)
+        libc.store(ctypes.c_void_p, where, block.address)
 
     def free(
         self,

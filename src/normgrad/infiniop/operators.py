@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -194,37 +195,27 @@ def _supported(function: str, kind: infiniDevice_t) -> None:
         )
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Handle:
     """What can be destroyed, once."""
 
-    __slots__ = ("alive",)
-
-    def __init__(self) -> None:
-        self.alive = True
+    alive: bool = field(default=True, init=False)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class infiniopHandle_t(_Handle):
     """A device, for operators to be made on."""
 
-    __slots__ = ("device",)
-
-    def __init__(self, device: infiniDevice_t) -> None:
-        super().__init__()
-        self.device = device
+    device: infiniDevice_t
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class infiniopTensorDescriptor_t(_Handle):
     """A tensor's look: shape, strides in elements, dtype."""
 
-    __slots__ = ("dims", "dtype", "strides")
-
-    def __init__(
-        self, dims: tuple[int, ...], strides: tuple[int, ...], dtype: infiniDtype_t
-    ) -> None:
-        super().__init__()
-        self.dims = dims
-        self.strides = strides
-        self.dtype = dtype
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: infiniDtype_t
 
     @property
     def dtype_name(self) -> str:
@@ -237,15 +228,12 @@ class infiniopTensorDescriptor_t(_Handle):
         return ""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class infiniopBatchNormBackwardDescriptor_t(_Handle):
     """The operator, bound to the looks of its tensors."""
 
-    __slots__ = ("plan", "specs")
-
-    def __init__(self, plan: Plan, specs: Mapping[str, TensorSpec]) -> None:
-        super().__init__()
-        self.plan = plan
-        self.specs = specs
+    plan: Plan
+    specs: Mapping[str, TensorSpec]
 
 
 def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
