@@ -270,15 +270,6 @@ def aclrtResetDevice(function: str, device: int) -> None:
         STATE.users, STATE.life = 0, STATE.life + 1
 
 
-def aclrtGetDeviceCount(count: int | None) -> None:
-    libc.store(ctypes.c_uint32, RUNTIME.out("aclrtGetDeviceCount", "count", count), 1)
-
-
-def aclrtGetRunMode(mode: int | None) -> None:
-    where = RUNTIME.out("aclrtGetRunMode", "runMode", mode)
-    libc.store(ctypes.c_int, where, aclrtRunMode.ACL_HOST)
-
-
 def aclrtGetSocName() -> int:
     """The chip that was asked for by name, else one of the product."""
     device = products.current()
@@ -463,6 +454,12 @@ _ON_DEVICE: dict[str, Callable[..., Any]] = {
 }
 #: What needs none.
 _ANYWHERE: dict[str, Callable[..., Any]] = {
+    "aclrtGetDeviceCount": lambda name, at: libc.store(
+        ctypes.c_uint32, RUNTIME.out(name, "count", at), 1
+    ),
+    "aclrtGetRunMode": lambda name, at: libc.store(
+        ctypes.c_int, RUNTIME.out(name, "runMode", at), aclrtRunMode.ACL_HOST
+    ),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
     "aclrtMallocHost": lambda name, at, size: _allocate(name, "hostPtr", at, size, False),

@@ -54,22 +54,6 @@ def infinirtInit() -> None:
     infiniop.infinirtInit()
 
 
-def infinirtGetDeviceCount(device: int, count: int | None) -> None:
-    where = RUNTIME.out("infinirtGetDeviceCount", "count", count)
-    libc.store(ctypes.c_int, where, infiniop.infinirtGetDeviceCount(device))
-
-
-def infinirtGetAllDeviceCount(counts: int | None) -> None:
-    """One number for each kind of device."""
-    where = RUNTIME.out("infinirtGetAllDeviceCount", "count_array", counts)
-    numbers = [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t]
-    libc.store_all(ctypes.c_int, where, numbers)
-
-
-def infinirtSetDevice(device: int, number: int) -> None:
-    infiniop.infinirtSetDevice(device, number)
-
-
 def infinirtGetDevice(device: int | None, number: int | None) -> None:
     """Either pointer may be null, but not both."""
     if device is None and number is None:
@@ -139,43 +123,7 @@ def _copy(
     RUNTIME.copy(function, (dst, size, True), (src, True), size, stream)
 
 
-#: The exported functions of the runtime that are a line each.
-_CALLS: dict[str, Callable[..., Any]] = {
-    "infinirtDeviceSynchronize": lambda name: STREAMS.finish(),
-    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
-    "infinirtStreamDestroy": partial(RUNTIME.destroy, Stream),
-    "infinirtStreamSynchronize": RUNTIME.synchronize,
-    "infinirtStreamWaitEvent": RUNTIME.wait,
-    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
-    "infinirtEventRecord": RUNTIME.record,
-    "infinirtEventSynchronize": RUNTIME.synchronize_event,
-    "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
-    "infinirtEventElapsedTime": RUNTIME.elapsed,
-    "infinirtMalloc": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, True),
-    "infinirtMallocHost": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, False),
-    "infinirtFree": lambda name, at: _free(name, at, _DEVICE_MAKERS),
-    "infinirtFreeHost": lambda name, at: _free(name, at, ("infinirtMallocHost",)),
-    "infinirtFreeAsync": lambda name, at, stream: _free(
-        name, at, _DEVICE_MAKERS, RUNTIME.stream(name, stream)
-    ),
-    "infinirtMemcpy": _copy,
-    "infinirtMemcpyAsync": lambda name, dst, src, size, kind, stream: _copy(
-        name, dst, src, size, kind, RUNTIME.stream(name, stream)
-    ),
-    "infinirtMemset": lambda name, at, value, count: RUNTIME.fill(name, "ptr", at, value, count),
-    "infinirtMemsetAsync": lambda name, at, value, count, stream: RUNTIME.fill(
-        name, "ptr", at, value, count, RUNTIME.stream(name, stream)
-    ),
-}
-globals().update({name: named(call, name) for name, call in _CALLS.items()})
-
-
-# Handles and descriptors
-
-
-def infiniopCreateHandle(handle: int | None) -> None:
-    made = infiniop.infiniopCreateHandle()
-    RUNTIME.create("infiniopCreateHandle", "handle_ptr", handle, made)
+# Descriptors
 
 
 def infiniopCreateTensorDescriptor(
@@ -202,24 +150,11 @@ def _destroy(name: str, handle: int | None) -> None:
     HANDLES.end(handle, name)
 
 
-for _kind in ("Handle", "TensorDescriptor", "BatchNormBackwardDescriptor"):
-    globals()[f"infiniopDestroy{_kind}"] = partial(_destroy, f"infiniopDestroy{_kind}")
-
-
-def _device_of(function: str, desc: int | None, address: int | None, value: int) -> None:
+def _device_of(value: int, function: str, desc: int | None, address: int | None) -> None:
     where = RUNTIME.out(function, "device", address)
     # Asked for its workspace, the dialect refuses what is no operator.
     infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
     libc.store(ctypes.c_int, where, value)
-
-
-def infiniopGetDescriptorDeviceType(desc: int | None, device_type: int | None) -> None:
-    kind = infiniDevice_t.INFINI_DEVICE_CPU
-    _device_of("infiniopGetDescriptorDeviceType", desc, device_type, kind)
-
-
-def infiniopGetDescriptorDeviceId(desc: int | None, device_id: int | None) -> None:
-    _device_of("infiniopGetDescriptorDeviceId", desc, device_id, 0)
 
 
 # The operator
@@ -233,12 +168,6 @@ def infiniopCreateBatchNormBackwardDescriptor(
     values = [HANDLES.find(each) for each in (handle, *tensors)]
     value = infiniop.infiniopCreateBatchNormBackwardDescriptor(*values)
     libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
-
-
-def infiniopGetBatchNormBackwardWorkspaceSize(desc: int | None, size: int | None) -> None:
-    where = RUNTIME.out("infiniopGetBatchNormBackwardWorkspaceSize", "size", size)
-    found = infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
-    libc.store(ctypes.c_size_t, where, found)
 
 
 def infiniopBatchNormBackward(
@@ -285,3 +214,58 @@ def infiniopBatchNormBackward(
     infiniop.infiniopBatchNormBackward(
         operator, scratch, workspace_size, *[*data.values(), Launcher(launch)]
     )
+
+
+# What is a line each
+
+#: The exported functions that are a line each.
+_CALLS: dict[str, Callable[..., Any]] = {
+    "infinirtGetDeviceCount": lambda name, device, at: libc.store(
+        ctypes.c_int, RUNTIME.out(name, "count", at), infiniop.infinirtGetDeviceCount(device)
+    ),
+    "infinirtGetAllDeviceCount": lambda name, at: libc.store_all(
+        ctypes.c_int,
+        RUNTIME.out(name, "count_array", at),
+        [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t],
+    ),
+    "infinirtSetDevice": lambda name, *device: infiniop.infinirtSetDevice(*device),
+    "infinirtDeviceSynchronize": lambda name: STREAMS.finish(),
+    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
+    "infinirtStreamDestroy": partial(RUNTIME.destroy, Stream),
+    "infinirtStreamSynchronize": RUNTIME.synchronize,
+    "infinirtStreamWaitEvent": RUNTIME.wait,
+    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
+    "infinirtEventRecord": RUNTIME.record,
+    "infinirtEventSynchronize": RUNTIME.synchronize_event,
+    "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
+    "infinirtEventElapsedTime": RUNTIME.elapsed,
+    "infinirtMalloc": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, True),
+    "infinirtMallocHost": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, False),
+    "infinirtFree": lambda name, at: _free(name, at, _DEVICE_MAKERS),
+    "infinirtFreeHost": lambda name, at: _free(name, at, ("infinirtMallocHost",)),
+    "infinirtFreeAsync": lambda name, at, stream: _free(
+        name, at, _DEVICE_MAKERS, RUNTIME.stream(name, stream)
+    ),
+    "infinirtMemcpy": _copy,
+    "infinirtMemcpyAsync": lambda name, dst, src, size, kind, stream: _copy(
+        name, dst, src, size, kind, RUNTIME.stream(name, stream)
+    ),
+    "infinirtMemset": lambda name, at, value, count: RUNTIME.fill(name, "ptr", at, value, count),
+    "infinirtMemsetAsync": lambda name, at, value, count, stream: RUNTIME.fill(
+        name, "ptr", at, value, count, RUNTIME.stream(name, stream)
+    ),
+    "infiniopCreateHandle": lambda name, at: RUNTIME.create(
+        name, "handle_ptr", at, infiniop.infiniopCreateHandle()
+    ),
+    "infiniopGetDescriptorDeviceType": partial(_device_of, infiniDevice_t.INFINI_DEVICE_CPU),
+    "infiniopGetDescriptorDeviceId": partial(_device_of, 0),
+    "infiniopGetBatchNormBackwardWorkspaceSize": lambda name, desc, at: libc.store(
+        ctypes.c_size_t,
+        RUNTIME.out(name, "size", at),
+        infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc)),
+    ),
+    "infiniopDestroyHandle": _destroy,
+    "infiniopDestroyTensorDescriptor": _destroy,
+    "infiniopDestroyBatchNormBackwardDescriptor": _destroy,
+}
+globals().update({name: named(call, name) for name, call in _CALLS.items()})
