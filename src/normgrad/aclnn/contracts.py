@@ -11,6 +11,7 @@ from ..rules import (
     Call,
     Contract,
     DtypeOf,
+    DtypeRule,
     Elements,
     FormatOf,
     Formats,
@@ -23,6 +24,7 @@ from ..rules import (
     Rank,
     Scalar,
     ShapeOf,
+    When,
     WithChannels,
 )
 from ..unusable import shown
@@ -110,18 +112,36 @@ _AS_GRAD_OUT_OR_FLOAT32 = DtypeOf(("gradOut",), or_float32=True)
 _BY_PRODUCT = OfProduct()
 
 
-def _statistic(name: str, twin: str | None = None, save: bool = False) -> Parameter:
-    """weight, and what the forward pass kept; ``twin`` has the same dtype on the Ascend 950."""
-    pair = (DtypeOf((twin,)),) if twin else ()
+def _vector(
+    name: str,
+    when: When,
+    is_output: bool = False,
+    dtype: DtypeRule = _BY_PRODUCT,
+    on_950: tuple[DtypeRule, ...] = (),
+    empty_unless: str | None = None,
+) -> Parameter:
+    """A value for each channel; ``on_950`` are the rules for its dtype there, if they differ."""
     return Parameter(
         name,
-        MayBeNull(),
-        (_AS_GRAD_OUT,),
+        when,
+        (dtype,),
         _ND,
         _VECTOR,
-        Length("C", or_empty_unless="training" if save else None),
-        exceptions={ASCEND_950: {"dtypes": (_AS_GRAD_OUT_OR_FLOAT32, *pair)}},
+        Length("C", or_empty_unless=empty_unless),
+        is_output=is_output,
+        exceptions={ASCEND_950: {"dtypes": on_950}} if on_950 else {},
     )
+
+
+def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
+    """weight, and what the forward pass kept; ``twin`` has the same dtype on the Ascend 950."""
+    on_950 = (_AS_GRAD_OUT_OR_FLOAT32, *([DtypeOf((twin,))] if twin else ()))
+    return _vector(name, MayBeNull(), False, _AS_GRAD_OUT, on_950, empty_unless)
+
+
+def _batch_norm_gradient(name: str, entry: int, on_950: DtypeRule) -> Parameter:
+    when = IfAsked("outputMask", entry, always_looked_at=True)
+    return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
 
 
 _BATCH_NORM_DATA = Formats(CHANNEL_FIRST, RANKS)
@@ -144,8 +164,8 @@ BATCH_NORM_CONTRACT = Contract(
         _statistic("weight"),
         _statistic("runningMean"),
         _statistic("runningVar", "runningMean"),
-        _statistic("saveMean", save=True),
-        _statistic("saveInvstd", "saveMean", save=True),
+        _statistic("saveMean", empty_unless="training"),
+        _statistic("saveInvstd", "saveMean", "training"),
         Scalar("training", "bool", _bool),
         Scalar("eps", "double", _double),
         _OUTPUT_MASK,
@@ -158,34 +178,12 @@ BATCH_NORM_CONTRACT = Contract(
             ShapeOf("gradOut"),
             is_output=True,
         ),
-        Parameter(
-            "gradWeight",
-            IfAsked("outputMask", 1, always_looked_at=True),
-            (_AS_GRAD_OUT,),
-            _ND,
-            _VECTOR,
-            Length("C"),
-            is_output=True,
-            exceptions={ASCEND_950: {"dtypes": (DtypeOf(("weight", "gradOut"), True),)}},
-        ),
-        Parameter(
-            "gradBias",
-            IfAsked("outputMask", 2, always_looked_at=True),
-            (_AS_GRAD_OUT,),
-            _ND,
-            _VECTOR,
-            Length("C"),
-            is_output=True,
-            exceptions={ASCEND_950: {"dtypes": (_BY_PRODUCT,)}},
-        ),
+        _batch_norm_gradient("gradWeight", 1, DtypeOf(("weight", "gradOut"), or_float32=True)),
+        _batch_norm_gradient("gradBias", 2, _BY_PRODUCT),
     ),
     _channels,
     ("gradOut", "input"),
 )
-
-
-def _vector(name: str, when: Any, is_output: bool = False) -> Parameter:
-    return Parameter(name, when, (_BY_PRODUCT,), _ND, _VECTOR, Length("C"), is_output=is_output)
 
 
 REDUCE_CONTRACT = Contract(

@@ -265,6 +265,14 @@ def _sizes(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
     return sizes
 
 
+def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        message = f"{shown(value)}; allowed: an {kind.__name__}"
+        raise _invalid(function, name, message) from None
+
+
 def aclCreateTensor(
     view_dims: Sequence[int],
     data_type: int,
@@ -298,14 +306,8 @@ def aclCreateTensor(
         raise _invalid(name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis")
     (start,) = _integers(name, "offset", [offset])
     storage = dims if storage_dims is None else _sizes(name, "storageDims", storage_dims)
-    try:
-        kind = aclDataType(data_type)
-    except ValueError:
-        raise _invalid(name, "dataType", f"{shown(data_type)}; allowed: an aclDataType") from None
-    try:
-        order = aclFormat(format)
-    except ValueError:
-        raise _invalid(name, "format", f"{shown(format)}; allowed: an aclFormat") from None
+    kind = _member(name, "dataType", aclDataType, data_type)
+    order = _member(name, "format", aclFormat, format)
     memory = Memory(0, 0, None, False)
     if type(data) is Memory:
         memory = data  # with what is wrong with it, which phase 1 says
@@ -349,10 +351,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     data_type = _BY_NUMPY.get(dtype)
     if data_type is None:
         raise _invalid("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
-    try:
-        order = aclFormat(format)
-    except ValueError:
-        raise _invalid("tensor", "format", f"{shown(format)}; allowed: an aclFormat") from None
+    order = _member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
     address = framework.address("array", opened)
     memory = Memory(address, opened.nbytes, opened, bool(writeable))

@@ -6,6 +6,7 @@ import operator
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NoReturn
 
 import numpy as np
@@ -150,7 +151,8 @@ def infinirtInit() -> None:
 
 def infinirtGetDeviceCount(device: int) -> int:
     """How many devices of a kind there are: one CPU."""
-    return int(_kind("infinirtGetDeviceCount", device) is infiniDevice_t.INFINI_DEVICE_CPU)
+    kind = _member("infinirtGetDeviceCount", "device", infiniDevice_t, device)
+    return int(kind is infiniDevice_t.INFINI_DEVICE_CPU)
 
 
 def infinirtSetDevice(device: int, device_id: int = 0) -> None:
@@ -161,7 +163,7 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
             that it does not have, BAD_PARAM for what is no kind of device.
     """
     name = "infinirtSetDevice"
-    kind = _kind(name, device)
+    kind = _member(name, "device", infiniDevice_t, device)
     _supported(name, kind)
     if _integer(name, "device_id", device_id) != 0:
         raise InfiniError(
@@ -178,11 +180,12 @@ def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
     return _device.kind, _device.number
 
 
-def _kind(function: str, device: Any) -> infiniDevice_t:
+def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
     try:
-        return infiniDevice_t(device)
+        return kind(value)
     except ValueError:
-        raise _bad(function, "device", f"{shown(device)}; allowed: an infiniDevice_t") from None
+        message = f"{shown(value)}; allowed: an {kind.__name__}"
+        raise _bad(function, name, message) from None
 
 
 def _supported(function: str, kind: infiniDevice_t) -> None:
@@ -284,10 +287,7 @@ def infiniopCreateTensorDescriptor(
         if strides is None
         else _integers(name, "strides", strides, rank)
     )
-    try:
-        kind = infiniDtype_t(dtype)
-    except ValueError:
-        raise _bad(name, "dtype", f"{shown(dtype)}; allowed: an infiniDtype_t") from None
+    kind = _member(name, "dtype", infiniDtype_t, dtype)
     try:
         TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
     except ValueError as error:  # more than an address can reach

@@ -18,6 +18,7 @@ from .tables import IfAsked as IfAsked
 from .tables import MayBeNull as MayBeNull
 from .tables import Parameter as Parameter
 from .tables import Scalar as Scalar
+from .tables import When as When
 from .tables import check as check
 from .tensors import Contiguous as Contiguous
 from .tensors import DtypeOf as DtypeOf
