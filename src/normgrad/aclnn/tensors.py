@@ -196,16 +196,15 @@ class aclTensor:
     def array(self) -> npt.NDArray[Any]:
         """The view as a NumPy array over the same memory."""
         if self._array is None:
-            self._array = self._as_array()
+            dtype = NUMPY[self.data_type]
+            start, _, owner, writeable, _ = self.memory
+            start += self.offset * dtype.itemsize
+            self._array = (
+                np.empty(self.dims, dtype)
+                if 0 in self.dims
+                else array_at(start, self.dims, self.steps, dtype, owner, writeable)
+            )
         return self._array
-
-    def _as_array(self) -> npt.NDArray[Any]:
-        dtype = NUMPY[self.data_type]
-        if 0 in self.dims:
-            return np.empty(self.dims, dtype)
-        start = self.memory.address + self.offset * dtype.itemsize
-        owner, writeable = self.memory.owner, self.memory.writeable
-        return array_at(start, self.dims, self.steps, dtype, owner, writeable)
 
     @property
     def region(self) -> layout.Region:

@@ -61,11 +61,6 @@ class Block(Allocation):
         """The first address after it."""
         return self.address + self.size
 
-    def give_back_pages(self) -> None:
-        """Let the system have the pages, and keep the addresses."""
-        if self.size >= _GIVEN_BACK_FROM:
-            pages.advise(self.address, self.end, mmap.MADV_DONTNEED)
-
 
 class Blocks:
     """The blocks of this process, the freed ones too for some time."""
@@ -125,7 +120,8 @@ class Blocks:
                 len(self._freed) > _KEPT_BLOCKS or self._freed_bytes > _KEPT_BYTES
             ):
                 self._drop_oldest()
-        block.give_back_pages()
+        if block.size >= _GIVEN_BACK_FROM:  # the system has the pages, the addresses are kept
+            pages.advise(block.address, block.end, mmap.MADV_DONTNEED)
         return True
 
     def find(self, address: int) -> Block | None:

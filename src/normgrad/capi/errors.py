@@ -27,10 +27,11 @@ class CallError(Exception):
         is_mistake: whether a report names it; samples of the vendors' fail in ways that do no harm.
     """
 
-    def __init__(self, status: IntEnum, message: str, is_mistake: bool = True) -> None:
+    is_mistake = True
+
+    def __init__(self, status: IntEnum, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.is_mistake = is_mistake
 
 
 def is_on(variable: str) -> bool:

@@ -13,7 +13,7 @@ from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
 from . import libc
 from .blocks import checked, memory_at
-from .enums import infinirtEventFlags_t, infinirtEventStatus_t
+from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, named
@@ -21,9 +21,6 @@ from .streams import STREAMS, Stream, Use, span
 
 #: The operator's tensors, in the order of the C function's arguments.
 NAMES = (*OUTPUTS, *INPUTS)
-
-#: All memory is the CPU's, so the kinds of a copy make no difference.
-_COPY_KINDS = range(4)
 
 
 def refuse(
@@ -118,7 +115,7 @@ def _copy(
     kind: int,
     stream: Stream | None = None,
 ) -> None:
-    if kind not in _COPY_KINDS:
+    if kind not in set(infinirtMemcpyKind_t):  # all alike: all memory is the CPU's
         refuse(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
     RUNTIME.copy(function, (dst, size, True), (src, True), size, stream)
 
