@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, reference
-from ..contract import Operator, Output
+from ..contract import Kind, Operator, Options, Output, Parameter
 from ..dtypes import DType
 from ..operators.by_name import PLANNED, choices_of
+from ..problem import Role
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -25,10 +25,6 @@ HALVES = ("float16", "bfloat16")
 
 #: Added to variances, where nothing else is said.
 EPS = 1e-5
-
-_GATHER = "batch_norm_gather_stats_with_counts"
-#: What of the options the oracle takes: the others say what is not to be computed.
-_FOR_ORACLE = (*("training", "momentum", "eps", "channel_axis", "num_groups", "normalized_shape"),)
 
 
 def lay_out(values: Array, layout: str) -> Array:
@@ -107,7 +103,7 @@ class Call:
     def arithmetic(self) -> DType:
         """What it is computed in, which the bound depends on."""
         # Statistics of ranks are merged without their data.
-        names = ("mean", "invstd") if self.name == _GATHER else ("grad_out", "input")
+        names = ("mean", "invstd") if self.operator.gathers else ("grad_out", "input")
         found = (self.tensors.get(name) for name in names)
         return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in found if each is not None))
 
@@ -145,7 +141,8 @@ class Call:
 
     def exact(self) -> dict[str, reference.Exact]:
         """The oracle's outputs by name, each with its scale."""
-        options = {name: value for name, value in self.options.items() if name in _FOR_ORACLE}
+        # But for those that say what is not to be computed.
+        options = {name: each for name, each in self.options.items() if name in Options._fields}
         with np.errstate(all="ignore"):
             found: dict[str, reference.Exact] = getattr(reference, self.name)(
                 **self.tensors, **options
@@ -159,200 +156,38 @@ class Call:
         return getattr(normgrad, self.name)(**self.tensors, **self.options, **more)
 
 
-@dataclass
-class _Maker:
-    """Normally distributed tensors, with the statistics that a forward pass would give.
-
-    Attributes:
-        parameters: the dtype of what there is for each channel.
-        options: where the channels are, if that is to be said.
-    """
-
-    shape: Shape
-    axis: int
-    groups: int
-    parameters: np.dtype[Any]
-    options: dict[str, Any]
-    rng: np.random.Generator
-    grad_out: Array
-    input: Array
-    weight: Array | None = None
-    bias: Array | None = None
-
-    @property
-    def data(self) -> dict[str, Array | None]:
-        return {"grad_out": self.grad_out, "input": self.input}
-
-    @property
-    def channels(self) -> int:
-        return self.shape[self.axis]
-
-    def vector(self, *shape: int) -> Array:
-        return self.rng.standard_normal(shape or self.channels).astype(self.parameters)
-
-    @property
-    def count(self) -> int:
-        return max(1, self.input.size // max(1, self.channels))
-
-    def statistics(self) -> tuple[Array, Array]:
-        """Of every channel: the mean as it is rounded, the variance."""
-        wide = self.input.astype(np.float64)
-        others = tuple(axis for axis in range(wide.ndim) if axis != self.axis)
-        mean = (wide.sum(others) / self.count).astype(self.parameters)
-        with np.errstate(all="ignore"):
-            var = (wide**2).sum(others) / self.count - mean.astype(np.float64) ** 2
-        return mean, np.maximum(var, 0.0)
-
-    def invstd(self, var: Array) -> Array:
-        return (1 / np.sqrt(var + EPS)).astype(self.parameters)
-
-    def train(self) -> Call:
-        mean, var = self.statistics()
-        saved = {"save_mean": mean, "save_invstd": self.invstd(var)}
-        tensors = {**self.data, "weight": self.weight, **saved}
-        return Call("batch_norm_backward", tensors, {"training": True, **self.options})
-
-    def train_without_statistics(self) -> Call:
-        options = {"training": True, "eps": 1e-3, **self.options}
-        return Call("batch_norm_backward", {**self.data, "weight": self.weight}, options)
-
-    def eval(self) -> Call:
-        mean, var = self.statistics()
-        running = {"running_mean": mean, "running_var": var.astype(self.parameters)}
-        tensors = {**self.data, "weight": self.weight, **running}
-        return Call("batch_norm_backward", tensors, {"training": False, **self.options})
-
-    def reduce(self) -> Call:
-        mean, var = self.statistics()
-        tensors = {**self.data, "mean": mean, "invstd": self.invstd(var), "weight": self.weight}
-        return Call("batch_norm_backward_reduce", tensors, dict(self.options))
-
-    def elemt(self) -> Call:
-        mean, var = self.statistics()
-        sums = self.rng.standard_normal((2, self.channels)) * np.sqrt(self.count)
-        tensors = {
-            **self.data,
-            "mean": mean,
-            "invstd": self.invstd(var),
-            "weight": self.weight,
-            "sum_dy": sums[0].astype(self.parameters),
-            "sum_dy_xmu": sums[1].astype(self.parameters),
-            "count": np.array([self.count, 2 * self.count], np.int32),
-        }
-        return Call("batch_norm_backward_elemt", tensors, dict(self.options))
-
-    def group_norm(self) -> Call:
-        wide = self.input.astype(np.float64)
-        groups = np.zeros((self.shape[0], self.groups, 1))
-        if wide.size:
-            groups = np.moveaxis(wide, self.axis, 1).reshape(*groups.shape[:2], -1)
-        mean = groups.mean(-1).astype(self.parameters)
-        var = ((groups - mean.astype(np.float64)[..., None]) ** 2).mean(-1)
-        statistics = {"mean": mean, "rstd": self.invstd(var)}
-        tensors = {**self.data, **statistics, "gamma": self.weight}
-        return Call("group_norm_backward", tensors, {"num_groups": self.groups, **self.options})
-
-    @property
-    def row(self) -> Shape:
-        """What layer norm normalises: the last axis, or the last two where there are many."""
-        return self.shape[-2:] if len(self.shape) > 3 else self.shape[-1:]
-
-    def of_rows(self, values: Array) -> Array:
-        """The mean of each row."""
-        over = tuple(range(-len(self.row), 0))
-        means: Array = values.sum(over, keepdims=True) / max(1, math.prod(self.row))
-        return means
-
-    def _of_position(self, given: Array | None) -> Array | None:
-        return None if given is None else self.vector(*self.row)
-
-    def layer_norm(self) -> Call:
-        wide = self.input.astype(np.float64)
-        mean = self.of_rows(wide).astype(self.parameters)
-        var = self.of_rows((wide - mean.astype(np.float64)) ** 2)
-        weight = self._of_position(self.weight)
-        tensors = {**self.data, "mean": mean, "rstd": self.invstd(var), "weight": weight}
-        return Call("layer_norm_backward", tensors, {"normalized_shape": self.row})
-
-    def forward_layer_norm(self) -> Call:
-        affine = {"weight": self._of_position(self.weight), "bias": self._of_position(self.bias)}
-        options = {"normalized_shape": self.row, "eps": 1e-3}
-        return Call("layer_norm", {"input": self.input, **affine}, options)
-
-    def rms_norm(self) -> Call:
-        squares = self.of_rows(self.input.astype(np.float64) ** 2)
-        weight = self._of_position(self.weight)
-        tensors = {**self.data, "rstd": self.invstd(squares), "weight": weight}
-        return Call("rms_norm_backward", tensors, {"normalized_shape": self.row})
-
-    def forward_rms_norm(self) -> Call:
-        tensors = {"input": self.input, "weight": self._of_position(self.weight)}
-        return Call("rms_norm", tensors, {"normalized_shape": self.row, "eps": 1e-3})
-
-    def _forward(self, training: bool) -> Call:
-        running = {"running_mean": self.vector(), "running_var": abs(self.vector())}
-        tensors = {"input": self.input, "weight": self.weight, "bias": self.bias, **running}
-        options = {"training": training, "eps": 1e-3, "momentum": 0.3, **self.options}
-        return Call("batch_norm", tensors, options)
-
-    def forward(self) -> Call:
-        return self._forward(training=True)
-
-    def forward_eval(self) -> Call:
-        return self._forward(training=False)
-
-    def normalise(self) -> Call:
-        mean, var = self.statistics()
-        affine = {"weight": self.weight, "bias": self.bias}
-        tensors = {"input": self.input, **affine, "mean": mean, "invstd": self.invstd(var)}
-        return Call("batch_norm_elemt", tensors, dict(self.options))
-
-    def stats(self) -> Call:
-        return Call("batch_norm_stats", {"input": self.input}, {"eps": EPS, **self.options})
-
-    def gather(self) -> Call:
-        mean, _ = self.statistics()
-        spread = np.abs(self.rng.standard_normal((3, self.channels))) + 0.5
-        means = mean.astype(np.float64) + self.rng.standard_normal((3, self.channels))
-        running = {"running_mean": self.vector(), "running_var": abs(self.vector())}
-        ranks = {"mean": means.astype(self.parameters), "invstd": self.invstd(spread)}
-        counts = np.array([self.count, 0, 2 * self.count], np.int32)
-        tensors: dict[str, Array | None]
-        tensors = {"input": self.input, **ranks, **running, "counts": counts}
-        return Call(_GATHER, tensors, {"eps": EPS, "momentum": 0.3})
-
-    def forward_group_norm(self) -> Call:
-        tensors = {"input": self.input, "gamma": self.weight, "beta": self.bias}
-        options = {"num_groups": self.groups, "eps": 1e-3, **self.options}
-        return Call("group_norm", tensors, options)
-
-
-#: The gradients, batch norm's in its ways.
-GRADIENTS = (
-    "train",
-    "train_without_statistics",
-    "eval",
-    "reduce",
-    "elemt",
-    "group_norm",
-    "layer_norm",
-    "rms_norm",
-)
-#: The forward pass, and its statistics.
-FORWARD = (
-    *("forward", "forward_eval", "normalise", "stats", "gather"),
-    *("forward_group_norm", "forward_layer_norm", "forward_rms_norm"),
-)
-
-_MADE: dict[str, Callable[[_Maker], Call]] = {
-    name: getattr(_Maker, name) for name in (*GRADIENTS, *FORWARD)
+#: The kinds of calls: the operator, the tensors that are left out, and options other than where
+#: channels, groups and rows are. The gradients come first, batch norm's in its ways.
+_KINDS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "train": ("batch_norm_backward", "running_mean running_var", {"training": True}),
+    "train_without_statistics": (
+        "batch_norm_backward",
+        "running_mean running_var save_mean save_invstd",
+        {"training": True, "eps": 1e-3},
+    ),
+    "eval": ("batch_norm_backward", "save_mean save_invstd", {"training": False}),
+    "reduce": ("batch_norm_backward_reduce", "", {}),
+    "elemt": ("batch_norm_backward_elemt", "", {}),
+    "group_norm": ("group_norm_backward", "", {}),
+    "layer_norm": ("layer_norm_backward", "", {}),
+    "rms_norm": ("rms_norm_backward", "", {}),
+    "forward": ("batch_norm", "", {"training": True, "eps": 1e-3, "momentum": 0.3}),
+    "forward_eval": ("batch_norm", "", {"training": False, "eps": 1e-3, "momentum": 0.3}),
+    "normalise": ("batch_norm_elemt", "", {}),
+    "stats": ("batch_norm_stats", "", {"eps": EPS}),
+    "gather": ("batch_norm_gather_stats_with_counts", "", {"eps": EPS, "momentum": 0.3}),
+    "forward_group_norm": ("group_norm", "", {"eps": 1e-3}),
+    "forward_layer_norm": ("layer_norm", "", {"eps": 1e-3}),
+    "forward_rms_norm": ("rms_norm", "", {"eps": 1e-3}),
 }
+GRADIENTS = tuple(kind for kind, (name, *_) in _KINDS.items() if PLANNED[name].is_gradient)
+#: The forward pass, and its statistics.
+FORWARD = tuple(kind for kind in _KINDS if kind not in GRADIENTS)
 
 
-@cache
 def operator_of(kind: str) -> str:
     """The operator that a kind is a call of, by the name of normgrad's function."""
-    return make(kind, (1, 1)).name
+    return _KINDS[kind][0]
 
 
 def make(
@@ -388,19 +223,82 @@ def make(
     """
     x_dtype = x_dtype or dtype
     parameters = parameter_dtype or ("float32" if dtype in HALVES else x_dtype)
+    real = dtypes.BY_NAME[parameters].numpy
     rng = np.random.default_rng(seed)
     dy = rng.standard_normal(shape).astype(dtypes.BY_NAME[dtype].numpy)
     x = (mean + std * rng.standard_normal(shape)).astype(dtypes.BY_NAME[x_dtype].numpy)
-    maker = _Maker(
-        tuple(shape),
-        channel_axis % len(shape),
-        num_groups,
-        dtypes.BY_NAME[parameters].numpy,
-        {} if channel_axis == 1 else {"channel_axis": channel_axis},
-        rng,
-        lay_out(dy, layout),
-        lay_out(x, x_layout or layout),
+    data = {"grad_out": lay_out(dy, layout), "input": lay_out(x, x_layout or layout)}
+
+    name, left_out, options = _KINDS[kind]
+    operator = PLANNED[name]
+    axis = channel_axis % len(shape)
+    channels = shape[axis]
+    count = max(1, x.size // max(1, channels))
+    row = tuple(shape[-2:] if len(shape) > 3 else shape[-1:])
+
+    def vector(*sizes: int) -> Array:
+        return rng.standard_normal(sizes or channels).astype(real)
+
+    affine = {Role.WEIGHT: vector(), Role.BIAS: vector()} if weight else {}
+    mean_of, var_of = _statistics(operator, data["input"], axis, num_groups, row, real)
+    if operator.gathers:  # of three ranks
+        var_of = abs(rng.standard_normal((3, channels))) + 0.5
+        mean_of = mean_of + rng.standard_normal((3, channels))
+    invstd_of: Array = 1 / np.sqrt(var_of + EPS)
+
+    def value(parameter: Parameter) -> Array | None:
+        role = parameter.role
+        if isinstance(role, tuple):
+            role = role[0] or role[1]
+        if parameter.kind is Kind.DATA:
+            return data[parameter.name]
+        if parameter.kind is Kind.COUNT:
+            counts = [count, 0, 2 * count] if operator.gathers else [count, 2 * count]
+            return np.array(counts, np.int32)
+        if role is Role.MEAN:
+            return mean_of.astype(real)
+        if role is Role.INVSTD:
+            return (var_of if parameter.is_variance else invstd_of).astype(real)
+        if role in (Role.SUM_DY, Role.SUM_DY_XMU):
+            total: Array = rng.standard_normal(channels) * math.sqrt(count)
+            return total.astype(real)
+        if role in (Role.RUNNING_MEAN, Role.RUNNING_VAR):
+            return abs(vector()) if role is Role.RUNNING_VAR else vector()
+        if parameter.kind is Kind.POSITION:
+            return vector(*row) if weight else None
+        return affine.get(role or Role.WEIGHT)
+
+    where: dict[str, Any] = {"num_groups": num_groups, "normalized_shape": row}
+    where |= {"channel_axis": channel_axis} if channel_axis != 1 else {}
+    return Call(
+        name,
+        {
+            each.name: value(each)
+            for each in operator.parameters
+            if each.name not in left_out.split()
+        },
+        {**{name: each for name, each in where.items() if name in operator.options}, **options},
     )
-    if weight:
-        maker.weight, maker.bias = maker.vector(), maker.vector()
-    return _MADE[kind](maker)
+
+
+def _statistics(
+    operator: Operator, x: Array, axis: int, groups: int, row: Shape, real: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """The mean of each channel, group or row as it is rounded, and the variance about that."""
+    wide = x.astype(np.float64)
+    over = tuple(each for each in range(x.ndim) if each != axis)
+    if operator.statistics is Kind.ROW:
+        over = tuple(range(x.ndim - len(row), x.ndim))
+    elif operator.statistics is Kind.GROUP:
+        samples = x.shape[0]
+        wide = np.moveaxis(wide, axis, 1).reshape(
+            samples, groups, x.size // (samples * groups or 1)
+        )
+        over = (2,)
+    count = max(1, math.prod(wide.shape[each] for each in over))
+    mean = (wide.sum(over, keepdims=True) / count).astype(real).astype(np.float64)
+    centred = wide - mean if operator.is_centred else wide
+    var = (centred**2).sum(over, keepdims=True) / count
+    if operator.statistics is Kind.ROW:
+        return mean, var
+    return mean.squeeze(over), var.squeeze(over)
