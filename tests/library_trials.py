@@ -40,8 +40,8 @@ def of(*topics):
     return lambda case: case.topic in topics
 
 
-def allowed(case, suite):
+def allowed(case):
     """The status that a mistake must give."""
-    judged = suite.judge(case, Outcome())
+    judged = testing.judge(case, Outcome())
     assert judged.verdict is Verdict.ACCEPTED
     return judged.detail.rpartition("success; allowed: ")[2]

@@ -31,7 +31,7 @@ def test_a_library_in_this_process(ours):
 
 def test_every_mistake_of_infiniop_is_one():
     statuses = {
-        case.change: allowed(case, infiniop_suite).removeprefix("INFINI_STATUS_")
+        case.change: allowed(case).removeprefix("INFINI_STATUS_")
         for case in infiniop_suite.cases(False, {})
         if case.topic is Topic.MISTAKES
     }

@@ -56,13 +56,16 @@ def check(case: Case, operators: Any) -> Judged:
     """
     is_loaded = isinstance(operators, Implementation)
     subject: Implementation = operators if is_loaded else Subject("it", operators)
-    suite = SUITES[subject.suite]
 
     def judged(case: Case) -> Judged:
-        return suite.judge(case, subject.run(case), subject.strict)
+        return judge(case, subject.run(case), subject.strict)
 
     found = judged(case)
     if case.topic is not Topic.MISTAKES:
         return found
-    plain = [each for each in suite.cases(True, subject.facts) if each.topic is Topic.PLAIN]
+    plain = [
+        each
+        for each in SUITES[subject.suite].cases(True, subject.facts)
+        if each.topic is Topic.PLAIN
+    ]
     return found.beside(next((judged(each) for each in plain if each.kind == case.kind), None))

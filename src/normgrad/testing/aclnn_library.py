@@ -13,7 +13,7 @@ from ..aclnn import aclFormat, products
 from ..aclnn.tensors import NUMPY
 from ..capi.enums import aclError, aclrtMemcpyKind, aclrtMemMallocPolicy, aclSysParamOpt
 from .c_functions import Dialect, Functions, RefusedError
-from .libraries import Argument, LibrarySubject, Request, Steps, Tensor
+from .libraries import Argument, Request, Steps, Tensor
 from .outcomes import Outcome
 from .subjects import OTHER_BITS, NotOfferedError, SubjectError, unlike
 from .tensors import Array
@@ -22,47 +22,8 @@ from .watched import GUARD
 OPERATORS = (products.BATCH_NORM, products.REDUCE, products.ELEMT, products.GROUP_NORM)
 PHASE_1 = "GetWorkspaceSize"
 
-ACLNN = Dialect(
-    "aclnn",
-    tuple(f"{operator}{PHASE_1}" for operator in OPERATORS),
-    (
-        *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
-        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
-        *("aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
-    ),
-    ("libascendcl.so", "libnnopbase.so"),
-    ("opapi", "nnopbase", "ascendcl"),
-)
-
 #: aclDataType by the dtypes' names.
 _CODES = {dtype.name: code for code, dtype in NUMPY.items()}
-
-
-def initialise(functions: Functions) -> None:
-    """What a program does at its start.
-
-    Raises:
-        RefusedError: it cannot be done.
-    """
-    try:
-        functions.call("aclInit", None)
-    except RefusedError as error:
-        if error.status != aclError.ACL_ERROR_REPEAT_INITIALIZE.name:
-            raise
-
-
-def started(functions: Functions) -> int | None:
-    """What a program does before it computes, in the process that computes: a new stream.
-
-    Raises:
-        RefusedError: it cannot be done.
-    """
-    functions.call("aclrtSetDevice", 0)
-    if "aclrtCtxSetSysParamOpt" in functions:  # some devices add in any order unless asked
-        functions.ask("aclrtCtxSetSysParamOpt", aclSysParamOpt.ACL_OPT_DETERMINISTIC, 1)
-    stream = c_void_p()
-    functions.call("aclrtCreateStream", ctypes.addressof(stream))
-    return stream.value
 
 
 class _Block:
@@ -94,9 +55,8 @@ class TwoPhases(Steps):
     results), "executor in phase 2" and "workspace"; and destroyed "executor".
     """
 
-    def __init__(self, functions: Functions, stream: int | None, request: Request) -> None:
-        super().__init__(functions, request)
-        self._stream = stream
+    def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
+        super().__init__(functions, request, stream)
         self._blocks: list[_Block] = []
         self._of_memory: dict[int, _Block] = {}
 
@@ -160,8 +120,8 @@ class TwoPhases(Steps):
         before = Outcome()
         try:
             for _ in range(2 if request.used_again else request.runs):
-                functions.call(name, workspace, size - request.bytes_missing, given, self._stream)
-                functions.call("aclrtSynchronizeStream", self._stream)
+                functions.call(name, workspace, size - request.bytes_missing, given, self.stream)
+                functions.call("aclrtSynchronizeStream", self.stream)
                 if request.runs > 1:
                     now = Outcome(self.outputs())
                     other = unlike(before, now)
@@ -213,46 +173,37 @@ class TwoPhases(Steps):
         return self.made(handle, destroyer)
 
 
-class AclnnLibrary(LibrarySubject):
-    """A libopapi, with what belongs to it.
-
-    Raises:
-        SubjectError: it cannot be initialised.
-    """
-
-    suite = "aclnn"
-    _stream: int | None = None
-
-    def __init__(self, path: str, functions: Functions) -> None:
-        try:
-            initialise(functions)
-        except RefusedError as error:
+def _facts(path: str, functions: Functions) -> dict[str, str]:
+    """What a library is, of which a program's start is seen."""
+    try:
+        functions.call("aclInit", None)
+    except RefusedError as error:
+        if error.status != aclError.ACL_ERROR_REPEAT_INITIALIZE.name:
             raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
-        chip = ""
-        if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
-            chip = ctypes.string_at(address).decode(errors="replace")
-        offered = [name for name in OPERATORS if f"{name}{PHASE_1}" in functions]
-        try:
-            with aclnn.product(products.A2):
-                holds_variance = products.current().saved_variance
-        except ValueError as error:
-            raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
-        facts = {
-            "dialect": "aclnn",
-            "operators": ", ".join(offered),
-            "product": _product(chip),
-            "saveInvstd": "variance" if holds_variance else "invstd",
-            "chip": chip or "not said",
-        }
-        super().__init__(path, functions, facts)
+    chip = ""
+    if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
+        chip = ctypes.string_at(address).decode(errors="replace")
+    try:
+        with aclnn.product(products.A2):
+            holds_variance = products.current().saved_variance
+    except ValueError as error:
+        raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
+    return {
+        "operators": ", ".join(name for name in OPERATORS if f"{name}{PHASE_1}" in functions),
+        "product": _product(chip),
+        "saveInvstd": "variance" if holds_variance else "invstd",
+        "chip": chip or "not said",
+    }
 
-    def prepare(self) -> None:
-        """See :class:`.libraries.LibrarySubject`."""
-        self._stream = started(self.functions)
 
-    def steps(self, request: Request) -> TwoPhases:
-        """See :class:`.libraries.LibrarySubject`."""
-        return TwoPhases(self.functions, self._stream, request)
+def _prepare(functions: Functions) -> int | None:
+    """A new stream."""
+    functions.call("aclrtSetDevice", 0)
+    if "aclrtCtxSetSysParamOpt" in functions:  # some devices add in any order unless asked
+        functions.ask("aclrtCtxSetSysParamOpt", aclSysParamOpt.ACL_OPT_DETERMINISTIC, 1)
+    stream = c_void_p()
+    functions.call("aclrtCreateStream", ctypes.addressof(stream))
+    return stream.value
 
 
 def _product(chip: str) -> str:
@@ -261,3 +212,19 @@ def _product(chip: str) -> str:
         return products.find(chip).name
     except ValueError:
         return products.A2
+
+
+ACLNN = Dialect(
+    "aclnn",
+    tuple(f"{operator}{PHASE_1}" for operator in OPERATORS),
+    (
+        *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
+        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
+        *("aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
+    ),
+    ("libascendcl.so", "libnnopbase.so"),
+    ("opapi", "nnopbase", "ascendcl"),
+    _facts,
+    _prepare,
+    TwoPhases,
+)

@@ -14,16 +14,23 @@ import numpy as np
 from .. import aclnn, reference
 from ..aclnn import phases, products
 from ..aclnn.contracts import CHANNEL_LAST, RANKS
-from ..contract import Kind
+from ..capi.acl import aclrtSetDevice
 from ..rules import Product
-from . import libraries, suite
-from .aclnn_library import ACLNN, TwoPhases, initialise, started
-from .c_functions import Functions, our_own
-from .cases import IN_PLACE, Topic, thinned
+from . import suite
+from .aclnn_library import ACLNN
 from .cases import Case as OperatorsCase
-from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, handled, together
+from .cases import Topic, thinned
+from .libraries import (
+    Change,
+    LibraryCase,
+    Request,
+    Tensor,
+    exact_of_variance,
+    handled,
+    our_library,
+    together,
+)
 from .neighbours import Neighbours, keeps, neighbours
-from .outcomes import Judged, Outcome
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out
 from .watched import guarded
 
@@ -69,6 +76,7 @@ class Case(LibraryCase):
     more: bool = False
     runs: int = 1
 
+    dialect = ACLNN
     _never_said = (*OperatorsCase._never_said, "product", "saved_variance")
 
     @property
@@ -88,68 +96,45 @@ class Case(LibraryCase):
             call.tensors["save_invstd"] = lay_out(variance, self.vectors)
         return call
 
-    def exact(self) -> dict[str, reference.Exact]:
-        """See :class:`.libraries.LibraryCase`."""
-        call = self.call()
+    def exact(self, call: Call) -> dict[str, reference.Exact]:
+        """See :class:`.cases.Case`."""
         has_variance = self.saved_variance and call.tensors.get("save_invstd") is not None
         found = exact_of_variance(call, call.choices["eps"]) if has_variance else call.exact()
-        theirs = _TRANSLATIONS[call.name].outputs
-        return {name: found[ours] for ours, name in zip(call.results, theirs, strict=True)}
+        names = _TRANSLATIONS[call.name].names
+        return {names[name]: exact for name, exact in found.items()}
+
+    def status(self) -> str:
+        """See :class:`.cases.Case`."""
+        our_library(ACLNN)  # which begins with aclInit
+        aclrtSetDevice(0)  # this thread may have none yet
+        with aclnn.product(self.product, save_invstd="invstd"):
+            return super().status()
 
     def request(self) -> Request:
         """See :class:`.libraries.LibraryCase`."""
         call = self.call()
         translation = _TRANSLATIONS[call.name]
-        pairs = zip(call.operator.parameters, translation.inputs, strict=True)
-        arrays = {
-            theirs: guarded(value)
-            for ours, theirs in pairs
-            if (value := call.tensors.get(ours.name)) is not None
-        }
-        written = []
-        for output, name in zip(call.outputs, translation.outputs, strict=True):
-            if output.wanted:
-                written.append(name)
-            if output.wanted or self.more:
-                is_data = output.kind is Kind.DATA
-                arrays[name] = self._data_out(call, arrays) if is_data else self._vector_out(call)
+        arrays, written = self._memory(call, translation.names, self.more)
         if self.more and self.kind == "eval":  # what is saved is not looked at
             nothing = np.zeros(0, arrays["input"].dtype)
             arrays["saveMean"], arrays["saveInvstd"] = guarded(nothing), guarded(nothing)
         elif self.more and self.kind == "train":  # nor is what is running
             arrays["runningMean"] = guarded(arrays["saveMean"])
             arrays["runningVar"] = guarded(arrays["saveInvstd"])
-        given = {**_scalars(call), **{name: self._tensor(name, a) for name, a in arrays.items()}}
+        given = _scalars(call)
+        for name, array in arrays.items():
+            given[name] = tensor = Tensor.of(array, self.format if name in _DATA else "ND")
+            tensor.null_strides = self.no_strides and array.flags.c_contiguous
         arguments = {row.name: given.get(row.name) for row in translation.contract.rows}
-        request = Request(self.operator, arguments, tuple(written), runs=self.runs)
+        request = Request(self.operator, arguments, written, runs=self.runs)
         if self.said:
             near(self.kind, self.product).kept[self.said](request)
         if self.is_mistake:
             mistakes(self.kind, self.product)[self.change](request)
         return request
 
-    def _data_out(self, call: Call, arrays: Mapping[str, Array]) -> Array:
-        if self.out in IN_PLACE:
-            return arrays["gradOut" if IN_PLACE[self.out] == "grad_out" else "input"]
-        like = call.tensors["input"]
-        assert like is not None
-        given = call.first_out
-        return guarded(np.full(like.shape, np.nan, like.dtype) if given is None else given)
-
-    def _vector_out(self, call: Call) -> Array:
-        """Of the dtype that every product allows: the weight's, else gradOut's."""
-        data = call.tensors["grad_out"]
-        weight = call.tensors.get("weight", call.tensors.get("gamma"))
-        assert data is not None
-        values = np.full(
-            data.shape[self.channel_axis], np.nan, (data if weight is None else weight).dtype
-        )
-        return guarded(lay_out(values, self.vectors_out))
-
-    def _tensor(self, name: str, array: Array) -> Tensor:
-        tensor = Tensor.of(array, self.format if name in _DATA else "ND")
-        tensor.null_strides = self.no_strides and array.flags.c_contiguous
-        return tensor
+    def _vector_out(self, name: str, values: Array) -> Array:
+        return lay_out(values, self.vectors_out)
 
 
 def _scalars(call: Call) -> dict[str, Any]:
@@ -166,26 +151,6 @@ def _scalars(call: Call) -> dict[str, Any]:
         **{"N": data.shape[0], "C": data.shape[1], "HxW": math.prod(data.shape[2:])},
         "group": choices.get("num_groups"),
     }
-
-
-def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
-    """What an outcome is worth; see :func:`.outcomes.judge`."""
-
-    def ours() -> Outcome:
-        functions, stream = _ours()
-        functions.call("aclrtSetDevice", 0)  # this thread may have none yet
-        return TwoPhases(functions, stream, case.request()).outcome()
-
-    with aclnn.product(case.product, save_invstd="invstd"):
-        return libraries.judge(case, outcome, ours)
-
-
-@cache
-def _ours() -> tuple[Functions, int | None]:
-    """Our own functions, and a stream of theirs."""
-    functions = Functions(ACLNN, our_own)
-    initialise(functions)
-    return functions, started(functions)
 
 
 # What lies near the rules

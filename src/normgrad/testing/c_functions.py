@@ -24,7 +24,7 @@ from .subjects import SubjectError
 
 @dataclass(frozen=True)
 class Dialect:
-    """What is looked for in a shared library.
+    """What is looked for in a shared library, and done with it.
 
     Attributes:
         name: of the dialect, and of its suite.
@@ -32,6 +32,11 @@ class Dialect:
         needed: others, without which nothing can be tried.
         companions: libraries that may have them.
         libraries: ours, as the list of what they export names them.
+        facts: what a report says of the library at a path with these functions; raises
+            SubjectError.
+        prepare: what a program does once before it computes, in the process that computes; raises
+            RefusedError. What it gives is the last argument of ``steps``.
+        steps: the :class:`.libraries.Steps` of a request.
     """
 
     name: str
@@ -39,11 +44,9 @@ class Dialect:
     needed: tuple[str, ...]
     companions: tuple[str, ...]
     libraries: tuple[str, ...]
-
-    @property
-    def functions(self) -> dict[str, Function]:
-        """Every function of the dialect, by name."""
-        return {each.name: each for library in self.libraries for each in functions_of(library)}
+    facts: Callable[[str, Functions], dict[str, str]]
+    prepare: Callable[[Functions], int | None]
+    steps: Callable[[Functions, Any, int | None], Any]
 
 
 #: By the type of a function's result: its numbers' names.
@@ -73,7 +76,9 @@ class Functions:
     def __init__(
         self, dialect: Dialect, find: Callable[[Function], Callable[..., Any] | None]
     ) -> None:
-        self._known = dialect.functions
+        self._known = {
+            each.name: each for library in dialect.libraries for each in functions_of(library)
+        }
         found = {name: find(function) for name, function in self._known.items()}
         self._found = {name: each for name, each in found.items() if each is not None}
 

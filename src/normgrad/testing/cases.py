@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from ..reference import Exact
 from . import changes
 from .tensors import Array, Call, Shape, lay_out, make, operator_of
 
@@ -72,6 +73,8 @@ class Case:
     change: str = ""
     normal: bool = False
 
+    #: Whether the case is of a dialect's suite, for a shared library.
+    is_of_library: ClassVar[bool] = False
     #: What every name has after the topic and the kind, and what none has.
     _always_said: ClassVar[tuple[str, ...]] = ("shape", "dtype", "layout")
     _never_said: ClassVar[tuple[str, ...]] = ("topic", "kind", "normal")
@@ -105,6 +108,18 @@ class Case:
     def is_mistake(self) -> bool:
         """Whether the call must be refused."""
         return self.topic is Topic.MISTAKES
+
+    def request(self) -> Any:
+        """What an implementation is asked to do: the call, or a library's sequence of calls."""
+        return self.call()
+
+    def exact(self, call: Call) -> dict[str, Exact]:
+        """The oracle's outputs of the case's call by name, each with its scale."""
+        return call.exact()
+
+    def status(self) -> str:
+        """What a library must refuse a wrong call with; nothing of functions of Python's."""
+        return ""
 
     def call(self) -> Call:
         """The call: its tensors, the same each time."""

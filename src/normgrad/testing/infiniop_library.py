@@ -10,7 +10,7 @@ import numpy as np
 
 from ..infiniop import infiniDevice_t, infiniDtype_t
 from .c_functions import Dialect, Functions
-from .libraries import LibrarySubject, Request, Steps, Tensor
+from .libraries import Steps, Tensor
 from .watched import Watched, guarded
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
@@ -23,14 +23,6 @@ MAKERS = {
     "tensor": ("infiniopCreateTensorDescriptor", "infiniopDestroyTensorDescriptor"),
     "operator": (_CREATE, "infiniopDestroyBatchNormBackwardDescriptor"),
 }
-
-INFINIOP = Dialect(
-    "infiniop",
-    (_CREATE,),
-    (*(name for pair in MAKERS.values() for name in pair), SIZE, RUN),
-    ("libinfinirt.so",),
-    ("infiniop", "infinirt"),
-)
 
 #: infiniop's words for the dtypes that it takes and some that it does not, with the rules' names.
 DTYPES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16", "F64": "float64", "I32": "I32"}
@@ -100,22 +92,20 @@ class Descriptors(Steps):
         return self.unless_null(function, ctypes.addressof(result))
 
 
-class InfiniopLibrary(LibrarySubject):
-    """A libinfiniop."""
+def _prepare(functions: Functions) -> None:
+    if "infinirtInit" in functions:
+        functions.call("infinirtInit")
+    if "infinirtSetDevice" in functions:
+        functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
-    suite = "infiniop"
 
-    def __init__(self, path: str, functions: Functions) -> None:
-        facts = {"dialect": "infiniop", "operators": "BatchNormBackward", "tensors": "CPU"}
-        super().__init__(path, functions, facts)
-
-    def prepare(self) -> None:
-        """See :class:`.libraries.LibrarySubject`."""
-        if "infinirtInit" in self.functions:
-            self.functions.call("infinirtInit")
-        if "infinirtSetDevice" in self.functions:
-            self.functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
-
-    def steps(self, request: Request) -> Descriptors:
-        """See :class:`.libraries.LibrarySubject`."""
-        return Descriptors(self.functions, request)
+INFINIOP = Dialect(
+    "infiniop",
+    (_CREATE,),
+    (*(name for pair in MAKERS.values() for name in pair), SIZE, RUN),
+    ("libinfinirt.so",),
+    ("infiniop", "infinirt"),
+    lambda path, functions: {"operators": "BatchNormBackward", "tensors": "CPU"},
+    _prepare,
+    Descriptors,
+)

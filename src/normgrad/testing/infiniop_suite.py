@@ -6,27 +6,25 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from .. import layout, reference
 from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
-from . import changes, libraries
-from .c_functions import Functions, our_own
+from . import changes
 from .cases import IN_PLACE, Topic, thinned
-from .infiniop_library import DTYPES, INFINIOP, MAKERS, RUN, SIZE, Descriptors
+from .infiniop_library import DTYPES, INFINIOP, MAKERS, RUN, SIZE
 from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, handled, together
 from .neighbours import neighbours
-from .outcomes import Judged, Outcome
 from .suite import LONG
 from .tensors import Array, Call, Shape, make
-from .watched import guarded
 
 _DTYPES = ("float16", "float32", "bfloat16")
 _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
 
-#: What the functional operator calls the inputs. In place of 1/std there is the variance.
-_OURS = {theirs: ours for ours, theirs in THEIR_NAMES.items()}
+#: The tensors' names by the functional operator's.
+_NAMES = {**THEIR_NAMES, **{name: name for name in OUTPUTS}}
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Case(LibraryCase):
     loose: bool = False
 
     _always_said = ("shape", "dtype")
+    dialect = INFINIOP
 
     @property
     def operator(self) -> str:
@@ -54,7 +53,7 @@ class Case(LibraryCase):
         return "BatchNormBackward"
 
     def call(self) -> Call:
-        """The inputs, under the functional operator's names."""
+        """The inputs, under the functional operator's names; the variance in the place of 1/std."""
         plain = replace(self, parameters=self.dtype, change="")
         call = super(Case, plain).call()
         x = call.tensors["input"]
@@ -63,55 +62,41 @@ class Case(LibraryCase):
         call.tensors["save_invstd"] = variance.astype(x.dtype)
         if self.topic is Topic.SPECIAL:
             TWISTS[self.change].make(call)
+        for name, theirs in THEIR_NAMES.items():
+            value = call.tensors[name]
+            assert value is not None
+            call.tensors[name] = self._vector_out(theirs, value)
         return call
 
     def request(self) -> Request:
         """See :class:`.libraries.LibraryCase`."""
-        inputs = self.call().tensors
-        arrays = {name: self._placed(name, inputs[_OURS[name]]) for name in INPUTS}
-        for name in OUTPUTS:
-            like = arrays["input" if name == "grad_input" else "weight"]
-            arrays[name] = self._placed(name, np.full(like.shape, np.nan, like.dtype))
-        if self.out:
-            place = THEIR_NAMES[IN_PLACE[self.out]]
-            arrays["grad_input"] = arrays[place]
-        tensors = {name: self._described(arrays[name]) for name in (*OUTPUTS, *INPUTS)}
-        request = Request(RUN, {**tensors}, OUTPUTS)
+        arrays, written = self._memory(self.call(), _NAMES)
+        arguments: dict[str, Any] = {}
+        for row in CONTRACT.rows:
+            arguments[row.name] = tensor = Tensor.of(arrays[row.name])
+            if self.loose:
+                pairs = zip(tensor.dims, tensor.strides, strict=True)
+                tensor.strides = tuple(77 if size == 1 else step for size, step in pairs)
+            is_contiguous = tensor.strides == layout.contiguous_strides(tensor.dims)
+            tensor.null_strides = self.null == "strides" and is_contiguous
+        request = Request(RUN, arguments, written)
         if self.null == "memory":
             request.null.update(f"{name} memory" for name, each in arrays.items() if not each.size)
         if self.is_mistake:
             mistakes()[self.change](request)
         return request
 
-    def _placed(self, name: str, values: Array | None) -> Array:
-        assert values is not None
-        if name in self.strided:
-            step = 2 + self.strided.index(name)
-            wide = np.full(step * len(values), np.nan, values.dtype)
-            wide[::step] = values
-            values = wide[::step]
-        return guarded(values)
+    def _vector_out(self, name: str, values: Array) -> Array:
+        if name not in self.strided:
+            return values
+        step = 2 + self.strided.index(name)
+        wide = np.full(step * len(values), np.nan, values.dtype)
+        wide[::step] = values
+        return wide[::step]
 
-    def _described(self, array: Array) -> Tensor:
-        tensor = Tensor.of(array)
-        if self.loose:
-            pairs = zip(array.shape, tensor.strides, strict=True)
-            tensor.strides = tuple(77 if size == 1 else step for size, step in pairs)
-        is_contiguous = tensor.strides == layout.contiguous_strides(array.shape)
-        tensor.null_strides = self.null == "strides" and is_contiguous
-        return tensor
-
-    def exact(self) -> dict[str, reference.Exact]:
-        """See :class:`.libraries.LibraryCase`."""
-        return exact_of_variance(self.call(), eps=0.0)
-
-
-_OUR_OWN = Functions(INFINIOP, our_own)
-
-
-def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
-    """What an outcome is worth; see :func:`.outcomes.judge`."""
-    return libraries.judge(case, outcome, lambda: Descriptors(_OUR_OWN, case.request()).outcome())
+    def exact(self, call: Call) -> dict[str, reference.Exact]:
+        """See :class:`.cases.Case`."""
+        return exact_of_variance(call, eps=0.0)
 
 
 # What is special

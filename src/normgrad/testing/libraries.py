@@ -6,18 +6,20 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import dtypes, layout, reference
-from .c_functions import Functions, RefusedError
-from .cases import Case
-from .outcomes import Judged, Outcome, Verdict, within_bounds
+from ..contract import Kind
+from .c_functions import Dialect, Functions, RefusedError, our_own
+from .cases import IN_PLACE, Case
+from .outcomes import Outcome
 from .subjects import Implementation, NotOfferedError
 from .tensors import Array, Call
-from .watched import Watched
+from .watched import Watched, guarded
 
 
 @dataclass
@@ -128,12 +130,13 @@ class Steps(ABC):
     """What is done with a library for one request, from the first handle to the last.
 
     Attributes:
+        stream: what the dialect's ``prepare`` gave.
         memory: that of each tensor, watched; tensors of one array share it.
         faults: what was done that must not be, in words.
     """
 
-    def __init__(self, functions: Functions, request: Request) -> None:
-        self.functions, self.request = functions, request
+    def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
+        self.functions, self.request, self.stream = functions, request, stream
         arrays = {id(each.array): each.array for each in request.tensors.values()}
         watched = {key: Watched(array) for key, array in arrays.items()}
         self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
@@ -237,13 +240,51 @@ class Steps(ABC):
 class LibraryCase(Case, ABC):
     """A case of a dialect's suite: mistakes are made in the request, not in the tensors."""
 
+    is_of_library = True
+    dialect: ClassVar[Dialect]
+
     @abstractmethod
     def request(self) -> Request:
         """What is done with a library: new tensors, the same each time."""
 
+    def status(self) -> str:
+        """The status that our own dialect gives for the same request, which is a wrong one."""
+        error = our_library(self.dialect).once(self.request()).error
+        assert error is not None, f"{self}: our own dialect takes it"
+        return error[0]
+
+    def _memory(
+        self, call: Call, names: Mapping[str, str], all_outputs: bool = True
+    ) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """New memory for a call's tensors by the dialect's names, and what of it is written to.
+
+        Args:
+            call: as the functional operator has it.
+            names: the dialect's, by the functional operator's.
+            all_outputs: whether outputs that are not asked for have memory too.
+        """
+        arrays = {
+            names[name]: guarded(value) for name, value in call.tensors.items() if value is not None
+        }
+        data, parameters = arrays["input"], call.tensors.get("weight", call.tensors.get("gamma"))
+        dtype = (arrays[names["grad_out"]] if parameters is None else parameters).dtype
+        for output in call.outputs:
+            name, given = names[output.name], call.first_out
+            if not (output.wanted or all_outputs):
+                continue
+            if output.kind is not Kind.DATA:
+                vector = np.full(data.shape[self.channel_axis], np.nan, dtype)
+                arrays[name] = guarded(self._vector_out(name, vector))
+            elif self.out in IN_PLACE:
+                arrays[name] = arrays[names[IN_PLACE[self.out]]]
+            else:
+                new = np.full(data.shape, np.nan, data.dtype) if given is None else given
+                arrays[name] = guarded(new)
+        return arrays, tuple(names[each.name] for each in call.outputs if each.wanted)
+
     @abstractmethod
-    def exact(self) -> dict[str, reference.Exact]:
-        """The oracle's outputs by the dialect's names, each with its scale."""
+    def _vector_out(self, name: str, values: Array) -> Array:
+        """An output with a value for each channel, as it is to lie in memory."""
 
 
 def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
@@ -260,85 +301,38 @@ def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
     return Call(call.name, wide, call.options).exact()
 
 
-class LibrarySubject(Implementation):
+class Library(Implementation):
     """A shared library to be tried.
 
     Args:
         path: its file.
+        dialect: that it speaks.
         functions: what it has.
-        facts: what a report says of it.
+
+    Raises:
+        SubjectError: it cannot be used.
     """
 
     strict = False
     again = (None,) * 3
-    _is_ready = False
 
-    def __init__(self, path: str, functions: Functions, facts: Mapping[str, str]) -> None:
-        self.name = Path(path).name
-        self.functions = functions
-        self._facts = {"library": path, **facts}
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """See :class:`.subjects.Implementation`."""
-        return self._facts
-
-    def described(self, case: LibraryCase) -> Request:
-        """See :class:`.subjects.Implementation`."""
-        return case.request()
+    def __init__(self, path: str, dialect: Dialect, functions: Functions) -> None:
+        self.name, self.suite = Path(path).name, dialect.name
+        self.facts = {"library": path, "dialect": dialect.name, **dialect.facts(path, functions)}
+        self._dialect, self._functions = dialect, functions
+        self._prepared: tuple[Any, ...] = ()
 
     def once(self, call: Request) -> Outcome:
         """See :class:`.subjects.Implementation`."""
         try:
-            if not self._is_ready:
-                self.prepare()
-                self._is_ready = True
+            self._prepared = self._prepared or (self._dialect.prepare(self._functions),)
         except RefusedError as error:
             return Outcome(error=(error.status, str(error)))
-        return self.steps(call).outcome()
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """What a program does once before it computes, in the process that computes.
-
-        Raises:
-            RefusedError: it cannot be done.
-        """
-
-    @abstractmethod
-    def steps(self, request: Request) -> Steps:
-        """What is done for a request."""
+        steps: Steps = self._dialect.steps(self._functions, call, *self._prepared)
+        return steps.outcome()
 
 
-def judge(case: LibraryCase, outcome: Outcome, ours: Callable[[], Outcome]) -> Judged:
-    """What an outcome of a library is worth; see :func:`.outcomes.judge`.
-
-    Args:
-        case: of its suite.
-        outcome: what came of it.
-        ours: what our own dialect makes of the same request, for a wrong call.
-    """
-    if outcome.absent:
-        return Judged(case, Verdict.ABSENT, detail=outcome.absent)
-    if case.is_mistake:
-        return _judge_mistake(case, outcome, ours())
-    if outcome.error is not None:
-        return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    return within_bounds(case, outcome.outputs, case.exact(), dtypes.float32)
-
-
-def _judge_mistake(case: LibraryCase, outcome: Outcome, expected: Outcome) -> Judged:
-    """The verdict on a wrong call, from what our dialect makes of it."""
-    assert expected.error is not None, f"{case}: our own dialect takes it"
-    allowed = expected.error[0]
-    if outcome.error is None:
-        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: success; allowed: {allowed}")
-    if outcome.faults:
-        return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    status, said = outcome.error
-    detail = f"{case.change}: {status} ({said})"
-    if status != allowed:
-        return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
-    return Judged(case, Verdict.MET, detail=detail)
+@cache
+def our_library(dialect: Dialect) -> Library:
+    """Our own, without the C."""
+    return Library(dialect.name, dialect, Functions(dialect, our_own))

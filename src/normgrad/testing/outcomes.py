@@ -12,8 +12,6 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision
-from ..dtypes import DType
-from ..reference import Exact
 from .cases import Case, Topic
 from .changes import mistakes
 from .tensors import Array, Call
@@ -126,31 +124,21 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
         return _judge_mistake(case, outcome, strict)
     if outcome.error is not None:
         return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
-    call = case.call()
-    wrong = [*outcome.faults, *_unlike(call, outcome.outputs, strict)]
+    call, wrong = case.call(), list(outcome.faults)
+    if not case.is_of_library:  # which writes to the caller's outputs
+        wrong += _unlike(call, outcome.outputs, strict)
     if wrong:
         return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))
-    return within_bounds(case, outcome.outputs, call.exact(), call.arithmetic)
+    return _within_bounds(case, call, outcome.outputs)
 
 
-def within_bounds(
-    case: Case,
-    outputs: Mapping[str, Array],
-    exact: Mapping[str, Exact],
-    arithmetic: DType,
-) -> Judged:
-    """The verdict on outputs that are as they should be but for their values.
-
-    Args:
-        case: what was tried.
-        outputs: what came of it.
-        exact: the oracle's outputs.
-        arithmetic: what it is computed in.
-    """
+def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judged:
+    """The verdict on outputs that are as they should be but for their values."""
+    exact = case.exact(call)
     worst, beyond = 0.0, []
     counts = np.zeros(len(EDGES) - 1, np.int64)
     for name, value in outputs.items():
-        errors = precision.error(value, exact[name], arithmetic, case.normal)
+        errors = precision.error(value, exact[name], call.arithmetic, case.normal)
         counts += _counted(errors)
         largest = float(errors.max(initial=0.0))
         worst = max(worst, largest)
@@ -175,16 +163,23 @@ def _counted(errors: Array) -> Array:
 
 
 def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
+    allowed = case.status()
     if outcome.error is None:
-        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: nothing was said")
-    kind, text = outcome.error
-    named = mistakes(replace(case, change="").call())[case.change].argument
+        what = f"success; allowed: {allowed}" if allowed else "nothing was said"
+        return Judged(case, Verdict.ACCEPTED, detail=f"{case.change}: {what}")
     if outcome.faults:
         return Judged(case, Verdict.BROKEN, detail="; ".join(outcome.faults))
-    if strict and (kind not in ("TypeError", "ValueError") or not text.startswith(named)):
-        detail = f"{kind}: {text}; allowed: a TypeError or ValueError that begins with {named}"
-        return Judged(case, Verdict.BROKEN, detail=detail)
-    return Judged(case, Verdict.MET, detail=f"{kind}: {text}")
+    kind, text = outcome.error
+    if allowed:
+        detail, is_right = f"{case.change}: {kind} ({text})", kind == allowed
+    else:
+        named = mistakes(replace(case, change="").call())[case.change].argument
+        allowed = f"a TypeError or ValueError that begins with {named}"
+        is_named = kind in ("TypeError", "ValueError") and text.startswith(named)
+        detail, is_right = f"{kind}: {text}", is_named or not strict
+    if not is_right:
+        return Judged(case, Verdict.BROKEN, detail=f"{detail}; allowed: {allowed}")
+    return Judged(case, Verdict.MET, detail=detail)
 
 
 def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]:

@@ -60,25 +60,18 @@ class Implementation(ABC):
         strict: whether it must accept all that normgrad does, and name arguments in errors.
         again: what must give the same bits is called once more with each of these numbers of
             threads, where it can be told to.
+        facts: what a report says of it.
     """
 
     name: str
     suite: str
     strict: bool
     again: tuple[int | None, ...]
-
-    @property
-    @abstractmethod
-    def facts(self) -> dict[str, str]:
-        """What a report says of it."""
-
-    @abstractmethod
-    def described(self, case: Any) -> Any:
-        """A call of it for a case of its suite: what has ``inputs``, and is the same each time."""
+    facts: dict[str, str]
 
     @abstractmethod
     def once(self, call: Any) -> Outcome:
-        """What comes of a call.
+        """What comes of a case's request.
 
         Raises:
             NotOfferedError: it does not do what the call needs.
@@ -88,17 +81,17 @@ class Implementation(ABC):
         """Calls within use so many threads; it says in words how they differ from others."""
         return nullcontext("when it is called again")
 
-    def run(self, case: Any) -> Outcome:
+    def run(self, case: Case) -> Outcome:
         """What comes of a case of its suite. Whatever goes wrong is part of that."""
         try:
-            call = self.described(case)
+            call = case.request()
             if case.topic is not Topic.DETERMINISM:
                 return self.once(call)
             return self._repeated(case, call)
         except NotOfferedError as error:
             return Outcome(absent=str(error))
 
-    def _repeated(self, case: Any, call: Any) -> Outcome:
+    def _repeated(self, case: Case, call: Any) -> Outcome:
         """What comes of a call that is made again and again.
 
         It begins with other values in the same memory: what is kept from one call to the next, and
@@ -118,7 +111,7 @@ class Implementation(ABC):
         first = _copied(first)
         for threads in self.again:
             with self.with_threads(threads) as how:
-                again = self.once(self.described(case))
+                again = self.once(case.request())
             faults += again.faults
             if again.error is not None:
                 faults.append(f"another call: {': '.join(again.error)}")
@@ -184,21 +177,13 @@ class Subject(Implementation):
                 f"({_first_line(error)}); allowed: what this machine has"
             ) from None
         self._set_num_threads = getattr(operators, "set_num_threads", None)
-
-    suite = "operators"
-    again = tuple(count for count in THREADS for _ in range(2))
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """See :class:`Implementation`."""
-        return {
+        self.facts = {
             "operators": ", ".join(self.functions),
             "tensors": f"{self.framework}, {self.device}",
         }
 
-    def described(self, case: Case) -> Call:
-        """See :class:`Implementation`."""
-        return case.call()
+    suite = "operators"
+    again = tuple(count for count in THREADS for _ in range(2))
 
     @contextmanager
     def with_threads(self, count: int | None) -> Iterator[str]:

@@ -5,39 +5,35 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import aclnn_suite, infiniop_suite, subjects
-from .aclnn_library import ACLNN, AclnnLibrary
+from .aclnn_library import ACLNN
 from .c_functions import open_library
-from .infiniop_library import INFINIOP, InfiniopLibrary
-from .outcomes import Judged, Outcome, judge
+from .infiniop_library import INFINIOP
+from .libraries import Library
 from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
 
 Facts = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Suite:
+class Suite(NamedTuple):
     """What an implementation is tried with.
 
     Attributes:
         cases: the cases, or a quick run's part of them, for an implementation that says these facts
             of itself.
-        judge: a case's verdict from its outcome; strictly, if so asked.
     """
 
     cases: Callable[[bool, Facts], tuple[Any, ...]]
-    judge: Callable[[Any, Outcome, bool], Judged]
 
 
-#: By what :attr:`.subjects.Subject.suite` says.
+#: By what :attr:`.subjects.Implementation.suite` says.
 SUITES: Mapping[str, Suite] = {
-    "operators": Suite(lambda quick, facts: cases(quick), judge),
-    "infiniop": Suite(infiniop_suite.cases, infiniop_suite.judge),
-    "aclnn": Suite(aclnn_suite.cases, aclnn_suite.judge),
+    "operators": Suite(lambda quick, facts: cases(quick)),
+    "infiniop": Suite(infiniop_suite.cases),
+    "aclnn": Suite(aclnn_suite.cases),
 }
 
 #: How the file of a shared library is called.
@@ -69,6 +65,5 @@ def load(spec: str) -> Implementation:
             f"{spec}: a file; allowed: its module and a name in it, such as mine:Ops"
         )
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
-        dialect, functions = open_library(spec, (INFINIOP, ACLNN))
-        return (InfiniopLibrary if dialect is INFINIOP else AclnnLibrary)(spec, functions)
+        return Library(spec, *open_library(spec, (INFINIOP, ACLNN)))
     return subjects.imported(spec)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from . import process, wire
 from .cases import Case, Topic
-from .outcomes import Judged, Outcome, Verdict
+from .outcomes import Judged, Outcome, Verdict, judge
 from .process import CrashedError, Process
 from .subjects import NO_PARAMETER, SubjectError
 from .suites import SUITES
@@ -134,7 +134,7 @@ def try_cases(
         started(str(hello["name"]), len(cases) + len(beside))
 
         def verdict(case: Case, found: Outcome | Judged) -> Judged:
-            return found if isinstance(found, Judged) else suite.judge(case, found, strict)
+            return found if isinstance(found, Judged) else judge(case, found, strict)
 
         # While one is judged the next is computed.
         with ThreadPoolExecutor(1) as judging:
