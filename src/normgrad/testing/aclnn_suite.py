@@ -166,10 +166,10 @@ def near(kind: str, product_name: str) -> Neighbours:
     return neighbours(contract, product, products.PRODUCTS, plain.request(), words)
 
 
-def _plain(kind: str, product: Product, saved_variance: bool = False) -> Case:
+def _plain(kind: str, product: Product) -> Case:
     """The call with all that may be given."""
-    case = Case(Topic.PLAIN, kind, (3, 4, 5), product=product.name, more=True)
-    return replace(case, groups=_groups(kind), saved_variance=saved_variance)
+    groups = _groups(kind)
+    return Case(Topic.PLAIN, kind, (3, 4, 5), groups=groups, product=product.name, more=True)
 
 
 def _groups(kind: str) -> int:
@@ -230,98 +230,72 @@ _OF_RANK: Mapping[int, Shape] = {
 }
 
 
-class _Cases:
-    """The cases for a product."""
+def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
+    if computed.dtype in HALVES and not computed.parameters:
+        computed = replace(computed, parameters=computed.dtype)
+    return Case(**vars(computed) | more, product=product.name)
 
-    def __init__(self, product: Product, saved_variance: bool) -> None:
-        self._product = product
-        self._saved_variance = saved_variance
-        self._kinds = tuple(kind for kind in GRADIENTS if _OPERATORS.get(kind) in product.operators)
 
-    def of(self, topic: Topic) -> tuple[Case, ...]:
-        """Those of one topic, each once: what is usual is said twice."""
-        if topic is Topic.PLAIN:
-            found = self._plain(self._kinds)
-        elif topic is Topic.VALUES:
-            found = self._values()
-        elif topic is Topic.MISTAKES:
-            found = self._mistakes()
-        else:
-            found = self._of_operators(topic)
-        return tuple({case.name: case for case in found}.values())
+def _is_legal(case: Case) -> bool:
+    """Whether the product's contract allows a call."""
+    contract = _TRANSLATIONS[case.operator].contract
+    return keeps(contract, products.find(case.product), products.PRODUCTS, case.request())
 
-    def _case(self, computed: OperatorsCase, **more: Any) -> Case:
-        if computed.dtype in HALVES and not computed.parameters:
-            computed = replace(computed, parameters=computed.dtype)
-        fields = {**vars(computed), **more}
-        return Case(**fields, product=self._product.name, saved_variance=self._saved_variance)
 
-    def _is_legal(self, case: Case) -> bool:
-        """Whether the product's contract allows a call."""
-        contract = _TRANSLATIONS[case.operator].contract
-        return keeps(contract, self._product, products.PRODUCTS, case.request())
+def _values(product: Product, kind: str) -> Iterator[Case]:
+    groups = _groups(kind)
+    for dtype in product.dtypes:
+        plain = OperatorsCase(Topic.VALUES, kind, _WIDE, dtype, groups=groups, normal=True)
+        base = _case(product, plain)
+        yield from (replace(base, shape=shape) for shape in _SHAPES)
+        yield from (replace(base, layout=e, normal=e != "expanded") for e in _LAYOUTS)
+        yield replace(base, x_layout="channels_last")
+        yield from filter(_is_legal, _perhaps_legal(base, product))
 
-    def _plain(self, kinds: Iterable[str]) -> Iterator[Case]:
-        for kind in kinds:
-            yield _plain(kind, self._product, self._saved_variance)
 
-    def _values(self) -> Iterator[Case]:
-        for kind, dtype in itertools.product(self._kinds, self._product.dtypes):
-            bases = [
-                OperatorsCase(Topic.VALUES, kind, shape, dtype, groups=_groups(kind), normal=True)
-                for shape in _SHAPES
-            ]
-            yield from map(self._case, bases)
-            for where in _LAYOUTS:
-                yield self._case(replace(bases[0], layout=where, normal=where != "expanded"))
-            yield self._case(replace(bases[0], x_layout="channels_last"))
-            yield from filter(self._is_legal, self._perhaps_legal(bases[0]))
-        for plain in self._plain(self._kinds):
-            kept = near(plain.kind, self._product.name).kept
-            for said, dtype in zip(kept, itertools.cycle(self._product.dtypes)):
-                computed = replace(plain, topic=Topic.VALUES, dtype=dtype, said=said)
-                yield replace(computed, parameters=dtype if dtype in HALVES else "")
+def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
+    """Other dtypes beside gradOut's, and other formats, where they are allowed."""
+    for other in product.dtypes:
+        yield replace(base, parameters=other)
+        yield replace(base, x_dtype=other, parameters="float32")
+        if base.kind == "elemt":
+            yield replace(base, shape=(3, 4, 5), counter=other)
+    for format, rank in RANKS.items():
+        shape, axis = _OF_RANK[rank], 1
+        if format in CHANNEL_LAST:
+            shape, axis = (shape[0], *shape[2:], shape[1]), -1
+        yield replace(base, shape=shape, channel_axis=axis, format=format)
 
-    def _perhaps_legal(self, base: OperatorsCase) -> Iterator[Case]:
-        """Other dtypes beside gradOut's, and other formats, where they are allowed."""
-        for other in self._product.dtypes:
-            yield self._case(replace(base, parameters=other))
-            yield self._case(replace(base, x_dtype=other, parameters="float32"))
-            if base.kind == "elemt":
-                yield self._case(replace(base, shape=(3, 4, 5)), counter=other)
-        for format, rank in RANKS.items():
-            shape, axis = _OF_RANK[rank], 1
-            if format in CHANNEL_LAST:
-                shape, axis = (shape[0], *shape[2:], shape[1]), -1
-            yield self._case(replace(base, shape=shape, channel_axis=axis), format=format)
 
-    def _mistakes(self) -> Iterator[Case]:
-        for plain in self._plain(("train", "reduce", "elemt", "group_norm")):
-            for change in mistakes(plain.kind, self._product.name):
-                yield replace(plain, topic=Topic.MISTAKES, change=change)
+def _kept(product: Product, kind: str) -> Iterator[Case]:
+    """What just keeps each rule, in every dtype in turn."""
+    plain = replace(_plain(kind, product), topic=Topic.VALUES)
+    for said, dtype in zip(near(kind, product.name).kept, itertools.cycle(product.dtypes)):
+        yield replace(plain, dtype=dtype, said=said, parameters=dtype if dtype in HALVES else "")
 
-    def _of_operators(self, topic: Topic) -> Iterator[Case]:
-        """What of a topic of the operators' own suite can be said here, in one way or two."""
-        for each in suite.part(topic, self._kinds):
-            said = (each.layout, each.x_layout, each.vectors, each.out)
-            if each.dtype not in self._product.dtypes or "negative" in said:
+
+def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
+    """What of a topic of the operators' own suite can be said here, in one way or two."""
+    for each in suite.part(topic, kind):
+        said = (each.layout, each.x_layout, each.vectors, each.out)
+        if each.dtype not in product.dtypes or "negative" in said:
+            continue
+        if topic in (Topic.MEAN, Topic.SPECIAL) and each.layout != "contiguous":
+            continue
+        case = _case(product, each)
+        if topic is Topic.SHAPES:
+            case = replace(case, no_strides=len(each.shape) % 2 == 0)
+            if each.channel_axis != 1 or not _is_legal(case):
                 continue
-            if topic in (Topic.MEAN, Topic.SPECIAL) and each.layout != "contiguous":
-                continue
-            if topic is Topic.SHAPES:
-                case = self._case(each, no_strides=len(each.shape) % 2 == 0)
-                if each.channel_axis == 1 and self._is_legal(case):
-                    yield case
-            elif topic is Topic.MASKS:
-                yield self._case(each, more=each.layout != "contiguous")
-            else:
-                yield self._case(each)
-            if topic is Topic.VECTORS and each.vectors == "sliced" and each.kind != "elemt":
-                yield self._case(each, vectors_out="sliced")
-            elif topic is Topic.ABSENT and each.kind in ("train", "eval"):
-                yield self._case(replace(each, absent=()), more=True)
-            elif topic is Topic.DETERMINISM:
-                yield self._case(replace(each, shape=(3, 4, 50)), runs=3)
+        elif topic is Topic.MASKS:
+            case = replace(case, more=each.layout != "contiguous")
+        yield case
+        if topic is Topic.VECTORS and each.vectors == "sliced" and kind != "elemt":
+            yield replace(case, vectors_out="sliced")
+        elif topic is Topic.ABSENT and kind in ("train", "eval"):
+            yield replace(case, absent=(), more=True)
+        elif topic is Topic.DETERMINISM:
+            yield replace(case, shape=(3, 4, 50), runs=3)
 
 
 #: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
@@ -330,13 +304,30 @@ _QUICK = 7
 
 
 @cache
-def _all(product_name: str, saved_variance: bool) -> tuple[tuple[Case, ...], ...]:
-    """The cases of one topic after the other."""
-    found = _Cases(products.find(product_name), saved_variance)
-    return tuple(found.of(topic) for topic in Topic)
+def _all(product_name: str) -> Mapping[Topic, tuple[Case, ...]]:
+    """The cases by topic."""
+    product = products.find(product_name)
+    kinds = [kind for kind in GRADIENTS if _OPERATORS.get(kind) in product.operators]
+    found: dict[Topic, Iterable[Case]] = {
+        topic: itertools.chain(*(_of_operators(product, kind, topic) for kind in kinds))
+        for topic in Topic
+    }
+    found[Topic.PLAIN] = (_plain(kind, product) for kind in kinds)
+    values = (make(product, kind) for make in (_values, _kept) for kind in kinds)
+    found[Topic.VALUES] = itertools.chain.from_iterable(values)
+    found[Topic.MISTAKES] = (
+        replace(_plain(kind, product), topic=Topic.MISTAKES, change=change)
+        for kind in ("train", "reduce", "elemt", "group_norm")
+        for change in mistakes(kind, product_name)
+    )
+    return {topic: tuple(some) for topic, some in found.items()}
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or a quick run's part of it; see :func:`.suite.cases`."""
-    parts = _all(facts["product"], facts["saveInvstd"] == "variance")
-    return tuple(itertools.chain(*(thinned(part, _QUICK) if quick else part for part in parts)))
+    has_variance, step = facts["saveInvstd"] == "variance", _QUICK if quick else 1
+    return tuple(
+        replace(case, saved_variance=has_variance)
+        for some in _all(facts["product"]).values()
+        for case in thinned(some, step)
+    )

@@ -3,56 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..operators.by_name import FUNCTIONS
+from ..torch.schemas import SCHEMAS
 
-#: What ``torch.ops.aten`` calls our functions, and its arguments in their order: ours by name, the
-#: numbers of samples, channels and positions as N, C and HxW. The last five are a GPU's alone.
-_ATEN = {
-    "batch_norm_backward": (
-        "native_batch_norm_backward",
-        "grad_out input weight running_mean running_var save_mean save_invstd training eps "
-        "output_mask",
-    ),
-    "group_norm_backward": (
-        "native_group_norm_backward",
-        "grad_out input mean rstd gamma N C HxW num_groups output_mask",
-    ),
-    "batch_norm": (
-        "native_batch_norm",
-        "input weight bias running_mean running_var training momentum eps",
-    ),
-    "group_norm": ("native_group_norm", "input gamma beta N C HxW num_groups eps"),
-    "layer_norm": ("native_layer_norm", "input normalized_shape weight bias eps"),
-    "layer_norm_backward": (  # the weight also in the place of the bias, which has its shape
-        "native_layer_norm_backward",
-        "grad_out input normalized_shape mean rstd weight weight output_mask",
-    ),
-    "rms_norm": ("_fused_rms_norm", "input normalized_shape weight eps"),
-    "rms_norm_backward": (
-        "_fused_rms_norm_backward",
-        "grad_out input normalized_shape rstd weight output_mask",
-    ),
-    "batch_norm_stats": ("batch_norm_stats", "input eps"),
-    "batch_norm_elemt": ("batch_norm_elemt", "input weight bias mean invstd eps"),
-    "batch_norm_gather_stats_with_counts": (
-        "batch_norm_gather_stats_with_counts",
-        "input mean invstd running_mean running_var momentum eps counts",
-    ),
-    "batch_norm_backward_reduce": (
-        "batch_norm_backward_reduce",
-        "grad_out input mean invstd weight input_g weight_g bias_g",
-    ),
-    "batch_norm_backward_elemt": (
-        "batch_norm_backward_elemt",
-        "grad_out input mean invstd weight sum_dy sum_dy_xmu count",
-    ),
-}
+#: Our operators' rows in the table of PyTorch's, by our names.
+_ATEN = {row.operator.name: row for row in SCHEMAS.values() if row.operator is not None}
 #: Those that change the running statistics that they are given, where ours returns new ones.
 _CHANGING = ("batch_norm", "batch_norm_gather_stats_with_counts")
 _RUNNING = ("running_mean", "running_var")
@@ -62,7 +22,7 @@ _THREADS = torch.get_num_threads()
 
 def _under_our_name(name: str) -> Callable[..., Any]:
     """One of our functions, without options that ATen has not got, computed by PyTorch."""
-    theirs, order = _ATEN[name]
+    theirs = _ATEN[name]
     ours = inspect.signature(FUNCTIONS[name])
     parameters = [
         each for each in ours.parameters.values() if each.name not in ("channel_axis", "out")
@@ -74,12 +34,10 @@ def _under_our_name(name: str) -> Callable[..., Any]:
         given.apply_defaults()
         # What is added to a variance is in invstd already, where that is given.
         values: dict[str, Any] = {"eps": 0.0, **given.arguments}
-        if "HxW" in order:
-            n, c, *rest = values["input"].shape
-            values |= {"N": n, "C": c, "HxW": math.prod(rest)}
+        values.setdefault("bias", values.get("weight"))  # of which a gradient looks at the shape
         if name in _CHANGING:
             values |= {each: _copied(values[each]) for each in _RUNNING}
-        result = getattr(torch.ops.aten, theirs)(*(values[each] for each in order.split()))
+        result = getattr(torch.ops.aten, theirs.name)(*theirs.arguments_of(values))
         if name not in _CHANGING:
             return result
         if not values.get("training", True):

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import rules
 from ..layout import contiguous_strides
-from .libraries import Change, Request, Tensor, together
+from .libraries import Change, Request, Tensor, handled, together
 from .tensors import Shape
 
 #: What is said of a tensor in the place of what is so: by a word for it, the fields that are other.
@@ -27,8 +25,7 @@ _AXES = (
 )
 
 
-@dataclass(frozen=True)
-class Neighbours:
+class Neighbours(NamedTuple):
     """The calls near a right one, each by its name.
 
     Attributes:
@@ -40,64 +37,47 @@ class Neighbours:
     broken: Mapping[str, Change]
 
 
-@singledispatch
 def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    """What may be said of a tensor near a rule; of most, which are of shapes, other lengths.
+    """What may be said of a tensor near a rule.
 
     Args:
         rule: of the tensor's row.
         tensor: as it is.
         dtypes: the dialect's words for dtypes, with the names that rules have for them.
     """
-    dims = tensor.dims
-    yield "an element short", _of_dims((*dims[:-1], dims[-1] - 1))
-    yield "an element long", _of_dims((*dims[:-1], dims[-1] + 1))
-    if len(dims) > 1:
-        yield "a sample short", _of_dims((dims[0] - 1, *dims[1:]))
-        yield "no channels", _of_dims((dims[0], 0, *dims[2:]))
+    dims, strides = tensor.dims, tensor.strides
+    if isinstance(rule, rules.DtypeRule):
+        yield from ((word, {"dtype_name": name}) for word, name in dtypes.items())
+    elif isinstance(rule, rules.Formats | rules.FormatOf):
+        for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
+            yield name, {"format_name": name}
+    elif isinstance(rule, rules.Contiguous):
+        *outer, rows, row = dims
+        yield "the last axes transposed", {"strides": (*strides[:-2], 1, rows)}
+        yield "gaps between rows", {"strides": contiguous_strides((*outer, rows, row + 1))}
+        yield "negative strides", {"strides": tuple(-step for step in strides)}
+    elif isinstance(rule, rules.PositiveStrides):
+        yield "stride 0", {"strides": (0,) * len(dims)}
+        yield "a negative stride", {"strides": tuple(-step for step in strides)}
+    else:  # of shapes
+        yield "an element short", _of_dims((*dims[:-1], dims[-1] - 1))
+        yield "an element long", _of_dims((*dims[:-1], dims[-1] + 1))
+        if len(dims) > 1:
+            yield "a sample short", _of_dims((dims[0] - 1, *dims[1:]))
+            yield "no channels", _of_dims((dims[0], 0, *dims[2:]))
+    if isinstance(rule, rules.Rank):
+        for axes in sorted({rule.least - 1, rule.least, 1, rule.most, rule.most + 1} - {-1}):
+            yield _AXES[axes], _of_dims(_with_axes(dims, axes))
 
 
-@_near.register
-def _(rule: rules.Rank, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    yield from _near.dispatch(rules.Rule)(rule, tensor, dtypes)
-    dims, rank = tensor.dims, len(tensor.dims)
-    for axes in sorted({rule.least - 1, rule.least, 1, rule.most, rule.most + 1} - {-1}):
-        joined = rank - axes + 1
-        if axes == 0:
-            said: Shape = ()
-        elif axes < rank:
-            said = (math.prod(dims[:joined]), *dims[joined:])
-        else:
-            said = (*dims, *[1] * (axes - rank))
-        yield _AXES[axes], _of_dims(said)
-
-
-@_near.register
-def _(rule: rules.DtypeRule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    for word, name in dtypes.items():
-        yield word, {"dtype_name": name}
-
-
-@_near.register(rules.Formats)
-@_near.register(rules.FormatOf)
-def _(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
-        yield name, {"format_name": name}
-
-
-@_near.register
-def _(rule: rules.Contiguous, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    *outer, rows, row = tensor.dims
-    gaps = contiguous_strides((*outer, rows, row + 1))
-    yield "the last axes transposed", {"strides": (*tensor.strides[:-2], 1, rows)}
-    yield "gaps between rows", {"strides": gaps}
-    yield "negative strides", {"strides": tuple(-step for step in tensor.strides)}
-
-
-@_near.register
-def _(rule: rules.PositiveStrides, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    yield "stride 0", {"strides": (0,) * len(tensor.dims)}
-    yield "a negative stride", {"strides": tuple(-step for step in tensor.strides)}
+def _with_axes(dims: Shape, axes: int) -> Shape:
+    """As many axes: the first ones are joined, or axes of one element come behind the last."""
+    joined = len(dims) - axes + 1
+    if axes == 0:
+        return ()
+    if joined > 1:
+        return (math.prod(dims[:joined]), *dims[joined:])
+    return (*dims, *[1] * (axes - len(dims)))
 
 
 def _of_dims(dims: Shape) -> dict[str, Any]:
@@ -126,7 +106,7 @@ def neighbours(
         changed = plain.copied()
         change(changed)
         if not keeps(contract, product, products, changed):
-            broken[name] = together(change, _only_checked)
+            broken[name] = together(change, handled(False))
         elif _is_true(changed, plain):
             kept[name] = change
     return Neighbours(kept, broken)
@@ -157,7 +137,7 @@ def _changes(
     for row in contract.parameters:
         if row.name not in tensors:
             continue
-        yield f"{row.name}: null", _null(row.name)
+        yield f"{row.name}: null", handled(null={row.name})
         of_row = row.on(product.name).rules
         groups = {row.name: [row.name]}
         if row.name == "input":
@@ -170,7 +150,7 @@ def _changes(
                         yield f"{title}: {word}", _say(names, said)
     for scalar in contract.scalars:
         if scalar.is_pointer:
-            yield f"{scalar.name}: null", _null(scalar.name)
+            yield f"{scalar.name}: null", handled(null={scalar.name})
         for value in _near_value(plain.arguments[scalar.name]):
             yield f"{scalar.name}: {value}", _value(scalar.name, value)
 
@@ -181,10 +161,6 @@ def _near_value(value: Any) -> Iterator[Any]:
         yield from (value[:-1], (*value, True))
     elif isinstance(value, int) and not isinstance(value, bool):
         yield from (0, -value, value - 1, value + 1)
-
-
-def _null(name: str) -> Change:
-    return lambda request: request.null.add(name)
 
 
 def _value(name: str, value: Any) -> Change:
@@ -200,10 +176,6 @@ def _say(names: Sequence[str], said: Mapping[str, Any]) -> Change:
                 setattr(request.tensors[name], attribute, value)
 
     return put
-
-
-def _only_checked(request: Request) -> None:
-    request.computes = False
 
 
 def _is_true(changed: Request, plain: Request) -> bool:

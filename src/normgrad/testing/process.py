@@ -52,6 +52,7 @@ class Process:
     def __init__(self, spec: str, quick: bool, forking: bool = False) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
         self._written = self._pings = 0
+        self._unread = bytearray()
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         modes = ["quick" if quick else "all", "forking" if forking else "alone"]
@@ -73,7 +74,7 @@ class Process:
             SubjectError: it could not be loaded.
         """
         try:
-            header, _ = self._receive(PATIENCE)
+            header = self._receive(PATIENCE)
         except (EOFError, wire.SilenceError, ValueError) as error:
             reason = self._ending() if isinstance(error, EOFError) else "no answer"
             raise SubjectError(f"it cannot be loaded: {reason}") from None
@@ -105,7 +106,7 @@ class Process:
         self._ask({"case": case.name})
         endings: list[str] = []
         while True:
-            header, arrays = self._receive(deadline - time.monotonic())
+            header = self._receive(deadline - time.monotonic())
             if "crashed" in header:
                 # Whether that child had read the case only the next one knows: it has the case
                 # still to answer, or comes to the ping at once.
@@ -119,7 +120,7 @@ class Process:
                 raise ValueError("it is to another question")
             else:
                 self._note(int(header["written"]))
-                return wire.outcome_of(header, arrays)
+                return wire.outcome_of(header)
 
     def _note(self, written: int) -> None:
         """How much it has printed until its answer; what is too much is thrown away."""
@@ -132,10 +133,10 @@ class Process:
 
     def _ask(self, question: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):
-            wire.ask(self._out, question)
+            wire.send(self._out, question)
 
-    def _receive(self, patience: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        return wire.receive(self._in, patience, lambda: self._process.poll() is None)
+    def _receive(self, patience: float) -> dict[str, Any]:
+        return wire.receive(self._in, self._unread, patience, lambda: self._process.poll() is None)
 
     def _ending(self, code: int | None = None) -> str:
         """How the process or its child ended, and the last that it wrote since its last answer."""

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -377,11 +378,6 @@ def ours(device: str) -> Subject:
         SubjectError: it cannot compute there.
     """
 
-    class Ours:
-        """normgrad's public functions."""
-
-        set_num_threads = staticmethod(normgrad.set_num_threads)
-
     if device != "cpu":
         try:
             import torch  # noqa: F401 - without it no GPU is known
@@ -389,12 +385,13 @@ def ours(device: str) -> Subject:
             device = devices.named(device)
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             raise SubjectError(f"normgrad:{device}: {error}") from None
-    ours: Any = Ours()
-    for name in FUNCTIONS:
-        setattr(ours, name, getattr(normgrad, name))
-    if device != "cpu":
-        ours.framework, ours.device = "torch", device
-    return Subject(f"normgrad ({device})", ours, strict=True)
+    operators = SimpleNamespace(
+        **{name: getattr(normgrad, name) for name in FUNCTIONS},
+        set_num_threads=normgrad.set_num_threads,
+        framework="numpy" if device == "cpu" else "torch",
+        device=device,
+    )
+    return Subject(f"normgrad ({device})", operators, strict=True)
 
 
 def imported(spec: str) -> Subject:

@@ -67,13 +67,12 @@ def _case(topic: Topic, kind: str, shape: Shape, dtype: str = "float32", **more:
     return Case(topic, kind, shape, dtype, **{"groups": groups, **more})
 
 
-def _plain(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind in kinds:
-        yield _case(Topic.PLAIN, kind, (3, 4, 5))
+def _plain(kind: str) -> Iterator[Case]:
+    yield _case(Topic.PLAIN, kind, (3, 4, 5))
 
 
-def _values(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind, dtype, shape in itertools.product(kinds, DTYPES, _SHAPES):
+def _values(kind: str) -> Iterator[Case]:
+    for dtype, shape in itertools.product(DTYPES, _SHAPES):
         base = _case(Topic.VALUES, kind, shape, dtype)
         for layout in LAYOUTS:
             yield replace(base, layout=layout, normal=_is_normal(kind, dtype, layout))
@@ -83,103 +82,90 @@ def _values(kinds: tuple[str, ...]) -> Iterator[Case]:
             yield replace(base, parameters=other)
             if kind in GRADIENTS:
                 yield replace(base, x_dtype=other)
-    for kind in kinds:
-        yield _case(Topic.VALUES, kind, _LARGE)
+    yield _case(Topic.VALUES, kind, _LARGE)
 
 
-def _means(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind, dtype in itertools.product(kinds, ("float32", "bfloat16", "float64")):
+def _means(kind: str) -> Iterator[Case]:
+    for dtype in ("float32", "bfloat16", "float64"):
         ratios = _HALF_RATIOS if dtype == "bfloat16" else RATIOS
         for ratio, layout in itertools.product(ratios, _TWO_LAYOUTS):
             yield _case(Topic.MEAN, kind, (8, 4, 16, 16), dtype, layout=layout, mean=ratio)
 
 
-def _masks(kinds: tuple[str, ...]) -> Iterator[Case]:
-    masked = [kind for kind in kinds if kind in GRADIENTS and kind != "elemt"]
-    for kind, layout in itertools.product(masked, _TWO_LAYOUTS):
-        base = _case(Topic.MASKS, kind, (3, 4, 5, 6), layout=layout)
-        entries = len({output.mask for output in base.call().operator.all_outputs} - {None})
-        for mask in itertools.product((True, False), repeat=entries):
-            yield replace(base, mask=mask)
+def _masks(kind: str) -> Iterator[Case]:
+    entries = len({each.mask for each in PLANNED[operator_of(kind)].all_outputs} - {None})
+    masks = itertools.product((True, False), repeat=entries) if entries else ()
+    for layout, mask in itertools.product(_TWO_LAYOUTS, masks):
+        yield _case(Topic.MASKS, kind, (3, 4, 5, 6), layout=layout, mask=mask)
 
 
-def _absent(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind in kinds:
-        base = _case(Topic.ABSENT, kind, (3, 4, 25))
-        call = base.call()
-        optional = [p.name for p in call.operator.parameters if not p.required]
-        given = [name for name in optional if call.tensors.get(name) is not None]
-        for count in range(1, len(given) + 1):
-            for absent in itertools.combinations(given, count):
-                yield replace(base, absent=absent)
+def _absent(kind: str) -> Iterator[Case]:
+    base = _case(Topic.ABSENT, kind, (3, 4, 25))
+    call = base.call()
+    optional = [p.name for p in call.operator.parameters if not p.required]
+    given = [name for name in optional if call.tensors.get(name) is not None]
+    for count in range(1, len(given) + 1):
+        for absent in itertools.combinations(given, count):
+            yield replace(base, absent=absent)
 
 
-def _vectors(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind in kinds:
-        base = _case(Topic.VECTORS, kind, (3, 4, 5, 6))
-        call = base.call()
-        if any(is_vector(call, name) for name in call.tensors):
-            for layout in _TWO_LAYOUTS:
-                for vectors in ("sliced", "negative", "expanded"):
-                    yield replace(base, layout=layout, vectors=vectors)
-
-
-def _outputs(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind, shape in itertools.product(kinds, ((3, 4, 5, 6), (4, 8, 40, 40))):
-        if kind in ("reduce", "stats", "gather"):
-            continue
-        base = _case(Topic.OUTPUTS, kind, shape)
-        tensors = base.call().tensors
-        in_place = [out for out, name in IN_PLACE.items() if name in tensors]
+def _vectors(kind: str) -> Iterator[Case]:
+    base = _case(Topic.VECTORS, kind, (3, 4, 5, 6))
+    call = base.call()
+    if any(is_vector(call, name) for name in call.tensors):
         for layout in _TWO_LAYOUTS:
-            for out in ("contiguous", "channels_last", "sliced", "negative", "odd", *in_place):
-                yield replace(base, layout=layout, out=out)
+            for vectors in ("sliced", "negative", "expanded"):
+                yield replace(base, layout=layout, vectors=vectors)
 
 
-def _shapes(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind in kinds:
-        for shape in _ODD:
-            yield _case(Topic.SHAPES, kind, shape)
-        for rank, axis in itertools.product(range(2, 9), (1, -1)):
-            shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
-            has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
-            if (kind != "gather" or axis % rank == 1) and not has_no_axis:
-                yield _case(Topic.SHAPES, kind, shape, channel_axis=axis)
-        for shape, layout in itertools.product(_EMPTY, _TWO_LAYOUTS):
-            yield Case(Topic.SHAPES, kind, shape, layout=layout)
+def _outputs(kind: str) -> Iterator[Case]:
+    operator = PLANNED[operator_of(kind)]
+    if operator.all_outputs[0].kind is not Kind.DATA:
+        return
+    tensors = {parameter.name for parameter in operator.parameters}
+    in_place = [out for out, name in IN_PLACE.items() if name in tensors]
+    for shape, layout in itertools.product(((3, 4, 5, 6), (4, 8, 40, 40)), _TWO_LAYOUTS):
+        for out in ("contiguous", "channels_last", "sliced", "negative", "odd", *in_place):
+            yield _case(Topic.OUTPUTS, kind, shape, layout=layout, out=out)
 
 
-def _special(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind in kinds:
-        groups = 4 if _statistics(kind) is Kind.GROUP else 1
-        base = _case(Topic.SPECIAL, kind, (3, 4, 40), groups=groups)
-        call = base.call()
-        for change, twist in TWISTS.items():
-            if not twist.fits(call):
-                continue
-            if change == LONG_SUMS:
-                yield from _long_sums(kind)
-                continue
-            for layout in _TWO_LAYOUTS:
-                yield replace(base, layout=layout, change=change)
-        yield replace(base, shape=(4, 4, 128, 128), change="all terms positive")
+def _shapes(kind: str) -> Iterator[Case]:
+    for shape in _ODD:
+        yield _case(Topic.SHAPES, kind, shape)
+    for rank, axis in itertools.product(range(2, 9), (1, -1)):
+        shape = tuple(4 if index == axis % rank else 2 for index in range(rank))
+        has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
+        if (kind != "gather" or axis % rank == 1) and not has_no_axis:
+            yield _case(Topic.SHAPES, kind, shape, channel_axis=axis)
+    for shape, layout in itertools.product(_EMPTY, _TWO_LAYOUTS):
+        yield Case(Topic.SHAPES, kind, shape, layout=layout)
 
 
-def _long_sums(kind: str) -> Iterator[Case]:
-    for shape, layout in itertools.product(LONG, _TWO_LAYOUTS):
-        yield Case(Topic.SPECIAL, kind, shape, layout=layout, change=LONG_SUMS)
-    for dtype in HALVES:
-        yield Case(Topic.SPECIAL, kind, LONG[0], dtype, change=LONG_SUMS)
+def _special(kind: str) -> Iterator[Case]:
+    groups = 4 if _statistics(kind) is Kind.GROUP else 1
+    base = _case(Topic.SPECIAL, kind, (3, 4, 40), groups=groups)
+    call = base.call()
+    for change, twist in TWISTS.items():
+        if not twist.fits(call):
+            continue
+        if change == LONG_SUMS:
+            long = Case(Topic.SPECIAL, kind, LONG[0], change=LONG_SUMS)
+            for shape, layout in itertools.product(LONG, _TWO_LAYOUTS):
+                yield replace(long, shape=shape, layout=layout)
+            yield from (replace(long, dtype=dtype) for dtype in HALVES)
+        else:
+            yield from (replace(base, layout=each, change=change) for each in _TWO_LAYOUTS)
+    yield replace(base, shape=(4, 4, 128, 128), change="all terms positive")
 
 
-def _mistakes(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for plain in _plain(kinds):
+def _mistakes(kind: str) -> Iterator[Case]:
+    for plain in _plain(kind):
         for change in mistakes(plain.call()):
             yield replace(plain, topic=Topic.MISTAKES, change=change)
 
 
-def _determinism(kinds: tuple[str, ...]) -> Iterator[Case]:
-    for kind, dtype, layout in itertools.product(kinds, ("float32", "bfloat16"), _TWO_LAYOUTS):
+def _determinism(kind: str) -> Iterator[Case]:
+    for dtype, layout in itertools.product(("float32", "bfloat16"), _TWO_LAYOUTS):
         yield _case(Topic.DETERMINISM, kind, _LARGE, dtype, layout=layout)
 
 
@@ -218,13 +204,13 @@ def cases(quick: bool = False, kinds: Sequence[str] = KINDS) -> tuple[Case, ...]
 
 @cache
 def _cases(quick: bool, kinds: tuple[str, ...]) -> tuple[Case, ...]:
-    found: list[Case] = []
-    for (topic, (_, step)), kind in itertools.product(_PARTS.items(), kinds):
-        some = part(topic, (kind,))
-        found += thinned(some, step) if quick else some
-    return tuple(found)
+    parts = (
+        thinned(part(topic, kind), step if quick else 1)
+        for (topic, (_, step)), kind in itertools.product(_PARTS.items(), kinds)
+    )
+    return tuple(itertools.chain.from_iterable(parts))
 
 
-def part(topic: Topic, kinds: tuple[str, ...] = KINDS) -> tuple[Case, ...]:
-    """All cases of a topic, each once."""
-    return tuple({case.name: case for case in _PARTS[topic][0](kinds)}.values())
+def part(topic: Topic, kind: str) -> Iterator[Case]:
+    """A kind's cases of a topic."""
+    return _PARTS[topic][0](kind)

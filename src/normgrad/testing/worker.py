@@ -34,12 +34,12 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
     try:
         subject = load(spec)
     except SubjectError as error:
-        wire.send(write, {"failed": str(error)}, {})
+        wire.send(write, {"failed": str(error)})
         return
     facts = subject.facts
     cases = {case.name: case for case in SUITES[subject.suite].cases(quick, facts)}
     hello = {"name": subject.name, "suite": subject.suite, "strict": subject.strict}
-    wire.send(write, {**hello, "facts": facts}, {})
+    wire.send(write, {**hello, "facts": facts})
     while forking:
         child = os.fork()
         if child == 0:
@@ -48,14 +48,15 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if _is_closed(read):  # else an implementation has ended it, be it with status 0
             return
-        wire.send(write, {"crashed": code}, {})
+        wire.send(write, {"crashed": code})
     for question in wire.questions(read):
         if "ping" in question:
-            wire.send(write, {"pong": question["ping"]}, {})
+            wire.send(write, {"pong": question["ping"]})
             continue
         outcome = subject.run(cases[question["case"]])
         sys.stdout.flush()
-        wire.send_outcome(write, outcome, case=question["case"], written=_written())
+        answer = {"case": question["case"], "written": _written()}
+        wire.send(write, answer | wire.written(outcome))
 
 
 def _is_closed(descriptor: int) -> bool:

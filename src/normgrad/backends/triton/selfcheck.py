@@ -1,7 +1,7 @@
 """The check of the kernels on each kind of GPU, at their first use there.
 
-Small cases of every operator are computed by the kernels and by PyTorch in float64, on that GPU,
-and compared in units of the error bound. The verdict is kept on disk, for later processes.
+Small cases of every operator are computed by the kernels, on that GPU, and compared with the
+float64 oracle in units of the error bound. The verdict is kept on disk, for later processes.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def _is_recorded(where: str) -> bool:
 def check(where: str, device: Device) -> Verdict:
     """Compute all cases on a device, "cuda:0", or "cpu" for Triton's interpreter."""
     with loading():
-        from ...testing import against_torch
-    cases = against_torch.cases(device.persistent)
-    wrong = [words for case in cases for words in against_torch.outside(case, where)]
+        from ...testing import on_device
+    cases = on_device.cases(device.persistent)
+    wrong = [words for case in cases for words in on_device.outside(case, where)]
     failure = "; ".join(wrong[:_SHOWN])
     if len(wrong) > _SHOWN:
         failure += f"; and {len(wrong) - _SHOWN} results more"
