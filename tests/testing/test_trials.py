@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from normgrad.operators.by_name import FUNCTIONS
-from normgrad.testing import SubjectError, Verdict, process, report, trials, try_cases
+from normgrad.testing import SubjectError, Verdict, process, report, try_cases
 from normgrad.testing.cases import Topic
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are handed on")
@@ -200,7 +200,7 @@ def test_a_crash_that_leaves_programs_behind():
 def test_one_that_never_answers(monkeypatch):
     monkeypatch.setattr(process, "PATIENCE", 8.0)
     monkeypatch.setattr(process, "LITTLE_PATIENCE", 1.0)
-    monkeypatch.setattr(trials, "MOST_HUNG", 2)
+    monkeypatch.setattr(process, "MOST_HUNG", 2)
     trial = tried("Hangs", lambda case: case.kind == "train" and case.layout == "channels_last")
     details = [each.detail for each in trial.judged if each.verdict is Verdict.HUNG]
     assert details[:2] == ["no answer in 8 s", "no answer in 1 s"]

@@ -31,7 +31,7 @@ from .libraries import (
     together,
 )
 from .neighbours import Neighbours, keeps, neighbours
-from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out
+from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
 from .watched import guarded
 
 #: How operators and their arguments are called, by the functional operator's name, and by aclnn's.
@@ -42,10 +42,9 @@ _TRANSLATIONS = {
 }
 #: The kinds of calls, by aclnn's operators.
 _OPERATORS = {
-    **dict.fromkeys(("train", "train_without_statistics", "eval"), products.BATCH_NORM),
-    "reduce": products.REDUCE,
-    "elemt": products.ELEMT,
-    "group_norm": products.GROUP_NORM,
+    kind: _TRANSLATIONS[operator_of(kind)].contract.name
+    for kind in GRADIENTS
+    if operator_of(kind) in _TRANSLATIONS
 }
 _DATA = ("gradOut", "input", "gradInput")
 

@@ -314,7 +314,6 @@ class Library(Implementation):
     """
 
     strict = False
-    again = (None,) * 3
 
     def __init__(self, path: str, dialect: Dialect, functions: Functions) -> None:
         self.name, self.suite = Path(path).name, dialect.name

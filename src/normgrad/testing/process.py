@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from typing import Any
 
 from . import wire
 from .cases import Case
-from .outcomes import Outcome
+from .outcomes import Judged, Outcome, Verdict
 from .subjects import SubjectError
 
 #: An answer that takes longer never comes: none takes a second, but kernels may have to be compiled
@@ -21,6 +22,9 @@ from .subjects import SubjectError
 PATIENCE = 300.0
 #: What is left of it when one has never come.
 LITTLE_PATIENCE = 30.0
+
+#: When so many cases of a kind were never answered, the rest of it is not waited for.
+MOST_HUNG = 3
 
 #: How long a process that has closed its pipes may take to end.
 _LAST_BREATH = 10.0
@@ -36,28 +40,25 @@ _START = (
 )
 
 
-class CrashedError(Exception):
-    """The process ended, or the child of it that computes; the text says how."""
-
-
 class Process:
-    """An implementation's process.
+    """An implementation's process, which is replaced when it ends or hangs."""
 
-    Attributes:
-        lives: whether it, or a child of it, can be asked.
-    """
+    def __init__(self, spec: str, quick: bool) -> None:
+        self._spec, self._quick = spec, quick
+        self._hung: Counter[str] = Counter()
+        #: Why nothing more can be tried.
+        self._over = ""
+        self._start("alone")
 
-    lives = True
-
-    def __init__(self, spec: str, quick: bool, forking: bool = False) -> None:
+    def _start(self, mode: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
         self._written = self._pings = 0
         self._unread = bytearray()
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        modes = ["quick" if quick else "all", "forking" if forking else "alone"]
+        modes = ["quick" if self._quick else "all", mode]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, spec, *modes, str(theirs_in), str(theirs_out)],
+            [sys.executable, "-c", _START, self._spec, *modes, str(theirs_in), str(theirs_out)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -82,26 +83,38 @@ class Process:
             raise SubjectError(str(header["failed"]))
         return header
 
-    def outcome(self, case: Case, patience: float) -> Outcome:
-        """What comes of a case.
+    def found(self, case: Case) -> Outcome | Judged:
+        """What comes of a case; or its verdict, if nothing does."""
+        if self._over:
+            return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
+        if self._hung[case.kind] >= MOST_HUNG:
+            detail = f"not tried: {MOST_HUNG} of its kind have hung"
+            return Judged(case, Verdict.HUNG, detail=detail)
+        patience = LITTLE_PATIENCE if self._hung else PATIENCE
+        try:
+            return self._answer(case, patience)
+        except EOFError:
+            found = Judged(case, Verdict.CRASHED, detail=self._ending())
+        except wire.SilenceError:
+            found = Judged(case, Verdict.HUNG, detail=f"no answer in {patience:g} s")
+            self._hung[case.kind] += 1
+        except (ValueError, KeyError, TypeError) as error:
+            found = Judged(case, Verdict.CRASHED, detail=f"its answer cannot be read: {error}")
+        self.end()
+        self._start("forking")  # what crashes once will again
+        try:
+            self.hello()
+        except SubjectError as error:
+            self._over = f"{error}, after it crashed"
+        return found
+
+    def _answer(self, case: Case, patience: float) -> Outcome | Judged:
+        """The answer to a case; its verdict, where the child of the process that computes crashes.
 
         Raises:
-            CrashedError: the process has ended, or the child that computes.
-            wire.SilenceError: it has not answered in so many seconds.
+            EOFError, wire.SilenceError: the process has ended, or has not answered in time.
+            ValueError, KeyError, TypeError: its answer cannot be read.
         """
-        try:
-            return self._outcome(case, patience)
-        except EOFError:
-            self.lives = False
-            raise CrashedError(self._ending()) from None
-        except wire.SilenceError:
-            self.lives = False
-            raise
-        except (ValueError, KeyError, TypeError) as error:
-            self.lives = False
-            raise CrashedError(f"its answer cannot be read: {error}") from None
-
-    def _outcome(self, case: Case, patience: float) -> Outcome:
         deadline = time.monotonic() + patience
         self._ask({"case": case.name})
         endings: list[str] = []
@@ -115,7 +128,7 @@ class Process:
                 self._ask({"ping": self._pings})
             elif "pong" in header:
                 if endings and header["pong"] == self._pings:
-                    raise CrashedError(endings[0])
+                    return Judged(case, Verdict.CRASHED, detail=endings[0])
             elif header["case"] != case.name:
                 raise ValueError("it is to another question")
             else:

@@ -8,7 +8,6 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -59,15 +58,12 @@ class Implementation(ABC):
         name: what it is called in a report.
         suite: which of the suites it is tried with.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
-        again: what must give the same bits is called once more with each of these numbers of
-            threads, where it can be told to.
         facts: what a report says of it.
     """
 
     name: str
     suite: str
     strict: bool
-    again: tuple[int | None, ...]
     facts: dict[str, str]
 
     @abstractmethod
@@ -78,9 +74,9 @@ class Implementation(ABC):
             NotOfferedError: it does not do what the call needs.
         """
 
-    def with_threads(self, count: int | None) -> AbstractContextManager[str]:
-        """Calls within use so many threads; it says in words how they differ from others."""
-        return nullcontext("when it is called again")
+    def repeats(self) -> Iterator[str]:
+        """How calls that must give the same bits differ from the first, in words, each in turn."""
+        yield from ["when it is called again"] * 3
 
     def run(self, case: Case) -> Outcome:
         """What comes of a case of its suite. Whatever goes wrong is part of that."""
@@ -110,9 +106,8 @@ class Implementation(ABC):
             for name in unlike(kept, before)
         ]
         first = _copied(first)
-        for threads in self.again:
-            with self.with_threads(threads) as how:
-                again = self.once(case.request())
+        for how in self.repeats():
+            again = self.once(case.request())
             faults += again.faults
             if again.error is not None:
                 faults.append(f"another call: {': '.join(again.error)}")
@@ -144,6 +139,8 @@ class Subject(Implementation):
     Raises:
         SubjectError: it has none of the operators, or its framework or device cannot be used.
     """
+
+    suite = "operators"
 
     def __init__(self, name: str, operators: Any, strict: bool = False) -> None:
         self.name, self.strict = name, strict
@@ -177,25 +174,20 @@ class Subject(Implementation):
                 f"{name}: {self.framework} on device {self.device!r} cannot be used "
                 f"({_first_line(error)}); allowed: what this machine has"
             ) from None
-        self._set_num_threads = getattr(operators, "set_num_threads", None)
+        self._set_num_threads = getattr(operators, "set_num_threads", None) or (lambda count: None)
         self.facts = {
             "operators": ", ".join(self.functions),
             "tensors": f"{self.framework}, {self.device}",
         }
 
-    suite = "operators"
-    again = tuple(count for count in THREADS for _ in range(2))
-
-    @contextmanager
-    def with_threads(self, count: int | None) -> Iterator[str]:
-        """See :class:`Implementation`."""
-        if self._set_num_threads is not None:
-            self._set_num_threads(count)
+    def repeats(self) -> Iterator[str]:
+        """With each of ``THREADS``, twice, where it can be told to."""
         try:
-            yield f"with {count or 'all'} threads"
+            for count in THREADS:
+                self._set_num_threads(count)
+                yield from [f"with {count or 'all'} threads"] * 2
         finally:
-            if self._set_num_threads is not None:
-                self._set_num_threads(None)
+            self._set_num_threads(None)
 
     def once(self, call: Call) -> Outcome:
         """See :class:`Implementation`."""
@@ -246,26 +238,21 @@ class _Given:
     def __init__(self, subject: Subject, call: Call) -> None:
         self._call = call
         self._to, self._from = CONVERSIONS[subject.framework](subject.device)
-        names = [parameter.name for parameter in call.operator.parameters]
-        values = [call.tensors.get(name) for name in names]
-        self.tensors = [None if value is None else self._to(value) for value in values]
-        self._before = {
-            name: Watched(value)
-            for name, value in (*call.tensors.items(), ("out", call.first_out))
-            if value is not None
-        }
+        first = call.first_out
+        given = {name: each for name, each in call.tensors.items() if each is not None}
+        self._before = {name: Watched(each) for name, each in given.items()}
+        if first is not None:
+            self._before["out"] = Watched(first)
+        tensors = {name: self._to(each) for name, each in given.items()}
         self.options = dict(call.options)
         # In the order of our function, which may have an option among the tensors.
-        by_name = dict(zip(names, self.tensors, strict=True))
-        known = inspect.signature(FUNCTIONS[call.name]).parameters.values()
         self.positional = [
-            by_name[each.name] if each.name in by_name else self.options.pop(each.name)
-            for each in known
+            self.options.pop(each.name) if each.name in self.options else tensors.get(each.name)
+            for each in inspect.signature(FUNCTIONS[call.name]).parameters.values()
             if each.kind is each.POSITIONAL_OR_KEYWORD
         ]
         if call.out is not None:
-            first = call.first_out
-            same = (t for v, t in zip(values, self.tensors, strict=True) if v is first)
+            same = (tensors[name] for name, each in given.items() if each is first)
             out = next(same, None)  # in place: the very tensor
             if out is None and first is not None:
                 if subject.framework == "torch" and not first.flags.writeable:

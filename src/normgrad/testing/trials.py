@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
-from . import process, wire
 from .cases import Case, Topic
 from .outcomes import Judged, Outcome, Verdict, judge
-from .process import CrashedError, Process
-from .subjects import NO_PARAMETER, SubjectError
+from .process import Process
+from .subjects import NO_PARAMETER
 from .suites import SUITES
-
-#: When so many cases of a kind were never answered, the rest of it is not waited for.
-MOST_HUNG = 3
 
 
 @dataclass(frozen=True)
@@ -122,10 +117,10 @@ def try_cases(
     Raises:
         SubjectError: there is no such implementation.
     """
-    run = _Run(spec, quick)
+    process = Process(spec, quick)
     judged: list[Judged] = []
     try:
-        hello = run.process.hello()
+        hello = process.hello()
         facts, strict, suite = hello["facts"], bool(hello["strict"]), SUITES[hello["suite"]]
         whole = suite.cases(quick, facts)
         cases = [case for case in chosen(whole, only) if wanted(case)]
@@ -140,13 +135,13 @@ def try_cases(
         with ThreadPoolExecutor(1) as judging:
             waiting: Future[Judged] | None = None
             for case in (*cases, *beside, None):
-                following = case and judging.submit(verdict, case, run.found(case))
+                following = case and judging.submit(verdict, case, process.found(case))
                 if waiting is not None:
                     judged.append(waiting.result())
                     progress(judged[-1])
                 waiting = following
     finally:
-        run.process.end()
+        process.end()
     plain = {each.case.kind: each for each in judged if each.case.topic is Topic.PLAIN}
     judged = [each.beside(plain.get(each.case.kind)) for each in judged]
     return Trial(
@@ -159,42 +154,3 @@ def try_cases(
         beside=tuple(judged[len(cases) :]),
         total=len(suite.cases(False, facts)),
     )
-
-
-class _Run:
-    """An implementation's process, which is replaced when it ends or hangs."""
-
-    def __init__(self, spec: str, quick: bool) -> None:
-        self._spec, self._quick = spec, quick
-        self.process = Process(spec, quick)
-        self._hung: Counter[str] = Counter()
-        #: Why nothing more can be tried.
-        self._over = ""
-
-    def found(self, case: Case) -> Outcome | Judged:
-        """What comes of a case; or its verdict, if nothing does."""
-        if self._over:
-            return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
-        if self._hung[case.kind] >= MOST_HUNG:
-            detail = f"not tried: {MOST_HUNG} of its kind have hung"
-            return Judged(case, Verdict.HUNG, detail=detail)
-        patience = process.LITTLE_PATIENCE if self._hung else process.PATIENCE
-        try:
-            return self.process.outcome(case, patience)
-        except CrashedError as error:
-            found = Judged(case, Verdict.CRASHED, detail=str(error))
-        except wire.SilenceError:
-            found = Judged(case, Verdict.HUNG, detail=f"no answer in {patience:g} s")
-            self._hung[case.kind] += 1
-        if not self.process.lives:
-            self._restart()
-        return found
-
-    def _restart(self) -> None:
-        self.process.end()
-        # What crashes once will again.
-        self.process = Process(self._spec, self._quick, forking=True)
-        try:
-            self.process.hello()
-        except SubjectError as error:
-            self._over = f"{error}, after it crashed"
