@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,11 @@ def _changed(call: Call, name: str, change: Callable[[Array], Array]) -> None:
     call.tensors[name] = change(old)
 
 
+def of_tensor(name: str, change: Callable[[Array], Array]) -> Change:
+    """A change of one tensor, where it is there."""
+    return Change(name, lambda call: _changed(call, name, change), _has(name))
+
+
 # What is special
 
 
@@ -69,7 +74,7 @@ def _special_element(name: str, value: float) -> Change:
         values[2, 2, :] = value
         return values
 
-    return Change(name, lambda call: _changed(call, name, put), _has(name))
+    return of_tensor(name, put)
 
 
 def _special_channel(name: str, value: float) -> Change:
@@ -80,7 +85,7 @@ def _special_channel(name: str, value: float) -> Change:
         np.moveaxis(values, axis, 0)[1] = value
         return values
 
-    return Change(name, lambda call: _changed(call, name, put), _has(name))
+    return of_tensor(name, put)
 
 
 def _all_positive(call: Call) -> None:
@@ -141,13 +146,10 @@ def _factors(weight: float, invstd: float) -> Change:
     return Change("weight", put, _has("weight", "save_invstd"))
 
 
-def _far_element(call: Call) -> None:
-    def put(values: Array) -> Array:
-        values = values.copy()
-        values[0, :, 0] = 1e15
-        return values
-
-    _changed(call, "input", put)
+def _far_element(values: Array) -> Array:
+    values = values.copy()
+    values[0, :, 0] = 1e15
+    return values
 
 
 def _forward(call: Call) -> bool:
@@ -192,22 +194,12 @@ TWISTS: Mapping[str, Change] = {
         f"weight {weight:g}, invstd {invstd:g}": _factors(weight, invstd)
         for weight, invstd in (*((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (1e20, 1e-19)),)
     },
-    "one element far away": Change("input", _far_element, _computes_statistics),
-    "constant input": Change(
-        "input",
-        lambda call: _changed(call, "input", lambda old: np.full_like(old, 1.5)),
-        _forward,
+    "one element far away": replace(of_tensor("input", _far_element), fits=_computes_statistics),
+    "constant input": replace(
+        of_tensor("input", partial(np.full_like, fill_value=1.5)), fits=_forward
     ),
-    "count empty": Change(
-        "count",
-        lambda call: _changed(call, "count", lambda old: np.zeros(0, np.float32)),
-        _has("count"),
-    ),
-    "count 0": Change(
-        "count",
-        lambda call: _changed(call, "count", lambda old: np.zeros(1, np.int32)),
-        _has("count"),
-    ),
+    "count empty": of_tensor("count", lambda old: np.zeros(0, np.float32)),
+    "count 0": of_tensor("count", lambda old: np.zeros(1, np.int32)),
 }
 
 
@@ -217,10 +209,6 @@ def is_essential(change: str) -> bool:
 
 
 # What is wrong
-
-
-def _tensor(name: str, change: Callable[[Array], Array]) -> Change:
-    return Change(name, lambda call: _changed(call, name, change))
 
 
 def _option(name: str, value: Any) -> Change:
@@ -332,7 +320,7 @@ def mistakes(call: Call) -> dict[str, Change]:
             tried = {}
         if parameter.kind is not Kind.COUNT:
             tried |= _FLOAT_MISTAKES
-        found |= {f"{name}: {what}": _tensor(name, change) for what, change in tried.items()}
+        found |= {f"{name}: {what}": of_tensor(name, change) for what, change in tried.items()}
         if parameter.required:
             found[f"{name}: missing"] = _missing(name)
     if "num_groups" in call.choices:

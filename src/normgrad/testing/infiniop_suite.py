@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -110,15 +110,9 @@ def _twists() -> dict[str, changes.Change]:
         if twist.fits(base) and twist.argument in base.tensors and "invstd " not in name
     }
 
-    def variance(value: float) -> Callable[[Call], None]:
-        def put(call: Call) -> None:
-            old = call.tensors["save_invstd"]
-            call.tensors["save_invstd"] = np.full_like(old, value)
-
-        return put
-
     for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items():
-        found[f"{word} variance"] = changes.Change("save_invstd", variance(value))
+        put = partial(np.full_like, fill_value=value)
+        found[f"{word} variance"] = changes.of_tensor("save_invstd", put)
     return found
 
 
