@@ -37,7 +37,8 @@ CALLS = {
 def broken_by(contract, product, allowed, request):
     """The parameter that a request breaks first, and in which respect."""
     given = {
-        name: None if name in request.null else each for name, each in request.arguments.items()
+        name: None if f"{name}: null" in request.wrong else each
+        for name, each in request.arguments.items()
     }
     with pytest.raises(rules.ContractError) as caught:
         rules.check(contract, rules.Call(product, given, given), allowed)

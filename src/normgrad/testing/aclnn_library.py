@@ -51,8 +51,7 @@ class _Block:
 class TwoPhases(Steps):
     """One call: its tensors' copies on the device, its handles and its two phases.
 
-    Beside arguments there may be null "workspaceSize" and "executor" (the places for phase 1's
-    results), "executor in phase 2" and "workspace"; and destroyed "executor".
+    What may be done wrong is in :func:`.aclnn_suite.mistakes`.
     """
 
     def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
@@ -72,13 +71,16 @@ class TwoPhases(Steps):
         functions.call(
             f"{request.operator}{PHASE_1}",
             *handles.values(),
-            self.unless_null("workspaceSize", ctypes.addressof(size)),
-            self.unless_null("executor", ctypes.addressof(executor)),
+            self.unless("workspaceSize: no place for it", ctypes.addressof(size)),
+            self.unless("executor: no place for it", ctypes.addressof(executor)),
         )
         if request.computes:
-            if request.runs > 1 or "executor" in request.destroyed:
+            if request.runs > 1 or "executor: destroyed" in request.wrong:
                 self._make_repeatable(executor.value)
-            self.destroy(*(handles[name] for name in request.destroyed_between))
+            between = "destroyed between the phases"
+            self.destroy(
+                *(h for name, h in handles.items() if f"{name}: {between}" in request.wrong)
+            )
             self._compute(executor.value, size.value)
         self.destroy_all()
 
@@ -110,17 +112,14 @@ class TwoPhases(Steps):
 
     def _compute(self, executor: int | None, size: int) -> None:
         request, functions = self.request, self.functions
-        self.need_workspace(size)
-        scratch, workspace = None, None
-        if size:
-            scratch = self._block(np.full(size + 2 * GUARD, 0xFF, np.uint8))
-            workspace = self.unless_null("workspace", scratch.address + GUARD)
-        given = self.unless_null("executor in phase 2", executor)
+        scratch = self._block(np.full(size + 2 * GUARD, 0xFF, np.uint8)) if size else None
+        workspace = self.workspace(size, scratch.address + GUARD if scratch else None)
+        given = self.unless("executor: null", executor)
         name = request.computed_by or request.operator
         before = Outcome()
         try:
-            for _ in range(2 if request.used_again else request.runs):
-                functions.call(name, workspace, size - request.bytes_missing, given, self.stream)
+            for _ in range(2 if "executor: used again" in request.wrong else request.runs):
+                functions.call(name, *workspace, given, self.stream)
                 functions.call("aclrtSynchronizeStream", self.stream)
                 if request.runs > 1:
                     now = Outcome(self.outputs())

@@ -26,7 +26,7 @@ from .libraries import (
     Request,
     Tensor,
     exact_of_variance,
-    handled,
+    mishandled,
     our_library,
     together,
 )
@@ -180,30 +180,31 @@ def mistakes(kind: str, product_name: str) -> Mapping[str, Change]:
     """All that is tried wrong with the plain call of a kind, by name."""
     product, operator = products.find(product_name), _OPERATORS[kind]
     if operator not in product.operators:
-        return {f"on {product.name}": handled(computes=False)}
+        return mishandled(f"on {product.name}", computes=False)
     found = dict(near(kind, product_name).broken)
     translation = _TRANSLATIONS[operator]
     for row in translation.contract.parameters:
-        found[f"{row.name}: destroyed"] = handled(False, destroyed={row.name})
+        found |= mishandled(f"{row.name}: destroyed", computes=False)
         if row.is_output:
             found[f"{row.name}: one place for all elements"] = _one_place(row.name)
     if any(scalar.is_pointer for scalar in translation.contract.scalars):
-        found["outputMask: destroyed"] = handled(False, destroyed={"outputMask"})
-    found["workspaceSize: no place for it"] = handled(False, null={"workspaceSize"})
-    found["executor: no place for it"] = handled(False, null={"executor"})
-    found["executor: null"] = handled(null={"executor in phase 2"})
-    found["executor: used again"] = handled(used_again=True)
-    found["executor: destroyed"] = handled(destroyed={"executor"})
+        found |= mishandled("outputMask: destroyed", computes=False)
+    places = ("workspaceSize: no place for it", "executor: no place for it")
+    found |= mishandled(*places, computes=False)
+    found |= mishandled("executor: null", "executor: used again", "executor: destroyed")
     for other in sorted(product.operators - {operator})[:1]:
-        found[f"executor: handed to {other}"] = handled(computed_by=other)
-    found["workspace: null"] = handled(null={"workspace"})
-    found["workspace: a byte short"] = handled(bytes_missing=1)
-    for name in ("gradOut", translation.outputs[0]):
-        found[f"{name}: destroyed between the phases"] = handled(destroyed_between={name})
+        found[f"executor: handed to {other}"] = _handed_to(other)
+    found |= mishandled("workspace: null", "workspace: a byte short")
+    names = ("gradOut", translation.outputs[0])
+    found |= mishandled(*(f"{name}: destroyed between the phases" for name in names))
     # Nulls are told first.
     nulls = "gradOut: float64, and input: null"
     found[nulls] = together(found["gradOut: float64"], found["input: null"])
     return found
+
+
+def _handed_to(operator: str) -> Change:
+    return lambda request: setattr(request, "computed_by", operator)
 
 
 def _one_place(name: str) -> Change:

@@ -32,9 +32,7 @@ _CODES = {name: infiniDtype_t[f"INFINI_DTYPE_{word}"] for word, name in DTYPES.i
 class Descriptors(Steps):
     """One call: a handle, the tensors' descriptors, the operator's, and the computation.
 
-    Beside arguments there may be null "handle", "operator", "operator when computing", "workspace",
-    a tensor's name with " memory", and what a function's result is written to, by the function's
-    name; and destroyed "handle" and "operator".
+    What may be done wrong is in :func:`.infiniop_suite.mistakes`.
     """
 
     def run(self) -> None:
@@ -47,25 +45,23 @@ class Descriptors(Steps):
         operator = self._made("operator", (owner,), values)
         self.destroy(*tensors.values())  # the operator keeps its own copies
         size = c_size_t()
-        self.functions.call(SIZE, self.unless_null("operator", operator), self._to(SIZE, size))
+        self.functions.call(SIZE, self.unless("operator: null", operator), self._to(SIZE, size))
         if request.computes:
             self._compute(operator, size.value)
         self.destroy(operator, handle)
 
     def _compute(self, operator: int, size: int) -> None:
         request = self.request
-        self.need_workspace(size)
         scratch = guarded(np.zeros(size, np.uint8))
         watched = Watched(scratch)
         data = [
-            self.unless_null(f"{name} memory", each.array.ctypes.data)
+            self.unless(f"{name}: null memory", each.array.ctypes.data)
             for name, each in request.tensors.items()
         ]
         self.functions.call(
             RUN,
-            self.unless_null("operator when computing", self.given("operator", operator)),
-            self.unless_null("workspace", scratch.ctypes.data),
-            size - request.bytes_missing,
+            self.unless("operator: null when computing", self.given("operator", operator)),
+            *self.workspace(size, scratch.ctypes.data),
             *data,
             None,
         )
@@ -89,7 +85,7 @@ class Descriptors(Steps):
         return self._made("tensor", (), arguments)
 
     def _to(self, function: str, result: Any) -> Any:
-        return self.unless_null(function, ctypes.addressof(result))
+        return self.unless(f"{function}: no place for the result", ctypes.addressof(result))
 
 
 def _prepare(functions: Functions) -> None:

@@ -15,7 +15,7 @@ from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_N
 from . import changes
 from .cases import IN_PLACE, Topic, thinned
 from .infiniop_library import DTYPES, INFINIOP, MAKERS, RUN, SIZE
-from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, handled, together
+from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, mishandled, together
 from .neighbours import neighbours
 from .suite import LONG
 from .tensors import Array, Call, Shape, make
@@ -81,7 +81,9 @@ class Case(LibraryCase):
             tensor.null_strides = self.null == "strides" and is_contiguous
         request = Request(RUN, arguments, written)
         if self.null == "memory":
-            request.null.update(f"{name} memory" for name, each in arrays.items() if not each.size)
+            request.wrong.update(
+                f"{name}: null memory" for name, each in arrays.items() if not each.size
+            )
         if self.is_mistake:
             mistakes()[self.change](request)
         return request
@@ -131,20 +133,15 @@ def mistakes() -> Mapping[str, Change]:
     near = neighbours(CONTRACT, ANY_PRODUCT, (ANY_PRODUCT,), _PLAIN.request(), DTYPES)
     found = dict(near.broken)
     for name in (*OUTPUTS, *INPUTS):
-        found[f"{name}: destroyed"] = handled(False, destroyed={name})
-        found[f"{name}: null memory"] = handled(null={f"{name} memory"})
-    found["handle: null"] = handled(False, null={"handle"})
-    found["handle: destroyed"] = handled(False, destroyed={"handle"})
-    found["operator: null"] = handled(False, null={"operator"})
-    found["operator: null when computing"] = handled(null={"operator when computing"})
-    found["operator: destroyed"] = handled(destroyed={"operator"})
+        found |= mishandled(f"{name}: destroyed", computes=False)
+        found |= mishandled(f"{name}: null memory")
+    found |= mishandled("handle: null", "handle: destroyed", "operator: null", computes=False)
+    found |= mishandled("operator: null when computing", "operator: destroyed")
     for creator, destroyer in (*MAKERS.values(), (SIZE, "")):
-        found[f"{creator}: no place for the result"] = handled(False, null={creator})
+        found |= mishandled(f"{creator}: no place for the result", computes=False)
         if destroyer:
-            found[f"{destroyer}: null"] = handled(False, null={destroyer})
-            found[f"{destroyer}: twice"] = handled(False, destroyed_twice=destroyer)
-    found["workspace: null"] = handled(null={"workspace"})
-    found["workspace: a byte short"] = handled(bytes_missing=1)
+            found |= mishandled(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
+    found |= mishandled("workspace: null", "workspace: a byte short")
     # Of two mistakes the first in order is told.
     for first, second in (
         ("running_var: null", "weight: F64"),

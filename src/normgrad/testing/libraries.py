@@ -61,29 +61,19 @@ class Request:
         operator: the C function that computes.
         arguments: by name, in the order of the C function that checks them.
         written: the tensors that are written to.
-        null: for what a null pointer is given: arguments, results' places and whatever else the
-            dialect's steps name, and functions that destroy.
-        destroyed: what is destroyed before it is used: arguments, or what the dialect's steps name.
-        destroyed_between: arguments that are, between the operator's two functions.
-        destroyed_twice: a function that destroys, which is called twice.
-        bytes_missing: of the workspace.
+        wrong: what is done wrong, in the words that the steps look for: "input: null" where a null
+            pointer is given for an argument, "input: destroyed" where a handle is destroyed before.
         computed_by: the function that is to compute, if it is not the operator's own.
         computes: whether more is done than to check the arguments.
-        used_again: whether what was made for one computation is used for another.
         runs: how often it is computed.
     """
 
     operator: str
     arguments: dict[str, Argument]
     written: tuple[str, ...]
-    null: set[str] = field(default_factory=set)
-    destroyed: set[str] = field(default_factory=set)
-    destroyed_between: set[str] = field(default_factory=set)
-    destroyed_twice: str = ""
-    bytes_missing: int = 0
+    wrong: set[str] = field(default_factory=set)
     computed_by: str = ""
     computes: bool = True
-    used_again: bool = False
     runs: int = 1
 
     @property
@@ -99,21 +89,25 @@ class Request:
     def copied(self) -> Request:
         """The same over the same memory, to be changed."""
         arguments = {name: copy.copy(value) for name, value in self.arguments.items()}
-        return replace(self, arguments=arguments, null=set(self.null))
+        return replace(self, arguments=arguments, wrong=set(self.wrong))
 
 
 Change = Callable[[Request], None]
 
 
-def handled(computes: bool = True, **changes: Any) -> Change:
-    """A change of a request: other attributes, and whether the operator still computes."""
+def handled(*wrong: str, computes: bool = True) -> Change:
+    """A change of a request: what is done wrong, and whether the operator still computes."""
 
     def put(request: Request) -> None:
-        for name, value in changes.items():
-            setattr(request, name, value)
+        request.wrong.update(wrong)
         request.computes = computes
 
     return put
+
+
+def mishandled(*wrong: str, computes: bool = True) -> dict[str, Change]:
+    """A change for each way to do something wrong, by the words for it."""
+    return {words: handled(words, computes=computes) for words in wrong}
 
 
 def together(*changes: Change) -> Change:
@@ -167,7 +161,7 @@ class Steps(ABC):
             try:
                 self.run()
             except RefusedError:
-                self._check(request.written if request.used_again else ())
+                self._check(request.written if "executor: used again" in request.wrong else ())
                 raise
             self._check(request.written)
             return Outcome(self.outputs(), faults=tuple(self.faults))
@@ -199,15 +193,15 @@ class Steps(ABC):
 
     # What the steps of every dialect are made of
 
-    def unless_null(self, name: str, value: Any) -> Any:
-        """A value, or None where the request has a null pointer for it."""
-        return None if name in self.request.null else value
+    def unless(self, words: str, value: Any) -> Any:
+        """A value, or None where this is to be done wrong: a null pointer."""
+        return None if words in self.request.wrong else value
 
     def given(self, name: str, handle: int) -> Any:
         """A handle as an argument: destroyed before, or null, if it is to be."""
-        if name in self.request.destroyed:
+        if f"{name}: destroyed" in self.request.wrong:
             self.destroy(handle)
-        return self.unless_null(name, handle)
+        return self.unless(f"{name}: null", handle)
 
     def made(self, handle: int, destroyer: str) -> int:
         """A handle, which is to be destroyed."""
@@ -220,21 +214,24 @@ class Steps(ABC):
             destroyer = self._living.get(handle)
             if destroyer is None:
                 continue
-            if destroyer in self.request.null:
+            if f"{destroyer}: null" in self.request.wrong:
                 self.functions.call(destroyer, None)
             del self._living[handle]
             self.functions.call(destroyer, handle)
-            if destroyer == self.request.destroyed_twice:
+            if f"{destroyer}: twice" in self.request.wrong:
                 self.functions.call(destroyer, handle)
 
     def destroy_all(self) -> None:
         """Destroy what is left, in the order in which it was made."""
         self.destroy(*self._living)
 
-    def need_workspace(self, size: int) -> None:
-        """See that a workspace can be too small, where it is to be."""
-        if size == 0 and (self.request.bytes_missing or "workspace" in self.request.null):
+    def workspace(self, size: int, address: int | None) -> tuple[int | None, int]:
+        """A workspace's address and size, as the operator is told."""
+        words = ("workspace: null", "workspace: a byte short")
+        is_null, is_short = (each in self.request.wrong for each in words)
+        if size == 0 and (is_null or is_short):
             raise NotOfferedError("it needs no workspace")
+        return None if is_null else address, size - is_short
 
 
 class LibraryCase(Case, ABC):

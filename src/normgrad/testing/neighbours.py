@@ -106,7 +106,7 @@ def neighbours(
         changed = plain.copied()
         change(changed)
         if not keeps(contract, product, products, changed):
-            broken[name] = together(change, handled(False))
+            broken[name] = together(change, handled(computes=False))
         elif _is_true(changed, plain):
             kept[name] = change
     return Neighbours(kept, broken)
@@ -120,7 +120,8 @@ def keeps(
 ) -> bool:
     """Whether a request's arguments keep a contract."""
     given: dict[str, Any] = {
-        name: None if name in request.null else value for name, value in request.arguments.items()
+        name: None if f"{name}: null" in request.wrong else value
+        for name, value in request.arguments.items()
     }
     try:
         rules.check(contract, rules.Call(product, given, given), products)
@@ -137,7 +138,7 @@ def _changes(
     for row in contract.parameters:
         if row.name not in tensors:
             continue
-        yield f"{row.name}: null", handled(null={row.name})
+        yield f"{row.name}: null", handled(f"{row.name}: null")
         of_row = row.on(product.name).rules
         groups = {row.name: [row.name]}
         if row.name == "input":
@@ -150,7 +151,7 @@ def _changes(
                         yield f"{title}: {word}", _say(names, said)
     for scalar in contract.scalars:
         if scalar.is_pointer:
-            yield f"{scalar.name}: null", handled(null={scalar.name})
+            yield f"{scalar.name}: null", handled(f"{scalar.name}: null")
         for value in _near_value(plain.arguments[scalar.name]):
             yield f"{scalar.name}: {value}", _value(scalar.name, value)
 
@@ -183,7 +184,7 @@ def _is_true(changed: Request, plain: Request) -> bool:
     before = plain.tensors
     same = {name: each for name, each in plain.arguments.items() if name not in before}
     return (
-        changed.null == plain.null
+        changed.wrong == plain.wrong
         and same.items() <= changed.arguments.items()
         and all(
             (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))
