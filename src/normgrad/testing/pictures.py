@@ -47,14 +47,21 @@ def _svg(figure: Any, *legend: Any) -> bytes:
     return file.getvalue()
 
 
-def _panel(axes: Any, title: str) -> None:
-    """What all panels look like."""
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title(title, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(color="0.92", linewidth=0.6)
+def _panels(size: tuple[float, float], down: int, across: int, x: str, y: str) -> tuple[Any, Any]:
+    """A figure of this size with rows of panels, whose axes are alike and logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    for axes in panels.flat:
+        axes.set(xscale="log", yscale="log")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="0.92", linewidth=0.6)
+    for axes in panels[-1]:
+        axes.set_xlabel(x)
+    for line in panels:
+        line[0].set_ylabel(y)
+    return figure, panels
 
 
 def _measured(trials: Sequence[Trial], topic: Topic) -> list[tuple[Trial, list[Judged]]]:
@@ -74,18 +81,15 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
     Returns:
         An SVG file; None where nothing was measured.
     """
-    from matplotlib.figure import Figure
-
     measured = _measured(trials, Topic.VALUES)
     if not measured:
         return None
     everything = [each for _, judged in measured for each in judged]
     columns = list(dict.fromkeys(each.case.dtype for each in everything))
     layouts = list(dict.fromkeys(each.case.data_layout for each in everything))
-    figure = Figure(
-        figsize=(1.5 + 3.1 * len(columns), 0.9 + 2.5 * len(measured)), layout="constrained"
-    )
-    panels = figure.subplots(len(measured), len(columns), sharex=True, sharey=True, squeeze=False)
+    down, across = len(measured), len(columns)
+    size = (1.5 + 3.1 * across, 0.9 + 2.5 * down)
+    figure, panels = _panels(size, down, across, "error / bound", "share of elements")
     middles = 10 ** ((EDGES[:-1] + EDGES[1:]) / 2)
     for line, (trial, judged) in zip(panels, measured, strict=True):
         for axes, dtype in zip(line, columns, strict=True):
@@ -103,10 +107,7 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
                     axes.plot(middles, shares, color=colour, linewidth=1.1, label=layout)
             axes.axvline(1, color="0.2", linewidth=0.9)
             axes.axvspan(1, 10 ** EDGES[-1], color="#D55E00", alpha=0.07, linewidth=0)
-            _panel(axes, f"{trial.name}: {dtype}")
-        line[0].set_ylabel("share of elements")
-    for axes in panels[-1]:
-        axes.set_xlabel("error / bound")
+            axes.set_title(f"{trial.name}: {dtype}", fontsize=9)
     handles = {
         label: handle
         for axes in panels.flat
@@ -121,7 +122,6 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
     Returns:
         An SVG file; None where nothing was measured.
     """
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     measured = _measured(trials, Topic.MEAN)
@@ -130,8 +130,8 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
         return None
     across = min(4, len(kinds))
     down = -(-len(kinds) // across)
-    figure = Figure(figsize=(2.2 + 2.8 * across, 0.8 + 2.3 * down), layout="constrained")
-    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    size = (2.2 + 2.8 * across, 0.8 + 2.3 * down)
+    figure, panels = _panels(size, down, across, "|mean| / std", "max error / bound")
     dtypes = list(dict.fromkeys(each.case.dtype for _, judged in measured for each in judged))
     for axes, kind in zip(panels.flat, kinds, strict=False):
         for (_, judged), colour in zip(measured, _COLOURS, strict=False):
@@ -154,13 +154,9 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
                     markersize=4,
                 )
         axes.axhline(1, color="0.2", linewidth=0.9)
-        _panel(axes, kind)
+        axes.set_title(kind, fontsize=9)
     for axes in panels.flat[len(kinds) :]:
         axes.set_visible(False)
-    for axes in panels[-1]:
-        axes.set_xlabel("|mean| / std")
-    for line in panels:
-        line[0].set_ylabel("max error / bound")
     handles = [
         *(
             Line2D([], [], color=colour, label=trial.name)
