@@ -81,6 +81,14 @@ def test_ours_meets_it(topic):
             assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
 
 
+def test_ours_refuses_every_mistake_by_name():
+    ours = testing.load("normgrad")
+    for case in testing.cases():
+        if case.topic is Topic.MISTAKES:
+            judged = testing.check(case, ours)
+            assert judged.verdict is Verdict.MET, f"{case}: {judged.detail}"
+
+
 def quick(kind, change):
     """A quick run's cases of a kind with such changes; a full run has them too."""
     return [case for case in testing.cases(quick=True) if case.kind == kind and change(case.change)]

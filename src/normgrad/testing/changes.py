@@ -325,7 +325,10 @@ def mistakes(call: Call) -> dict[str, Change]:
             found[f"{name}: missing"] = _missing(name)
     if "num_groups" in call.choices:
         found["num_groups: no divisor"] = Change("num_groups", _no_divisor)
-    found["input: one axis"] = _reshaped(lambda shape: (-1,))
+    one_axis = _reshaped(lambda shape: (-1,))
+    if "normalized_shape" in call.choices:  # one axis may be a row, but not of this length
+        one_axis = replace(one_axis, argument="normalized_shape")
+    found["input: one axis"] = one_axis
     found["input: nine axes"] = _reshaped(lambda shape: (*shape, *[1] * (9 - len(shape))))
     for name, values in _OPTION_MISTAKES.items():
         if name in call.choices:
