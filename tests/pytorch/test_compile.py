@@ -111,12 +111,29 @@ def test_what_inductor_generates_is_what_the_operators_compute(dtype, last):
         groups = (dy, x, *of_groups, weight, 4, 6, 15, 2, mask)
         calls += [("native_batch_norm_backward", call) for call in (train, evaluate)]
         calls.append(("native_group_norm_backward", groups))
+        row = [6, 5, 3]
+        wide = weight if weight is None else torch.rand(row, generator=generator)
+        _, *of_rows = nt.ops.native_layer_norm(x, row, wide, wide, 1e-5)
+        calls.append(("native_layer_norm", (x, row, wide, wide, 1e-5)))
+        mask = [True, weight is not None, weight is not None]
+        calls.append(("native_layer_norm_backward", (dy, x, row, *of_rows, wide, wide, mask)))
     for name, arguments in calls:
         formula = inductor.DECOMPOSITIONS[name]
         traced = make_fx(lambda: formula(*arguments), decomposition_table=decompositions)()  # noqa: B023
         found = traced()
         expected = getattr(nt.ops, name)(*arguments)
         torch.testing.assert_close(found, expected, check_stride=name.endswith("norm"))
+
+
+def test_large_layer_norms_are_ours_under_inductor():
+    from normgrad.torch import inductor
+
+    found = []
+    for rows in (inductor.SMALL // 8 - 1, inductor.SMALL // 8):
+        x = torch.zeros(rows, 8)
+        found.append(inductor.DECOMPOSITIONS["native_layer_norm"](x, [8], None, None, 1e-5))
+    assert found[1] is NotImplemented
+    assert found[0][0].shape == (inductor.SMALL // 8 - 1, 8)
 
 
 def test_the_average_of_all_batches():
