@@ -21,10 +21,9 @@ import torch
 
 import normgrad
 
-from ..operators.by_name import PLANNED, choices_of
+from ..operators.by_name import PLANNED
 from . import compositions, data, steps, timing
-from .compositions import EPS, MOMENTUM
-from .data import Data
+from .data import Data, arguments
 from .device import Device
 from .suite import BFLOAT16, FLOAT16, FLOAT32, Case, Operator, Part
 from .timing import Call
@@ -65,26 +64,6 @@ class Ready:
 def tensors(case: Case, device: Device) -> list[Data]:
     """A case's tensors, in as many copies as a device wants."""
     return [data.make(case, seed, device.name) for seed in range(device.copies(case.tensor_bytes))]
-
-
-def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the public function takes: tensors and options, by name."""
-    training = case.operator in (Operator.TRAIN, Operator.FORWARD)
-    aliases = {"rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
-    tensors = {**vars(data), **aliases}
-    if case.operator is Operator.TRAIN:
-        tensors |= {"save_mean": data.mean, "save_invstd": data.invstd}
-    else:  # the forward pass changes them in training, and the data are others' too
-        tensors |= {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
-    options: dict[str, Any] = {"training": training, "eps": EPS, "momentum": MOMENTUM}
-    options |= {"num_groups": case.groups, "normalized_shape": case.shape[1:]}
-    if case.operator is Operator.EVAL_INPUT:
-        options["output_mask"] = (True, False, False)
-    name = case.operator.function
-    names = [parameter.name for parameter in PLANNED[name].parameters]
-    choices = choices_of(name)
-    taken = {choice: value for choice, value in options.items() if choice in choices}
-    return {name: tensors[name] for name in names if name in tensors}, taken
 
 
 def _updated(case: Case, named: Mapping[str, Any]) -> tuple[Any, ...] | None:

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
-from .suite import Case, Layout, Part, Shape
+from ..operators.by_name import PLANNED, choices_of
+from .suite import Case, Layout, Operator, Part, Shape
+
+EPS = 1e-5
+MOMENTUM = 0.1
 
 #: Tensors by their operators' names for them; see :func:`make`.
 Data = SimpleNamespace
@@ -64,3 +68,23 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
         count=torch.tensor([count], dtype=torch.int32, device=device),
         bias=normal((channels,)).to(parameters),
     )
+
+
+def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the public function takes: tensors and options, by name."""
+    training = case.operator in (Operator.TRAIN, Operator.FORWARD)
+    aliases = {"rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
+    tensors = {**vars(data), **aliases}
+    if case.operator is Operator.TRAIN:
+        tensors |= {"save_mean": data.mean, "save_invstd": data.invstd}
+    else:  # the forward pass changes them in training, and the data are others' too
+        tensors |= {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
+    options: dict[str, Any] = {"training": training, "eps": EPS, "momentum": MOMENTUM}
+    options |= {"num_groups": case.groups, "normalized_shape": case.shape[1:]}
+    if case.operator is Operator.EVAL_INPUT:
+        options["output_mask"] = (True, False, False)
+    name = case.operator.function
+    names = [parameter.name for parameter in PLANNED[name].parameters]
+    choices = choices_of(name)
+    taken = {choice: value for choice, value in options.items() if choice in choices}
+    return {name: tensors[name] for name in names if name in tensors}, taken

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from ..operators.by_name import FUNCTIONS
-from ..torch.schemas import SCHEMAS
+from ..torch.schemas import ATEN
 
-#: Our operators' rows in the table of PyTorch's, by our names.
-_ATEN = {row.operator.name: row for row in SCHEMAS.values() if row.operator is not None}
 #: Those that change the running statistics that they are given, where ours returns new ones.
 _CHANGING = ("batch_norm", "batch_norm_gather_stats_with_counts")
 _RUNNING = ("running_mean", "running_var")
@@ -22,7 +20,7 @@ _THREADS = torch.get_num_threads()
 
 def _under_our_name(name: str) -> Callable[..., Any]:
     """One of our functions, without options that ATen has not got, computed by PyTorch."""
-    theirs = _ATEN[name]
+    theirs = ATEN[name]
     ours = inspect.signature(FUNCTIONS[name])
     parameters = [
         each for each in ours.parameters.values() if each.name not in ("channel_axis", "out")
@@ -65,5 +63,5 @@ class Aten:
         torch.set_num_threads(count or _THREADS)
 
 
-for _name in _ATEN:
+for _name in ATEN:
     setattr(Aten, _name, staticmethod(_under_our_name(_name)))

@@ -204,3 +204,5 @@ _SCHEMAS = (
 
 #: The operators by name.
 SCHEMAS = {schema.name: schema for schema in _SCHEMAS}
+#: Those that are normgrad's operators, by normgrad's names.
+ATEN = {row.operator.name: row for row in _SCHEMAS if row.operator is not None}
