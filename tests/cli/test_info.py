@@ -72,7 +72,7 @@ def test_gpus_by_the_driver(tmp_path, status, names):
 def test_whether_gpus_are_used(monkeypatch):
     versions = {"torch": "2.13.0", "triton": "3.9.0"}
     monkeypatch.setattr(info, "gpus", lambda: ["Big GPU", "Small GPU"])
-    monkeypatch.setattr(info, "_version", lambda package: versions[package])
+    monkeypatch.setattr(info, "version", lambda package: versions[package])
     monkeypatch.setattr(info.devices, "unusable", lambda: "it is too old")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(info, "gpu_kernels", lambda name: f"what is known of {name}")

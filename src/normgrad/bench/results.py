@@ -21,6 +21,9 @@ from ..machine import this_machine
 from ..writing import replacing
 from .suite import Case, Part, spelled
 
+#: What stands for the version of a package that is not there.
+NOT_INSTALLED = "not installed"
+
 #: The number of threads of a row that was measured on a GPU.
 ON_GPU = 0
 
@@ -151,11 +154,11 @@ class Results:
 
 
 def version(package: str) -> str:
-    """An installed package's version."""
+    """An installed package's version; it is read and not imported, which takes torch seconds."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:

@@ -143,7 +143,9 @@ def _run(
         report = run.execute(request, show.working)
         # Before anything is printed: what reads it may go away.
         if path is not None and kind is not None:
-            outputs.write(path, kind, {result.name: result.array for result in report.results})
+            with outputs.rewriting(path) as opened:
+                arrays = {result.name: result.array for result in report.results}
+                outputs.encode(opened, kind, arrays)
         for note in report.notes:
             show.complain(f"note: {note}")
         show.report(report, path)

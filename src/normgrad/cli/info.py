@@ -7,7 +7,6 @@ import importlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import normgrad
@@ -15,6 +14,7 @@ import normgrad
 from .. import devices, threads
 from ..backends import choice
 from ..backends.cpu import packaged
+from ..bench.results import NOT_INSTALLED, version
 from ..machine import this_machine
 from ..settings import SettingError
 
@@ -27,8 +27,6 @@ FEATURES = (
     *("neon", "fullfp16", "fp16fml", "bf16", "sve", "sve2"),
 )
 
-_MISSING = "not installed"
-
 #: What the folder of the compiled kernels is called.
 KEPT = "kept in"
 
@@ -36,14 +34,6 @@ _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
 
 #: Numba's threading layers, in the order in which it tries them, and the modules they are in.
 _LAYERS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
-
-
-def _version(package: str) -> str:
-    # Read, not imported: torch takes seconds.
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return _MISSING
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -140,10 +130,10 @@ def gpus(driver: str = "libcuda.so.1") -> list[str]:
 def gpus_unused() -> str | None:
     """Why GPUs are not used, as far as can be told without loading PyTorch."""
     for package, called in (("torch", "PyTorch"), ("triton", "Triton")):
-        version = _version(package)
-        if version == _MISSING:
+        found = version(package)
+        if found == NOT_INSTALLED:
             return f"{called} is not installed"
-        if version.endswith("+cpu"):
+        if found.endswith("+cpu"):
             return f"this is {called} for the CPU alone"
     return devices.unusable() if "torch" in sys.modules else None
 
@@ -197,7 +187,7 @@ def gather() -> list[tuple[str, Rows]]:
     versions = (
         ("normgrad", normgrad.__version__),
         ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
-        *((package, _version(package)) for package in _PACKAGES),
+        *((package, version(package)) for package in _PACKAGES),
     )
     return [
         ("versions", versions),

@@ -53,7 +53,7 @@ def named(option: str, name: str) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Find out before any work what would keep :func:`write` from writing there.
+    """Find out before any work what would keep :func:`rewriting` from writing there.
 
     Raises:
         InputError: a directory, a device, or a name in a folder that is not there.
@@ -71,28 +71,19 @@ def check_writable(path: Path) -> None:
             raise InputError(path, f"the folder {target.parent} may not be written to; {_ALLOWED}")
 
 
-def write(path: Path, kind: Format, tensors: Mapping[str, Array]) -> None:
-    """Write arrays to exactly this name, all or nothing: what was there stays until all is written.
-
-    Raises:
-        InputError: what the system says against it.
-    """
-    target = _target(path)
-    with reported(path, UNCHANGED), replacing(target) as file:
-        _encode(file, kind, tensors)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write text likewise.
+@contextmanager
+def rewriting(path: Path) -> Iterator[BinaryIO]:
+    """A file of exactly this name, all or nothing: what was there stays until all is written.
 
     Raises:
         InputError: what the system says against it.
     """
     with reported(path, UNCHANGED), replacing(_target(path)) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
+        yield file
 
 
-def _encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
+def encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
+    """Write arrays by name in one of the formats."""
     if kind is Format.NPZ:
         arrays: dict[str, Any] = dict(tensors)
         np.savez(file, **arrays)

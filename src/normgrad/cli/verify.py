@@ -176,7 +176,8 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
         for title, facts in info.gather()
     ]
     text = page(trials, command, when, machine)
-    outputs.write_text(path, text)
+    with outputs.rewriting(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _print(trials: Sequence[Trial], path: Path | None) -> None:

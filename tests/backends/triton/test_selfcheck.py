@@ -175,7 +175,7 @@ def test_a_failure_is_remembered(checks):
             messages.append(str(caught.value))
         checks.new_process()
     assert len(checks) == 1
-    versions = f"Triton {info._version('triton')} and PyTorch {info._version('torch')}"
+    versions = f"Triton {info.version('triton')} and PyTorch {info.version('torch')}"
     assert set(messages) == {
         f"cuda:0: kernels that give wrong results on NVIDIA Made-Up (80 GB), with {versions} "
         "(checked on 2026-11-22: batch_norm_stats in float32: mean is off by 5 times); allowed: "
