@@ -25,6 +25,7 @@ and every forward pass but for mixed layouts, as it has one tensor alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -121,17 +122,6 @@ class Layout(Enum):
 
 MIXED = (Layout.X_CHANNELS_LAST, Layout.DY_CHANNELS_LAST)
 DENSE = (Layout.CONTIGUOUS, Layout.CHANNELS_LAST)
-
-#: The operators of batch norm, and of group norm, in each part.
-OPERATORS = {
-    (part, grouped): tuple(
-        operator
-        for operator in Operator
-        if operator.part is part and operator.value.endswith("group-norm") == grouped
-    )
-    for part in (Part.GRADIENTS, Part.FORWARD, Part.LAYERS)
-    for grouped in (False, True)
-}
 
 RESNET_50: tuple[Shape, ...] = (
     *((32, 64, 112, 112), (32, 64, 56, 56), (32, 512, 28, 28)),
@@ -258,11 +248,12 @@ def _cases(
     layouts: Iterable[Layout],
 ) -> Iterator[Case]:
     """All operators of a part on these shapes in every kind and layout that they can have."""
-    for shape, groups in shapes:
-        for dtype, parameters in kinds:
-            for layout in layouts if len(shape) == 4 else DENSE[:1]:
-                for operator in OPERATORS[part, bool(groups)]:
-                    yield Case(operator, shape, dtype, parameters, layout, groups)
+    operators = [operator for operator in Operator if operator.part is part]
+    for (shape, groups), kind in itertools.product(shapes, kinds):
+        for layout in layouts if len(shape) == 4 else DENSE[:1]:
+            for operator in operators:
+                if operator.value.endswith("group-norm") == bool(groups):
+                    yield Case(operator, shape, *kind, layout, groups)
 
 
 def suite() -> tuple[Case, ...]:
@@ -278,13 +269,9 @@ def suite() -> tuple[Case, ...]:
         cases += _cases(part, SAMPLE, [(FLOAT16, FLOAT32)], DENSE)
         cases += _cases(part, SAMPLE, COMMON, less_common)
         cases += _cases(part, SAMPLE, HALVES, DENSE[:1])
-    rows = [operator for operator in Operator if operator.part is Part.ROWS]
-    cases += [
-        Case(operator, shape, *kind) for shape in ROWS for kind in COMMON for operator in rows
-    ]
+    cases += _cases(Part.ROWS, [(shape, 0) for shape in ROWS], COMMON, DENSE)
     cases += _cases(Part.LAYERS, four_axes, COMMON, DENSE)
-    for operator in (Operator.RESNET18, Operator.MOBILENET_V2, Operator.UNET):
-        cases += [Case(operator, IMAGES, *kind, layout) for kind in COMMON for layout in DENSE]
+    cases += _cases(Part.STEPS, [(IMAGES, 0)], COMMON, DENSE)
     for operator in (Operator.TRAIN, Operator.EVAL, Operator.FORWARD, Operator.FORWARD_EVAL):
         cases.append(Case(operator, CALL))
     cases += [Case(op, CALL, groups=4) for op in (Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM)]
