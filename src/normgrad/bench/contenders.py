@@ -93,9 +93,7 @@ def planned(case: Case, data: Data) -> normgrad.Plan:
     name, device = case.operator.function, data.input.device
     # The CPU's is what a plan is for where nothing is said.
     options |= {} if device.type == "cpu" else {"device": device.type}
-    first = normgrad.plan(name, **named, **options)
-    out = _outputs(first, _updated(case, named), device)
-    return normgrad.plan(name, **named, **options, out=out)
+    return normgrad.plan(name, **named, **options, out=_updated(case, named))
 
 
 def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
