@@ -75,10 +75,11 @@ def test_the_second_call_of_a_kind(entered, kind, framework):
     again = call(case, tensors)
     assert entered == [False, True]
     assert raw(again) == first
-    # With results of the caller's: all of them, and the first alone.
-    out = again if len(named(again)) == 1 else tuple(again)
-    some = out if len(named(again)) == 1 else (again[0], *[None] * (len(again) - 1))
-    for given in (out, some):
+    # With results of the caller's: all of them, as they were returned or listed; the first alone.
+    ways = [again]
+    if len(named(again)) > 1:
+        ways += [list(again), (again[0], *[None] * (len(again) - 1))]
+    for given in ways:
         del entered[:]
         for _ in range(2):
             flat(again)[0][...] = 7

@@ -201,8 +201,7 @@ class Plan:
         """
         if self.ready is None:
             return None
-        if out is not None and self._operator.out_is_tensor:
-            out = (out,)
+        out = _as_tuple(self._operator, out)
         try:
             results = self._entry.enter(tensors, out, workspace)
         except Exception:  # whatever new results raised, run_checked has words for it
@@ -402,7 +401,10 @@ def call(
 
 
 def _as_tuple(operator: Operator, out: Any) -> Any:
-    return (out,) if out is not None and operator.out_is_tensor else out
+    """``out`` as compiled code reads it: None or a tuple, which earlier results (named) are not."""
+    if out is not None and operator.out_is_tensor:
+        return (out,)
+    return tuple(out) if isinstance(out, (tuple, list)) else out
 
 
 def ready_for(operator: Operator, key: bytes, read_next: bool) -> native.Ready | None:
