@@ -426,7 +426,7 @@ def test_every_step_is_taken_somewhere():
     assert paths == {
         "rows", "columns", "moved", "count", "prepare", "exact", "moments", "sums", "combine",
         "mean", "statistics", "centre", "parameters", "outputs", "coefficients", "apply",
-        "evaluate", "weights", "along",
+        "evaluate", "weights", "along", "gradients",
     }  # fmt: skip
 
 

@@ -28,6 +28,8 @@ TILE_CHANNELS = 64
 LEAST_ROWS = 128
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
+#: The longest row whose sums are float32 throughout.
+SHORT = 256
 #: The most elements, and channels, of several samples of group norm that are treated as one sample.
 TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
 #: Adjacent channels shorter than this are read as columns: a single one would not fill the lanes.

@@ -7,28 +7,50 @@ sums come first (see rows.py), and leave it in a cache.
 from __future__ import annotations
 
 from . import block as B
+from .access import SHORT
+from .coefficients import NORMAL_SINGLES, holds, keep_precision, of_group
 from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
 from .helpers import helper, passed
-from .intrinsics import double_buffer, doubles_at, get, like, put, real_buffer, real_of, shift
+from .intrinsics import (
+    address_of,
+    bits_to_double,
+    double_buffer,
+    doubles_at,
+    get,
+    like,
+    not_inlined,
+    put,
+    real_buffer,
+    real_of,
+    shift,
+)
 from .lanes import (
+    EIGHT,
     LANES,
     as_loaded,
     get_lanes,
     load_part,
     load_some,
+    prefetch_lanes,
     put_lanes,
     splat,
+    splat_like,
     store_part,
+    sums_of_eight,
     zero_lanes,
 )
-from .rows import further, has_whole_lines, sums_of, three
-from .sums import fold_sums
+from .rows import further, has_whole_lines, keep_short_row, sums_of, three
+from .sums import LOTS, fold_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Offsets of each row's numbers in the buffer, in the order of a job's fields.
 GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS, 5 * ROWS
 NUMBERS = 6 * ROWS
+#: The size of buffers of a short row, in which the last lanes may end beyond it.
+ROW = SHORT + LANES
+#: That of the sums of some rows, which are stored in whole lanes.
+TOTALS = ROWS + LANES
 
 
 @helper
@@ -41,15 +63,25 @@ def read_numbers(job, row, rows, numbers):
 
 
 @helper
-def add_and_write(tensors, c, weight, numbers, r, sums, part, writes, streaming):
-    """Add dy and dy·(x − mean)/std of a part of row r to two sums, and write dx where wanted."""
+def numbers_of(numbers, r):
+    """A row's gain, shift, mean, slope, scale and 1/std, in lanes."""
+    return (
+        splat(get(numbers, GAIN + r)), splat(get(numbers, SHIFT + r)),
+        splat(get(numbers, MEAN + r)), splat(get(numbers, SLOPE + r)),
+        splat(get(numbers, SCALE + r)), splat(get(numbers, INVSTD + r)),
+    )  # fmt: skip
+
+
+@helper
+def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
+    """Add dy and dy·(x − mean)/std of a part of a row to two sums, and write dx where wanted."""
     dy, x, dx = tensors
-    values, centred = load_part(dy, c, part), load_part(x, c, part) - splat(get(numbers, MEAN + r))
+    gain, offset, mean, slope, scale, invstd = numbers
+    values, centred = load_part(dy, c, part), load_part(x, c, part) - mean
     if writes:
-        inner = splat(get(numbers, SHIFT + r)) + splat(get(numbers, SLOPE + r)) * centred
-        outer = splat(get(numbers, GAIN + r)) * weight * values - inner
-        store_part(dx, c, splat(get(numbers, SCALE + r)) * outer, part, streaming)
-    return sums[0] + values, sums[1] + values * (centred * splat(get(numbers, INVSTD + r)))
+        inner = offset + slope * centred
+        store_part(dx, c, scale * (gain * weight * values - inner), part, streaming)
+    return sums[0] + values, sums[1] + values * (centred * invstd)
 
 
 @passed
@@ -60,13 +92,22 @@ def add_rows(arguments, c, part):
     a, b = (zero, zero), (zero, zero)
     here = tensors
     for r in range(0, rows - 1, 2):
-        a = add_and_write(here, c, weight, numbers, r, a, part, writes, streaming)
+        a = add_and_write(here, c, weight, numbers_of(numbers, r), a, part, writes, streaming)
         here = further(here, steps, 1)
-        b = add_and_write(here, c, weight, numbers, r + 1, b, part, writes, streaming)
+        b = add_and_write(here, c, weight, numbers_of(numbers, r + 1), b, part, writes, streaming)
         here = further(here, steps, 1)
     if rows % 2 > 0:
-        a = add_and_write(here, c, weight, numbers, rows - 1, a, part, writes, streaming)
+        a = add_and_write(
+            here, c, weight, numbers_of(numbers, rows - 1), a, part, writes, streaming
+        )
     fold_sums(zero, sums, c, a, b)
+
+
+@helper
+def read_weights(dy, weight, width, weights):
+    """Copy the weights of a row's elements, in the order in which dy is loaded."""
+    for c in range(0, width, LANES):
+        put_lanes(weights, c, as_loaded(dy, load_some(weight, c, min(LANES, width - c))))
 
 
 @helper
@@ -82,9 +123,7 @@ def parameters(operation, dy, x, dx, job):
     writes = get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width = min(SPAN, run - k)
-        for c in range(0, width, LANES):
-            some = load_some(weight, k + c, min(LANES, width - c))
-            put_lanes(weights, c, as_loaded(dy, some))
+        read_weights(dy, shift(weight, k), width, weights)
         tensors = further((dy, x, dx), (1, 1, 1), k)
         streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(tensors[2], width, steps[2])
         start_sums(columns, width, zero)
@@ -95,3 +134,117 @@ def parameters(operation, dy, x, dx, job):
             arguments = (here, steps, rows, weights, numbers, columns, writes, streaming)
             over_row(add_rows, arguments, width)
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
+
+
+@helper
+def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums):
+    """Sum some short rows in float32, eight at a time; there is room for eight times as many."""
+    dy, x = tensors[0], tensors[1]
+    kept = (
+        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
+        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
+    )
+    here = tensors
+    for first in range(0, rows, EIGHT):
+        for i in range(min(EIGHT, rows - first)):
+            terms = splat_like(dy, x, get(means, first + i)), zero_lanes(dy, x), weight
+            keep_short_row(operation, here, run, terms, kept, i)
+            here = further(here, steps, 1)
+        put_lanes(shift(sums[0], first), 0, sums_of_eight(kept[0]))
+        put_lanes(shift(sums[1], first), 0, sums_of_eight(kept[1]))
+
+
+@helper
+def find_numbers(job, rows, means, invstds, sums, numbers):
+    """Compute some rows' numbers (see ``numbers_of``) from their sums."""
+    not_inlined()
+    m, centred = bits_to_double(get(job, B.J_DIVISOR)), get(job, B.J_CENTRED) != 0
+    normal, found = NORMAL_SINGLES, doubles_at(get(job, B.J_RANGE))
+    least, most = get(found, 1), get(found, 2)
+    for r in range(rows):
+        invstd = get(invstds, r)
+        fits = keep_precision(least, most, invstd, normal) & holds(invstd, invstd, 1.0, normal)
+        slope, scale, offset, gain = of_group(
+            (get(sums[0], r), 0.0), (get(sums[1], r), 0.0), (invstd, 0.0), m, centred, fits, normal
+        )
+        put(numbers, GAIN + r, gain)
+        put(numbers, SHIFT + r, offset)
+        put(numbers, MEAN + r, get(means, r))
+        put(numbers, SLOPE + r, slope)
+        put(numbers, SCALE + r, scale)
+        put(numbers, INVSTD + r, invstd)
+
+
+@helper
+def write_and_add(tensors, run, numbers, weights, kept, streaming, ahead):
+    """Write a row's dx, and add the row to what is kept of a chain of the parameters' sums.
+
+    ``ahead``: how much further on dy and x are prefetched, since meanwhile nothing is read of them.
+    """
+    whole = run // LANES * LANES
+    for c in range(0, whole, LANES):
+        prefetch_lanes(tensors[0], ahead[0] + c)
+        prefetch_lanes(tensors[1], ahead[1] + c)
+        sums = get_lanes(kept[0], c), get_lanes(kept[1], c)
+        weight = get_lanes(weights, c)
+        sums = add_and_write(tensors, c, weight, numbers, sums, None, True, streaming)
+        put_lanes(kept[0], c, sums[0])
+        put_lanes(kept[1], c, sums[1])
+    if whole < run:
+        sums = get_lanes(kept[0], whole), get_lanes(kept[1], whole)
+        weight, part = get_lanes(weights, whole), run - whole
+        sums = add_and_write(tensors, whole, weight, numbers, sums, part, True, False)
+        put_lanes(kept[0], whole, sums[0])
+        put_lanes(kept[1], whole, sums[1])
+
+
+@helper
+def clear_kept(zero, run, a, b):
+    """Start two chains of two sums each."""
+    for c in range(0, run, LANES):
+        put_lanes(a[0], c, zero)
+        put_lanes(a[1], c, zero)
+        put_lanes(b[0], c, zero)
+        put_lanes(b[1], c, zero)
+
+
+@helper
+def fold_kept(zero, columns, run, a, b):
+    """Add two chains of sums to those in float64, and start them anew."""
+    for c in range(0, run, LANES):
+        first = get_lanes(a[0], c), get_lanes(a[1], c)
+        fold_sums(zero, columns, c, first, (get_lanes(b[0], c), get_lanes(b[1], c)))
+    clear_kept(zero, run, a, b)
+
+
+@helper
+def gradients(operation, dy, x, dx, job):
+    """Sum each row, write its dx, and add it to the sums of the parameters' gradients.
+
+    Rows are short: so many as a chain has are in a core's cache from their sums to their dx.
+    """
+    count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
+    weights, weight = real_buffer(ROW, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
+    a = real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)
+    b = real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)
+    columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
+    first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
+    means = shift(doubles_at(get(job, B.J_MEAN)), first)
+    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
+    read_weights(dy, weight, run, weights)
+    start_sums(columns, run, zero)
+    clear_kept(zero, run, a, b)
+    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
+    numbers, sums = real_buffer(NUMBERS, dy, x), (double_buffer(TOTALS), double_buffer(TOTALS))
+    ahead = ROWS * steps[0], ROWS * steps[1]
+    for i in range(0, count, ROWS):
+        rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
+        sum_short_rows(operation, here, steps, rows, run, shift(means, i), weight, sums)
+        find_numbers(job, rows, shift(means, i), shift(invstds, i), sums, numbers)
+        for r in range(rows):
+            of_row = numbers_of(numbers, r)
+            kept = a if r % 2 == 0 else b
+            write_and_add(here, run, of_row, weights, kept, streaming, ahead)
+            here = further(here, steps, 1)
+        fold_kept(zero, columns, run, a, b)
+    gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))

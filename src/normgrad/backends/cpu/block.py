@@ -138,6 +138,9 @@ J_STREAM, J_AHEAD = _job(), _job()
 # Weight and bias along the rows; the index of the row's first element among the parameters; and
 # whether dx is written with the parameters' sums.
 J_WEIGHT, J_BIAS, J_FIRST, J_WRITES = _job(), _job(), _job(), _job()
+# What a row's coefficients need where its kernel computes them: the block's DIVISOR and CENTRED,
+# and the address of the weights' range (W_COUNT).
+J_DIVISOR, J_CENTRED, J_RANGE = _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()

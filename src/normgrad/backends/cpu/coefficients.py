@@ -143,14 +143,20 @@ def groups(block, s, bank, c0, c1):
 
 
 @helper
+def keep_precision(least, most, invstd, normal):
+    """Whether products of 1/std with the weights along rows, by their range, are normal numbers."""
+    size = abs(invstd)
+    return (most == 0.0) | ((least * size >= normal[0]) & (most * size <= normal[1]))
+
+
+@helper
 def start_groups(block, invstd, count, totals, projections, held):
     """Set sums to zero, and find whether products with the weights along rows keep precision."""
     found, normal = array(block, B.W_COUNT, plain(0)), normal_numbers(block)
     least, most, along = get(found, 1), get(found, 2), get(block, B.ALONG) != 0
     for g in range(count):
-        size = abs(get(invstd[0], g))
-        fits = (most == 0.0) | ((least * size >= normal[0]) & (most * size <= normal[1]))
-        put(held, g, 1.0 if fits | (not along) else 0.0)
+        fits = keep_precision(least, most, get(invstd[0], g), normal) | (not along)
+        put(held, g, 1.0 if fits else 0.0)
         put_pair(totals, g, (0.0, 0.0))
         put_pair(projections, g, (0.0, 0.0))
 
@@ -190,18 +196,30 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
 
 
 @helper
+def of_group(total, projection, r, m, centred, fits, normal):
+    """A group's slope, scale, shift, and what its channels' weights are multiplied by."""
+    inlined()
+    projection = (projection[0] + (r[0] - r[0]) if m > 1.0 else projection[0], projection[1])
+    total = total if centred else (0.0, 0.0)
+    t, p, multiplied = taken_off(total, projection, m, r, r, fits, normal)
+    scale, factor = (1.0, r[0]) if multiplied else (canonical(r[0]), 1.0)
+    return canonical(p), scale, canonical(t), factor
+
+
+@helper
 def finish_groups(block, invstd, count, totals, projections, held, slope, scale):
     """Compute the groups' slopes and scales; their shifts replace their sums."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
+    centred = get(block, B.CENTRED) != 0
     for g in range(count):
-        r, projection = get_pair(invstd, g), get_pair(projections, g)
-        projection = (projection[0] + (r[0] - r[0]) if m > 1.0 else projection[0], projection[1])
-        total = get_pair(totals, g) if get(block, B.CENTRED) != 0 else (0.0, 0.0)
-        t, p, multiplied = taken_off(total, projection, m, r, r, get(held, g) != 0.0, normal)
-        put(slope, g, canonical(p))
-        put(scale, g, 1.0 if multiplied else canonical(r[0]))
-        put(totals[0], g, canonical(t))
-        put(held, g, r[0] if multiplied else 1.0)
+        found = of_group(
+            get_pair(totals, g), get_pair(projections, g), get_pair(invstd, g), m, centred,
+            get(held, g) != 0.0, normal,
+        )  # fmt: skip
+        put(slope, g, found[0])
+        put(scale, g, found[1])
+        put(totals[0], g, found[2])
+        put(held, g, found[3])
 
 
 @helper

@@ -37,19 +37,25 @@ _LOOPS = {
     "sums": "sums",
     "evaluate": "sums",
     "parameters": "parameters",
+    "gradients": "gradients",
     "moments": "moments",
     "exact moments": "moments",
     "apply": "write",
     "scale": "write",
     "normalise": "write",
 }
+#: The operations of rows that are statistics groups alone.
+_ALONG = ("parameters", "gradients")
 _PATTERNS = {"rows": rows, "columns": columns, "along": along}
+#: The codes of float32 and float64; and those for which an operation has no kernel.
+_WHOLE = dtypes.float32.code, dtypes.float64.code
+_UNUSED = {"moments": _WHOLE, "gradients along": _WHOLE[1:]}
 #: The kernels there are, as pattern and operation.
 _KERNELS = (
-    *[("rows", name) for name in _LOOPS if name != "parameters"],
+    *[("rows", name) for name in _LOOPS if name not in _ALONG],
     *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
-    *[("columns", name) for name in _LOOPS if name != "parameters"],
-    ("along", "parameters"),
+    *[("columns", name) for name in _LOOPS if name not in _ALONG],
+    *[("along", name + ALONG) for name in _ALONG],
 )
 #: The units of per-channel arithmetic, by a program's name for it; each is compiled separately.
 _ARITHMETIC = {
@@ -78,7 +84,7 @@ def _kernel(pattern: str, operation: str, code: int) -> Source:
 
 def _sources() -> dict[str, Source]:
     codes = [dtype.code for dtype in dtypes.FLOATS]
-    singles, doubles = dtypes.float32.code, dtypes.float64.code
+    singles, doubles = _WHOLE
     found = {
         units.DRIVER: Source(drive.drive, drive.SIGNATURE),
         units.ENTRY: Source(enter.function, enter.SIGNATURE),
@@ -91,7 +97,7 @@ def _sources() -> dict[str, Source]:
         found[units.arithmetic(name)] = Source(*source)
     for pattern, operation in _KERNELS:
         for code in codes:
-            if operation != "moments" or code not in (singles, doubles):
+            if code not in _UNUSED.get(operation, ()):
                 found[units.kernel(pattern, operation, code)] = _kernel(pattern, operation, code)
     for tile in codes:
         for code in codes:

@@ -151,7 +151,7 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set has a bank of its own where a later step reads what an earlier one left there.
-    walks = sum(step.sums is not None or step.write is not None for step in steps)
+    walks = sum(any((step.sums, step.write, step.along)) for step in steps)
     bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
     banks = ceil_div(problem.sets.size, bank_sets)
     slots = (tiling.tasks if problem.by_row else tiling.blocks) if access.along else banks

@@ -162,6 +162,19 @@ def has_whole_lines(pointer, width, step):
 
 
 @helper
+def keep_short_row(operation, tensors, run, terms, kept, i):
+    """Sum a short row in float32, and keep its lanes as number i of those that are added up."""
+    inlined()
+    zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
+    none = zero, zero
+    a, b = add_whole_lanes(operation, tensors, plain(0), whole, terms, none, none, False)
+    if whole < run:
+        b = added(operation, tensors, whole, terms, b, run - whole, False)
+    put_lanes(kept[0], i * LANES, a[0] + b[0])
+    put_lanes(kept[1], i * LANES, a[1] + b[1])
+
+
+@helper
 def sums_of_short_rows(operation, dy, x, dx, job):
     """Sum channels that have one short row each, in float32 to the end."""
     not_inlined()
@@ -173,23 +186,17 @@ def sums_of_short_rows(operation, dy, x, dx, job):
         like(address_of(double_buffer(LOTS)), real_of(dy, x)),
         like(address_of(double_buffer(LOTS)), real_of(dy, x)),
     )
-    zero = zero_lanes(dy, x)
     group, left = first // per_group, per_group - first % per_group
-    here, whole = (dy, x, dx), run // LANES * LANES
+    here = dy, x, dx
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
         n = min(EIGHT, get(job, B.J_CHANNELS) - start)
         for i in range(n):
             mean, gain = get(means, group), get(gains, first + start + i)
             terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
-            none = zero, zero
-            a, b = add_whole_lanes(operation, here, plain(0), whole, terms, none, none, False)
-            if whole < run:
-                b = added(operation, here, whole, terms, b, run - whole, False)
-            put_lanes(kept[0], i * LANES, a[0] + b[0])
-            put_lanes(kept[1], i * LANES, a[1] + b[1])
+            keep_short_row(operation, here, run, terms, kept, i)
             here = further(here, apart, 1)
             group, left = next_group(group, left, per_group)
-        add_kept_totals(zero, kept, n, sums, first + start)
+        add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start)
 
 
 @helper
@@ -384,6 +391,19 @@ def write_row(operation, tensors, coefficients, along, count, past_caches):
     return write if isinstance(past_caches, types.NoneType) else stream
 
 
+@by_types
+def fetch_others(operation, tensors, ahead, run):
+    """Prefetch what is read after the rows that are being written, if they are statistics groups."""
+    if operation.along and operation.operation == "normalise":
+
+        def x_alone(operation, tensors, ahead, run):
+            for k in range(0, run, LANES):
+                prefetch_lanes(tensors[1], ahead + k)
+
+        return x_alone
+    return lambda operation, tensors, ahead, run: None
+
+
 @helper
 def write_rows(operation, dy, x, dx, job, past_caches):
     """Write dx or y of each channel's rows."""
@@ -396,6 +416,7 @@ def write_rows(operation, dy, x, dx, job, past_caches):
     slopes, scales = doubles_at(get(job, B.J_SLOPE)), doubles_at(get(job, B.J_SCALE))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     group, left = first // per_group, per_group - first % per_group
+    ahead = get(job, B.J_CHANNELS) * apart[1]
     for c in range(get(job, B.J_CHANNELS)):
         channel = first + c
         coefficients = (
@@ -404,6 +425,7 @@ def write_rows(operation, dy, x, dx, job, past_caches):
             splat_like(dy, x, get(scales, group)),
         )  # fmt: skip
         here = further((dy, x, dx), apart, c)
+        fetch_others(operation, here, ahead, run)
         for _ in range(rows):
             write_row(operation, here, coefficients, along, run, past_caches)
             here = further(here, steps, 1)

@@ -14,7 +14,7 @@ from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, TILE_CHANNELS, Access, read_bytes
+from .access import ALONG, LANES, ROWS, SHORT, TILE_CHANNELS, Access, read_bytes
 
 #: One thread finishes fewer elements than these before others have started.
 SMALL = 1 << 14
@@ -52,6 +52,8 @@ SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
 SAMPLE = 2 << 20
 #: The most bytes, and rows, that are treated at once where rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
+#: The same where one walk does all: then it takes as many as stay in cache by itself.
+ROWS_OF_WALK = 128
 #: The least such rows where parameter gradients are summed, however long rows are: their sums, in
 #: float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
@@ -107,7 +109,8 @@ class Step(NamedTuple):
         tiling: how they are cut.
         before, after, last: the arithmetic before and after the sums, and after all sets, as flags.
         sums, write: the operations of the kernels that sum and write, if any do.
-        columns: whether parameters' sums are taken down the rows, and dx is written with them.
+        along: the operation, if any, that takes the sums of parameters that lie along the rows; it
+            writes dx too.
     """
 
     tiling: Tiling
@@ -115,7 +118,7 @@ class Step(NamedTuple):
     sums: str | None = None
     after: int = 0
     write: str | None = None
-    columns: bool = False
+    along: str | None = None
     last: int = 0
 
     @property
@@ -126,7 +129,7 @@ class Step(NamedTuple):
             return [word for flag, word in _WORDS.items() if flags & flag]
 
         words = [*named(self.before), self.sums, *named(self.after), self.write]
-        words += ["columns" * self.columns, *named(self.last)]
+        words += [self.along, *named(self.last)]
         return "+".join(word for word in words if word)
 
     def fields(self) -> dict[int, int]:
@@ -148,7 +151,7 @@ class Step(NamedTuple):
             B.LAST: self.last,
             B.SUMS_USES: _uses(self.sums),
             B.WRITE_USES: _uses(self.write),
-            B.PARAMETER_USES: B.USES_DY | B.USES_X | _uses(self.write) & B.USES_DX,
+            B.PARAMETER_USES: _uses(self.along) | _uses(self.write) & B.USES_DX,
         }
 
 
@@ -159,7 +162,7 @@ def _uses(operation: str | None) -> int:
     name = operation.removesuffix(ALONG)
     dy = 0 if name in ("moments", EXACT, "normalise") else B.USES_DY
     x = 0 if name == "scale" else B.USES_X
-    return dy | x | (0 if name in ("sums", "moments", EXACT) else B.USES_DX)
+    return dy | x | (0 if name in ("sums", "moments", EXACT, "parameters") else B.USES_DX)
 
 
 def _waits(problem: Problem) -> bool:
@@ -220,6 +223,8 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     sums_parameters = problem.wants_parameters and not problem.forward
     least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
     at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
+    if _walks_once(access):
+        at_once = min(ROWS_OF_WALK, rows)
     if small:
         return whole._replace(at_once=at_once, piece_rows=1)
     # Sets that share their parameters add to one slot for each task.
@@ -400,11 +405,27 @@ def _backward(access: Access, over: _Over) -> list[Step]:
             sums, write = "evaluate", None
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
-    step = Step(over.tiles, before, sums, after, write, columns=bool(along and outputs))
+    step = Step(over.tiles, before, sums, after, write)
+    if along and outputs:
+        step = step._replace(along="parameters" + ALONG)
+        if _walks_once(access):
+            step = Step(over.tiles, before, along="gradients" + ALONG)
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
     if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
         return [*steps, step._replace(last=outputs)]
     return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
+
+
+def _walks_once(access: Access) -> bool:
+    """Whether one walk down rows that are groups can do all: a row's sums, its dx, the parameters'.
+
+    A row is short then, and in the nearest cache when it is read again.
+    """
+    problem = access.problem
+    short = LANES <= access.run <= SHORT and access.positions == 1 and not any(access.moved)
+    wanted = access.along and problem.wants_parameters and problem.result_needs_sums
+    found = problem.missing_mean or problem.missing_invstd
+    return wanted and short and not found and access.dtype != dtypes.float64
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from numba import types
 
+from . import access
 from .helpers import by_types, helper
 from .intrinsics import double_buffer, fma, get, load, put, shift, two_sum
 from .lanes import (
@@ -42,8 +43,7 @@ from .lanes import (
 LOT, TWO_LOTS = LANES, 2 * LANES
 #: The number of sums in registers that are reduced together, and the elements of all of them.
 LOTS = EIGHT * HALF
-#: The longest row whose sums are float32 throughout.
-SHORT = 256
+SHORT = access.SHORT
 
 
 def _is_double(lanes: Any) -> bool:

@@ -60,8 +60,8 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
     found = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
     for field, pattern, operation in (
         (B.SUMS_KERNEL, access.pattern, step.sums),
-        (B.WRITE_KERNEL, access.pattern, None if step.columns else step.write),
-        (B.PARAMETER_KERNEL, "along", "parameters" if step.columns else None),
+        (B.WRITE_KERNEL, access.pattern, None if step.along else step.write),
+        (B.PARAMETER_KERNEL, "along", step.along),
     ):
         if operation:
             found[field] = kernel(pattern, operation, access.dtype.code)

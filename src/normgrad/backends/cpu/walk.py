@@ -96,6 +96,9 @@ def start_job(block, job, bank, part):
     put(job, B.J_PER_GROUP, per_group)
     put(job, B.J_STREAM, get(block, B.STREAM))
     put(job, B.J_AHEAD, get(block, B.AHEAD))
+    put(job, B.J_DIVISOR, get(block, B.DIVISOR))
+    put(job, B.J_CENTRED, get(block, B.CENTRED))
+    put(job, B.J_RANGE, workspace + get(block, B.W_COUNT))
     for tensor in range(3):
         put(job, B.J_ROW_STEPS + tensor, get(block, B.ROW_STRIDES + tensor))
         put(job, B.J_CHANNEL_STEPS + tensor, get(block, B.CHANNEL_STRIDES + tensor))
