@@ -8,6 +8,7 @@ from pathlib import Path
 import exact_operators
 import numpy as np
 import pytest
+from support import sampled
 
 from normgrad import dtypes, testing
 from normgrad.operators.by_name import FUNCTIONS, PLANNED
@@ -148,8 +149,9 @@ def has_lost_its_mean(case):
 def test_an_exact_implementation_meets_it(topic):
     """In arithmetic and in an order of its own."""
     told = []
-    for case in testing.cases():
-        if case.topic is topic and not has_lost_its_mean(case):
+    of_topic = [case for case in testing.cases() if case.topic is topic]
+    for case in sampled(of_topic, 40, topic.value):
+        if not has_lost_its_mean(case):
             judged = testing.check(case, exact_operators.Exact)
             told.append(judged.verdict)
             assert judged.verdict in (Verdict.MET, Verdict.ABSENT), f"{case}: {judged.detail}"

@@ -20,12 +20,11 @@ pytestmark = [
 
 #: What LLVM calls them, with instructions that tell whether this machine can stand in for them.
 PROCESSORS = {
-    "generic": (),
     "haswell": ("avx2", "f16c", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
 }
 if FULL:
-    PROCESSORS["nehalem"] = ("sse4.2",)
+    PROCESSORS |= {"generic": (), "nehalem": ("sse4.2",)}
 FUSED = ("haswell", "x86-64-v4")
 PROGRAM = Path(__file__).with_name("processor_program.py")
 
@@ -51,8 +50,7 @@ def test_results_are_the_same_to_the_bit(tmp_path):
     there = [name for name, needs in PROCESSORS.items() if all(here.get(need) for need in needs)]
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(there, pool.map(lambda name: run(name, tmp_path), there), strict=True))
-    converted = {name: lines[0] for name, lines in found.items()}
-    assert set(converted.values()) == {converted["generic"]}
+    assert len({lines[0] for lines in found.values()}) == min(1, len(there))
     for fused in (True, False):
         computed = {tuple(found[name][1:]) for name in there if (name in FUSED) is fused}
         assert len(computed) <= 1

@@ -36,7 +36,7 @@ SHARED = 48 << 10
 #: Compute capabilities; the first has the most kernels.
 ARCHITECTURES = (90, 80, 100, 120)
 #: Kernels that are compiled of each list, where not all are.
-SAMPLE = 3
+SAMPLE = 2
 #: How machine code calls a load or a store of so many bytes.
 WIDTHS = {16: ".128", 8: ".64", 4: "", 2: ".U16"}
 
@@ -182,7 +182,7 @@ LINES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "groups"), MANY_GROUPS, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), sampled(MANY_GROUPS, 3), ids=str)
 def test_programs_that_have_many_groups(shape, groups, tmp_path):
     """Which channel belongs to which group takes registers too."""
     made = [
@@ -195,7 +195,7 @@ def test_programs_that_have_many_groups(shape, groups, tmp_path):
     check(launches, ARCHITECTURES[0], tmp_path)
 
 
-@pytest.mark.parametrize(("shape", "groups"), LINES, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), sampled(LINES, 5), ids=str)
 def test_programs_of_lines(shape, groups, tmp_path):
     """What a line's positions have of the parameters, and their sums, take registers."""
     made = [
