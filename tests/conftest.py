@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Cases of each test that an interpreter runs.
-SAMPLE = 3
+SAMPLE = 2
 
 if INTERPRETED:
     from triton.runtime import interpreter

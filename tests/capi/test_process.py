@@ -42,7 +42,7 @@ def test_a_thread_with_too_small_a_stack_gets_statuses(libraries, tmp_path, late
 
 
 def test_a_thread_with_a_small_stack(libraries, tmp_path):
-    """As docs/capi.md says: enough to start Python and to compute; in a full run, to compile too."""
+    """As docs/capi.md says: enough to start Python and to compute; a full run compiles too."""
     program = compiled(libraries, tmp_path, "stacks", "acl")
     size = 128 if sys.version_info >= (3, 11) else 192
     done = run(program, size, env={"NUMBA_CACHE_DIR": str(tmp_path / "kernels")} if FULL else {})
