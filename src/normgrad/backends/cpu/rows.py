@@ -393,7 +393,7 @@ def write_row(operation, tensors, coefficients, along, count, past_caches):
 
 @by_types
 def fetch_others(operation, tensors, ahead, run):
-    """Prefetch what is read after the rows that are being written, if they are statistics groups."""
+    """Prefetch what is read after the rows that are written, where each is a group."""
     if operation.along and operation.operation == "normalise":
 
         def x_alone(operation, tensors, ahead, run):
