@@ -100,8 +100,8 @@ class Entry(Runner, Protocol):
             makers: what makes each result, and of which tensor; None where there is none.
 
         Returns:
-            What calls compute with that come by their key; None where compiled code does not know
-            the tensors.
+            What a later call with the same key computes with; None where compiled code does not
+            know the tensors.
         """
 
     @property

@@ -134,7 +134,7 @@ class Results:
 
     @property
     def cache(self) -> int:
-        """The bytes of cache that the run counted on."""
+        """The bytes that were expected to stay in cache, as the plans had it."""
         return int(self.facts["cache_bytes"])
 
     @property

@@ -1,9 +1,10 @@
 """PyTorch's own operators on the CPU, by normgrad: for models whose code is not to be touched.
 
-Kernels belong to the process: while any thread is inside :func:`override`, every thread uses ours.
-What decides is when an operator is called, not when it was recorded: a backward pass that runs
-after the context was left uses PyTorch's own. Compiled code calls what it was compiled to: with
-the "aot_eager" backend the same operators, with "inductor" code of its own from the start.
+PyTorch keeps one kernel for each operator in the whole process: while any thread is inside
+:func:`override`, all threads use normgrad's. The kernel is chosen when an operator is called, not
+when autograd records it: a backward pass that runs after the context was left uses PyTorch's own.
+A model compiled with the "aot_eager" backend calls the same operators; "inductor" generates code of
+its own instead.
 """
 
 from __future__ import annotations
