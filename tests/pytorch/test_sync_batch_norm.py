@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from support import FLOATS, FULL, sampled
+from support import FLOATS, FULL
 
 from normgrad import dtypes, precision, reference
 
@@ -339,13 +339,13 @@ def test_exported(ranks):
 
 @pytest.mark.parametrize(
     ("how", "when", "named"),
-    sampled([
+    [
         ("die", "forward", "sync_batch_norm: statistics: all-gather of 9 float64 values"),
         ("die", "backward", "sync_batch_norm: gradients: all-reduce of 8 float64 values"),
         ("late", "forward", "sync_batch_norm: statistics: all-gather of 9 float64 values"),
         ("late", "backward", "sync_batch_norm: gradients: all-reduce of 8 float64 values"),
-    ], 2),
-)  # fmt: skip
+    ][slice(None) if FULL else slice(1, 3)],
+)
 def test_a_rank_that_dies_or_does_not_come(how, when, named):
     timeout = 20.0 if how == "die" else 5.0
     group = Ranks(2, timeout)

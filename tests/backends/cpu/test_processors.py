@@ -20,11 +20,12 @@ pytestmark = [
 
 #: What LLVM calls them, with instructions that tell whether this machine can stand in for them.
 PROCESSORS = {
+    "generic": (),
     "haswell": ("avx2", "f16c", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
 }
 if FULL:
-    PROCESSORS |= {"generic": (), "nehalem": ("sse4.2",)}
+    PROCESSORS["nehalem"] = ("sse4.2",)
 FUSED = ("haswell", "x86-64-v4")
 PROGRAM = Path(__file__).with_name("processor_program.py")
 
@@ -48,9 +49,12 @@ def test_results_are_the_same_to_the_bit(tmp_path):
     """Conversions of float16 on all of them; sums and products on those that fuse them, or not."""
     here = llvm.get_host_cpu_features()
     there = [name for name, needs in PROCESSORS.items() if all(here.get(need) for need in needs)]
+    there = there if FULL else there[-2:]
+    if len(there) < 2:
+        pytest.skip("this machine can stand in for one processor alone")
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(there, pool.map(lambda name: run(name, tmp_path), there), strict=True))
-    assert len({lines[0] for lines in found.values()}) == min(1, len(there))
+    assert len({lines[0] for lines in found.values()}) == 1
     for fused in (True, False):
         computed = {tuple(found[name][1:]) for name in there if (name in FUSED) is fused}
         assert len(computed) <= 1
