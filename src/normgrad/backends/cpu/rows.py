@@ -70,6 +70,8 @@ BLOCK = CHAIN * 2 * LANES
 #: Elements whose moments are taken about one point: 8 KiB of float32, still in the nearest cache
 #: when they are read again.
 ABOUT_ONE = 4 * BLOCK
+#: Longer rows that are groups the processor prefetches better by itself.
+FORESEEN = 512
 
 
 @helper
@@ -397,8 +399,9 @@ def fetch_others(operation, tensors, ahead, run):
     if operation.along and operation.operation == "normalise":
 
         def x_alone(operation, tensors, ahead, run):
-            for k in range(0, run, LANES):
-                prefetch_lanes(tensors[1], ahead + k)
+            if run <= FORESEEN:
+                for k in range(0, run, LANES):
+                    prefetch_lanes(tensors[1], ahead + k)
 
         return x_alone
     return lambda operation, tensors, ahead, run: None
