@@ -95,13 +95,14 @@ def test_squares_that_each_addition_loses(access):
     """In float64 arithmetic 1/std enters three times, with the error of its moments."""
     if np.finfo(np.longdouble).eps == np.finfo(np.float64).eps:
         pytest.skip("the oracle has no wider type")
+    patterns = ((16, 128), (32, 4)) if INTERPRETED else ((16, 32, 64, 128), (32, 14, 10, 4))
     i = np.arange(1012)
     sign = np.where(i % 2 == 0, 1.0, -1.0)
     small = np.sqrt(0.99 * 2.0**-53)
     x = np.stack(
         [
             np.where((i < ones) & (i % 32 < lanes), 1.0, small) * sign
-            for ones, lanes in itertools.product((16, 32, 64, 128), (32, 14, 10, 4))
+            for ones, lanes in itertools.product(*patterns)
         ]
     )[None]
     for dy in (x, np.ones_like(x), np.where(abs(x) < 0.5, -x, x)):
