@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import subprocess
 import sys
 
+import mapped_pages
 import numpy as np
 import pytest
 
 import normgrad as ng
-from normgrad import frameworks, native, plans
+from normgrad import frameworks, memory, native, pages, plans
 from normgrad.operators.by_name import PLANNED
 from normgrad.testing import FORWARD
 
@@ -25,6 +27,7 @@ pytestmark = [
 
 KINDS = (*OPERATORS, *FORWARD)
 SHAPE = (3, 4, 5, 6)
+PAGE = mmap.PAGESIZE
 
 
 def as_torch(tensors):
@@ -210,6 +213,43 @@ def test_results_that_cannot_be_written():
     with pytest.raises(ValueError, match=r"^out\[0\] \(grad_input\): a read-only array"):
         ng.batch_norm_backward(x, x + 1, training=True, out=(out, None, None))
     assert (out == 7).all()
+
+
+@pytest.mark.skipif(pages.probe_addresses()[0] == 0, reason="this system says nothing of pages")
+@pytest.mark.parametrize("what", ["another tensor", "the same one elsewhere", "another workspace"])
+def test_memory_that_is_new_to_a_plan_is_probed(mapped, what):
+    """A tensor that was written to is not probed again; its address alone says nothing."""
+    start = mapped(2 * PAGE)
+    x = torch.ones(PAGE // 8, 2)
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=False)
+
+    def tensor_at(address, dtype):
+        count = PAGE // dtype().itemsize
+        return torch.from_numpy(memory.array_at(address, (count,), (1,), np.dtype(dtype), None))
+
+    def run():
+        plan.run(x, x, out=(out, None, None), workspace=scratch)
+
+    out, scratch, wrong = torch.empty_like(x), None, r"out\[0\] \(grad_input\)"
+    if what == "another workspace":
+        scratch, wrong = tensor_at(start, np.uint8), "workspace"
+        assert 0 < plan.workspace_size <= PAGE
+    else:
+        out = tensor_at(start, np.float32).view(x.shape)
+    for _ in range(3):
+        run()
+    if what == "the same one elsewhere":
+        mapped_pages.protect(start + PAGE, PAGE, mmap.PROT_READ)
+        out.data = tensor_at(start + PAGE, np.float32).view(x.shape)
+    else:
+        mapped_pages.protect(start, PAGE, mmap.PROT_READ)
+        if scratch is None:
+            del out
+            out = tensor_at(start, np.float32).view(x.shape)
+        else:
+            scratch = tensor_at(start, np.uint8)
+    with pytest.raises(ValueError, match=rf"^{wrong}: read-only memory at 0x\w+; "):
+        run()
 
 
 def test_results_that_share_memory():

@@ -64,8 +64,9 @@ class _Exchange(ctypes.Structure):
     )
 
 
-#: A plan that is ready: its table's address, the makers of results, and objects to keep alive.
-Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], Any]
+#: A plan that is ready: its table's address, the makers of results, weak references to the last
+#: results and workspace that were given, and objects to keep alive.
+Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], list[Any], Any]
 
 #: The table, and the objects that have to live as long.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)

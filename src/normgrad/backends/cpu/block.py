@@ -176,7 +176,8 @@ E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = (
 ENTRIES_MAX, WORDS_MAX = 16, 320
 E_INPUTS, E_RESULTS, E_SLOTS = _entry(), _entry(), _entry(ENTRIES_MAX)
 E_READS_DY, E_READS_X, E_PARALLEL = _entry(), _entry(), _entry()
-# The input whose dtype and layout each new result takes.
-E_LIKES = _entry(ENTRIES_MAX)
+# The input whose dtype and layout each new result takes; the address of each result that was given
+# in the last call, and of the workspace.
+E_LIKES, E_PROBED = _entry(ENTRIES_MAX), _entry(ENTRIES_MAX + 1)
 E_LENGTH, E_WORDS = _entry(), _entry(WORDS_MAX)
 ENTRY_FIELDS = _entry.end

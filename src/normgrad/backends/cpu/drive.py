@@ -13,7 +13,7 @@ from .intrinsics import address_of, call, get, int_buffer, integers_at, put, shi
 
 #: Sizes of arrays on the stack, which have to be the module's own.
 BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
-SIGNATURE = types.int64(*[types.int64] * 8)
+SIGNATURE = types.int64(*[types.int64] * 9)
 START_SIGNATURE = types.void(*[types.int64] * 2)
 SHARE_SIGNATURE = types.void(types.int64)
 
@@ -78,8 +78,11 @@ def is_apart(aliases, addresses, slot):
 
 
 @helper
-def passes(aliases, given, addresses):
-    """Whether a call's memory passes the alias check; ``given`` has a bit for each given output."""
+def passes(aliases, given, unprobed, addresses):
+    """Whether a call's memory passes the alias check.
+
+    ``given`` has a bit for each given output, ``unprobed`` for those of them that may be read-only.
+    """
     page = get(aliases, B.ALIAS_PAGE)
     seen = -1
     for slot in range(B.PLACES):
@@ -91,6 +94,8 @@ def passes(aliases, given, addresses):
         if given >> slot & 1:
             if not is_apart(aliases, addresses, slot):
                 return False
+            if not unprobed >> slot & 1:
+                continue
             # Short outputs, one after the other, often share a page.
             first = (address + get(row_of(aliases, slot), B.ALIAS_LOW)) // page * page
             last = (address + get(row_of(aliases, slot), B.ALIAS_HIGH) - 1) // page * page
@@ -100,14 +105,15 @@ def passes(aliases, given, addresses):
     return True
 
 
-def drive(template, steps, step_count, team, threads, aliases, given, places):
+def drive(template, steps, step_count, team, threads, aliases, given, unprobed, places):
     """Run a program: copy its block, fill in the addresses, and call its steps one by one.
 
     ``threads`` of a team share the tasks of steps that are for several. Returns 0 if the steps
-    were run, and 1 if the alias check failed first; it is left out if ``given`` is below 0.
+    were run, and 1 if the alias check (see ``passes``) failed first; it is left out if ``given`` is
+    below 0.
     """
     addresses = integers_at(places)
-    if given >= 0 and not passes(integers_at(aliases), given, addresses):
+    if given >= 0 and not passes(integers_at(aliases), given, unprobed, addresses):
         return 1
     block = int_buffer(BLOCK_FIELDS)
     for slot in range(B.ADDRESSES):

@@ -13,12 +13,24 @@ from numba import types
 from ... import native
 from . import block as B
 from .helpers import helper
-from .intrinsics import bits_of, call, external, get, int_buffer, not_inlined, plain, put, word
+from .intrinsics import (
+    bits_of,
+    call,
+    external,
+    get,
+    int_buffer,
+    integers_at,
+    not_inlined,
+    plain,
+    put,
+    word,
+)
 from .objects import (
     ADDRESS,
     BYTES,
     FLAGS,
     LENGTH,
+    REFERENT,
     TYPE,
     allocate,
     bytes_from,
@@ -33,12 +45,15 @@ from .objects import (
     holds_all,
     integer,
     is_tuple,
+    list_entry,
     long_value,
     new_tuple,
     raised,
+    refer,
     release,
     retain,
     set_entry,
+    set_list_entry,
 )
 from .program import ALIGNMENT
 
@@ -184,7 +199,29 @@ def room_of(plan, known, workspace, words):
 
 
 @helper
-def run(plan, known, team, threads, tensors, results, out, workspace):
+def was_probed(plan, known, probed, index, value, address):
+    """Whether a result, or the workspace after the last, is what the last call found writable."""
+    reference = list_entry((probed, index))
+    return (
+        reference != word(known, native.NONE)
+        and word(reference, REFERENT) == value
+        and word(plan, B.E_PROBED + index) == address
+    )
+
+
+@helper
+def remember(plan, probed, index, value, address):
+    """Remember what a call found writable, by a weak reference: another may take its memory."""
+    reference = refer((value, 0))
+    if reference == 0:
+        clear_error(())
+    else:
+        put(integers_at(plan), B.E_PROBED + index, address)
+        set_list_entry((probed, index, reference))
+
+
+@helper
+def run(plan, known, probed, team, threads, tensors, results, out, workspace):
     """Compute with a call's objects; returns 0 if that was done."""
     not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
@@ -202,11 +239,14 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
         put(addresses, B.X, get(addresses, B.DY))
     if word(plan, B.E_READS_X) != 0:
         put(addresses, B.DY, get(addresses, B.X))
-    slots = 0
-    for index in range(word(results, LENGTH)):
+    slots, unprobed, count = 0, 0, word(results, LENGTH)
+    for index in range(count):
         slot = word(plan, B.E_SLOTS + inputs + index)
         if slot >= 0 and is_brought(known, out, index):
             slots |= 1 << slot
+            value, address = entry(known, results, index), get(addresses, slot)
+            if not was_probed(plan, known, probed, index, value, address):
+                unprobed |= 1 << slot
     scratch, own = 0, 0
     if word(plan, B.E_WORKSPACE) > 0:
         if workspace == word(known, native.NONE):
@@ -215,6 +255,8 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
         else:
             slots |= 1 << B.WORKSPACE
             scratch = room_of(plan, known, workspace, words)
+            if not was_probed(plan, known, probed, count, workspace, scratch):
+                unprobed |= 1 << B.WORKSPACE
         if scratch == 0:
             return 1
     put(addresses, B.WORKSPACE, scratch)
@@ -229,11 +271,21 @@ def run(plan, known, team, threads, tensors, results, out, workspace):
             threads,
             word(plan, B.E_ALIASES),
             slots,
+            unprobed,
             addresses,
         ),
     )
     come_back((state,))
     free((own,))
+    if status != 0 or unprobed == 0:
+        return status
+    for index in range(count):
+        slot = word(plan, B.E_SLOTS + inputs + index)
+        if slot >= 0 and unprobed >> slot & 1:
+            value, address = entry(known, results, index), get(addresses, slot)
+            remember(plan, probed, index, value, address)
+    if unprobed >> B.WORKSPACE & 1:
+        remember(plan, probed, count, workspace, scratch)
     return status
 
 
@@ -276,7 +328,8 @@ def compute(known, ready, tensors, out, workspace, team, threads):
     results = results_of(plan, known, makers, tensors, out)
     status = 1
     if results != 0:
-        status = run(plan, known, team, threads, tensors, results, out, workspace)
+        probed = entry(known, ready, 2)
+        status = run(plan, known, probed, team, threads, tensors, results, out, workspace)
     if results == 0 or status == 0:
         release((nothing,))
         return results

@@ -33,8 +33,9 @@ MAX_RANK = native.MAX_RANK
 ADDRESS, BYTES, FLAGS = 0, 1, 2
 #: The words of DLPack's DLTensor.
 DLTENSOR_WORDS = 6
-#: The words of every object, and of a tuple, that are an object's type and a tuple's length.
-TYPE, LENGTH = 1, 2
+#: The words of every object, of a tuple and of a weak reference: an object's type, a tuple's
+#: length, and the object that is referred to.
+TYPE, LENGTH, REFERENT = 1, 2, 2
 _CPU = 1  # DLPack's device of number 0 on the CPU, type and number as one word
 
 long_value = external("PyLong_AsLongLong")
@@ -44,6 +45,8 @@ retain, release = external("Py_IncRef"), external("Py_DecRef")
 # Python 3.10's library has no call of a function with one argument.
 call_object, call_nothing = external("PyObject_VectorcallDict"), external("PyObject_CallNoArgs")
 new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem")
+list_entry, set_list_entry = external("PyList_GetItem"), external("PyList_SetItem")
+refer = external("PyWeakref_NewRef")
 find = external("PyDict_GetItemWithError")
 allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
 clear_error = external("PyErr_Clear")

@@ -102,7 +102,7 @@ class Runner:
         #: As in choice.Entry.
         self.enter: Callable[[tuple[Any, ...], Any, Any], Any] = _not_ready
         native.answer = answer()
-        self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)(driver)
+        self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(driver)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute, with the addresses of a block in their order; the GIL is released."""
@@ -111,7 +111,7 @@ class Runner:
         def drive(team: Team) -> None:
             template, steps, *_ = self._arrays
             program = template.ctypes.data, steps.ctypes.data, len(steps)
-            self._drive(*program, *team, 0, UNCHECKED, places.ctypes.data)
+            self._drive(*program, *team, 0, UNCHECKED, 0, places.ctypes.data)
 
         team = teams.ready() if self._parallel else ALONE
         if team is not None:
@@ -136,7 +136,7 @@ class Runner:
         for index, each in enumerate(makers):
             self._table[B.E_LIKES + index] = 0 if each is None else each[1]
         made = tuple([None if each is None else each[0] for each in makers])
-        ready = self._table.ctypes.data, made, self._arrays
+        ready = self._table.ctypes.data, made, [None] * (len(made) + 1), self._arrays
         self._enter = _entry("enter", ready)
         self.enter = self._enter_in_a_team if self._parallel else self._enter
         return ready
