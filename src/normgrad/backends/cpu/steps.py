@@ -43,6 +43,9 @@ CONTIGUOUS = 1 << 16
 #: The least rows of a channel, and elements if rows are long, that are read together even then, as
 #: each piece has a cost of its own.
 ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
+#: The lines at one offset in their pages that the nearest cache holds, and the bytes of a page: of
+#: rows whose lines are more, those that were fetched ahead are lost again.
+WAYS, PAGE = 8, 1 << 12
 #: Rows of fewer elements are read in that order even where dx depends on a channel's sums, in
 #: tensors of more bytes than a core's cache holds: the next channel's row is nearer than the next
 #: image's.
@@ -199,10 +202,16 @@ def _rows_of_piece(access: Access) -> int:
     problem = access.problem
     if access.columns:
         return access.positions
+    steps = [
+        dtype.itemsize * step
+        for dtype, step in zip(access.data, access.rows.strides, strict=True)
+        if step > 0
+    ]
+    ways = min((WAYS * PAGE // gcd(PAGE, step) // len(steps) for step in steps), default=WAYS)
     if not _waits(problem):
-        return max(1, min(ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run))
+        return max(1, min(ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run, ways))
     short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
-    return ROWS_IN_ORDER if short else access.positions
+    return max(1, min(ROWS_IN_ORDER, ways)) if short else access.positions
 
 
 def _unit(access: Access) -> int:
