@@ -371,7 +371,9 @@ def test_plans_say_which_way_they_go():
         ((256, 512, 4, 4), "contiguous", (16, 1, 64)),
         ((64, 64, 5, 5), "contiguous", (25, 1, 32)),
         ((8, 3, 224, 224), "channels_last", (1, 320, 3)),
-        ((32, 64, 56, 56), "channels_last", (1, 16, 64)),
+        # One position fewer than fit, so that rows are not 4,096 bytes apart.
+        ((32, 64, 56, 56), "channels_last", (1, 15, 64)),
+        ((16, 256, 14, 14), "channels_last", (1, 3, 256)),
         ((32, 2048, 7, 7), "channels_last", (1, 1, 1024)),
         ((256, 1024), "contiguous", (1, 1, 1024)),
         ((4, 3), "contiguous", (1, 4, 3)),
@@ -390,6 +392,23 @@ def test_rows_of_columns(shape, layout, row):
     chunk = max(step.tiling.piece_channels for step in plan._program.steps)
     assert (run, repeat, chunk) == row
     assert run * repeat * chunk <= 1024
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rows"),
+    [
+        # Images of 50,176 bytes compete for no place in a cache; of a multiple of 4,096, all do.
+        ((32, 64, 14, 14), "float32", 8),
+        ((16, 384, 10, 10), "float32", 5),
+        ((16, 384, 28, 28), "float32", 2),
+        ((16, 384, 28, 28), "bfloat16", 2),
+    ],
+)
+def test_rows_at_once(shape, dtype, rows):
+    spec = TensorSpec(shape, dtype)
+    plan = ng.plan("batch_norm_backward", grad_out=spec, input=spec, training=False)
+    (found,) = {step.tiling.piece_rows for step in plan._program.steps if step.sums}
+    assert found == rows
 
 
 def test_work_that_is_masked_off_is_not_done():

@@ -26,6 +26,9 @@ DX_ROWS = 4
 TILE_CHANNELS = 64
 #: The least number of rows of columns that pays for the cost of each element of a longer row.
 LEAST_ROWS = 128
+#: The lines at one offset in their pages that the nearest cache holds, and the bytes of a page: of
+#: more rows so far apart each pushes others out, and what was fetched ahead of them.
+WAYS, PAGE = 8, 1 << 12
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
 #: The longest row whose sums are float32 throughout.
@@ -157,6 +160,20 @@ def _aligned(unit: int, most: int) -> int:
         if step <= fit:
             return fit // step * step
     return fit
+
+
+def held_at_once(step: int) -> int:
+    """The number of rows, so many bytes apart, that the nearest cache holds a line of each of."""
+    return WAYS * (PAGE // gcd(PAGE, step))
+
+
+def _repeated(channels: int, most: int, itemsize: int) -> int:
+    """The positions in a row of columns: as many as fit, or a few less that are better apart."""
+    fit, step = _aligned(channels, most), LANES // gcd(channels, LANES)
+    fewer = range(fit, max(0, fit - 4 * step), -step)
+    # The rows of dy, x and dx that are read and written together.
+    rows = 3 * ROWS
+    return max(fewer, key=lambda n: (min(rows, held_at_once(n * channels * itemsize)), n))
 
 
 def _rows_as_groups(problem: Problem) -> Problem:
@@ -304,7 +321,7 @@ def access_of(problem: Problem) -> Access:
         # Adjacent positions form one row together, if enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
             most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
-            repeat = _aligned(channel.size, min(inner.size, most))
+            repeat = _repeated(channel.size, min(inner.size, most), dtype.itemsize)
         return Access(
             problem, dtype, True, inner, 1, 1, repeat=repeat, chunk=chunk, moved=by_columns
         )

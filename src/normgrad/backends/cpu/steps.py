@@ -14,7 +14,7 @@ from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, SHORT, TILE_CHANNELS, Access, read_bytes
+from .access import ALONG, LANES, ROWS, SHORT, TILE_CHANNELS, Access, held_at_once, read_bytes
 
 #: One thread finishes fewer elements than these before others have started.
 SMALL = 1 << 14
@@ -43,9 +43,6 @@ CONTIGUOUS = 1 << 16
 #: The least rows of a channel, and elements if rows are long, that are read together even then, as
 #: each piece has a cost of its own.
 ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
-#: The lines at one offset in their pages that the nearest cache holds, and the bytes of a page: of
-#: rows whose lines are more, those that were fetched ahead are lost again.
-WAYS, PAGE = 8, 1 << 12
 #: Rows of fewer elements are read in that order even where dx depends on a channel's sums, in
 #: tensors of more bytes than a core's cache holds: the next channel's row is nearer than the next
 #: image's.
@@ -207,7 +204,7 @@ def _rows_of_piece(access: Access) -> int:
         for dtype, step in zip(access.data, access.rows.strides, strict=True)
         if step > 0
     ]
-    ways = min((WAYS * PAGE // gcd(PAGE, step) // len(steps) for step in steps), default=WAYS)
+    ways = min((held_at_once(step) // len(steps) for step in steps), default=ROWS_IN_ORDER)
     if not _waits(problem):
         return max(1, min(ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run, ways))
     short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
