@@ -77,7 +77,7 @@ FORESEEN = 512
 @helper
 def fetch(tensors, steps, count):
     """Prefetch a channel's row in the next image, which the processor does not do by itself."""
-    inlined()
+    inlined()  # around a call the sums' registers would be saved
     for k in range(0, count, LANES):
         prefetch_lanes(tensors[0], steps[0] + k)
         prefetch_lanes(tensors[1], steps[1] + k)
