@@ -48,10 +48,9 @@ LONGEST_ROW = 1 << 13
 #: ends are partial cache lines. The first limit holds where the L3 is a large server's (doubled for
 #: rows with partial lines), the second where the L3 belongs to these cores alone.
 STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
-#: The shares of an L3 of these cores' own beyond which non-temporal stores pay: for columns, of
-#: gradients and of the forward pass, which reads less; for rows of whole cache lines, and for rows
-#: that end in partial lines.
-STREAMED_COLUMNS, STREAMED_FORWARD, STREAMED_LINES, STREAMED_PARTS = 0.25, 1.0, 0.5, 2.0
+#: The shares of an L3 of these cores' own beyond which non-temporal stores pay: for columns, for
+#: rows of whole cache lines, and for rows that end in partial lines.
+STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
 #: A number of threads that no machine exceeds.
 MOST_THREADS = 1 << 30
 #: The sizes from which the next rows are prefetched: rows, beyond this share of the cache; columns,
@@ -355,8 +354,7 @@ def streams(access: Access, machine: Machine) -> int:
             return MOST_THREADS
         return 0 if _sums_exactly(problem) and not access.columns else most
     if access.columns:
-        share = STREAMED_FORWARD if problem.forward else STREAMED_COLUMNS
-        return MOST_THREADS if access.bytes > share * machine.cache else 0
+        return MOST_THREADS if access.bytes > STREAMED_COLUMNS * machine.cache else 0
     share = STREAMED_PARTS if row % LINE else STREAMED_LINES
     beyond = access.bytes > share * machine.cache and row >= STREAMED_ROW_OF_FEW
     return MOST_THREADS if beyond else 0
