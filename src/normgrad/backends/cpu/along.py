@@ -12,7 +12,6 @@ from .coefficients import NORMAL_SINGLES, holds, keep_precision, of_group
 from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
 from .helpers import helper, passed
 from .intrinsics import (
-    address_of,
     bits_to_double,
     double_buffer,
     doubles_at,
@@ -39,8 +38,8 @@ from .lanes import (
     sums_of_eight,
     zero_lanes,
 )
-from .rows import further, has_whole_lines, keep_short_row, sums_of, three
-from .sums import LOTS, fold_sums
+from .rows import KEPT, further, has_whole_lines, keep_short_row, sums_of, three
+from .sums import fold_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -152,10 +151,7 @@ def parameters(operation, dy, x, dx, job):
 def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums):
     """Sum some short rows in float32, eight at a time; there is room for eight times as many."""
     dy, x = tensors[0], tensors[1]
-    kept = (
-        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
-        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
-    )
+    kept = real_buffer(KEPT, dy, x), real_buffer(KEPT, dy, x)
     here = tensors
     for first in range(0, rows, EIGHT):
         for i in range(min(EIGHT, rows - first)):

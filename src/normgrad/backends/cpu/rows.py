@@ -26,6 +26,7 @@ from .intrinsics import (
     like,
     not_inlined,
     plain,
+    real_buffer,
     real_of,
     shift,
 )
@@ -70,6 +71,8 @@ BLOCK = CHAIN * 2 * LANES
 #: Elements whose moments are taken about one point: 8 KiB of float32, still in the nearest cache
 #: when they are read again.
 ABOUT_ONE = 4 * BLOCK
+#: The lanes of eight short rows, which are kept until they are added up together.
+KEPT = EIGHT * LANES
 #: Longer rows that are groups the processor prefetches better by itself.
 FORESEEN = 512
 
@@ -184,10 +187,7 @@ def sums_of_short_rows(operation, dy, x, dx, job):
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    kept = (
-        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
-        like(address_of(double_buffer(LOTS)), real_of(dy, x)),
-    )
+    kept = real_buffer(KEPT, dy, x), real_buffer(KEPT, dy, x)
     group, left = first // per_group, per_group - first % per_group
     here = dy, x, dx
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):

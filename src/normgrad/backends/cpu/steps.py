@@ -196,19 +196,19 @@ def tiling_of(access: Access) -> Tiling:
 
 def _rows_of_piece(access: Access) -> int:
     """The rows of a channel that are read before the next channels' rows of the same images."""
-    problem = access.problem
-    if access.columns:
+    waits = _waits(access.problem)
+    short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
+    if access.columns or (waits and not short):
         return access.positions
     steps = [
         dtype.itemsize * step
         for dtype, step in zip(access.data, access.rows.strides, strict=True)
         if step > 0
     ]
-    ways = min((held_at_once(step) // len(steps) for step in steps), default=ROWS_IN_ORDER)
-    if not _waits(problem):
-        return max(1, min(ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run, ways))
-    short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
-    return max(1, min(ROWS_IN_ORDER, ways)) if short else access.positions
+    most = [ROWS_IN_ORDER, *(held_at_once(step) // len(steps) for step in steps)]
+    if not waits:
+        most.append(ELEMENTS_IN_ORDER // access.run)
+    return max(1, min(most))
 
 
 def _unit(access: Access) -> int:
