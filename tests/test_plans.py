@@ -370,10 +370,10 @@ def test_plans_say_which_way_they_go():
         # (run, repeat, chunk): elements of a channel, positions, channels in one row of columns.
         ((256, 512, 4, 4), "contiguous", (16, 1, 64)),
         ((64, 64, 5, 5), "contiguous", (25, 1, 32)),
-        ((8, 3, 224, 224), "channels_last", (1, 320, 3)),
-        # One position fewer than fit, so that rows are not 4,096 bytes apart.
-        ((32, 64, 56, 56), "channels_last", (1, 15, 64)),
-        ((16, 256, 14, 14), "channels_last", (1, 3, 256)),
+        ((8, 3, 224, 224), "channels_last", (1, 160, 3)),
+        # One position fewer than fit, so that rows are not 2,048 bytes apart.
+        ((32, 64, 56, 56), "channels_last", (1, 7, 64)),
+        ((16, 256, 14, 14), "channels_last", (1, 1, 256)),
         ((32, 2048, 7, 7), "channels_last", (1, 1, 1024)),
         ((256, 1024), "contiguous", (1, 1, 1024)),
         ((4, 3), "contiguous", (1, 4, 3)),

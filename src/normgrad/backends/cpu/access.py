@@ -18,6 +18,9 @@ from ...problem import STATISTICS, Problem
 
 #: The longest row of columns, so that what is kept for each element stays in the first-level cache.
 SPAN = 1024
+#: The bytes of a row of several positions, which with what is kept for its elements leaves room in
+#: that cache for other rows.
+REPEATED = 1 << 11
 #: Rows of columns summed in float32 before a fold into float64, as the error bound demands.
 ROWS = 16
 #: Rows of columns whose dx is written together, so that their coefficients are loaded once.
@@ -152,9 +155,9 @@ def bytes_of(problem: Problem, per_channel: int) -> int:
     return problem.sets.size * problem.channel.size * per_channel * itemsize
 
 
-def _aligned(unit: int, most: int) -> int:
-    """The number of units in a row: as many as fit SPAN, preferably a multiple of the lanes."""
-    fit = min(SPAN // unit, most)
+def _aligned(unit: int, most: int, span: int = SPAN) -> int:
+    """The number of units in a row: as many as fit, preferably a multiple of the lanes."""
+    fit = min(span // unit, most)
     for lanes in (LANES, LANES // 4):
         step = lanes // gcd(unit, lanes)
         if step <= fit:
@@ -169,7 +172,8 @@ def held_at_once(step: int) -> int:
 
 def _repeated(channels: int, most: int, itemsize: int) -> int:
     """The positions in a row of columns: as many as fit, or a few less that are better apart."""
-    fit, step = _aligned(channels, most), LANES // gcd(channels, LANES)
+    fit = _aligned(channels, most, max(channels, REPEATED // itemsize))
+    step = LANES // gcd(channels, LANES)
     fewer = range(fit, max(0, fit - 4 * step), -step)
     # The rows of dy, x and dx that are read and written together.
     rows = 3 * ROWS

@@ -8,6 +8,8 @@ own, and then within each channel.
 
 from __future__ import annotations
 
+from numba import types
+
 from . import access
 from . import block as B
 from .elements import added, coefficients_used, written
@@ -17,6 +19,7 @@ from .intrinsics import (
     double_buffer,
     doubles_at,
     get,
+    item_size,
     load,
     not_inlined,
     plain,
@@ -69,6 +72,8 @@ ABOUT_ONE = 4 * ROWS
 #: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
 #: float32, stay in the first-level cache.
 SPAN = access.SPAN
+#: Bytes further on, in memory's order, that are prefetched of rows: four pages.
+LATER = 1 << 14
 #: The size of buffers, in which the last lanes may end beyond the row.
 BUFFER = SPAN + LANES
 
@@ -105,6 +110,75 @@ def add_rows(arguments, c, part):
     if rows % 2 > 0:
         a = added(operation, here, c, mean_and_gain, a, part, streaming)
     fold_sums(zero, sums, c, a, b)
+
+
+@passed
+def add_row(arguments, c, part):
+    """Add a part of a row to a chain of its elements' sums, and prefetch what is read later."""
+    operation, tensors, later, terms, chain, streaming = arguments
+    prefetch_lanes(tensors[0], later + c)
+    prefetch_lanes(tensors[1], later + c)
+    mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
+    sums = get_lanes(chain[0], c), get_lanes(chain[1], c)
+    sums = added(operation, tensors, c, mean_and_gain, sums, part, streaming)
+    put_lanes(chain[0], c, sums[0])
+    put_lanes(chain[1], c, sums[1])
+
+
+@helper
+def clear_chains(zero, width, chains):
+    """Start two chains of two sums of each of a row's elements."""
+    for c in range(0, width, LANES):
+        put_lanes(chains[0][0], c, zero)
+        put_lanes(chains[0][1], c, zero)
+        put_lanes(chains[1][0], c, zero)
+        put_lanes(chains[1][1], c, zero)
+
+
+@helper
+def fold_chains(zero, columns, width, chains):
+    """Add two chains of sums to those in float64."""
+    (a, a2), (b, b2) = chains
+    for c in range(0, width, LANES):
+        first, second = (get_lanes(a, c), get_lanes(a2, c)), (get_lanes(b, c), get_lanes(b2, c))
+        fold_sums(zero, columns, c, first, second)
+
+
+@by_types
+def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+    """Add some rows to the sums of their elements.
+
+    What comes from memory is read in its order, row by row, and sums go through the nearest cache;
+    half types, whose rows need more sums for each byte, stay in registers and are prefetched. The
+    additions are the same.
+    """
+
+    def in_registers(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+        arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
+        over_row(add_rows, arguments, width)
+
+    if tensors[0].dtype not in (types.float32, types.float64):
+        return in_registers
+
+    def in_order(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+        dy, x, _ = tensors
+        if not ahead:
+            arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
+            over_row(add_rows, arguments, width)
+            return
+        chains = (
+            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
+            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
+        )
+        zero, later = zero_lanes(dy, x), LATER // item_size(dy)
+        clear_chains(zero, width, chains)
+        for r in range(rows):
+            chain = chains[0] if r % 2 == 0 else chains[1]
+            over_row(add_row, (operation, tensors, later, terms, chain, streaming), width)
+            tensors = further(tensors, steps, 1)
+        fold_chains(zero, columns, width, chains)
+
+    return in_order
 
 
 @passed
@@ -262,8 +336,7 @@ def sums(operation, dy, x, dx, job):
         here = further((dy, x, dx), steps, i)
         rows = min(ROWS, (count - i) // repeat)
         if rows >= FEW_ROWS:
-            arguments = (operation, here, apart, rows, terms, columns, ahead, streaming)
-            over_row(add_rows, arguments, width)
+            add_some(operation, here, apart, rows, terms, columns, width, ahead, streaming)
             i += rows * repeat
         else:
             # One row, or what is left of one.
