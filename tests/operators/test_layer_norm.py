@@ -108,6 +108,30 @@ def test_masks(shape, mask):
         assert INTERPRETED or value is None or value == whole[name]
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 40000), "float32"), ((19, 4500), "bfloat16"), ((2, 19, 4500), "float16"),
+     ((2, 20000), "float64")],
+)  # fmt: skip
+def test_parameters_of_long_rows_are_summed_apart(shape, dtype):
+    """By several threads and masks the bits are the same, and in place: they are summed first."""
+    _, case = make(shape, 1, dtype=dtype)
+    tensors = {name: value for name, value in case.tensors.items() if value is not None}
+    path = ng.plan("layer_norm_backward", **tensors, **case.options).path
+    assert path.endswith(" parameters along sums along+coefficients+apply along outputs")
+    whole = bits(run(case))
+    for threads in (1, 3):
+        ng.set_num_threads(threads)
+        assert bits(case.call()) == whole
+    ng.set_num_threads(None)
+    case.options["output_mask"] = (False, True, False)
+    assert bits(run(case))["grad_weight"] == whole["grad_weight"]
+    case.options["output_mask"] = (True, True, True)
+    out = case.tensors["grad_out"]
+    assert bits(case.call(out=(out, None, None))) == whole
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mean", [1e3, 1e6])
 def test_a_mean_far_larger_than_the_deviation(mean, dtype):

@@ -154,7 +154,8 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     walks = sum(any((step.sums, step.write, step.along)) for step in steps)
     bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
     banks = ceil_div(problem.sets.size, bank_sets)
-    slots = (tiling.tasks if problem.by_row else tiling.blocks) if access.along else banks
+    summing = next((step.tiling for step in steps if step.along), tiling)
+    slots = summing.blocks * (summing.turns if problem.by_row else 1) if access.along else banks
     channels, parameters = problem.channel.size, access.parameters
     groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
     numbers = rounded_up(banks * channels * double, ALIGNMENT)

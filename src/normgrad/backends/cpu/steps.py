@@ -14,7 +14,7 @@ from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, SHORT, TILE_CHANNELS, Access, held_at_once, read_bytes
+from .access import ALONG, LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes
 
 #: One thread finishes fewer elements than these before others have started.
 SMALL = 1 << 14
@@ -57,6 +57,9 @@ ROWS_OF_WALK = 128
 #: The least such rows where parameter gradients are summed, however long rows are: their sums, in
 #: float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
+#: The bytes of dy and x in a row from which those sums are a step of their own, in float32 where
+#: the rows' lines do not push each other out; and the same for half types.
+ROW_APART, HALF_ROW_APART = 1 << 18, 1 << 14
 #: Moments in float64: for gradients, which use them unrounded, and for float32 and float64 data. So
 #: the mean that is found is the nearest float32, next to which every element's deviation is exact.
 EXACT = "exact moments"
@@ -226,7 +229,7 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
     problem = access.problem
-    sums_parameters = problem.wants_parameters and not problem.forward
+    sums_parameters = problem.wants_parameters and not problem.forward and not _sums_apart(access)
     least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
     at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
     if _walks_once(access):
@@ -413,13 +416,44 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     step = Step(over.tiles, before, sums, after, write)
     if along and outputs:
-        step = step._replace(along="parameters" + ALONG)
         if _walks_once(access):
             step = Step(over.tiles, before, along="gradients" + ALONG)
+        elif _sums_apart(access):
+            # They come first, since dx may be in the place of what is summed.
+            steps += [Step(over.channels, before & B.DO_PREPARE)]
+            summed = Step(_of_columns(access, over.tiles), along="parameters" + ALONG)
+            steps += [summed] if write else []
+            step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
+        else:
+            step = step._replace(along="parameters" + ALONG)
     # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
     if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
         return [*steps, step._replace(last=outputs)]
     return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
+
+
+def _sums_apart(access: Access) -> bool:
+    """Whether the parameters' sums over rows that are groups are a step of their own.
+
+    There all rows are summed, a part of their elements at a time. A row whose dx is written alone
+    stays in cache, however long.
+    """
+    problem, size = access.problem, access.run * read_bytes(access.problem)
+    if access.positions > 1 or any(access.moved):
+        return False
+    if access.dtype.itemsize == dtypes.float16.itemsize:
+        return size >= HALF_ROW_APART
+    step = access.dtype.itemsize * problem.channel.strides[1]
+    return size >= ROW_APART and held_at_once(step) >= 2 * ROWS
+
+
+def _of_columns(access: Access, tiles: Tiling) -> Tiling:
+    """The tiling of rows that are groups by parts of all of them."""
+    rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
+    return tiles._replace(
+        sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
+        parts=parts, part_size=SPAN,
+    )  # fmt: skip
 
 
 def _walks_once(access: Access) -> bool:

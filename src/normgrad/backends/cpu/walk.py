@@ -184,15 +184,15 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
 
 
 @helper
-def piece(block, kernel, uses, job, s, c, channels, position, rows, run):
-    """Call a kernel for some rows of some channels."""
+def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
+    """Call a kernel for some rows of some channels, from their element k on."""
     not_inlined()
     if get(block, B.MOVED) & uses:
         tiles = get(block, B.IN_TILES)
         call(tiles, (block, kernel, uses, job, s, c, channels, position, rows, run))
         return
-    start_piece(block, job, s, c, channels, position, rows, plain(0), run)
-    dy, x, dx = elements_at(block, s, c, position, plain(0))
+    start_piece(block, job, s, c, channels, position, rows, k, run)
+    dy, x, dx = elements_at(block, s, c, position, k)
     call(kernel, (0, dy, x, dx, job))
 
 
@@ -225,7 +225,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
         for c in range(c0, c1, channels):
             n = min(channels, c1 - c)
             length = last_run if ends else run
-            piece(block, kernel, uses, job, s, c, n, of_set + start, rows, length)
+            piece(block, kernel, uses, job, s, c, n, of_set + start, rows, plain(0), length)
         if not backwards:
             first += rows
 
@@ -246,9 +246,19 @@ def slot_of(block, slot, s, array):
 
 
 @helper
-def sum_parameters(block, step, job, s, slot, b0, b1):
+def part_of_row(block, step, part):
+    """The first element of a task's part of rows that are groups, and the number of elements."""
+    if get(step, B.PARTS) == 1:
+        return 0, get(block, B.RUN)
+    k = part * get(step, B.PART_SIZE)
+    return k, min(get(step, B.PART_SIZE), get(block, B.RUN) - k)
+
+
+@helper
+def sum_parameters(block, step, job, s, slot, b0, b1, part):
     """Add rows that are groups of their own to the sums of parameters, and write their dx."""
     kernel, run = get(step, B.PARAMETER_KERNEL), get(block, B.RUN)
+    k, count = part_of_row(block, step, part)
     uses = get(step, B.PARAMETER_USES)
     put(job, B.J_WRITES, uses & B.USES_DX)
     positions = get(block, B.POSITIONS)
@@ -256,7 +266,7 @@ def sum_parameters(block, step, job, s, slot, b0, b1):
         for i in range(4):
             put(job, B.J_SUMS + i, slot_of(block, slot, s, i) + position * run * DOUBLE)
         at = s * positions + position
-        piece(block, kernel, uses, job, s, b0, b1 - b0, at, plain(1), run)
+        piece(block, kernel, uses, job, s, b0, b1 - b0, at, plain(1), k, count)
 
 
 @helper
@@ -286,7 +296,9 @@ def run_task(block, step, task):
         bank = s // get(block, B.BANK_SETS)
         if columns and (own != 0 or s == turn * sets):
             for i in range(0, 4, 2 if get(block, B.SINGLE) != 0 else 1):
-                clear(slot_of(block, slot, s, i), own if own != 0 else get(block, B.PARAMETERS))
+                k, count = part_of_row(block, step, part)
+                at = slot_of(block, slot, s, i) + k * DOUBLE
+                clear(at, count * get(block, B.POSITIONS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
             b1 = min(b0 + get(step, B.AT_ONCE), c1)
             if before != 0:
@@ -304,7 +316,7 @@ def run_task(block, step, task):
                 if after & B.DO_COEFFICIENTS:
                     call(coefficients, (block, s, bank, b0, b1))
             if columns:
-                sum_parameters(block, step, job, s, slot, b0, b1)
+                sum_parameters(block, step, job, s, slot, b0, b1, part)
                 start_job(block, job, bank, part)
             if writes != 0:  # last, since it may be in the place of what was summed
                 uses = get(step, B.WRITE_USES)
