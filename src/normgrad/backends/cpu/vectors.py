@@ -115,6 +115,13 @@ def place_of(block, slot, s, first):
 
 
 @helper
+def read_adjacent(source, count, row):
+    """Read elements that follow each other, in a loop that can be vectorised."""
+    for c in range(count):
+        store(row, c, canonical(double(load(source, c))))
+
+
+@helper
 def read_row(block, slot, s, first, count, otherwise, row):
     """Read a per-channel input from ``first`` on, or a constant if it is absent.
 
@@ -126,10 +133,12 @@ def read_row(block, slot, s, first, count, otherwise, row):
         fill(row, count, otherwise)
         return
     at, stride, code = place_of(block, slot, s, first)
-    if code == 0 and stride == 1:  # a loop that can be vectorised
-        source = shift(singles_at(address), at)
-        for c in range(count):
-            store(row, c, canonical(double(load(source, c))))
+    if stride == 1 and code == 0:
+        read_adjacent(shift(singles_at(address), at), count, row)
+    elif stride == 1 and code == 2:
+        read_adjacent(shift(float16s_at(address), at), count, row)
+    elif stride == 1 and code == 3:
+        read_adjacent(shift(bfloat16s_at(address), at), count, row)
     else:
         for c in range(count):
             put(row, c, canonical(held(block, read(address, code, at + c * stride))))
@@ -166,6 +175,13 @@ def write(address, code, index, value):
 
 
 @helper
+def write_adjacent(target, count, numbers):
+    """Round numbers with their errors to elements that follow each other, likewise."""
+    for c in range(count):
+        store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
+
+
+@helper
 def write_row(block, slot, s, first, count, numbers):
     """Write numbers with their errors to a per-channel output from ``first`` on, if wanted."""
     not_inlined()
@@ -173,10 +189,12 @@ def write_row(block, slot, s, first, count, numbers):
     if address == 0:
         return
     at, stride, code = place_of(block, slot, s, first)
-    if code == 0 and stride == 1:  # a loop that can be vectorised
-        target = shift(singles_at(address), at)
-        for c in range(count):
-            store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
+    if stride == 1 and code == 0:
+        write_adjacent(shift(singles_at(address), at), count, numbers)
+    elif stride == 1 and code == 2:
+        write_adjacent(shift(float16s_at(address), at), count, numbers)
+    elif stride == 1 and code == 3:
+        write_adjacent(shift(bfloat16s_at(address), at), count, numbers)
     else:
         for c in range(count):
             write(address, code, at + c * stride, rounded(get_pair(numbers, c)))
