@@ -9,7 +9,16 @@ from __future__ import annotations
 from . import block as B
 from .access import SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision, of_group
-from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
+from .columns import (
+    BUFFER,
+    ROWS,
+    SPAN,
+    clear_chains,
+    fold_chains,
+    gather_sums,
+    over_row,
+    start_sums,
+)
 from .helpers import helper, passed
 from .intrinsics import (
     bits_to_double,
@@ -184,8 +193,8 @@ def find_numbers(job, rows, means, invstds, sums, numbers):
 
 
 @helper
-def write_and_add(tensors, run, numbers, weights, kept, streaming, ahead):
-    """Write a row's dx, and add the row to what is kept of a chain of the parameters' sums.
+def write_and_add(tensors, run, numbers, weights, chain, streaming, ahead):
+    """Write a row's dx, and add the row to a chain of the parameters' sums.
 
     ``ahead``: how much further on dy and x are prefetched, since meanwhile nothing is read of them.
     """
@@ -193,36 +202,17 @@ def write_and_add(tensors, run, numbers, weights, kept, streaming, ahead):
     for c in range(0, whole, LANES):
         prefetch_lanes(tensors[0], ahead[0] + c)
         prefetch_lanes(tensors[1], ahead[1] + c)
-        sums = get_lanes(kept[0], c), get_lanes(kept[1], c)
+        sums = get_lanes(chain[0], c), get_lanes(chain[1], c)
         weight = get_lanes(weights, c)
         sums = add_and_write(tensors, c, weight, numbers, sums, None, True, streaming)
-        put_lanes(kept[0], c, sums[0])
-        put_lanes(kept[1], c, sums[1])
+        put_lanes(chain[0], c, sums[0])
+        put_lanes(chain[1], c, sums[1])
     if whole < run:
-        sums = get_lanes(kept[0], whole), get_lanes(kept[1], whole)
+        sums = get_lanes(chain[0], whole), get_lanes(chain[1], whole)
         weight, part = get_lanes(weights, whole), run - whole
         sums = add_and_write(tensors, whole, weight, numbers, sums, part, True, False)
-        put_lanes(kept[0], whole, sums[0])
-        put_lanes(kept[1], whole, sums[1])
-
-
-@helper
-def clear_kept(zero, run, a, b):
-    """Start two chains of two sums each."""
-    for c in range(0, run, LANES):
-        put_lanes(a[0], c, zero)
-        put_lanes(a[1], c, zero)
-        put_lanes(b[0], c, zero)
-        put_lanes(b[1], c, zero)
-
-
-@helper
-def fold_kept(zero, columns, run, a, b):
-    """Add two chains of sums to those in float64, and start them anew."""
-    for c in range(0, run, LANES):
-        first = get_lanes(a[0], c), get_lanes(a[1], c)
-        fold_sums(zero, columns, c, first, (get_lanes(b[0], c), get_lanes(b[1], c)))
-    clear_kept(zero, run, a, b)
+        put_lanes(chain[0], whole, sums[0])
+        put_lanes(chain[1], whole, sums[1])
 
 
 @helper
@@ -233,15 +223,16 @@ def gradients(operation, dy, x, dx, job):
     """
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights, weight = real_buffer(ROW, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
-    a = real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)
-    b = real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)
+    chains = (
+        (real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)),
+        (real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)),
+    )
     columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
     first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     read_weights(dy, weight, run, weights)
     start_sums(columns, run, zero)
-    clear_kept(zero, run, a, b)
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
     numbers, sums = real_buffer(NUMBERS, dy, x), (double_buffer(TOTALS), double_buffer(TOTALS))
     ahead = ROWS * steps[0], ROWS * steps[1]
@@ -249,10 +240,11 @@ def gradients(operation, dy, x, dx, job):
         rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
         sum_short_rows(operation, here, steps, rows, run, shift(means, i), weight, sums)
         find_numbers(job, rows, shift(means, i), shift(invstds, i), sums, numbers)
+        clear_chains(zero, run, chains)
         for r in range(rows):
             of_row = numbers_of(numbers, r)
-            kept = a if r % 2 == 0 else b
-            write_and_add(here, run, of_row, weights, kept, streaming, ahead)
+            chain = chains[0] if r % 2 == 0 else chains[1]
+            write_and_add(here, run, of_row, weights, chain, streaming, ahead)
             here = further(here, steps, 1)
-        fold_kept(zero, columns, run, a, b)
+        fold_chains(zero, columns, run, chains)
     gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))
