@@ -32,8 +32,10 @@ from .intrinsics import (
 )
 from .lanes import (
     EIGHT,
+    HALF,
     LANES,
     double_lanes,
+    halves_added,
     load_part,
     prefetch_lanes,
     put_lanes,
@@ -290,6 +292,23 @@ def add_moments_of_part(zero, x, i, mean, s, q, e, part):
 
 
 @helper
+def exact_moments_of_block(zero, row, i, end, mu):
+    """The moments of a row's elements i to end, two sums of each in float64, the first's error."""
+    none = splat(0.0)
+    s, q, s2, q2, e = none, none, none, none, none
+    while i + 2 * LANES <= end:
+        s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
+        s2, q2, e = add_moments_of_part(zero, row, i + LANES, mu, s2, q2, e, None)
+        i += 2 * LANES
+    if i + LANES <= end:
+        s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
+        i += LANES
+    if i < end:
+        s2, q2, e = add_moments_of_part(zero, row, i, mu, s2, q2, e, end - i)
+    return s, s2, e, q + q2
+
+
+@helper
 def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
     """Add the moments of some rows to channel c's, in chains of 16.
 
@@ -297,24 +316,28 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
     last place of their sum came to 1.06 of the bound.
     """
     not_inlined()
-    zero = zero_lanes(x, x)
-    mu, none = splat(mean), splat(0.0)
+    zero, mu = zero_lanes(x, x), splat(mean)
     for r in range(rows):
         row = shift(x, r * x_step)
         for start in range(0, count, 2 * BLOCK):
             end = min(start + 2 * BLOCK, count)
-            s, q, s2, q2, e = none, none, none, none, none
-            i = start
-            while i + 2 * LANES <= end:
-                s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
-                s2, q2, e = add_moments_of_part(zero, row, i + LANES, mu, s2, q2, e, None)
-                i += 2 * LANES
-            if i + LANES <= end:
-                s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
-                i += LANES
-            if i < end:
-                s2, q2, e = add_moments_of_part(zero, row, i, mu, s2, q2, e, end - i)
-            fold_deviations(zero, sums, c, s, s2, e, q + q2)
+            s, s2, e, squares = exact_moments_of_block(zero, row, start, end, mu)
+            fold_deviations(zero, sums, c, s, s2, e, squares)
+
+
+@helper
+def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
+    """Add the moments of channels that have one short row each, which are added up together."""
+    not_inlined()
+    zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
+    for start in range(0, channels, EIGHT):
+        n = min(EIGHT, channels - start)
+        for i in range(n):
+            row, mu = shift(x, (start + i) * apart), splat(get(means, first + start + i))
+            s, s2, _, squares = exact_moments_of_block(zero, row, plain(0), run, mu)
+            put_lanes(kept[0], i * HALF, halves_added(s + s2))
+            put_lanes(kept[1], i * HALF, halves_added(squares))
+        add_kept_totals(zero, kept, n, sums, first + start)
 
 
 @by_types
@@ -329,6 +352,14 @@ def moments_of_rows(operation, x, step, rows, run, about, sums, c):
     )
 
 
+@by_types
+def is_exact_and_short(operation, zero, run):
+    """Whether a row's exact moments are one sum each, without the errors of float64 arithmetic."""
+    if operation.operation == "exact moments" and zero.real == types.float32:
+        return lambda operation, zero, run: run <= 2 * BLOCK
+    return lambda operation, zero, run: False
+
+
 @helper
 def moments(operation, dy, x, dx, job):
     """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums."""
@@ -337,6 +368,9 @@ def moments(operation, dy, x, dx, job):
     rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
     c, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     end = c + get(job, B.J_CHANNELS)
+    if per_group == 1 and rows == 1 and is_exact_and_short(operation, zero_lanes(x, x), run):
+        exact_moments_of_eight(x, apart, end - c, run, means, sums, c)
+        return
     row = x
     while c < end:
         # A group's adjacent channels are one row, whose sums are its first channel's.
