@@ -173,6 +173,12 @@ def _waits(problem: Problem) -> bool:
     return problem.result_needs_sums or problem.missing_mean
 
 
+def _is_small(access: Access) -> bool:
+    """Whether one thread finishes before others have started."""
+    problem = access.problem
+    return problem.sets.size * problem.channel.size * access.per_channel < SMALL
+
+
 def tiling_of(access: Access) -> Tiling:
     """Choose how a problem's tensors are cut into tasks."""
     problem = access.problem
@@ -187,7 +193,7 @@ def tiling_of(access: Access) -> Tiling:
         piece_channels=min(access.chunk, channels) if access.columns else channels,
         piece_rows=_rows_of_piece(access),
     )
-    small = sets * channels * access.per_channel < SMALL
+    small = _is_small(access)
     if access.along:
         return _of_groups(access, whole, small)
     if small:
@@ -452,7 +458,7 @@ def _of_columns(access: Access, tiles: Tiling) -> Tiling:
     rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
     return tiles._replace(
         sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
-        parts=parts, part_size=SPAN,
+        parts=parts, part_size=SPAN, parallel=not _is_small(access),
     )  # fmt: skip
 
 

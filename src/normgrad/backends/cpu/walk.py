@@ -185,7 +185,10 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
 
 @helper
 def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
-    """Call a kernel for some rows of some channels, from their element k on."""
+    """Call a kernel for some rows of some channels, from their element k on.
+
+    Tensors that are copied to tiles are read from their first element.
+    """
     not_inlined()
     if get(block, B.MOVED) & uses:
         tiles = get(block, B.IN_TILES)
@@ -295,8 +298,8 @@ def run_task(block, step, task):
     for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
         bank = s // get(block, B.BANK_SETS)
         if columns and (own != 0 or s == turn * sets):
+            k, count = part_of_row(block, step, part)
             for i in range(0, 4, 2 if get(block, B.SINGLE) != 0 else 1):
-                k, count = part_of_row(block, step, part)
                 at = slot_of(block, slot, s, i) + k * DOUBLE
                 clear(at, count * get(block, B.POSITIONS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
