@@ -9,16 +9,7 @@ from __future__ import annotations
 from . import block as B
 from .access import SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision, of_group
-from .columns import (
-    BUFFER,
-    ROWS,
-    SPAN,
-    clear_chains,
-    fold_chains,
-    gather_sums,
-    over_row,
-    start_sums,
-)
+from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
 from .helpers import helper, passed
 from .intrinsics import (
     bits_to_double,
@@ -83,37 +74,43 @@ def numbers_of(numbers, r):
 
 
 @helper
-def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
-    """Add dy and dy·(x − mean)/std of a part of a row to two sums, and write dx where wanted."""
-    dy, x, dx = tensors
-    gain, offset, mean, slope, scale, invstd = numbers
-    values, centred = load_part(dy, c, part), load_part(x, c, part) - mean
-    if writes:
-        inner = offset + slope * centred
-        store_part(dx, c, scale * (gain * weight * values - inner), part, streaming)
-    return sums[0] + values, sums[1] + values * (centred * invstd)
+def write_part(dx, c, weight, numbers, values, centred, part, streaming):
+    """Write dx of a part of a row, from its dy and x − mean."""
+    gain, offset, _, slope, scale, _ = numbers
+    inner = offset + slope * centred
+    store_part(dx, c, scale * (gain * weight * values - inner), part, streaming)
 
 
 @helper
-def fetch_on(tensors, c):
-    """Prefetch what is read later of a row: so many at once no processor foresees."""
-    prefetch_lanes(tensors[0], c + ON)
-    prefetch_lanes(tensors[1], c + ON)
+def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
+    """Add dy and dy·(x − mean)/std of a part of a row to two sums, and write dx where wanted."""
+    dy, x, dx = tensors
+    values, centred = load_part(dy, c, part), load_part(x, c, part) - numbers[2]
+    if writes:
+        write_part(dx, c, weight, numbers, values, centred, part, streaming)
+    return sums[0] + values, sums[1] + values * (centred * numbers[5])
+
+
+@helper
+def fetch_on(tensors, c, ahead):
+    """Prefetch what is read later: so many rows at once no processor foresees."""
+    prefetch_lanes(tensors[0], c + ahead[0])
+    prefetch_lanes(tensors[1], c + ahead[1])
 
 
 @passed
 def add_rows(arguments, c, part):
     """Add some rows to the sums of a part of their elements, alternating between two chains."""
-    tensors, steps, rows, weights, numbers, sums, writes, streaming = arguments
+    tensors, steps, rows, weights, numbers, sums, writes, streaming, ahead = arguments
     weight, zero = get_lanes(weights, c), zero_lanes(tensors[0], tensors[1])
     a, b = (zero, zero), (zero, zero)
     here = tensors
     for r in range(0, rows - 1, 2):
-        fetch_on(here, c)
+        fetch_on(here, c, ahead)
         of_row = numbers_of(numbers, r)
         a = add_and_write(here, c, weight, of_row, a, part, writes, streaming)
         here = further(here, steps, 1)
-        fetch_on(here, c)
+        fetch_on(here, c, ahead)
         of_row = numbers_of(numbers, r + 1)
         b = add_and_write(here, c, weight, of_row, b, part, writes, streaming)
         here = further(here, steps, 1)
@@ -121,6 +118,20 @@ def add_rows(arguments, c, part):
         of_row = numbers_of(numbers, rows - 1)
         a = add_and_write(here, c, weight, of_row, a, part, writes, streaming)
     fold_sums(zero, sums, c, a, b)
+
+
+@passed
+def write_rows(arguments, c, part):
+    """Write dx of a part of some rows."""
+    tensors, steps, rows, weights, numbers, streaming, ahead = arguments
+    weight = get_lanes(weights, c)
+    for r in range(rows):
+        fetch_on(tensors, c, ahead)
+        dy, x, dx = tensors
+        of_row = numbers_of(numbers, r)
+        values, centred = load_part(dy, c, part), load_part(x, c, part) - of_row[2]
+        write_part(dx, c, weight, of_row, values, centred, part, streaming)
+        tensors = further(tensors, steps, 1)
 
 
 @helper
@@ -151,7 +162,7 @@ def parameters(operation, dy, x, dx, job):
             rows = min(ROWS, count - i)
             read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
             here = further(tensors, steps, i)
-            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming)
+            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, (ON, ON))
             over_row(add_rows, arguments, width)
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
 
@@ -193,42 +204,15 @@ def find_numbers(job, rows, means, invstds, sums, numbers):
 
 
 @helper
-def write_and_add(tensors, run, numbers, weights, chain, streaming, ahead):
-    """Write a row's dx, and add the row to a chain of the parameters' sums.
-
-    ``ahead``: how much further on dy and x are prefetched, since meanwhile nothing is read of them.
-    """
-    whole = run // LANES * LANES
-    for c in range(0, whole, LANES):
-        prefetch_lanes(tensors[0], ahead[0] + c)
-        prefetch_lanes(tensors[1], ahead[1] + c)
-        sums = get_lanes(chain[0], c), get_lanes(chain[1], c)
-        weight = get_lanes(weights, c)
-        sums = add_and_write(tensors, c, weight, numbers, sums, None, True, streaming)
-        put_lanes(chain[0], c, sums[0])
-        put_lanes(chain[1], c, sums[1])
-    if whole < run:
-        sums = get_lanes(chain[0], whole), get_lanes(chain[1], whole)
-        weight, part = get_lanes(weights, whole), run - whole
-        sums = add_and_write(tensors, whole, weight, numbers, sums, part, True, False)
-        put_lanes(chain[0], whole, sums[0])
-        put_lanes(chain[1], whole, sums[1])
-
-
-@helper
 def gradients(operation, dy, x, dx, job):
-    """Sum each row, write its dx, and add it to the sums of the parameters' gradients.
+    """Sum each row, write its dx, and add it to the sums of the parameters' gradients where wanted.
 
     Rows are short: so many as a chain has are in a core's cache from their sums to their dx.
     """
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights, weight = real_buffer(ROW, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
-    chains = (
-        (real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)),
-        (real_buffer(ROW, dy, x), real_buffer(ROW, dy, x)),
-    )
     columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
-    first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
+    first, zero, adds = get(job, B.J_CHANNEL), zero_lanes(dy, x), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     read_weights(dy, weight, run, weights)
@@ -240,11 +224,10 @@ def gradients(operation, dy, x, dx, job):
         rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
         sum_short_rows(operation, here, steps, rows, run, shift(means, i), weight, sums)
         find_numbers(job, rows, shift(means, i), shift(invstds, i), sums, numbers)
-        clear_chains(zero, run, chains)
-        for r in range(rows):
-            of_row = numbers_of(numbers, r)
-            chain = chains[0] if r % 2 == 0 else chains[1]
-            write_and_add(here, run, of_row, weights, chain, streaming, ahead)
-            here = further(here, steps, 1)
-        fold_chains(zero, columns, run, chains)
-    gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))
+        if adds:
+            arguments = (here, steps, rows, weights, numbers, columns, True, streaming, ahead)
+            over_row(add_rows, arguments, run)
+        else:
+            over_row(write_rows, (here, steps, rows, weights, numbers, streaming, ahead), run)
+    if adds:
+        gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))

@@ -135,9 +135,9 @@ J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = (
 )  # fmt: skip
 J_SUMS = _job(4)
 J_STREAM, J_AHEAD = _job(), _job()
-# Weight and bias along the rows; the index of the row's first element among the parameters; and
-# whether dx is written with the parameters' sums.
-J_WEIGHT, J_BIAS, J_FIRST, J_WRITES = _job(), _job(), _job(), _job()
+# Weight and bias along the rows; the index of the row's first element among the parameters; whether
+# dx is written with the parameters' sums, and whether there are such sums.
+J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job(), _job(), _job(), _job(), _job()
 # What a row's coefficients need where its kernel computes them: the block's DIVISOR and CENTRED,
 # and the address of the weights' range (W_COUNT).
 J_DIVISOR, J_CENTRED, J_RANGE = _job(), _job(), _job()

@@ -421,10 +421,10 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     step = Step(over.tiles, before, sums, after, write)
-    if along and outputs:
-        if _walks_once(access):
-            step = Step(over.tiles, before, along="gradients" + ALONG)
-        elif _sums_apart(access):
+    if _walks_once(access):
+        step = Step(over.tiles, before, along="gradients" + ALONG)
+    elif along and outputs:
+        if _sums_apart(access):
             # They come first, since dx may be in the place of what is summed.
             steps += [Step(over.channels, before & B.DO_PREPARE)]
             summed = Step(_of_columns(access, over.tiles), along="parameters" + ALONG)
@@ -465,13 +465,14 @@ def _of_columns(access: Access, tiles: Tiling) -> Tiling:
 def _walks_once(access: Access) -> bool:
     """Whether one walk down rows that are groups can do all: a row's sums, its dx, the parameters'.
 
-    A row is short then, and in the nearest cache when it is read again.
+    A row is short then, and in the nearest cache when it is read again. The parameters' sums cost
+    little, so they are taken even if nobody wants them.
     """
     problem = access.problem
     short = LANES <= access.run <= SHORT and access.positions == 1 and not any(access.moved)
-    wanted = access.along and problem.wants_parameters and problem.result_needs_sums
     found = problem.missing_mean or problem.missing_invstd
-    return wanted and short and not found and access.dtype != dtypes.float64
+    wanted = access.along and problem.result_needs_sums and not found
+    return wanted and short and access.dtype != dtypes.float64
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:

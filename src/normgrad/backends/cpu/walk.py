@@ -249,6 +249,12 @@ def slot_of(block, slot, s, array):
 
 
 @helper
+def sums_parameters(block):
+    """Whether a gradient of the parameters is wanted."""
+    return (get(block, B.GRAD_WEIGHT) != 0) | (get(block, B.GRAD_BIAS) != 0)
+
+
+@helper
 def part_of_row(block, step, part):
     """The first element of a task's part of rows that are groups, and the number of elements."""
     if get(step, B.PARTS) == 1:
@@ -264,6 +270,7 @@ def sum_parameters(block, step, job, s, slot, b0, b1, part):
     k, count = part_of_row(block, step, part)
     uses = get(step, B.PARAMETER_USES)
     put(job, B.J_WRITES, uses & B.USES_DX)
+    put(job, B.J_ADDS, sums_parameters(block))
     positions = get(block, B.POSITIONS)
     for position in range(positions):
         for i in range(4):
@@ -297,7 +304,7 @@ def run_task(block, step, task):
     sets = get(step, B.SETS_PER_TASK)
     for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
         bank = s // get(block, B.BANK_SETS)
-        if columns and (own != 0 or s == turn * sets):
+        if columns and sums_parameters(block) and (own != 0 or s == turn * sets):
             k, count = part_of_row(block, step, part)
             for i in range(0, 4, 2 if get(block, B.SINGLE) != 0 else 1):
                 at = slot_of(block, slot, s, i) + k * DOUBLE
