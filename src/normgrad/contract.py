@@ -309,8 +309,8 @@ class Sort(Enum):
     FLAG = "true or false"
     REAL = "a number"
     INTEGER = "an integer"
-    SIZES = "an integer, or several"
-    FLAGS = "true or false for each output"
+    SIZES = "an integer, or several such as 32,32"
+    FLAGS = "true or false for each output, such as 1,1,0"
 
 
 #: The sorts of all operators' arguments that are not tensors. Those without a field in ``Options``

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from .streams import Stream, keep_numbers
 
 #: What of the extra ``cli`` the commands cannot do without.
 _NEEDED = ("typer", "rich", "safetensors")
-
 
 #: Exit status where input, output or memory cannot be used.
 UNUSABLE = 2
@@ -30,18 +31,19 @@ def missing(*names: str) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def interrupted() -> NoReturn:
-    """End the process with one line."""
-    say("interrupted")
-    # At once: a compiler that was interrupted leaves things half made, which the interpreter would
-    # stumble over, or crash on, when it clears them away.
-    os._exit(INTERRUPTED)
-
-
-def out_of_memory(error: MemoryError) -> NoReturn:
-    """End the process with one line."""
-    say(f"not enough memory ({error})" if str(error) else "not enough memory")
-    sys.exit(UNUSABLE)
+@contextmanager
+def one_line_ends() -> Iterator[None]:
+    """End the process with one line where the user or memory stops the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted")
+        # At once: a compiler that was interrupted leaves things half made, which the interpreter
+        # would stumble over, or crash on, when it clears them away.
+        os._exit(INTERRUPTED)
+    except MemoryError as error:
+        say(f"not enough memory ({error})" if str(error) else "not enough memory")
+        sys.exit(UNUSABLE)
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def main() -> None:
     errors: Any = Stream(sys.stderr)
     sys.stdout, sys.stderr = output, errors
     try:
-        _run()
+        with one_line_ends():
+            _run()
     except SystemExit:
         output.flush()
         # Whoever read and went away has seen enough, which changes nothing about the result.
@@ -65,15 +68,10 @@ def main() -> None:
 
 
 def _run() -> None:
-    try:
-        absent = missing(*_NEEDED)
-        if absent:
-            say(f"the command line needs {' and '.join(absent)}: pip install 'normgrad[cli]'")
-            sys.exit(UNUSABLE)
-        from .app import app
+    absent = missing(*_NEEDED)
+    if absent:
+        say(f"the command line needs {' and '.join(absent)}: pip install 'normgrad[cli]'")
+        sys.exit(UNUSABLE)
+    from .app import app
 
-        app(prog_name="normgrad")
-    except KeyboardInterrupt:
-        interrupted()
-    except MemoryError as error:
-        out_of_memory(error)
+    app(prog_name="normgrad")

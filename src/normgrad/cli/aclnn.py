@@ -32,18 +32,17 @@ def contract(
     from ..aclnn.contracts import CONTRACTS
     from ..aclnn.products import PRODUCTS, find
 
-    with show.one_line_errors():
-        contracts = _select(operator, CONTRACTS)
-        try:
-            one = None if product is None else find(product)
-        except ValueError as error:
-            raise InputError("--product", str(error).removeprefix("product: ")) from None
-        for each in contracts:
-            able = [p for p in PRODUCTS if each.name in p.operators]
-            if one is None:
-                _print(each, able[0] if len(able) == 1 else None, able)
-            else:
-                _print(each, one, able)
+    contracts = _select(operator, CONTRACTS)
+    try:
+        one = None if product is None else find(product)
+    except ValueError as error:
+        raise InputError("--product", str(error).removeprefix("product: ")) from None
+    for each in contracts:
+        able = [p for p in PRODUCTS if each.name in p.operators]
+        if one is None:
+            _print(each, able[0] if len(able) == 1 else None, able)
+        else:
+            _print(each, one, able)
 
 
 def _select(operator: str | None, contracts: dict[str, Contract]) -> list[Contract]:

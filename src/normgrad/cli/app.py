@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import normgrad
 
 from ..operators import OPERATORS
 from ..operators.by_name import choices_of
-from . import aclnn, bench, capi, files, outputs, run, show, verify, warmup
+from . import aclnn, bench, capi, files, info, outputs, run, show, verify, warmup
 
 #: Exit status where an output is over its bound.
 OVER_BOUND = 1
@@ -65,7 +66,18 @@ if all are at most 1, 1 if one is not (OUT is written all the same), 2 if FILE o
 used.
 """
 
+
+class _Commands(typer.core.TyperGroup):
+    """All commands, whose errors are told in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        with show.one_line_errors():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -136,19 +148,18 @@ def _run(
     # What is no file and no operator is an argument of the operator's, by the same name.
     others = ("file", "out", "operator")
     given = {k: v for k, v in context.params.items() if k not in others and v is not None}
-    with show.one_line_errors():
-        path = None if out is None else outputs.named("-o", out)
-        request = run.load(file, operator, given)
-        kind = None if path is None else run.out_format(path, request)
-        report = run.execute(request, show.working)
-        # Before anything is printed: what reads it may go away.
-        if path is not None and kind is not None:
-            with outputs.rewriting(path) as opened:
-                arrays = {result.name: result.array for result in report.results}
-                outputs.encode(opened, kind, arrays)
-        for note in report.notes:
-            show.complain(f"note: {note}")
-        show.report(report, path)
+    path = None if out is None else outputs.named("-o", out)
+    request = run.load(file, operator, given)
+    kind = None if path is None else run.out_format(path, request)
+    report = run.execute(request, show.working)
+    # Before anything is printed: what reads it may go away.
+    if path is not None and kind is not None:
+        with outputs.rewriting(path) as opened:
+            arrays = {result.name: result.array for result in report.results}
+            outputs.encode(opened, kind, arrays)
+    for note in report.notes:
+        show.complain(f"note: {note}")
+    show.report(report, path)
     if not report.passed:
         raise typer.Exit(OVER_BOUND)
 
@@ -156,15 +167,12 @@ def _run(
 @app.command("info")
 def _info() -> None:
     """Show the versions, the CPU and GPUs, and what the kernels make of them."""
-    from . import info
-
-    with show.one_line_errors():
-        show.table(info.gather())
+    show.table(info.gather())
 
 
-app.command("bench")(show.one_line_errors()(bench.bench))
-app.command("verify")(show.one_line_errors()(verify.verify))
-app.command("warmup")(show.one_line_errors()(warmup.warmup))
+app.command("bench")(bench.bench)
+app.command("verify")(verify.verify)
+app.command("warmup")(warmup.warmup)
 
 app.add_typer(aclnn.app, name="aclnn")
 app.add_typer(capi.app, name="capi")

@@ -32,22 +32,19 @@ def _build(out: _Out) -> None:
     from ..capi import build
     from ..capi.declarations import DIALECTS
 
-    with show.one_line_errors():
-        try:
-            with show.progress(len(build.LIBRARIES)) as advance:
-                build.build(out, advance)
-        except build.BuildError as error:
-            raise InputError("capi build", str(error)) from None
-        except OSError as error:
-            raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
-        folder = shlex.quote(str(out))
-        typer.echo(
-            f"C libraries of normgrad {__version__}, for {sys.executable}, in {out}. Use them:"
-        )
-        for dialect in DIALECTS:
-            line = f"c++ host.cpp $(normgrad capi flags --out {folder} {dialect.name}) -o host"
-            # A shell does not take a substitution's quotes off.
-            typer.echo(f"  {line if folder == str(out) else f'eval {chr(34)}{line}{chr(34)}'}")
+    try:
+        with show.progress(len(build.LIBRARIES)) as advance:
+            build.build(out, advance)
+    except build.BuildError as error:
+        raise InputError("capi build", str(error)) from None
+    except OSError as error:
+        raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
+    folder = shlex.quote(str(out))
+    typer.echo(f"C libraries of normgrad {__version__}, for {sys.executable}, in {out}. Use them:")
+    for dialect in DIALECTS:
+        line = f"c++ host.cpp $(normgrad capi flags --out {folder} {dialect.name}) -o host"
+        # A shell does not take a substitution's quotes off.
+        typer.echo(f"  {line if folder == str(out) else f'eval {chr(34)}{line}{chr(34)}'}")
 
 
 @app.command("flags")
@@ -62,12 +59,11 @@ def _flags(
     from ..capi import build
     from ..capi.declarations import DIALECTS
 
-    with show.one_line_errors():
-        found = {each.name: each for each in DIALECTS}.get(dialect)
-        if found is None:
-            names = ", ".join(each.name for each in DIALECTS)
-            raise InputError("DIALECT", f"{dialect!r}; allowed: {names}")
-        try:
-            typer.echo(build.flags(out, found))
-        except build.BuildError as error:
-            raise InputError("--out", str(error)) from None
+    found = {each.name: each for each in DIALECTS}.get(dialect)
+    if found is None:
+        names = ", ".join(each.name for each in DIALECTS)
+        raise InputError("DIALECT", f"{dialect!r}; allowed: {names}")
+    try:
+        typer.echo(build.flags(out, found))
+    except build.BuildError as error:
+        raise InputError("--out", str(error)) from None

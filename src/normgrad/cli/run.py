@@ -8,7 +8,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import normgrad
 
 from .. import dtypes, precision, reference
-from ..contract import OPTIONS, Kind, Operator, Options, Sort
+from ..contract import OPTIONS, Operator, Sort
 from ..operators import OPERATORS
 from ..operators.by_name import choices_of
 from ..plans import Plan
@@ -93,62 +93,46 @@ class Request:
     """An operator with all its arguments, and the format of the file they come from."""
 
     operator: Operator
-    tensors: Mapping[str, Array | None]
+    tensors: Mapping[str, Any]
     choices: Mapping[str, Any]
     plan: Plan
     format: Format
     notes: tuple[str, ...]
 
-    @property
-    def options(self) -> Options:
-        """The arguments that are not tensors, checked."""
-        return self.operator.read_options(**self.choices)
-
 
 # The arguments that are not tensors
 
 
+#: How a flag may be written; Python's own values are written so too.
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
 def _flag(value: Any) -> bool:
-    if isinstance(value, str):
-        value = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
-    if isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    raise ValueError("true or false")
+    return _FLAGS[str(value).strip().lower()]
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, (str, int)) and not isinstance(value, bool):
-        with suppress(ValueError):
-            return int(value)
-    raise ValueError("an integer")
+    return int(str(value))
 
 
 def _real(value: Any) -> float:
-    if isinstance(value, (str, int, float, np.floating)) and not isinstance(value, bool):
-        with suppress(ValueError, OverflowError):
-            return float(value)
-    raise ValueError("a number")
+    return float(str(value))
 
 
 def _flags(value: Any) -> tuple[bool, ...]:
     if isinstance(value, str):
         value = value.strip("()[] ").split(",")
-    try:
-        return tuple(_flag(entry) for entry in value)
-    except (TypeError, ValueError):
-        raise ValueError("true or false for each output, such as 1,1,0") from None
+    return tuple(_flag(entry) for entry in value)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         value = value.strip("()[] ").rstrip(",").split(",")
-    try:
-        return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
-    except ValueError:
-        raise ValueError("an integer, or several such as 32,32") from None
+    return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
 
 
-#: How each sort is read from a word, a number or a list of them.
+#: How each sort is read from a word, a number, a boolean or a list of them; what is none of the
+#: sort raises a LookupError, TypeError or ValueError.
 _READERS: Mapping[Sort, Callable[[Any], Any]] = {
     Sort.FLAG: _flag,
     Sort.REAL: _real,
@@ -203,11 +187,12 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
                 )
             choices[name] = default
             continue
+        sort = OPTIONS[name]
         try:
-            choices[name] = _READERS[OPTIONS[name]](value)
-        except ValueError as error:
+            choices[name] = _READERS[sort](value)
+        except (LookupError, TypeError, ValueError):
             subject = _spelled(name) if name in given else f"{contents.path}: {name}"
-            raise InputError(subject, f"{reprlib.repr(value)}; allowed: {error}") from None
+            raise InputError(subject, f"{reprlib.repr(value)}; allowed: {sort.value}") from None
     return choices
 
 
@@ -228,9 +213,7 @@ def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
             f"no {', no '.join(missing)}; {operator.name} needs {needed}, and takes {others}",
         )
     return {
-        parameter.name: contents.tensor(
-            parameter.name, dtypes.COUNTS if parameter.kind is Kind.COUNT else dtypes.FLOATS
-        )
+        parameter.name: contents.tensor(parameter.name, parameter.kind.dtypes)
         if parameter.name in contents.names
         else None
         for parameter in operator.parameters
@@ -282,8 +265,8 @@ def out_format(out: Path, request: Request) -> Format:
     outputs.check_writable(out)
     kind = Format.of_name(out) or request.format
     if kind is Format.NPZ:
-        wanted = request.operator.outputs(request.options)
-        for output, spec in zip(wanted, request.plan.output_specs, strict=True):
+        specs = zip(request.operator.all_outputs, request.plan.output_specs, strict=True)
+        for output, spec in specs:
             if spec is not None and spec.dtype is dtypes.bfloat16:
                 raise InputError(
                     out,
@@ -333,32 +316,25 @@ def _checked(request: Request, gradients: tuple[Array | None, ...]) -> tuple[Res
     choices = {name: value for name, value in request.choices.items() if name in wanted}
     exact = oracle(**request.tensors, **choices)
     arithmetic = dtypes.arithmetic(
-        *(dtypes.parse(_data(request, name).dtype) for name in ("grad_out", "input"))
+        *(dtypes.parse(request.tensors[name].dtype) for name in ("grad_out", "input"))
     )
-    names = [output.name for output in request.operator.outputs(request.options)]
     results = []
-    for name, array in zip(names, gradients, strict=True):
+    for output, array in zip(request.operator.all_outputs, gradients, strict=True):
         if array is None:
             continue
-        units = precision.error(array, exact[name], arithmetic)
+        units = precision.error(array, exact[output.name], arithmetic)
         with np.errstate(all="ignore"):
             norm = np.linalg.norm(array.astype(np.float64).ravel())
-        results.append(Result(name, array, float(norm), float(units.max(initial=0.0))))
+        results.append(Result(output.name, array, float(norm), float(units.max(initial=0.0))))
     return tuple(results)
-
-
-def _data(request: Request, name: str) -> Array:
-    array = request.tensors[name]
-    assert array is not None
-    return array
 
 
 def _traffic(request: Request, results: tuple[Result, ...]) -> dict[str, int]:
     """The data tensors that what was asked for depends on, with their bytes."""
     if not results:
         return {}
-    traffic = {"grad_out": _data(request, "grad_out").nbytes}
+    traffic = {"grad_out": request.tensors["grad_out"].nbytes}
     if request.plan.reads_input:
-        traffic["input"] = _data(request, "input").nbytes
+        traffic["input"] = request.tensors["input"].nbytes
     traffic.update((r.name, r.array.nbytes) for r in results if r.name == "grad_input")
     return traffic

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..backends.choice import KernelError
 from ..settings import SettingError
-from . import UNUSABLE, interrupted, out_of_memory, say
+from . import UNUSABLE, one_line_ends, say
 from .files import InputError
 from .run import Report
 
@@ -27,15 +27,12 @@ PIPE_WIDTH = 240
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the process with one line where input, a setting, memory or the user stops the work."""
-    try:
-        yield
-    except (InputError, KernelError, SettingError) as error:
-        complain(error)
-        raise typer.Exit(UNUSABLE) from None
-    except MemoryError as error:
-        out_of_memory(error)
-    except KeyboardInterrupt:
-        interrupted()
+    with one_line_ends():
+        try:
+            yield
+        except (InputError, KernelError, SettingError) as error:
+            complain(error)
+            raise typer.Exit(UNUSABLE) from None
 
 
 def plain(text: object) -> str:
