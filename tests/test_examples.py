@@ -19,12 +19,12 @@ FILES = [
 @pytest.mark.parametrize("name", FILES)
 def test_captured_gradients_are_within_their_bound(name, tmp_path):
     safetensors = pytest.importorskip("safetensors")
-    from normgrad.cli import run, show
+    from normgrad.cli import run
 
     request = run.load(DIGITS / f"{name}.safetensors", None, {})
     assert request.tensors["input"].dtype == name.rsplit("_", 1)[1]
     assert request.notes == ()
-    report = run.execute(request, show.working)
+    report = run.execute(request)
     assert report.results[0].name == "grad_input"
     assert len(report.results) == 3
     assert 0 < max(result.units for result in report.results) <= 1

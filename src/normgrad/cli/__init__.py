@@ -14,6 +14,9 @@ from .streams import Stream, keep_numbers
 #: What of the extra ``cli`` the commands cannot do without.
 _NEEDED = ("typer", "rich", "safetensors")
 
+#: Exit status where what was tried or computed is not what it should be.
+FAILED = 1
+
 #: Exit status where input, output or memory cannot be used.
 UNUSABLE = 2
 
@@ -21,9 +24,19 @@ UNUSABLE = 2
 INTERRUPTED = 130
 
 
-def say(text: str) -> None:
+def plain(text: object) -> str:
+    """The text on one line, with whatever would drive a terminal written out."""
+    return "".join(
+        character
+        if character.isprintable()
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in str(text)
+    )
+
+
+def say(message: object) -> None:
     """Write one line to standard error."""
-    print(f"normgrad: {text}", file=sys.stderr, flush=True)
+    print(f"normgrad: {plain(message)}", file=sys.stderr, flush=True)
 
 
 def missing(*names: str) -> list[str]:

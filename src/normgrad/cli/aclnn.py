@@ -39,10 +39,7 @@ def contract(
         raise InputError("--product", str(error).removeprefix("product: ")) from None
     for each in contracts:
         able = [p for p in PRODUCTS if each.name in p.operators]
-        if one is None:
-            _print(each, able[0] if len(able) == 1 else None, able)
-        else:
-            _print(each, one, able)
+        _print(each, one or (able[0] if len(able) == 1 else None), able)
 
 
 def _select(operator: str | None, contracts: dict[str, Contract]) -> list[Contract]:

@@ -7,6 +7,7 @@ import importlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import normgrad
@@ -71,11 +72,9 @@ def _cpu() -> Rows:
 def _layers() -> str:
     usable = []
     for layer, module in _LAYERS.items():
-        try:
+        with suppress(ImportError):
             importlib.import_module(f"numba.np.ufunc.{module}")
-        except ImportError:
-            continue
-        usable.append(layer)
+            usable.append(layer)
     return ", ".join(usable) or "none"
 
 
@@ -110,20 +109,16 @@ def _kernels() -> Rows:
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:
     """The GPUs' names, by CUDA's driver: PyTorch, which knows them too, takes seconds to load."""
-    try:
+    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    names: list[str] = []
+    with suppress(OSError, AttributeError):  # no driver, or one without these functions
         cuda = ctypes.CDLL(driver)
-        count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
-        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-            return []
-        names: list[str] = []
-        for index in range(count.value):
-            if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetName(
-                name, len(name), device
-            ):
-                return names
+        failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+        for index in range(0 if failed else count.value):
+            failed = cuda.cuDeviceGet(ctypes.byref(device), index)
+            if failed or cuda.cuDeviceGetName(name, len(name), device):
+                break
             names.append(name.value.decode(errors="replace"))
-    except (OSError, AttributeError):  # no driver, or one without these functions
-        return []
     return names
 
 

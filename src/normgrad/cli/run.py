@@ -7,13 +7,13 @@ import reprlib
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 import normgrad
 
@@ -23,11 +23,8 @@ from ..operators import OPERATORS
 from ..operators.by_name import choices_of
 from ..plans import Plan
 from ..settings import SettingError
-from . import files, outputs
+from . import files, outputs, show
 from .files import Array, Contents, Format, InputError
-
-#: Shows that something is under way, while it is.
-Working = Callable[[str], AbstractContextManager[object]]
 
 #: The timed calls: no fewer than MIN_CALLS, and as many more as fit in ENOUGH_SECONDS.
 MIN_CALLS, MAX_CALLS, ENOUGH_SECONDS = 5, 100, 0.2
@@ -62,42 +59,33 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a run found out.
-
-    Attributes:
-        operator: the operator's name.
-        results: the outputs that were asked for.
-        seconds: the time of one call, the median of ``calls``.
-        traffic: the data tensors that a call reads and writes, with their bytes.
-        path: the way through the kernels.
-        notes: what else there is to say, a line each.
-    """
-
-    operator: str
-    results: tuple[Result, ...]
-    seconds: float
-    calls: int
-    traffic: Mapping[str, int]
-    path: str
-    notes: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every output is within its bound."""
-        return all(result.passed for result in self.results)
-
-
-@dataclass(frozen=True)
 class Request:
-    """An operator with all its arguments, and the format of the file they come from."""
+    """An operator with all its arguments, and the format of the file they come from.
+
+    ``notes`` are what else there is to say of the file, a line each.
+    """
 
     operator: Operator
     tensors: Mapping[str, Any]
     choices: Mapping[str, Any]
     plan: Plan
     format: Format
-    notes: tuple[str, ...]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run found out.
+
+    Attributes:
+        results: the outputs that were asked for.
+        seconds: the times of the calls, but for a first one that compiles.
+        notes: what the calls warned of, a line each.
+    """
+
+    results: Sequence[Result]
+    seconds: Sequence[float]
+    notes: Sequence[str]
 
 
 # The arguments that are not tensors
@@ -146,20 +134,16 @@ _READERS: Mapping[Sort, Callable[[Any], Any]] = {
 REQUIRED = inspect.Parameter.empty
 
 
-def _operator(contents: Contents, given: Any) -> Operator:
-    name = contents.value("operator") if given is None else given
-    allowed = f"allowed: {', '.join(OPERATORS)}"
+def _operator(contents: Contents, given: str | None) -> Operator:
+    subject, name = "--operator", given
+    if given is None:
+        subject, name = f"{contents.path}: operator", contents.value("operator")
+    if isinstance(name, str) and name in OPERATORS:
+        return OPERATORS[name]
+    what = reprlib.repr(name)
     if name is None:
-        raise InputError(
-            contents.path,
-            f"operator: not named; name it in an entry operator, or with --operator; {allowed}",
-        )
-    operator = OPERATORS.get(name) if isinstance(name, str) else None
-    if operator is None:
-        subject = contents.path if given is None else "--operator"
-        what = "operator: " if given is None else ""
-        raise InputError(subject, f"{what}{reprlib.repr(name)}; {allowed}")
-    return operator
+        what = "not named; name it in an entry operator, or with --operator"
+    raise InputError(subject, f"{what}; allowed: {', '.join(OPERATORS)}")
 
 
 def _spelled(name: str) -> str:
@@ -200,17 +184,14 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
 
 
 def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
-    missing = [
-        parameter.name
-        for parameter in operator.parameters
-        if parameter.required and parameter.name not in contents.names
-    ]
+    needed = [parameter.name for parameter in operator.parameters if parameter.required]
+    others = [parameter.name for parameter in operator.parameters if not parameter.required]
+    missing = [name for name in needed if name not in contents.names]
     if missing:
-        needed = ", ".join(p.name for p in operator.parameters if p.required)
-        others = ", ".join(p.name for p in operator.parameters if not p.required)
         raise InputError(
             contents.path,
-            f"no {', no '.join(missing)}; {operator.name} needs {needed}, and takes {others}",
+            f"no {', no '.join(missing)}; {operator.name} needs {', '.join(needed)}, and takes "
+            f"{', '.join(others)}",
         )
     return {
         parameter.name: contents.tensor(parameter.name, parameter.kind.dtypes)
@@ -279,7 +260,7 @@ def out_format(out: Path, request: Request) -> Format:
 # The run
 
 
-def execute(request: Request, working: Working) -> Report:
+def execute(request: Request) -> Report:
     """Compute, time and check the gradients."""
     function = getattr(normgrad, request.operator.name)
 
@@ -288,7 +269,7 @@ def execute(request: Request, working: Working) -> Report:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with working("compiling the kernels and computing"):
+        with show.working("compiling the kernels and computing"):
             gradients = call()
         seconds: list[float] = []
         while len(seconds) < MIN_CALLS or (
@@ -297,20 +278,12 @@ def execute(request: Request, working: Working) -> Report:
             start = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - start)
-    with working("checking against the float64 reference"):
+    with show.working("checking against the float64 reference"):
         results = _checked(request, (gradients,) if request.operator.out_is_tensor else gradients)
-    return Report(
-        operator=request.operator.name,
-        results=results,
-        seconds=statistics.median(seconds),
-        calls=len(seconds),
-        traffic=_traffic(request, results),
-        path=request.plan.path,
-        notes=(*request.notes, *dict.fromkeys(str(warning.message) for warning in caught)),
-    )
+    return Report(results, seconds, [*dict.fromkeys(str(each.message) for each in caught)])
 
 
-def _checked(request: Request, gradients: tuple[Array | None, ...]) -> tuple[Result, ...]:
+def _checked(request: Request, gradients: tuple[Array | None, ...]) -> list[Result]:
     oracle = getattr(reference, request.operator.name)
     wanted = inspect.signature(oracle).parameters
     choices = {name: value for name, value in request.choices.items() if name in wanted}
@@ -326,10 +299,48 @@ def _checked(request: Request, gradients: tuple[Array | None, ...]) -> tuple[Res
         with np.errstate(all="ignore"):
             norm = np.linalg.norm(array.astype(np.float64).ravel())
         results.append(Result(output.name, array, float(norm), float(units.max(initial=0.0))))
-    return tuple(results)
+    return results
 
 
-def _traffic(request: Request, results: tuple[Result, ...]) -> dict[str, int]:
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+_SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """A value in the largest unit that it reaches, or else in the smallest."""
+    size, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{value / size:.3g} {unit}"
+
+
+def show_report(request: Request, report: Report, out: Path | None) -> None:
+    """Print the table of the outputs, and below it the time of a call."""
+    verdicts = {True: Text("pass", "green"), False: Text("FAIL", "bold red")}
+    rows = [
+        (
+            *(each.name, each.array.shape, each.array.dtype.name),
+            *(f"{each.norm:.6g}", f"{each.units:.3g}", verdicts[each.passed]),
+        )
+        for each in report.results
+    ]
+    seconds = statistics.median(report.seconds)
+    traffic = _traffic(request, report.results)
+    moved = sum(traffic.values())
+    right = ("L2 norm", "max error / bound")
+    show.columns(
+        request.operator.name,
+        ("output", "shape", "dtype", *right, "check"),
+        rows,
+        f"time       {_scaled(seconds, _SECONDS)} a call (median of {len(report.seconds)}, after "
+        "a first one that compiles)",
+        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {_scaled(moved, _BYTES)} of "
+        f"{', '.join(traffic) or 'nothing'}, over the time)",
+        f"path       {request.plan.path}",
+        *([f"written    {out}"] if out is not None else []),
+        right=right,
+    )
+
+
+def _traffic(request: Request, results: Sequence[Result]) -> dict[str, int]:
     """The data tensors that what was asked for depends on, with their bytes."""
     if not results:
         return {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import typer
@@ -16,9 +15,8 @@ from rich.text import Text
 
 from ..backends.choice import KernelError
 from ..settings import SettingError
-from . import UNUSABLE, one_line_ends, say
+from . import UNUSABLE, one_line_ends, plain, say
 from .files import InputError
-from .run import Report
 
 #: Columns, where there is no terminal to fit: wider than any table, so that none is cut.
 PIPE_WIDTH = 240
@@ -31,23 +29,8 @@ def one_line_errors() -> Iterator[None]:
         try:
             yield
         except (InputError, KernelError, SettingError) as error:
-            complain(error)
+            say(error)
             raise typer.Exit(UNUSABLE) from None
-
-
-def plain(text: object) -> str:
-    """The text on one line, with whatever would drive a terminal written out."""
-    return "".join(
-        character
-        if character.isprintable()
-        else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in str(text)
-    )
-
-
-def complain(message: object) -> None:
-    """One line on stderr."""
-    say(plain(message))
 
 
 @contextmanager
@@ -80,23 +63,21 @@ def interruptible() -> Iterator[None]:
 def working(what: str) -> Iterator[None]:
     """A spinner on stderr, if that is a terminal, while something is done that can be stopped."""
     console = Console(stderr=True)
-    with interruptible():
-        if not console.is_terminal:
-            yield
-            return
-        with console.status(Text(f"{what} …")):
-            yield
+    spinner = console.status(Text(f"{what} …")) if console.is_terminal else nullcontext()
+    with interruptible(), spinner:
+        yield
 
 
-def print_lines(*lines: Table | Text) -> None:
+def print_lines(*lines: Table | Text | str) -> None:
     """Write to standard output: as wide as the terminal, or else as wide as it takes."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=PIPE_WIDTH)
+        console.width = PIPE_WIDTH
     encoding = sys.stdout.encoding or "utf-8"
     with console.capture() as capture:
         for line in lines:
-            console.print(line, soft_wrap=isinstance(line, Text))
+            shown = Text(plain(line)) if isinstance(line, str) else line
+            console.print(shown, soft_wrap=isinstance(shown, Text))
     sys.stdout.write(capture.get().encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
 
@@ -123,45 +104,15 @@ def grid(
     return made
 
 
-def _verdict(passed: bool) -> Text:
-    return Text("pass", "green") if passed else Text("FAIL", "bold red")
-
-
-def _bytes(count: int) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} bytes"
-
-
-def _seconds(seconds: float) -> str:
-    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        if seconds * factor < 1000:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def report(found: Report, out: Path | None) -> None:
-    """A run's table, and below it its time."""
-    right = ("L2 norm", "max error / bound")
-    rows = [
-        (
-            *(each.name, each.array.shape, each.array.dtype.name),
-            *(f"{each.norm:.6g}", f"{each.units:.3g}", _verdict(each.passed)),
-        )
-        for each in found.results
-    ]
-    table = grid(("output", "shape", "dtype", *right, "check"), rows, right)
-    moved = sum(found.traffic.values())
-    facts = [
-        f"time       {_seconds(found.seconds)} a call (median of {found.calls}, after a first one "
-        "that compiles)",
-        f"bandwidth  {moved / found.seconds / 1e9:.3g} GB/s (effective: {_bytes(moved)} of "
-        f"{', '.join(found.traffic) or 'nothing'}, over the time)",
-        f"path       {found.path}",
-        *([f"written    {plain(out)}"] if out is not None else []),
-    ]
-    print_lines(Text(found.operator, "bold"), table, *map(Text, facts))
+def columns(
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *notes: str,
+    right: Container[str] = (),
+) -> None:
+    """A table as :func:`grid` makes it, with a title and with lines below it."""
+    print_lines(Text(plain(title), "bold"), grid(header, rows, right), *notes)
 
 
 def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
@@ -188,8 +139,3 @@ def progress(total: int) -> Iterator[Any]:
     ):
         task = bar.add_task("", total=total)
         yield lambda text, step=1: bar.update(task, advance=step, description=text)
-
-
-def columns(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table with a title."""
-    print_lines(Text(plain(title), "bold"), grid(header, rows))

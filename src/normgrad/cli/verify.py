@@ -14,22 +14,16 @@ import typer
 from rich.text import Text
 
 from .. import devices
-from . import info, missing, outputs, show
+from . import FAILED, info, missing, outputs, plain, say, show
 from .files import InputError
 
 if TYPE_CHECKING:
+    from ..testing.cases import Case
     from ..testing.outcomes import Judged
     from ..testing.trials import Trial
 
-#: Exit status where what was tried does not do what it should.
-BROKEN = 1
-
 #: The page's name, unless another is given.
 PAGE = "normgrad-verify.html"
-
-#: What the page is made with, of the extra ``cli``.
-_NEEDED = ("jinja2", "matplotlib")
-_INSTALL = "pip install 'normgrad[cli]'"
 
 #: No more findings than these in the terminal; the page has all.
 _MOST_FINDINGS = 20
@@ -90,9 +84,9 @@ def verify(
     page = None if report is None else outputs.named("-o", report)
     if page is not None:
         outputs.check_writable(page)
-        absent = missing(*_NEEDED)
+        absent = " and ".join(missing("jinja2", "matplotlib"))
         if absent:
-            raise InputError("--report", f"the page needs {' and '.join(absent)}: {_INSTALL}")
+            raise InputError("--report", f"the page needs {absent}: pip install 'normgrad[cli]'")
     if backend is None:
         info.check_settings()
     specs = _ours() if backend is None else [backend]
@@ -107,9 +101,9 @@ def verify(
     _print(trials, page)
     if page is not None:
         _write(page, trials)
-        show.print_lines(Text(f"written  {show.plain(page)}"))
+        show.print_lines(f"written  {page}")
     if not passed:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(FAILED)
 
 
 def _ours() -> list[str]:
@@ -136,18 +130,14 @@ def _beside(
     try:
         trial = _try(other, quick, only, compared=quick)
     except InputError as error:
-        show.complain(f"note: not compared: {error}")
+        say(f"note: not compared: {error}")
         return []
     return [trial] if trial.judged else []
 
 
 def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Trial:
-    from ..testing.cases import Case
     from ..testing.subjects import SubjectError
     from ..testing.trials import try_cases
-
-    def wanted(case: Case) -> bool:
-        return not compared or case.topic.name in _COMPARED
 
     with contextlib.ExitStack() as stack:
         advance: list[Callable[[str], None]] = []
@@ -158,6 +148,9 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
 
         def progress(judged: Judged) -> None:
             advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
+
+        def wanted(case: Case) -> bool:
+            return not compared or case.topic.name in _COMPARED
 
         try:
             return try_cases(spec, quick, wanted, started, progress, only or "")
@@ -186,24 +179,21 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
     for trial in trials:
         rows = report.rows(trial, lambda case: case.topic.value)
         total = report.row("in all", trial.judged)
-        show.columns(trial.name, ("", *report.HEADER), [*rows, total])
-        show.print_lines(
-            *(Text(show.plain(f"{claim.title}: {claim.text}")) for claim in report.claims(trial))
-        )
+        claims = [f"{claim.title}: {claim.text}" for claim in report.claims(trial)]
+        show.columns(trial.name, ("", *report.HEADER), [*rows, total], *claims)
     for trial in trials:
         found = report.findings(trial)
         if not found:
             continue
         title = f"{trial.name}: what is wrong, and the command that repeats the first of each"
-        show.print_lines(Text(), Text(show.plain(title), "bold"))
+        show.print_lines("", Text(plain(title), "bold"))
         for each in found[:_MOST_FINDINGS]:
             first, number = each.first, len(each.judged)
-            lines = (
+            show.print_lines(
                 f"{first.verdict.value}, {number} case{'s' if number > 1 else ''}: {each.title}",
                 f"    {first.case.name}: {first.detail}",
                 f"    {report.command(trial, first)}",
             )
-            show.print_lines(*(Text(show.plain(line)) for line in lines))
         if len(found) > _MOST_FINDINGS:
             where = path or "a page (-o FILE)"
-            show.complain(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")
+            say(f"note: {len(found) - _MOST_FINDINGS} more are in {where}")
