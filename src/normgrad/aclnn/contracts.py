@@ -237,16 +237,9 @@ def _grouped(name: str, when: Any, sizes: tuple[str, ...]) -> Parameter:
     return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, Elements(sizes))
 
 
-def _of_gamma(name: str, entry: int) -> Parameter:
-    return Parameter(
-        name,
-        IfAsked("outputMask", entry),
-        (_AS_GRAD_OUT,),
-        _ND,
-        _ANY,
-        ShapeOf("gamma", "C"),
-        is_output=True,
-    )
+def _group_norm_gradient(name: str, entry: int, shape: ShapeOf) -> Parameter:
+    when = IfAsked("outputMask", entry)
+    return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, shape, is_output=True)
 
 
 GROUP_NORM_CONTRACT = Contract(
@@ -267,17 +260,9 @@ GROUP_NORM_CONTRACT = Contract(
             _group,
         ),
         _OUTPUT_MASK,
-        Parameter(
-            "gradInput",
-            IfAsked("outputMask", 0),
-            (_AS_GRAD_OUT,),
-            _ND,
-            _ANY,
-            ShapeOf("input"),
-            is_output=True,
-        ),
-        _of_gamma("gradGammaOut", 1),
-        _of_gamma("gradBetaOut", 2),
+        _group_norm_gradient("gradInput", 0, ShapeOf("input")),
+        _group_norm_gradient("gradGammaOut", 1, ShapeOf("gamma", "C")),
+        _group_norm_gradient("gradBetaOut", 2, ShapeOf("gamma", "C")),
     ),
     _of_group_norm,
 )

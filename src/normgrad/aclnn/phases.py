@@ -21,12 +21,12 @@ from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, Scalar, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
-from ..workspaces import Launcher, memory_of
+from ..workspaces import Launcher
 from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
-from .status import AclnnError, Status
-from .tensors import Look, aclBoolArray, aclTensor
+from .status import AclnnError, Status, invalid
+from .tensors import Look, aclBoolArray, aclTensor, memory
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
@@ -360,46 +360,41 @@ def phase_2(
     """
     name = translation.contract.name
 
-    def fail(status: Status, parameter: str, message: str) -> NoReturn:
-        raise AclnnError(status, name, f"{parameter}: {message}", parameter)
+    def null(parameter: str, allowed: str) -> AclnnError:
+        message = f"{parameter}: null; allowed: {allowed}"
+        return AclnnError(Status.ACLNN_ERR_PARAM_NULLPTR, name, message, parameter)
 
     if executor is None:
-        fail(Status.ACLNN_ERR_PARAM_NULLPTR, "executor", "null; allowed: what phase 1 returned")
+        raise null("executor", "what phase 1 returned")
     if not isinstance(executor, aclOpExecutor):
         message = f"{described(executor)}; allowed: what phase 1 returned"
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
+        raise invalid(name, "executor", message)
     needed = executor.workspace_size
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
     if workspace is None and needed > 0:
-        fail(Status.ACLNN_ERR_PARAM_NULLPTR, "workspace", f"null; allowed: {needed} bytes")
+        raise null("workspace", f"{needed} bytes")
     if executor.name != name:
-        message = f"of {executor.name}; allowed: one of {name}"
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", message)
+        raise invalid(name, "executor", f"of {executor.name}; allowed: one of {name}")
     if not isinstance(workspace_size, int) or workspace_size < needed:
         message = f"{shown(workspace_size)}; allowed: {needed} or more, as phase 1 said"
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "workspaceSize", message)
+        raise invalid(name, "workspaceSize", message)
     if needed > 0:
-        try:
-            scratch = memory_of("workspace", workspace, writing=True)
-        except (TypeError, ValueError) as error:
-            raise AclnnError(
-                Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "workspace"
-            ) from None
+        scratch = memory(name, "workspace", workspace, writing=True)
         if scratch.nbytes < needed:
-            message = f"{scratch.nbytes} bytes; allowed: {needed}"
-            fail(Status.ACLNN_ERR_PARAM_INVALID, "workspace", message)
+            raise invalid(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
         workspace = scratch.bytes()
     prepared = executor.prepared
     for parameter in (*prepared.operands, *prepared.zeros):
         lost = _tensor(executor.tensors, parameter).lost()
         if lost is not None:
             message = f"{lost} since phase 1; allowed: what stays until phase 2"
-            fail(Status.ACLNN_ERR_PARAM_INVALID, parameter, message)
+            raise invalid(name, parameter, message)
     if isinstance(stream, Unusable):
-        fail(Status.ACLNN_ERR_RUNTIME_ERROR, "stream", f"{stream!r}; allowed: a stream, or null")
+        message = f"stream: {stream!r}; allowed: a stream, or null"
+        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message, "stream")
     if not executor.take():
-        fail(Status.ACLNN_ERR_PARAM_INVALID, "executor", "used already; allowed: a new one")
+        raise invalid(name, "executor", "used already; allowed: a new one")
     tensors = executor.tensors
 
     def refuse(message: str, error: Exception | None = None) -> NoReturn:

@@ -33,3 +33,9 @@ class AclnnError(ValueError):
         self.status = status
         self.operator = operator
         self.parameter = parameter
+
+
+def invalid(function: str, parameter: str, message: str) -> AclnnError:
+    """The error for an argument that is not allowed."""
+    status = Status.ACLNN_ERR_PARAM_INVALID
+    return AclnnError(status, function, f"{parameter}: {message}", parameter)

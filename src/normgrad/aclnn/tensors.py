@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -16,7 +16,7 @@ from .. import frameworks, layout
 from ..memory import array_at
 from ..unusable import shown
 from ..workspaces import Memory, memory_of
-from .status import AclnnError, Status
+from .status import AclnnError, Status, invalid
 
 
 class aclDataType(IntEnum):
@@ -60,30 +60,21 @@ class aclFormat(IntEnum):
     ACL_FORMAT_NCL = 47
 
 
+#: What NumPy calls otherwise, or has no type for.
+_NUMPY_NAMES: dict[aclDataType, Any] = {
+    aclDataType.ACL_FLOAT: np.float32,
+    aclDataType.ACL_DOUBLE: np.float64,
+    aclDataType.ACL_BF16: ml_dtypes.bfloat16,
+}
+_NOT_IN_NUMPY = {aclDataType.ACL_DT_UNDEFINED: "undefined", aclDataType.ACL_STRING: "string"}
 #: The element types that NumPy has.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
-    aclDataType.ACL_FLOAT: np.dtype(np.float32),
-    aclDataType.ACL_FLOAT16: np.dtype(np.float16),
-    aclDataType.ACL_INT8: np.dtype(np.int8),
-    aclDataType.ACL_INT32: np.dtype(np.int32),
-    aclDataType.ACL_UINT8: np.dtype(np.uint8),
-    aclDataType.ACL_INT16: np.dtype(np.int16),
-    aclDataType.ACL_UINT16: np.dtype(np.uint16),
-    aclDataType.ACL_UINT32: np.dtype(np.uint32),
-    aclDataType.ACL_INT64: np.dtype(np.int64),
-    aclDataType.ACL_UINT64: np.dtype(np.uint64),
-    aclDataType.ACL_DOUBLE: np.dtype(np.float64),
-    aclDataType.ACL_BOOL: np.dtype(np.bool_),
-    aclDataType.ACL_COMPLEX64: np.dtype(np.complex64),
-    aclDataType.ACL_COMPLEX128: np.dtype(np.complex128),
-    aclDataType.ACL_BF16: np.dtype(ml_dtypes.bfloat16),
+    each: np.dtype(_NUMPY_NAMES.get(each, each.name.removeprefix("ACL_").lower()))
+    for each in aclDataType
+    if each not in _NOT_IN_NUMPY
 }
 _BY_NUMPY = {dtype: data_type for data_type, dtype in NUMPY.items()}
-_NAMES = {
-    **{data_type: dtype.name for data_type, dtype in NUMPY.items()},
-    aclDataType.ACL_STRING: "string",
-    aclDataType.ACL_DT_UNDEFINED: "undefined",
-}
+_NAMES = {**{data_type: dtype.name for data_type, dtype in NUMPY.items()}, **_NOT_IN_NUMPY}
 _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
 
@@ -104,6 +95,7 @@ _MOST_LOOKS = 1 << 16
 _MOST_ELEMENTS = 1 << 58
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class aclTensor:
     """A view of memory; made by :func:`aclCreateTensor` or :func:`tensor`.
 
@@ -122,54 +114,35 @@ class aclTensor:
         is_destroyed: whether a C program has destroyed it.
     """
 
-    __slots__ = (
-        "_array",
-        "data_type",
-        "dims",
-        "dtype_name",
-        "format",
-        "format_name",
-        "given_offset",
-        "is_destroyed",
-        "look",
-        "memory",
-        "offset",
-        "problem",
-        "steps",
-        "storage_dims",
-        "strides",
-    )
+    dims: tuple[int, ...]
+    data_type: aclDataType
+    strides: tuple[int, ...]
+    offset: int
+    format: aclFormat
+    storage_dims: tuple[int, ...]
+    memory: Memory
+    nbytes: InitVar[int | None]
+    dtype_name: str = field(init=False)
+    format_name: str = field(init=False)
+    steps: tuple[int, ...] = field(init=False)
+    given_offset: int = field(init=False)
+    problem: str | None = field(init=False)
+    look: Look = field(init=False)
+    is_destroyed: bool = field(default=False, init=False)
+    _array: npt.NDArray[Any] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        dims: tuple[int, ...],
-        data_type: aclDataType,
-        strides: tuple[int, ...],
-        offset: int,
-        format: aclFormat,
-        storage_dims: tuple[int, ...],
-        memory: Memory,
-        nbytes: int | None,
-    ) -> None:
-        self.dims = dims
-        self.data_type = data_type
-        self.dtype_name = _NAMES[data_type]
-        self.strides = strides
-        self.steps = layout.taken(dims, strides)
-        self.offset = self.given_offset = offset
-        self.is_destroyed = False
-        self.format = format
-        self.format_name = _FORMAT_NAMES[format]
-        self.storage_dims = storage_dims
-        self.memory = memory
-        self._array: npt.NDArray[Any] | None = None
+    def __post_init__(self, nbytes: int | None) -> None:
+        self.dtype_name = _NAMES[self.data_type]
+        self.format_name = _FORMAT_NAMES[self.format]
+        self.steps = layout.taken(self.dims, self.strides)
+        self.given_offset = self.offset
         self.problem = self._find_problem(nbytes)
-        key = (dims, self.steps, data_type, format, self.problem)
+        key = (self.dims, self.steps, self.data_type, self.format, self.problem)
         look = _looks.get(key)
         if look is None:
             if len(_looks) >= _MOST_LOOKS:
                 _looks.clear()
-            look = _looks[key] = Look(dims, self.steps, self.dtype_name)
+            look = _looks[key] = Look(self.dims, self.steps, self.dtype_name)
         self.look = look
 
     def _find_problem(self, nbytes: int | None) -> str | None:
@@ -244,23 +217,25 @@ class aclBoolArray(tuple[bool, ...]):
         return super().__new__(cls, map(bool, found))
 
 
-def _invalid(function: str, name: str, message: str) -> AclnnError:
-    return AclnnError(Status.ACLNN_ERR_PARAM_INVALID, function, f"{name}: {message}", name)
+def memory(function: str, name: str, value: Any, writing: bool) -> Memory:
+    """The memory of what a caller gave; 161002 for what has none."""
+    try:
+        return memory_of(name, value, writing)
+    except (TypeError, ValueError) as error:
+        raise AclnnError(Status.ACLNN_ERR_PARAM_INVALID, function, str(error), name) from None
 
 
 def _integers(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
         return tuple([operator.index(value) for value in values])
     except Exception:  # what is no sequence, or no integers, raises what it likes
-        raise _invalid(
-            function, name, f"{shown(values)}; allowed: a sequence of integers"
-        ) from None
+        raise invalid(function, name, f"{shown(values)}; allowed: a sequence of integers") from None
 
 
 def _sizes(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
     sizes = _integers(function, name, values)
     if any(size < 0 for size in sizes):
-        raise _invalid(function, name, f"{sizes} has a negative size; allowed: 0 or more")
+        raise invalid(function, name, f"{sizes} has a negative size; allowed: 0 or more")
     return sizes
 
 
@@ -269,7 +244,7 @@ def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
         return kind(value)
     except ValueError:
         message = f"{shown(value)}; allowed: an {kind.__name__}"
-        raise _invalid(function, name, message) from None
+        raise invalid(function, name, message) from None
 
 
 def aclCreateTensor(
@@ -302,22 +277,18 @@ def aclCreateTensor(
         layout.contiguous_strides(dims) if strides is None else _integers(name, "stride", strides)
     )
     if len(steps) != len(dims):
-        raise _invalid(name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis")
+        raise invalid(name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis")
     (start,) = _integers(name, "offset", [offset])
     storage = dims if storage_dims is None else _sizes(name, "storageDims", storage_dims)
     kind = _member(name, "dataType", aclDataType, data_type)
     order = _member(name, "format", aclFormat, format)
-    memory = Memory(0, 0, None, False)
-    if type(data) is Memory:
-        memory = data  # with what is wrong with it, which phase 1 says
-    elif data is not None:
-        try:
-            memory = memory_of("tensorData", data, writing=False)
-        except (TypeError, ValueError) as error:
-            raise AclnnError(
-                Status.ACLNN_ERR_PARAM_INVALID, name, str(error), "tensorData"
-            ) from None
-    return aclTensor(dims, kind, steps, start, order, storage, memory, memory.nbytes)
+    if data is None:
+        found = Memory(0, 0, None, False)
+    elif type(data) is Memory:
+        found = data  # with what is wrong with it, which phase 1 says
+    else:
+        found = memory(name, "tensorData", data, writing=False)
+    return aclTensor(dims, kind, steps, start, order, storage, found, found.nbytes)
 
 
 def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
@@ -345,16 +316,16 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
             dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
         except TypeError:  # quantized and others that NumPy does not know
             message = f"dtype {name}; allowed: one with an aclDataType"
-            raise _invalid("tensor", "array", message) from None
+            raise invalid("tensor", "array", message) from None
         strides, writeable = tuple(opened.stride()), True
     data_type = _BY_NUMPY.get(dtype)
     if data_type is None:
-        raise _invalid("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
+        raise invalid("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
     order = _member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
     address = framework.address("array", opened)
-    memory = Memory(address, opened.nbytes, opened, bool(writeable))
-    return aclTensor(dims, data_type, strides, 0, order, dims, memory, None)
+    found = Memory(address, opened.nbytes, opened, bool(writeable))
+    return aclTensor(dims, data_type, strides, 0, order, dims, found, None)
 
 
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
@@ -367,4 +338,4 @@ def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
         return aclBoolArray(values)
     except Exception:  # what is no sequence raises what it likes
         message = f"{shown(values)}; allowed: a sequence of booleans"
-        raise _invalid("aclCreateBoolArray", "value", message) from None
+        raise invalid("aclCreateBoolArray", "value", message) from None
