@@ -170,9 +170,7 @@ class aclOpExecutor:
 
     __slots__ = ("_once", "name", "prepared", "repeatable", "tensors", "workspace_size")
 
-    def __init__(
-        self, name: str, prepared: _Prepared, tensors: Mapping[str, aclTensor | None]
-    ) -> None:
+    def __init__(self, name: str, prepared: _Prepared, tensors: Mapping[str, Any]) -> None:
         self.name = name
         self.prepared = prepared
         self.tensors = tensors
@@ -386,7 +384,7 @@ def phase_2(
         workspace = scratch.bytes()
     prepared = executor.prepared
     for parameter in (*prepared.operands, *prepared.zeros):
-        lost = _tensor(executor.tensors, parameter).lost()
+        lost = executor.tensors[parameter].lost()
         if lost is not None:
             message = f"{lost} since phase 1; allowed: what stays until phase 2"
             raise invalid(name, parameter, message)
@@ -412,10 +410,10 @@ def phase_2(
         run()
 
 
-def _run(prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace: Any) -> None:
+def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> None:
     for name in prepared.zeros:
-        _tensor(tensors, name).array[...] = 0
-        _tensor(tensors, name).wrote()
+        tensors[name].array[...] = 0
+        tensors[name].wrote()
     if prepared.plan is None:
         return
     rest: Any = workspace if prepared.workspace_size else None
@@ -425,14 +423,14 @@ def _run(prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace
         dense, rest = _dense_copies(prepared, workspace)
     for name in prepared.inputs:
         if name in dense:
-            tensor = _tensor(tensors, name)
+            tensor = tensors[name]
             dense[name].reshape(tensor.dims)[...] = tensor.array
 
     def array(name: str) -> npt.NDArray[Any] | None:
         operand = prepared.operands.get(name)
         if operand is None:
             return None
-        return dense[name] if name in dense else operand.view(_tensor(tensors, name))
+        return dense[name] if name in dense else operand.view(tensors[name])
 
     results = tuple([array(name) for name in prepared.outputs])
     prepared.plan.run(
@@ -442,35 +440,25 @@ def _run(prepared: _Prepared, tensors: Mapping[str, aclTensor | None], workspace
     )
     for name, result in zip(prepared.outputs, results, strict=True):
         if result is not None:
-            tensor = _tensor(tensors, name)
+            tensor = tensors[name]
             if name in dense:
                 tensor.array[...] = result.reshape(tensor.dims)
             tensor.wrote()
 
 
-def _tensor(tensors: Mapping[str, aclTensor | None], name: str) -> aclTensor:
-    tensor = tensors[name]
-    assert tensor is not None
-    return tensor
-
-
 def _check_apart(
     prepared: _Prepared,
-    tensors: Mapping[str, aclTensor | None],
+    tensors: Mapping[str, Any],
     workspace: npt.NDArray[np.uint8],
 ) -> None:
     """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
     whole = layout.Region(workspace.ctypes.data, workspace.shape, (1,), 1)
     seen = {
         "workspace": whole,
-        **{
-            name: _tensor(tensors, name).region
-            for name in prepared.inputs
-            if name in prepared.operands
-        },
+        **{name: tensors[name].region for name in prepared.inputs if name in prepared.operands},
     }
     for name in filter(None, prepared.outputs):
-        mine = _tensor(tensors, name).region
+        mine = tensors[name].region
         for other, theirs in seen.items():
             in_place = name == "gradInput" and other in ("gradOut", "input") and mine == theirs
             if not in_place and layout.overlap(mine, theirs):

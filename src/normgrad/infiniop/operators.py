@@ -20,7 +20,6 @@ from ..plans import Plan, keep
 from ..rules import (
     Always,
     Aspect,
-    Break,
     Call,
     Contiguous,
     Contract,
@@ -37,7 +36,7 @@ from ..rules import (
 )
 from ..tensor import TensorSpec
 from ..unusable import described, shown
-from ..workspaces import Launcher, memory_of
+from ..workspaces import Launcher, Memory, memory_of
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -72,29 +71,17 @@ _WIDEST = "float64"
 # The contract
 
 
+_AS_INPUT = (DtypeOf(("input",)),)
+
+
 def _data(name: str, is_output: bool = False) -> Parameter:
-    first = name == "input"
-    return Parameter(
-        name,
-        Always(),
-        (OneOf(("float16", "float32", "bfloat16")),) if first else (DtypeOf(("input",)),),
-        rank=Rank(3, 3),
-        shape=None if first else ShapeOf("input"),
-        strides=Contiguous(),
-        is_output=is_output,
-    )
+    shape = ShapeOf("input")
+    return Parameter(name, Always(), _AS_INPUT, (), Rank(3, 3), shape, Contiguous(), is_output)
 
 
 def _vector(name: str, is_output: bool = False) -> Parameter:
-    return Parameter(
-        name,
-        Always(),
-        (DtypeOf(("input",)),),
-        rank=Rank(1, 1),
-        shape=Length("C"),
-        strides=PositiveStrides(),
-        is_output=is_output,
-    )
+    length, strides = Length("C"), PositiveStrides()
+    return Parameter(name, Always(), _AS_INPUT, (), Rank(1, 1), length, strides, is_output)
 
 
 def _channels(call: Call) -> Mapping[str, int]:
@@ -109,7 +96,13 @@ CONTRACT = Contract(
         _data("grad_input", True),
         _vector("grad_weight", True),
         _vector("grad_bias", True),
-        _data("input"),
+        Parameter(
+            "input",
+            Always(),
+            (OneOf(("float16", "float32", "bfloat16")),),
+            rank=Rank(3, 3),
+            strides=Contiguous(),
+        ),
         _data("grad_output"),
         _vector("weight"),
         _vector("running_mean"),
@@ -130,8 +123,17 @@ _STATUSES = {
 }
 
 
-def _bad(function: str, name: str, message: str) -> InfiniError:
-    return InfiniError(Status.INFINI_STATUS_BAD_PARAM, function, f"{name}: {message}", name)
+def _refused(
+    function: str, name: str, message: str, status: Status = Status.INFINI_STATUS_BAD_PARAM
+) -> InfiniError:
+    return InfiniError(status, function, f"{name}: {message}", name)
+
+
+def _memory(name: str, value: Any, writing: bool) -> Memory:
+    try:
+        return memory_of(name, value, writing)
+    except (TypeError, ValueError) as error:
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
 
 
 # Devices and handles
@@ -166,12 +168,8 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
     kind = _member(name, "device", infiniDevice_t, device)
     _supported(name, kind)
     if _integer(name, "device_id", device_id) != 0:
-        raise InfiniError(
-            Status.INFINI_STATUS_DEVICE_NOT_FOUND,
-            name,
-            f"device_id: {shown(device_id)}; allowed: 0",
-            "device_id",
-        )
+        status = Status.INFINI_STATUS_DEVICE_NOT_FOUND
+        raise _refused(name, "device_id", f"{shown(device_id)}; allowed: 0", status)
     _device.kind, _device.number = kind, 0
 
 
@@ -185,17 +183,13 @@ def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
         return kind(value)
     except ValueError:
         message = f"{shown(value)}; allowed: an {kind.__name__}"
-        raise _bad(function, name, message) from None
+        raise _refused(function, name, message) from None
 
 
 def _supported(function: str, kind: infiniDevice_t) -> None:
     if kind is not infiniDevice_t.INFINI_DEVICE_CPU:
-        raise InfiniError(
-            Status.INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
-            function,
-            f"device: {kind.name}; allowed: INFINI_DEVICE_CPU",
-            "device",
-        )
+        status = Status.INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED
+        raise _refused(function, "device", f"{kind.name}; allowed: INFINI_DEVICE_CPU", status)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -241,11 +235,11 @@ class infiniopBatchNormBackwardDescriptor_t(_Handle):
 
 def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
     if value is None:
-        raise _bad(function, name, f"null; allowed: an {kind.__name__}")
+        raise _refused(function, name, f"null; allowed: an {kind.__name__}")
     if not isinstance(value, kind):
-        raise _bad(function, name, f"{described(value)}; allowed: an {kind.__name__}")
+        raise _refused(function, name, f"{described(value)}; allowed: an {kind.__name__}")
     if not value.alive:
-        raise _bad(function, name, "destroyed; allowed: one that is not")
+        raise _refused(function, name, "destroyed; allowed: one that is not")
     return value
 
 
@@ -281,7 +275,7 @@ def infiniopCreateTensorDescriptor(
     rank = _integer(name, "ndim", ndim)
     dims = _integers(name, "shape", shape, rank)
     if any(size < 0 for size in dims):
-        raise _bad(name, "shape", f"{dims} has a negative size; allowed: 0 or more")
+        raise _refused(name, "shape", f"{dims} has a negative size; allowed: 0 or more")
     steps = (
         layout.contiguous_strides(dims)
         if strides is None
@@ -299,16 +293,16 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except Exception:  # what is none raises what it likes
-        raise _bad(function, name, f"{shown(value)}; allowed: an integer") from None
+        raise _refused(function, name, f"{shown(value)}; allowed: an integer") from None
 
 
 def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
     try:
         found = tuple([operator.index(value) for value in values])
     except Exception:  # what is no sequence, or no integers, raises what it likes
-        raise _bad(function, name, f"{shown(values)}; allowed: {count} integers") from None
+        raise _refused(function, name, f"{shown(values)}; allowed: {count} integers") from None
     if len(found) != count:
-        raise _bad(function, name, f"{len(found)} entries; allowed: ndim, {count}")
+        raise _refused(function, name, f"{len(found)} entries; allowed: ndim, {count}")
     return found
 
 
@@ -375,9 +369,7 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
     try:
         check(CONTRACT, Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
     except ContractError as error:
-        status = _STATUSES.get(error.aspect or Aspect.SHAPE, Status.INFINI_STATUS_BAD_PARAM)
-        if error.kind is Break.NULL:
-            status = Status.INFINI_STATUS_BAD_PARAM
+        status = _STATUSES[error.aspect or Aspect.SHAPE]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
@@ -452,21 +444,13 @@ def infiniopBatchNormBackward(
     needed = op.plan.workspace_size
     if needed:
         if workspace is None:
-            raise _bad(_RUN, "workspace", f"null; allowed: {needed} bytes")
-        try:
-            scratch = memory_of("workspace", workspace, writing=True)
-        except (TypeError, ValueError) as error:
-            raise InfiniError(
-                Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), "workspace"
-            ) from None
+            raise _refused(_RUN, "workspace", f"null; allowed: {needed} bytes")
+        scratch = _memory("workspace", workspace, writing=True)
         size = scratch.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
-            raise InfiniError(
-                Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE,
-                _RUN,
-                f"workspace: {shown(workspace_size)} bytes of {size}; allowed: {needed} or more",
-                "workspace",
-            )
+            message = f"{shown(workspace_size)} bytes of {size}; allowed: {needed} or more"
+            status = Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE
+            raise _refused(_RUN, "workspace", message, status)
         workspace = scratch._replace(nbytes=needed).bytes()
 
     def run() -> None:
@@ -499,14 +483,12 @@ def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArr
         steps = [step * spec.dtype.itemsize for step in spec.strides]
         return np.lib.stride_tricks.as_strided(nothing, spec.shape, steps)
     if memory is None:
-        raise _bad(_RUN, name, "null; allowed: the tensor's memory")
-    try:
-        address, size, owner, *_ = memory_of(name, memory, writing)
-    except (TypeError, ValueError) as error:
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
+        raise _refused(_RUN, name, "null; allowed: the tensor's memory")
+    address, size, owner, *_ = _memory(name, memory, writing)
     _, high = layout.extent(spec.shape, spec.strides)
-    if size < (high + 1) * spec.dtype.itemsize:
-        raise _bad(_RUN, name, f"{size} bytes; allowed: {(high + 1) * spec.dtype.itemsize}")
+    needed = (high + 1) * spec.dtype.itemsize
+    if size < needed:
+        raise _refused(_RUN, name, f"{size} bytes; allowed: {needed}")
     return array_at(address, spec.shape, spec.strides, spec.dtype.numpy, owner, writing)
 
 
