@@ -37,20 +37,30 @@ _STATUSES = {
 Dims = tuple[int, ...]
 
 
+#: What the functional API calls the scalars that are its options.
+_OPTIONS = {
+    "training": "training",
+    "eps": "eps",
+    "outputMask": "output_mask",
+    "inputG": "input_g",
+    "weightG": "weight_g",
+    "biasG": "bias_g",
+    "group": "num_groups",
+}
+
+
 @dataclass(frozen=True)
 class Translation:
     """How an operator's arguments become the functional API's.
 
     Attributes:
         operator: the functional operator, whose parameters and outputs have the contract's order.
-        options: from the call.
         dims: the shapes that parameters are read with, where those are not their own.
         saving_variance: the functional operator on devices whose saveInvstd holds variances.
     """
 
     contract: Contract
     operator: Operator
-    options: Callable[[Call], Options]
     dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
     saving_variance: Operator | None = None
 
@@ -71,37 +81,25 @@ class Translation:
         theirs += [each.name for each in self.operator.all_outputs]
         return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
 
-
-def _channel_axis(call: Call) -> int:
-    data = call.tensors["input"]
-    return -1 if data is not None and data.format_name in CHANNEL_LAST else 1
+    def options(self, call: Call) -> Options:
+        """The functional API's arguments that are not tensors."""
+        data: Any = call.tensors["input"]
+        axis = -1 if data.format_name in CHANNEL_LAST else 1
+        options = {
+            _OPTIONS[row.name]: call.scalars[row.name]
+            for row in self.contract.scalars
+            if row.name in _OPTIONS
+        }
+        return self.operator.read_options(**options, channel_axis=axis)
 
 
 BATCH_NORM = Translation(
     contracts.BATCH_NORM_CONTRACT,
     BATCH_NORM_BACKWARD,
-    lambda call: Options(
-        training=bool(call.scalars["training"]),
-        eps=float(call.scalars["eps"]),
-        mask=tuple(call.scalars["outputMask"]),
-        channel_axis=_channel_axis(call),
-    ),
     saving_variance=BATCH_NORM_BACKWARD.of_variance("save_invstd"),
 )
-
-REDUCE = Translation(
-    contracts.REDUCE_CONTRACT,
-    BATCH_NORM_BACKWARD_REDUCE,
-    lambda call: Options(
-        mask=tuple(bool(call.scalars[name]) for name in ("inputG", "weightG", "biasG"))
-    ),
-)
-
-ELEMT = Translation(
-    contracts.ELEMT_CONTRACT,
-    BATCH_NORM_BACKWARD_ELEMT,
-    lambda call: Options(),
-)
+REDUCE = Translation(contracts.REDUCE_CONTRACT, BATCH_NORM_BACKWARD_REDUCE)
+ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
 
 
 def _grouped_dims(call: Call) -> Mapping[str, Dims]:
@@ -114,12 +112,7 @@ def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     }
 
 
-GROUP_NORM = Translation(
-    contracts.GROUP_NORM_CONTRACT,
-    GROUP_NORM_BACKWARD,
-    lambda call: Options(num_groups=call.scalars["group"], mask=tuple(call.scalars["outputMask"])),
-    _grouped_dims,
-)
+GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
 
 
 class _Operand(NamedTuple):
@@ -293,8 +286,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(Break.INVALID, name, message)
 
-    data = tensors["input"]
-    if data is not None and 0 in data.dims:
+    if 0 in tensors["input"].dims:
         zeros = tuple(
             name for name, each in used if name in translation.outputs and 0 not in each.dims
         )
@@ -316,14 +308,9 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         theirs.name: operands[ours].spec if ours in operands else None
         for theirs, ours in zip(operator.parameters, translation.inputs, strict=True)
     }
-    wanted = tuple(
-        names[output.name] if output.wanted else "" for output in operator.outputs(options)
-    )
-    out_specs = {
-        output.name: operands[ours].spec
-        for output, ours in zip(operator.outputs(options), wanted, strict=True)
-        if ours
-    }
+    outputs = operator.outputs(options)
+    wanted = tuple(names[each.name] if each.wanted else "" for each in outputs)
+    out_specs = {each.name: operands[names[each.name]].spec for each in outputs if each.wanted}
     # The contract was checked by the dialect's rules, which let pass nothing that the operator's
     # would not.
     plan = Plan(operator, options, specs, out_specs, names) if out_specs else None
