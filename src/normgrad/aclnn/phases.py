@@ -259,10 +259,8 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
             return ()
     if value is None or type(value) in (bool, int, float):
         return value
-    if isinstance(value, np.bool_):
-        return bool(value)
-    if isinstance(value, np.integer):
-        return int(value)
+    if isinstance(value, (np.bool_, np.integer)):
+        return value.item()
     if isinstance(value, numbers.Real):
         return value
     malformed[name] = (shown(value), "a plain number or boolean")

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -88,8 +89,16 @@ class Look:
     dtype_name: str
 
 
-_looks: dict[tuple[object, ...], Look] = {}
-_MOST_LOOKS = 1 << 16
+@lru_cache(1 << 16)
+def _look(
+    dims: tuple[int, ...],
+    steps: tuple[int, ...],
+    data_type: aclDataType,
+    format: aclFormat,
+    problem: str | None,
+) -> Look:
+    return Look(dims, steps, _NAMES[data_type])
+
 
 #: What can be counted in bytes.
 _MOST_ELEMENTS = 1 << 58
@@ -137,13 +146,7 @@ class aclTensor:
         self.steps = layout.taken(self.dims, self.strides)
         self.given_offset = self.offset
         self.problem = self._find_problem(nbytes)
-        key = (self.dims, self.steps, self.data_type, self.format, self.problem)
-        look = _looks.get(key)
-        if look is None:
-            if len(_looks) >= _MOST_LOOKS:
-                _looks.clear()
-            look = _looks[key] = Look(self.dims, self.steps, self.dtype_name)
-        self.look = look
+        self.look = _look(self.dims, self.steps, self.data_type, self.format, self.problem)
 
     def _find_problem(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:

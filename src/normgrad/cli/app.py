@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
 
 import normgrad
 
@@ -63,18 +62,8 @@ if all are at most 1, 1 if one is not (OUT is written all the same), 2 if FILE o
 used.
 """
 
-
-class _Commands(typer.core.TyperGroup):
-    """All commands, whose errors are told in one line."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
-        with show.one_line_errors():
-            return super().invoke(ctx)
-
-
 app = typer.Typer(
-    cls=_Commands,
+    cls=show.Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

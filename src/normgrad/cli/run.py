@@ -32,9 +32,6 @@ MIN_CALLS, MAX_CALLS, ENOUGH_SECONDS = 5, 100, 0.2
 #: In a note, no more names than these.
 _MAX_NAMES = 8
 
-#: What other programs write into every file.
-_COMMON_METADATA = ("format",)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -204,7 +201,8 @@ def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
 def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
     used = {"operator", *arguments}
     names = [name for name in contents.names if name not in used]
-    names += [name for name in contents.metadata if name not in {*used, *_COMMON_METADATA}]
+    # Other programs write their format into every file.
+    names += [name for name in contents.metadata if name not in {*used, "format"}]
     if not names:
         return ()
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import typer
+import typer.core
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,15 +23,17 @@ from .files import InputError
 PIPE_WIDTH = 240
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the process with one line where input, a setting, memory or the user stops the work."""
-    with one_line_ends():
-        try:
-            yield
-        except (InputError, KernelError, SettingError) as error:
-            say(error)
-            raise typer.Exit(UNUSABLE) from None
+class Commands(typer.core.TyperGroup):
+    """Commands that end in one line where input, a setting, memory or the user stops the work."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        with one_line_ends():
+            try:
+                return super().invoke(ctx)
+            except (InputError, KernelError, SettingError) as error:
+                say(error)
+                raise typer.Exit(UNUSABLE) from None
 
 
 @contextmanager

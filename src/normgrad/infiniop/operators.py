@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -139,14 +138,6 @@ def _memory(name: str, value: Any, writing: bool) -> Memory:
 # Devices and handles
 
 
-class _Device(threading.local):
-    kind = infiniDevice_t.INFINI_DEVICE_CPU
-    number = 0
-
-
-_device = _Device()
-
-
 def infinirtInit() -> None:
     """Nothing needs it; it may be called any number of times."""
 
@@ -165,17 +156,15 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
             that it does not have, BAD_PARAM for what is no kind of device.
     """
     name = "infinirtSetDevice"
-    kind = _member(name, "device", infiniDevice_t, device)
-    _supported(name, kind)
+    _supported(name, _member(name, "device", infiniDevice_t, device))
     if _integer(name, "device_id", device_id) != 0:
         status = Status.INFINI_STATUS_DEVICE_NOT_FOUND
         raise _refused(name, "device_id", f"{shown(device_id)}; allowed: 0", status)
-    _device.kind, _device.number = kind, 0
 
 
 def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
     """This thread's kind of device, and its number."""
-    return _device.kind, _device.number
+    return infiniDevice_t.INFINI_DEVICE_CPU, 0
 
 
 def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
@@ -249,7 +238,7 @@ def _destroy(function: str, name: str, value: Any, kind: type[_Handle]) -> None:
 
 def infiniopCreateHandle() -> infiniopHandle_t:
     """A handle on this thread's device."""
-    return infiniopHandle_t(_device.kind)
+    return infiniopHandle_t(infiniDevice_t.INFINI_DEVICE_CPU)
 
 
 def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> None:
