@@ -257,11 +257,9 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
         except Exception:  # what is no sequence, or whose entries are no booleans
             malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()
-    if value is None or type(value) in (bool, int, float):
-        return value
     if isinstance(value, (np.bool_, np.integer)):
         return value.item()
-    if isinstance(value, numbers.Real):
+    if value is None or isinstance(value, numbers.Real):
         return value
     malformed[name] = (shown(value), "a plain number or boolean")
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import views
 from ..backends.cpu.program import Program, build
-from ..contract import Kind, Operator, check_inputs, check_outputs
+from ..contract import Kind, Operator, check
 from ..dtypes import DType
 from ..layout import contiguous_strides
 from ..machine import this_machine
@@ -58,9 +58,9 @@ def _choices(name: str) -> Iterator[dict[str, Any]]:
     masks = [mask[:entries] for mask in _MASKS]
     values: dict[str, Sequence[Any]] = {"training": (True, False), "output_mask": masks}
     values |= {"eps": (1e-5,), "num_groups": (_GROUPS,)}
-    names = [choice for choice in known if choice in values]
-    for found in itertools.product(*(values[choice] for choice in names)):
-        yield {**known, **dict(zip(names, found, strict=True))}
+    each = [values.get(choice, (default,)) for choice, default in known.items()]
+    for found in itertools.product(*each):
+        yield dict(zip(known, found, strict=True))
 
 
 def _data(shape: tuple[int, ...], look: _Look) -> TensorSpec:
@@ -96,7 +96,7 @@ def _program(
         Kind.POSITION: TensorSpec(shape[1:], "float32"),
     }
     options = operator.read_options(**choices)
-    specs: dict[str, TensorSpec | None] = {}
+    specs: dict[str, TensorSpec] = {}
     for index, parameter in enumerate(operator.parameters):
         if parameter.kind is Kind.DATA:
             specs[parameter.name] = _data(shape, other if index else one)
@@ -107,6 +107,5 @@ def _program(
         for output in operator.outputs(options)
         if output.kind is Kind.DATA
     }
-    present = check_inputs(operator, options, specs)
-    outputs = check_outputs(operator, options, present, out)
-    return build(views.problem(operator, options, present, outputs), this_machine())
+    outputs = check(operator, options, specs, out)
+    return build(views.problem(operator, options, specs, outputs), this_machine())
