@@ -144,8 +144,13 @@ def _batch_norm_gradient(name: str, entry: int, on_950: DtypeRule) -> Parameter:
     return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
 
 
-_BATCH_NORM_DATA = Formats(CHANNEL_FIRST, RANKS)
-_BATCH_NORM_DATA_950 = Formats((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS)
+def _like_grad_out(name: str, when: When, is_output: bool = False) -> Parameter:
+    formats, shape = (FormatOf("gradOut"),), ShapeOf("gradOut")
+    return Parameter(name, when, (_AS_GRAD_OUT,), formats, _DATA, shape, is_output=is_output)
+
+
+_WITH_RANKS = (Formats(CHANNEL_FIRST, RANKS),)
+_WITH_RANKS_950 = (Formats((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS),)
 
 BATCH_NORM_CONTRACT = Contract(
     BATCH_NORM,
@@ -154,13 +159,11 @@ BATCH_NORM_CONTRACT = Contract(
             "gradOut",
             Always(),
             (_BY_PRODUCT,),
-            (_BATCH_NORM_DATA,),
+            _WITH_RANKS,
             _DATA,
-            exceptions={ASCEND_950: {"formats": (_BATCH_NORM_DATA_950,)}},
+            exceptions={ASCEND_950: {"formats": _WITH_RANKS_950}},
         ),
-        Parameter(
-            "input", Always(), (_AS_GRAD_OUT,), (FormatOf("gradOut"),), _DATA, ShapeOf("gradOut")
-        ),
+        _like_grad_out("input", Always()),
         _statistic("weight"),
         _statistic("runningMean"),
         _statistic("runningVar", "runningMean"),
@@ -169,15 +172,7 @@ BATCH_NORM_CONTRACT = Contract(
         Scalar("training", "bool", _bool),
         Scalar("eps", "double", _double),
         _OUTPUT_MASK,
-        Parameter(
-            "gradInput",
-            IfAsked("outputMask", 0, always_looked_at=True),
-            (_AS_GRAD_OUT,),
-            (FormatOf("gradOut"),),
-            _DATA,
-            ShapeOf("gradOut"),
-            is_output=True,
-        ),
+        _like_grad_out("gradInput", IfAsked("outputMask", 0, always_looked_at=True), True),
         _batch_norm_gradient("gradWeight", 1, DtypeOf(("weight", "gradOut"), or_float32=True)),
         _batch_norm_gradient("gradBias", 2, _BY_PRODUCT),
     ),
