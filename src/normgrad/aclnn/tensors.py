@@ -61,16 +61,17 @@ class aclFormat(IntEnum):
     ACL_FORMAT_NCL = 47
 
 
-#: What NumPy calls otherwise, or has no type for.
-_NUMPY_NAMES: dict[aclDataType, Any] = {
+#: The element types whose names in NumPy are no part of their own.
+_OTHERWISE_NAMED: dict[aclDataType, Any] = {
     aclDataType.ACL_FLOAT: np.float32,
     aclDataType.ACL_DOUBLE: np.float64,
     aclDataType.ACL_BF16: ml_dtypes.bfloat16,
 }
+#: The element types that NumPy does not have, and what messages call them.
 _NOT_IN_NUMPY = {aclDataType.ACL_DT_UNDEFINED: "undefined", aclDataType.ACL_STRING: "string"}
 #: The element types that NumPy has.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
-    each: np.dtype(_NUMPY_NAMES.get(each, each.name.removeprefix("ACL_").lower()))
+    each: np.dtype(_OTHERWISE_NAMED.get(each, each.name.removeprefix("ACL_").lower()))
     for each in aclDataType
     if each not in _NOT_IN_NUMPY
 }
@@ -97,6 +98,7 @@ def _look(
     format: aclFormat,
     problem: str | None,
 ) -> Look:
+    """The one object for tensors that look like this, whatever memory they are views of."""
     return Look(dims, steps, _NAMES[data_type])
 
 

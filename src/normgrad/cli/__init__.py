@@ -45,7 +45,7 @@ def missing(*names: str) -> list[str]:
 
 
 @contextmanager
-def one_line_ends() -> Iterator[None]:
+def ending_in_one_line() -> Iterator[None]:
     """End the process with one line where the user or memory stops the work."""
     try:
         yield
@@ -67,7 +67,7 @@ def main() -> None:
     errors: Any = Stream(sys.stderr)
     sys.stdout, sys.stderr = output, errors
     try:
-        with one_line_ends():
+        with ending_in_one_line():
             _run()
     except SystemExit:
         output.flush()

@@ -361,9 +361,9 @@ def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
         return _Safetensors(path, file, size)
     if start.startswith(b"\x93NUMPY"):
         raise InputError(path, f"a .npy file, a single array without a name; {_EITHER}")
-    named = Format.of_name(path)
-    if named is Format.NPZ:
-        raise InputError(path, f"not a .npz file: it does not begin as a zip archive; {_EITHER}")
-    if named is Format.SAFETENSORS:
-        raise InputError(path, f"not a .safetensors file: it has no header; {_EITHER}")
-    raise InputError(path, f"neither a zip archive nor a safetensors header; {_EITHER}")
+    lacking = {
+        Format.NPZ: "not a .npz file: it does not begin as a zip archive",
+        Format.SAFETENSORS: "not a .safetensors file: it has no header",
+        None: "neither a zip archive nor a safetensors header",
+    }
+    raise InputError(path, f"{lacking[Format.of_name(path)]}; {_EITHER}")

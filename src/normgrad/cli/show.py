@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..backends.choice import KernelError
 from ..settings import SettingError
-from . import UNUSABLE, one_line_ends, plain, say
+from . import UNUSABLE, ending_in_one_line, plain, say
 from .files import InputError
 
 #: Columns, where there is no terminal to fit: wider than any table, so that none is cut.
@@ -28,7 +28,7 @@ class Commands(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
-        with one_line_ends():
+        with ending_in_one_line():
             try:
                 return super().invoke(ctx)
             except (InputError, KernelError, SettingError) as error:

@@ -139,6 +139,9 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
     from ..testing.subjects import SubjectError
     from ..testing.trials import try_cases
 
+    def wanted(case: Case) -> bool:
+        return not compared or case.topic.name in _COMPARED
+
     with contextlib.ExitStack() as stack:
         advance: list[Callable[[str], None]] = []
 
@@ -148,9 +151,6 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
 
         def progress(judged: Judged) -> None:
             advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
-
-        def wanted(case: Case) -> bool:
-            return not compared or case.topic.name in _COMPARED
 
         try:
             return try_cases(spec, quick, wanted, started, progress, only or "")

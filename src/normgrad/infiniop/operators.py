@@ -128,13 +128,6 @@ def _refused(
     return InfiniError(status, function, f"{name}: {message}", name)
 
 
-def _memory(name: str, value: Any, writing: bool) -> Memory:
-    try:
-        return memory_of(name, value, writing)
-    except (TypeError, ValueError) as error:
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
-
-
 # Devices and handles
 
 
@@ -463,6 +456,13 @@ def infiniopBatchNormBackward(
         stream.launch(run, refuse)
     else:
         run()
+
+
+def _memory(name: str, value: Any, writing: bool) -> Memory:
+    try:
+        return memory_of(name, value, writing)
+    except (TypeError, ValueError) as error:
+        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
 
 
 def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:
