@@ -87,7 +87,6 @@ class Report:
 
 # The arguments that are not tensors
 
-
 #: How a flag may be written; Python's own values are written so too.
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -116,8 +115,9 @@ def _sizes(value: Any) -> tuple[int, ...]:
     return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
 
 
-#: How each sort is read from a word, a number, a boolean or a list of them; what is none of the
-#: sort raises a LookupError, TypeError or ValueError.
+#: How each sort is read from a word, a number, a boolean or a list of them: through its text, where
+#: True is no number and 1.0 no integer. What is none of the sort raises a LookupError, TypeError or
+#: ValueError.
 _READERS: Mapping[Sort, Callable[[Any], Any]] = {
     Sort.FLAG: _flag,
     Sort.REAL: _real,
@@ -125,7 +125,6 @@ _READERS: Mapping[Sort, Callable[[Any], Any]] = {
     Sort.SIZES: _sizes,
     Sort.FLAGS: _flags,
 }
-
 
 #: In the place of a default, that there is none.
 REQUIRED = inspect.Parameter.empty
