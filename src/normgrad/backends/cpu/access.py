@@ -350,6 +350,8 @@ def streams(access: Access, machine: Machine) -> int:
     if problem.read_next and held and not access.columns:
         return 0
     row = access.run * problem.result.itemsize
+    if access.along and row % LINE == 0 and problem.channel.strides[2] == access.run:
+        row *= problem.channel.size  # the rows follow each other in whole lines
     if machine.shares_l3:
         if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
             return 0
