@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normgrad.bench import picture, results, startup
+from normgrad.bench import picture, report, results, startup
 from normgrad.bench.results import Row
 from normgrad.bench.suite import Case, Layout, Operator, Part
 
@@ -51,8 +51,8 @@ def test_what_is_not_known_of_a_layer_is_an_empty_cell(row, results_file):
     assert cells.pop(columns.index("contender")) == '"aten::a'
     assert {name for name, cell in zip(columns, cells, strict=True) if not cell} == empty
     _, found = results.read(path).rows
-    assert math.isnan(found.over("plan", "bound"))
-    assert math.isnan(found.time("plan"))
+    assert math.isnan(found.figure("plan", "bound"))
+    assert math.isnan(found.figure("plan"))
     assert (found.us, found.path) == ({"ours": 100, "torch": 400}, "")
     assert found.case.part is Part.LAYERS
 
@@ -102,11 +102,11 @@ def test_what_is_no_such_file(row, results_file, old, new):
 
 def test_starts_there_and_back(tmp_path):
     times = dict(zip(startup.TIMES, (9.0, 1.5, 2.0, 3.0, 0.5), strict=True))
-    start = startup.Start("compiled", 3, times)
+    start = {"kernels": "compiled", "runs": 3, **times}
     path = tmp_path / "startup.csv"
-    results.write(path, results.table_of({"cpu": "x"}, [start.cells]))
+    results.write(path, results.table_of({"cpu": "x"}, [start]))
     facts, rows = results.read_table(path)
-    assert (facts, list(map(startup.Start.read, rows))) == ({"cpu": "x"}, [start])
+    assert (facts, report.starts(rows)) == ({"cpu": "x"}, report.starts([start]))
 
 
 def test_writing_is_all_or_nothing(tmp_path, monkeypatch):

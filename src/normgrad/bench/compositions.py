@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.ops import aten
 
-from ..operators.by_name import choices_of
+from ..operators.by_name import PLANNED, choices_of
 from ..torch.schemas import ATEN, Schema
 from .data import EPS, MOMENTUM, Data, arguments
 from .suite import DENSE, Case, Layout, Operator
@@ -24,21 +23,6 @@ _ON_CUDA = (
 )
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Ways for torch to compute the same, by name.
-
-    Attributes:
-        kernels: its own operators.
-        cuda: those that CUDA alone has.
-        compositions: of other operators; one at least has no operator of normalisation in it.
-    """
-
-    kernels: Mapping[str, Call]
-    cuda: Mapping[str, Call]
-    compositions: Mapping[str, Call]
-
-
 def _along(vector: Any, x: Any) -> Any:
     """A per-channel vector, shaped to broadcast against x."""
     return vector.view(1, -1, *[1] * (x.dim() - 2))
@@ -49,14 +33,21 @@ def _others(x: Any) -> tuple[int, ...]:
     return (0, *range(2, x.dim()))
 
 
-def candidates(case: Case, data: Data) -> Candidates:
-    """Everything torch might compute the case's results with."""
+def composed(case: Case, data: Data) -> dict[str, Call]:
+    """Compositions of torch's other operators that compute a case's results, by name.
+
+    One at least has no operator of normalisation in it.
+    """
+    return _COMPOSITIONS[case.operator](case, data)
+
+
+def kernels(case: Case, data: Data, on_gpu: bool) -> dict[str, Call]:
+    """torch's own operators for a case's results, by name."""
     row = ATEN[case.operator.function]
+    if not on_gpu and row.name in _ON_CUDA:
+        return {}
     name, call = _kernel(case, data, row)
-    kernels, cuda = {name: call}, _cudnn(case, data)
-    if row.name in _ON_CUDA:
-        kernels, cuda = {}, kernels
-    return Candidates(kernels, cuda, _COMPOSITIONS[case.operator](case, data))
+    return {name: call, **(_cudnn(case, data) if on_gpu else {})}
 
 
 def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
@@ -68,18 +59,13 @@ def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
     given |= {**choices_of(case.operator.function), **options, **tensors}
     values, name = row.arguments_of(given), f"aten::{row.name}"
     function = getattr(aten, row.name)
-    form = None
     if case.groups:
         form, name = _laid_out(case, data.input.device.type == "cpu", name)
-    if form is not None:
-        return name, lambda: function(
-            *(
-                each.contiguous(memory_format=form)
-                if each is data.grad_out or each is data.input
-                else each
-                for each in values
+        if form is not None:
+            read = case.operator.streams - 1  # dy and x, or x alone, which come first
+            return name, lambda: function(
+                *(each.contiguous(memory_format=form) for each in values[:read]), *values[read:]
             )
-        )
     if case.operator in (Operator.FORWARD, Operator.FORWARD_EVAL):
         running = tensors["running_mean"], tensors["running_var"]
         return name, lambda: _whole(options["training"], function(*values), running)
@@ -122,38 +108,53 @@ def _sums(data: Data) -> tuple[Any, Any]:
     return sum_dy, centred.mul_(data.grad_out).sum(others)
 
 
-def _slopes(data: Data, sums: tuple[Any, Any], count: Any) -> tuple[Any, Any, Any]:
-    """dx = gain·dy + slope·(x − μ) + shift, where none of the three depends on the position."""
+def _one_pass(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
+    """gain·(x − mean) + shift for each channel."""
+    return torch.addcmul(_along(shift - gain * mean, x), x, _along(gain, x))
+
+
+def _two_passes(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
+    """The same in simpler loops, which torch vectorises where it does not the one."""
+    return (x * _along(gain, x)).add_(_along(shift - gain * mean, x))
+
+
+def _evaluation(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
+    """The same by batch norm in evaluation of a variance of one, rounded to x's dtype."""
+    ones = torch.ones_like(mean)
+    return aten.native_batch_norm(x, gain, shift, mean, ones, False, 0.0, 0.0)[0]
+
+
+_WAYS = {
+    "addcmul": _one_pass,
+    "mul, add_": _two_passes,
+    "aten::native_batch_norm": _evaluation,
+}
+
+
+def _grad_input(data: Data, sums: tuple[Any, Any], count: Any, way: Callable[..., Any]) -> Any:
+    """dx = gain·dy + slope·(x − μ) + shift, where none of the three depends on the position.
+
+    By evaluation there is the least memory traffic of all; halves are rounded three times.
+    """
     invstd = data.invstd.float()
     gain = data.weight.float() * invstd
-    return gain, -gain * invstd * invstd * sums[1] / count, -gain * sums[0] / count
-
-
-def _apply(data: Data, sums: tuple[Any, Any], count: Any, three: bool) -> Any:
-    """Two passes, or three of simpler loops, which torch vectorises where it does not the first."""
-    gain, slope, shift = _slopes(data, sums, count)
-    vectors = gain, slope, shift - slope * data.mean.float()
-    gain, slope, shift = (_along(vector, data.input) for vector in vectors)
-    if three:
-        grad_input = (data.input * slope).add_(shift)
-    else:
-        grad_input = torch.addcmul(shift, data.input, slope)
-    return grad_input.addcmul_(data.grad_out, gain).to(data.input.dtype)
+    slope, shift = -gain * invstd * invstd * sums[1] / count, -gain * sums[0] / count
+    rest = way(data.input, slope, data.mean.float(), shift)
+    rest.addcmul_(data.grad_out, _along(gain.to(rest.dtype), rest))
+    return rest.to(data.input.dtype)
 
 
 def _batch_norm(case: Case, data: Data) -> dict[str, Call]:
-    training, alone = (case.operator is one for one in (Operator.TRAIN, Operator.EVAL_INPUT))
-
     def composition() -> Any:
         parameters, invstd = data.weight.dtype, data.invstd
-        if training:
+        if case.operator is Operator.TRAIN:
             sums = _sums(data)
-            grad_input = _apply(data, sums, case.elements // case.shape[1], False)
+            grad_input = _grad_input(data, sums, case.elements // case.shape[1], _one_pass)
         else:
             invstd = (data.var.float() + EPS).rsqrt()
             gain = _along(data.weight.float() * invstd, data.input)
             grad_input = (data.grad_out * gain).to(data.input.dtype)
-            if alone:
+            if case.operator is Operator.EVAL_INPUT:
                 return grad_input, None, None
             sums = _sums(data)
         return grad_input, (sums[1] * invstd).to(parameters), sums[0].to(parameters)
@@ -182,30 +183,13 @@ def _reduce(case: Case, data: Data) -> dict[str, Call]:
 
 
 def _elemt(case: Case, data: Data) -> dict[str, Call]:
-    def given() -> tuple[tuple[Any, Any], Any]:
-        return (data.sum_dy.float(), data.sum_dy_xmu.float()), data.count.sum()
-
-    def by_batch_norm() -> Any:
-        """slope·(x − μ) + shift by the forward kernel in evaluation, then gain·dy added in place.
-
-        The least memory traffic of all; halves are rounded three times on the way.
-        """
-        gain, slope, shift = _slopes(data, *given())
-        rest = _evaluated(data, slope, shift)
-        return rest.addcmul_(data.grad_out, _along(gain.to(data.input.dtype), data.input))
+    def composition(way: Callable[..., Any]) -> Any:
+        sums = data.sum_dy.float(), data.sum_dy_xmu.float()
+        return _grad_input(data, sums, data.count.sum(), way)
 
     return {
-        "composition: addcmul, addcmul_": lambda: _apply(data, *given(), False),
-        "composition: mul, add_, addcmul_": lambda: _apply(data, *given(), True),
-        "composition: aten::native_batch_norm, addcmul_": by_batch_norm,
+        f"composition: {name}, addcmul_": partial(composition, way) for name, way in _WAYS.items()
     }
-
-
-def _evaluated(data: Data, gain: Any, shift: Any) -> Any:
-    """gain·(x − μ) + shift, by batch norm in evaluation of a variance of one."""
-    mean = data.mean.float()
-    ones = torch.ones_like(mean)
-    return aten.native_batch_norm(data.input, gain, shift, mean, ones, False, 0.0, 0.0)[0]
 
 
 def _laid_out(case: Case, on_cpu: bool, name: str) -> tuple[Any, str]:
@@ -221,27 +205,6 @@ def _laid_out(case: Case, on_cpu: bool, name: str) -> tuple[Any, str]:
     return torch.channels_last if last else torch.contiguous_format, f"aten::contiguous, {name}"
 
 
-def _group_norm(case: Case, data: Data) -> dict[str, Call]:
-    samples, channels = case.shape[:2]
-    positions, groups = case.elements // (samples * channels), case.groups
-
-    def composition() -> Any:
-        split = (samples, groups, channels // groups, positions)
-        dy, x = data.grad_out.float().reshape(split), data.input.float().reshape(split)
-        per_set = (samples, groups, 1, 1)
-        mean, rstd = data.mean.float().view(per_set), data.invstd.float().view(per_set)
-        normal = (x - mean).mul_(rstd)
-        grad_gamma = (dy * normal).sum((0, 3)).view(-1).to(data.weight.dtype)
-        grad_beta = dy.sum((0, 3)).view(-1).to(data.weight.dtype)
-        scaled = dy * data.weight.float().view(1, groups, -1, 1)
-        projection = (scaled * normal).mean((2, 3), keepdim=True)
-        grad_input = scaled.sub_(scaled.mean((2, 3), keepdim=True)).sub_(normal.mul_(projection))
-        grad_input = grad_input.mul_(rstd).view(case.shape).to(data.input.dtype)
-        return grad_input, grad_gamma, grad_beta
-
-    return {"composition: sums, mul": composition}
-
-
 def _forward(case: Case, data: Data) -> dict[str, Call]:
     training = case.operator is Operator.FORWARD
     # The running statistics are changed in training, and the data are others' too.
@@ -255,19 +218,15 @@ def _forward(case: Case, data: Data) -> dict[str, Call]:
             running[0].lerp_(mean.to(running[0].dtype), MOMENTUM)
             running[1].lerp_((var * unbiased).to(running[1].dtype), MOMENTUM)
         invstd = (var.float() + EPS).rsqrt()
-        return _whole(training, (_normalised(data, mean.float(), invstd), mean, invstd), running)
+        y = _normalised(data, mean.float(), invstd, _one_pass)
+        return _whole(training, (y, mean, invstd), running)
 
     return {"composition: var_mean, addcmul": composition}
 
 
-def _normalised(data: Data, mean: Any, invstd: Any, two: bool = False) -> Any:
-    """One pass over x, or two, with all that does not depend on the position taken together."""
-    gain = data.weight.float() * invstd
-    shift = _along(data.bias.float() - gain * mean, data.input)
-    gain = _along(gain, data.input)
-    if two:
-        return (data.input * gain).add_(shift).to(data.input.dtype)
-    return torch.addcmul(shift, data.input, gain).to(data.input.dtype)
+def _normalised(data: Data, mean: Any, invstd: Any, way: Callable[..., Any]) -> Any:
+    y = way(data.input, data.weight.float() * invstd, mean, data.bias.float())
+    return y.to(data.input.dtype)
 
 
 def _stats(case: Case, data: Data) -> dict[str, Call]:
@@ -290,94 +249,92 @@ def _stats(case: Case, data: Data) -> dict[str, Call]:
 
 
 def _normalise(case: Case, data: Data) -> dict[str, Call]:
-    def by_batch_norm() -> Any:
-        return _evaluated(data, data.weight.float() * data.invstd.float(), data.bias.float())
+    def composition(way: Callable[..., Any]) -> Any:
+        return _normalised(data, data.mean.float(), data.invstd.float(), way)
 
-    def passes(two: bool) -> Any:
-        return _normalised(data, data.mean.float(), data.invstd.float(), two)
-
-    return {
-        "composition: aten::native_batch_norm": by_batch_norm,
-        "composition: addcmul": lambda: passes(False),
-        "composition: mul, add_": lambda: passes(True),
-    }
+    return {f"composition: {name}": partial(composition, way) for name, way in _WAYS.items()}
 
 
-def _forward_group_norm(case: Case, data: Data) -> dict[str, Call]:
+def _split(case: Case, tensor: Any) -> Any:
+    """A tensor in float32, of axes for samples, groups, a group's channels, and positions.
+
+    A row of layer or RMS norm is a sample of one group, whose elements are channels.
+    """
     samples, channels = case.shape[:2]
-    positions = case.elements // (samples * channels)
+    groups = case.groups or 1
+    shapes = {
+        case.shape: (samples, groups, channels // groups, -1),
+        (channels,): (1, groups, -1, 1),
+    }
+    return tensor.float().reshape(shapes.get(tuple(tensor.shape), (samples, groups, 1, 1)))
+
+
+#: Over what :func:`_split` makes, the axes of a group, and those of a channel.
+_OF_GROUP, _OF_CHANNEL = (2, 3), (0, 3)
+
+
+def _group_gradients(case: Case, data: Data) -> dict[str, Call]:
+    """Group norm's gradients, and layer and RMS norm's."""
+    centred = PLANNED[case.operator.function].is_centred
 
     def composition() -> Any:
-        split = data.input.float().reshape(samples, case.groups, -1, positions)
-        var, mean = torch.var_mean(split, (2, 3), correction=0)
-        rstd = (var + EPS).rsqrt()
-        normal = (split - mean[:, :, None, None]).mul_(rstd[:, :, None, None])
-        gain, shift = (
-            vector.float().view(1, case.groups, -1, 1) for vector in (data.weight, data.bias)
+        given = (data.grad_out, data.input, data.weight, data.mean, data.invstd)
+        dy, x, weight, mean, rstd = (_split(case, each) for each in given)
+        normal = (x - mean if centred else x) * rstd
+        scaled = dy * weight
+        projection = (scaled * normal).mean(_OF_GROUP, keepdim=True)
+        shift = scaled.mean(_OF_GROUP, keepdim=True) if centred else 0.0
+        grad_input = (scaled - shift).addcmul_(normal, projection, value=-1) * rstd
+        sums = [(dy * normal).sum(_OF_CHANNEL), *([dy.sum(_OF_CHANNEL)] if centred else [])]
+        return (
+            grad_input.reshape(case.shape).to(data.input.dtype),
+            *(each.view(-1).to(data.weight.dtype) for each in sums),
         )
-        output = normal.mul_(gain).add_(shift).view(case.shape)
-        return output.to(data.input.dtype), mean, rstd
-
-    return {"composition: var_mean, sub, mul, add": composition}
-
-
-def _rows(case: Case, data: Data) -> dict[str, Call]:
-    """Layer norm's or RMS norm's gradients."""
-    x, rstd, row = data.input, data.invstd, case.shape[1:]
-    centred = case.operator is Operator.LAYER_NORM
-
-    def composition() -> Any:
-        dy, wide = data.grad_out.float(), x.float()
-        normal = (wide - data.mean if centred else wide) * rstd
-        scaled = dy * data.weight
-        projection = (scaled * normal).mean(1, keepdim=True)
-        shift = scaled.mean(1, keepdim=True) if centred else 0.0
-        grad_input = ((scaled - shift).addcmul_(normal, projection, value=-1) * rstd).to(x.dtype)
-        sums = [(dy * normal).sum(0), *([dy.sum(0)] if centred else [])]
-        return grad_input, *(each.to(data.weight.dtype) for each in sums)
 
     composed: dict[str, Call] = {"composition: mean, addcmul, sums": composition}
-    if centred:
-        return composed
-    leaves = [tensor.detach().requires_grad_() for tensor in (x, data.weight)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own remark that it composes mixed dtypes
-        output = aten.rms_norm(leaves[0], row, leaves[1], EPS)
-    composed["autograd of aten::rms_norm"] = partial(
-        torch.autograd.grad, output, leaves, data.grad_out, retain_graph=True
-    )
+    if case.operator is Operator.RMS_NORM:
+        leaves = [tensor.detach().requires_grad_() for tensor in (data.input, data.weight)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own remark that it composes mixed dtypes
+            output = aten.rms_norm(leaves[0], case.shape[1:], leaves[1], EPS)
+        composed["autograd of aten::rms_norm"] = partial(
+            torch.autograd.grad, output, leaves, data.grad_out, retain_graph=True
+        )
     return composed
 
 
-def _forward_rows(case: Case, data: Data) -> dict[str, Call]:
-    x = data.input
-    if case.operator is Operator.FORWARD_LAYER_NORM:
+def _group_forward(case: Case, data: Data) -> dict[str, Call]:
+    """Group norm's forward pass, and layer and RMS norm's."""
+    centred = PLANNED[case.operator.function].is_centred
 
-        def layer_norm() -> Any:
-            var, mean = torch.var_mean(x.float(), 1, correction=0, keepdim=True)
+    def composition() -> Any:
+        x, weight, bias = (_split(case, each) for each in (data.input, data.weight, data.bias))
+        if centred:
+            var, mean = torch.var_mean(x, _OF_GROUP, correction=0, keepdim=True)
             rstd = (var + EPS).rsqrt()
-            normal = (x - mean).mul_(rstd)
-            return torch.addcmul(data.bias, normal, data.weight).to(x.dtype), mean, rstd
+            y, statistics = torch.addcmul(bias, (x - mean).mul_(rstd), weight), [mean, rstd]
+        else:
+            rstd = (x.square().mean(_OF_GROUP, keepdim=True) + EPS).rsqrt()
+            y, statistics = (x * rstd).mul_(weight), [rstd]
+        return (
+            y.reshape(case.shape).to(data.input.dtype),
+            *(each.view(data.invstd.shape) for each in statistics),
+        )
 
-        return {"composition: var_mean, sub, mul, addcmul": layer_norm}
-
-    def rms_norm() -> Any:
-        wide = x.float()
-        rstd = (wide.square().mean(1, keepdim=True) + EPS).rsqrt()
-        return (wide * rstd).mul_(data.weight).to(x.dtype), rstd
-
-    return {"composition: square, mean, mul": rms_norm}
+    name = "var_mean, sub, mul, addcmul" if centred else "square, mean, mul"
+    return {f"composition: {name}": composition}
 
 
 _COMPOSITIONS: Mapping[Operator, Callable[[Case, Data], dict[str, Call]]] = {
     **dict.fromkeys((Operator.TRAIN, Operator.EVAL, Operator.EVAL_INPUT), _batch_norm),
     Operator.REDUCE: _reduce,
     Operator.ELEMT: _elemt,
-    Operator.GROUP_NORM: _group_norm,
     **dict.fromkeys((Operator.FORWARD, Operator.FORWARD_EVAL), _forward),
     Operator.STATS: _stats,
     Operator.NORMALISE: _normalise,
-    Operator.FORWARD_GROUP_NORM: _forward_group_norm,
-    **dict.fromkeys((Operator.LAYER_NORM, Operator.RMS_NORM), _rows),
-    **dict.fromkeys((Operator.FORWARD_LAYER_NORM, Operator.FORWARD_RMS_NORM), _forward_rows),
+    **dict.fromkeys(
+        (Operator.GROUP_NORM, Operator.LAYER_NORM, Operator.RMS_NORM), _group_gradients
+    ),
+    Operator.FORWARD_GROUP_NORM: _group_forward,
+    **dict.fromkeys((Operator.FORWARD_LAYER_NORM, Operator.FORWARD_RMS_NORM), _group_forward),
 }

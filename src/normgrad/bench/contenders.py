@@ -12,10 +12,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +24,7 @@ from ..operators.by_name import PLANNED
 from . import compositions, data, steps, timing
 from .data import Data, arguments
 from .device import Device
+from .results import TIMES
 from .suite import BFLOAT16, FLOAT16, FLOAT32, Case, Operator, Part
 from .timing import Call
 
@@ -39,8 +39,7 @@ TRIALS = 3
 AGREE = {FLOAT32: 2**-11, BFLOAT16: 2**-5, FLOAT16: 2**-8}
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """What is timed on a case, and what is not.
 
     Attributes:
@@ -73,40 +72,25 @@ def _updated(case: Case, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return (None, None, None, named["running_mean"], named["running_var"])
 
 
-def _outputs(plan: normgrad.Plan, updated: tuple[Any, ...] | None, device: Any) -> Any:
-    """Tensors for what a plan computes, in the form that ``out`` has: new but for the updated."""
-    specs = plan.output_specs
-    made = tuple(
-        given
-        if spec is None or given is not None
-        else torch.empty_strided(
-            spec.shape, spec.strides, dtype=getattr(torch, spec.dtype.name), device=device
-        )
-        for spec, given in zip(specs, updated or [None] * len(specs), strict=True)
-    )
-    return made[0] if plan.out_is_tensor else made
-
-
 def planned(case: Case, data: Data) -> normgrad.Plan:
     """The plan for a case's tensors, and for all that look like them."""
     named, options = arguments(case, data)
-    name, device = case.operator.function, data.input.device
-    # The CPU's is what a plan is for where nothing is said.
-    options |= {} if device.type == "cpu" else {"device": device.type}
-    return normgrad.plan(name, **named, **options, out=_updated(case, named))
+    out = _updated(case, named)
+    return normgrad.plan(case.operator.function, **named, **options, out=out)
 
 
 def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
     """Our calls on a case's data: the public function and a plan's run; in calls NumPy's too."""
     function = getattr(normgrad, case.operator.function)
     named, options = arguments(case, data)
-    device = data.input.device
-    out = _outputs(plan, _updated(case, named), device)
-    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=device)
     # By position, as torch's operators are called.
     takes = inspect.signature(function).parameters.values()
     front = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
-    names = [parameter.name for parameter in PLANNED[case.operator.function].parameters]
+    inputs = [named.get(parameter.name) for parameter in PLANNED[case.operator.function].parameters]
+    out, updated = plan.run(*inputs), _updated(case, named)
+    if updated is not None:
+        out = (*out[:3], *updated[3:])
+    workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=data.input.device)
 
     def public(named: Mapping[str, Any]) -> Call:
         updated = _updated(case, named)
@@ -117,7 +101,7 @@ def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
 
     calls: dict[str, Call] = {
         "ours": public(named),
-        "plan": partial(plan.run, *map(named.get, names), out=out, workspace=workspace),
+        "plan": partial(plan.run, *inputs, out=out, workspace=workspace),
     }
     if case.part is Part.CALLS:
         calls["numpy"] = public({name: value.numpy().copy() for name, value in named.items()})
@@ -161,17 +145,22 @@ def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping
         return [{name: steps.layer_step(False, case, data)}]
     if case.part is Part.STEPS:
         return [{"torch.nn": steps.model_step(False, case, data)}]
-    found = compositions.candidates(case, data)
+    kernels = compositions.kernels(case, data, on_gpu)
+    composed = compositions.composed(case, data)
     if not on_gpu:
-        return [found.kernels, found.compositions]
-    compiled: dict[str, Call] = {}
+        return [kernels, composed]
     if compile_:
-        plain = next(call for name, call in found.compositions.items() if "aten::" not in name)
-        compiled[COMPILED] = torch.compile(plain, dynamic=False, fullgraph=True)
-    return [{**found.kernels, **found.cuda, **compiled}]
+        plain = next(call for name, call in composed.items() if "aten::" not in name)
+        kernels[COMPILED] = torch.compile(plain, dynamic=False, fullgraph=True)
+    return [kernels]
 
 
-_WHOLE = {Part.LAYERS: steps.layer_step, Part.STEPS: steps.model_step}
+#: Ours, where it is no operator.
+_WHOLE: Mapping[Part, Callable[[Case, Data], Call]] = {
+    Part.LAYERS: partial(steps.layer_step, True),
+    Part.STEPS: partial(steps.model_step, True),
+    Part.ACLNN: steps.phase_1,
+}
 
 
 def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool = False) -> Ready:
@@ -189,18 +178,14 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
     bound = path = ""
     if case.part is Part.STEPS:
         tensors = tensors[:1]  # its activations go through L2 by themselves
-    mine: list[dict[str, Call]]
-    bounds: list[dict[str, Call]] = [{} for _ in tensors]
-    if case.part is Part.ACLNN:
-        mine = [{"ours": steps.phase_1(case, one)} for one in tensors]
-    elif case.part in _WHOLE:
-        mine = [{"ours": _WHOLE[case.part](True, case, one)} for one in tensors]
+    if case.part in _WHOLE:
+        mine = [{"ours": _WHOLE[case.part](case, one)} for one in tensors]
     else:
         plan = planned(case, tensors[0])
         path = plan.path
         mine = [ours(case, one, plan) for one in tensors]
-        for place, one in enumerate(tensors):
-            bound, bounds[place]["bound"] = memory_bound(case, one)
+        for calls, one in zip(mine, tensors, strict=True):
+            bound, calls["bound"] = memory_bound(case, one)
     wanted = _results(case, mine[0]["ours"]())
     if compile_:
         torch.compiler.reset()  # what is compiled for other cases counts towards a limit
@@ -223,13 +208,12 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
     if len(found) > 1:
         trial = timing.measure(found, rounds=TRIALS, stopwatch=device.seconds).medians
         contender = min(trial, key=trial.__getitem__)
-    torchs = {"torch": found[contender]} if found else {}
-    calls = {
-        **{name: in_turn(mine, name) for name in mine[0]},
-        **torchs,
-        **{name: in_turn(bounds, name) for name in bounds[0]},
-    }
-    return Ready(calls, contender, bound, path, failed)
+    made = {name: in_turn(mine, name) for name in mine[0]}
+    if found:
+        made["torch"] = found[contender]
+    return Ready(
+        {name: made[name] for name in TIMES if name in made}, contender, bound, path, failed
+    )
 
 
 def in_turn(each: Sequence[Mapping[str, Call]], name: str) -> Call:

@@ -13,17 +13,14 @@ from .suite import Layout, Operator, Part
 #: Told apart with any kind of colour vision (Okabe and Ito's palette). The forward pass has panels
 #: of its own, so that its operators have the colours of what they are to the gradients.
 _COLOURS = {
-    Operator.TRAIN: ("batch norm, training", "#0072B2"),
-    Operator.EVAL: ("batch norm, evaluation", "#56B4E9"),
+    **dict.fromkeys((Operator.TRAIN, Operator.FORWARD), ("batch norm, training", "#0072B2")),
+    **dict.fromkeys((Operator.EVAL, Operator.FORWARD_EVAL), ("batch norm, evaluation", "#56B4E9")),
     Operator.EVAL_INPUT: ("evaluation, grad_input alone", "#009E73"),
     Operator.REDUCE: ("reduce", "#E69F00"),
     Operator.ELEMT: ("elemt", "#CC79A7"),
-    Operator.GROUP_NORM: ("group norm", "#D55E00"),
-    Operator.FORWARD: ("batch norm, training", "#0072B2"),
-    Operator.FORWARD_EVAL: ("batch norm, evaluation", "#56B4E9"),
     Operator.STATS: ("stats", "#E69F00"),
     Operator.NORMALISE: ("normalise", "#CC79A7"),
-    Operator.FORWARD_GROUP_NORM: ("group norm", "#D55E00"),
+    **dict.fromkeys((Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM), ("group norm", "#D55E00")),
     Operator.LAYER_NORM: ("layer norm", "#0072B2"),
     Operator.RMS_NORM: ("RMS norm", "#56B4E9"),
     Operator.FORWARD_LAYER_NORM: ("layer norm, forward", "#E69F00"),
@@ -41,14 +38,14 @@ ENDINGS = (".png", ".svg")
 def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
     """Each case's time and torch's over the memory's own, by the bytes of one tensor."""
     for row in rows:
-        operators = [kind for kind in _COLOURS if kind.part is part]
+        operators = [kind for kind in Operator if kind.part is part]
         # Cases of one size stand side by side, not on top of each other.
         beside = operators.index(row.case.operator) - (len(operators) - 1) / 2
         x, marker = row.case.tensor_bytes * 2 ** (0.15 * beside), _MARKERS[row.case.layout]
         colour = _COLOURS[row.case.operator][1]
         plain = {"linestyle": "none", "markeredgewidth": 0}
-        axes.plot(x, row.over("torch", "bound"), marker, ms=3, color="0.45", alpha=0.4, **plain)
-        axes.plot(x, row.over("plan", "bound"), marker, ms=5, color=colour, alpha=0.85, **plain)
+        axes.plot(x, row.figure("torch", "bound"), marker, ms=3, color="0.45", alpha=0.4, **plain)
+        axes.plot(x, row.figure("plan", "bound"), marker, ms=5, color=colour, alpha=0.85, **plain)
     axes.axhline(1, color="0.2", linewidth=0.9, zorder=1)
     axes.axvline(cache / _PARTS[part], color="0.2", linewidth=0.9, linestyle=":", zorder=1)
 
@@ -58,7 +55,7 @@ def _scales(axes: Any, rows: Sequence[Row]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     sizes = [row.case.tensor_bytes for row in rows]
-    figures = [row.over(name, "bound") for row in rows for name in ("plan", "torch")]
+    figures = [row.figure(name, "bound") for row in rows for name in ("plan", "torch")]
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(sizes) / 2, max(sizes) * 2)
     axes.set_yscale("log")
@@ -85,7 +82,7 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
         {getattr(row.case, name) for row in rows} for name in ("operator", "layout")
     )
     # An entry for each name and colour, whichever parts it is in.
-    looks = dict.fromkeys(look for kind, look in _COLOURS.items() if kind in operators)
+    looks = dict.fromkeys(_COLOURS[kind] for kind in Operator if kind in operators)
     line = {"color": "0.2", "linewidth": 0.9}
     handles = [
         *(entry(label, marker="o", color=colour) for label, colour in looks),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import results, targets
 from .results import Results, Row, spelled_bytes, spelled_threads
-from .startup import Start
-from .suite import GPU_BATCH, RESNET_50, Layout, Operator, Part
+from .startup import TIMES
+from .suite import DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
 from .targets import geometric_mean
+
+#: Names of what is timed: one's microseconds, or one's time over the other's.
+Figure = tuple[str, ...]
+_Columns = Mapping[str, Callable[[Row], float]]
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 #: Between these stands what was measured on GPUs.
@@ -35,12 +41,13 @@ normgrad bench --device cuda
 writes them to `benchmarks/results/cuda-NAME.csv`, and `normgrad bench --report` puts their tables
 here."""
 
-#: What is shown of operators: a title, and whose time over whose. ``ours`` is the public function.
-FIGURES = (
-    ("torch / ours", "torch", "ours"),
-    ("torch / plan", "torch", "plan"),
-    ("×triad", "plan", "bound"),
-)
+#: What is shown of operators: whose time over whose. ``ours`` is the public function.
+_SPEEDUP: dict[str, Figure] = {"torch / ours": ("torch", "ours")}
+FIGURES: dict[str, Figure] = {
+    **_SPEEDUP,
+    "torch / plan": ("torch", "plan"),
+    "×triad": ("plan", "bound"),
+}
 #: What is timed, as tables call it.
 TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
 
@@ -94,57 +101,58 @@ def misses(found: Results, most: int = MOST_MISSES) -> list[str]:
     return lines
 
 
-def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    """Every case's times in µs, and how many times as fast as torch the public function is."""
-    counts = sorted({row.threads for row in rows})
-    by_case: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        by_case.setdefault(row.case.id, {})[row.threads] = row
-    columns = [*map(TITLES.__getitem__, names), *(["torch / ours"] if "torch" in names else [])]
-    lines = []
-    for case, mine in by_case.items():
-        cells = [case]
-        for count in counts:
-            one = mine.get(count)
-            figures = [one.time(name) for name in names] if one else [math.nan] * len(names)
-            ratio = [one.over("torch", "ours") if one else math.nan]
-            cells += map(shown, [*figures, *(ratio if "torch" in names else [])])
-        lines.append(cells)
-    header = [f"{column}, {spelled_threads(n)}" for n in counts for column in columns]
-    return Table(["times in µs", *header], lines)
-
-
 def _dtype(row: Row) -> str:
     dtype = row.case.dtype
-    return dtype if row.case.parameters == "float32" else f"{dtype}, half parameters"
+    return dtype if row.case.parameters == FLOAT32 else f"{dtype}, half parameters"
 
 
-def _means(rows: Sequence[Row], title: str, one: str, other: str) -> Table:
-    """Geometric means of one's time over another's: a line for each operator, a column for each
-    dtype and layout."""
-    layouts = [layout.value for layout in Layout]
-    groups = {
-        name: [row for row in rows if name in (_dtype(row), row.case.layout.value)]
-        for name in (*dict.fromkeys(map(_dtype, rows)), *layouts)
+def _counted(figure: Figure, label: int | str, row: Row) -> float:
+    """A row's figure; NaN, which does not count, if neither threads, dtype nor layout is so."""
+    labels = row.threads, _dtype(row), row.case.layout.value, "all"
+    return row.figure(*figure) if label in labels else math.nan
+
+
+def _of_threads(counts: Iterable[int], figures: Mapping[str, Figure]) -> _Columns:
+    """Every figure for every number of threads."""
+    return {
+        f"{title}, {spelled_threads(count)}": partial(_counted, figure, count)
+        for count, (title, figure) in itertools.product(counts, figures.items())
     }
-    groups = {**{name: mine for name, mine in groups.items() if mine}, "all": list(rows)}
-    lines = []
-    for operator in Operator:
-        if any(row.case.operator is operator for row in rows):
-            figures = [
-                geometric_mean(
-                    row.over(one, other) for row in mine if row.case.operator is operator
-                )
-                for mine in groups.values()
-            ]
-            lines.append([operator.value, *map(shown, figures)])
-    return Table([title, *groups], lines)
 
 
-def starts(found: Sequence[Start]) -> Table:
-    """What processes pay at their start, in ms."""
+def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -> Table:
+    """A line for each group of rows, with the geometric means of what a column takes of them."""
+    cells = [
+        [name, *(shown(geometric_mean(map(column, rows))) for column in columns.values())]
+        for name, rows in lines.items()
+    ]
+    return Table([corner, *columns], cells)
+
+
+def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
+    """Every case's times in µs, and how many times as fast as torch the public function is."""
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(row.case.id, []).append(row)
+    figures: dict[str, Figure] = {TITLES[name]: (name,) for name in names}
+    if "torch" in names:
+        figures |= _SPEEDUP
+    return _means("times in µs", lines, _of_threads(sorted({row.threads for row in rows}), figures))
+
+
+def _by_operator(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each operator that has some."""
+    found = {kind: [row for row in rows if row.case.operator is kind] for kind in Operator}
+    return {kind.value: mine for kind, mine in found.items() if mine}
+
+
+def starts(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """What processes pay at their start, in ms, from the rows of the file on it."""
     header = ["kernels, in ms", "processes", "whole process", "import numpy", "import normgrad"]
-    lines = [[start.kernels, str(start.runs), *map(shown, start.times.values())] for start in found]
+    lines = [
+        [row["kernels"], str(row["runs"]), *(shown(float(row[name])) for name in TIMES)]
+        for row in rows
+    ]
     return Table([*header, "first call", "second call"], lines)
 
 
@@ -169,41 +177,50 @@ def _where(found: Results) -> str:
     return f"{place}. {versions}. {facts['date'][:10]}, `{commands}`."
 
 
-def details(found: Results, begun: Sequence[Start], picture: str | None) -> str:
-    """Everything on one run."""
-    parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
+def details(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
+    """Everything on one run, which this file holds, for a document in this folder."""
     sections = [f"### {found.device}", summary(found)]
     if found.facts.get("not_measured"):
         sections.append(f"Not measured: {found.facts['not_measured']}.")
-    if picture:
-        sections.append(f"![Times over the memory's own time]({picture})")
+    if (picture := path.with_suffix(".svg")).exists():
+        link = Path(os.path.relpath(picture, folder)).as_posix()
+        sections.append(f"![Times over the memory's own time]({link})")
     sections += ["#### Targets", str(held(found))]
     sections += ["#### Misses", "\n".join(misses(found)) or "None."]
-    for part in (Part.GRADIENTS, Part.FORWARD, Part.ROWS, Part.LAYERS):
+    parts = {part: [row for row in found.rows if row.case.part is part] for part in Part}
+    for part, figures in _MEANS.items():
         if parts[part]:
             name = f"{part.value[0].upper()}{part.value[1:]}"
             sections.append(f"#### {name}: geometric means")
-        for count in found.counts if parts[part] else ():
-            mine = [row for row in parts[part] if row.threads == count]
-            for title, one, other in FIGURES:
-                if part is not Part.LAYERS or (one, other) == ("torch", "ours"):
-                    title = f"{title}, {spelled_threads(count)}"
-                    sections.append(str(_means(mine, title, one, other)))
+            for count, (title, figure) in itertools.product(found.counts, figures.items()):
+                mine = [row for row in parts[part] if row.threads == count]
+                layouts = {row.case.layout for row in mine}
+                labels = [*map(_dtype, mine), *(each.value for each in Layout if each in layouts)]
+                columns = {label: partial(_counted, figure, label) for label in (*labels, "all")}
+                title = f"{title}, {spelled_threads(count)}"
+                sections.append(str(_means(title, _by_operator(mine), columns)))
     batch = GPU_BATCH if found.on_gpu else RESNET_50[0][0]
     layers = {(batch, *shape[1:]) for shape in RESNET_50}
     parts[Part.GRADIENTS] = [
         row
         for row in parts[Part.GRADIENTS]
         if row.case.operator is Operator.TRAIN and row.case.shape in layers
-        if (row.case.parameters, row.case.layout.value) in _PLAIN
+        if row.case.parameters == FLOAT32 and row.case.layout in DENSE
     ]
     for part, title in _EVERY.items():
         if parts[part]:
-            names = results.KNOWN[part]
-            sections += [f"#### {title.format(batch)}", str(every(parts[part], names))]
-    return "\n\n".join([*sections, *(["#### Starting", str(starts(begun))] if begun else [])])
+            table = every(parts[part], results.KNOWN[part])
+            sections += [f"#### {title.format(batch)}", str(table)]
+    if begun is not None:
+        sections += ["#### Starting", str(begun)]
+    return "\n\n".join(sections)
 
 
+#: The figures that are shown of each operator of a part.
+_MEANS = {
+    **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), FIGURES),
+    Part.LAYERS: _SPEEDUP,
+}
 #: What is shown case by case.
 _EVERY = {
     Part.CALLS: "Calls that have next to nothing to compute",
@@ -213,29 +230,20 @@ _EVERY = {
     Part.ACLNN: "aclnn's first phase",
     Part.GRADIENTS: "ResNet-50 at batch {}, training: gradients",
 }
-_PLAIN = (("float32", "contiguous"), ("float32", "channels-last"))
 
 
 def summary(found: Results) -> str:
     """A run in short: where it was, and means of each operator and of what belongs together."""
-    figures = [(count, *figure) for count in found.counts for figure in FIGURES]
-
-    def cells(rows: Sequence[Row]) -> list[str]:
-        return [
-            shown(geometric_mean(row.over(one, other) for row in rows if row.threads == count))
-            for count, _, one, other in figures
-        ]
-
-    lines = []
+    lines: dict[str, list[Row]] = {}
     for part in Part:
         together = [row for row in found.rows if row.case.part is part and "torch" in row.us]
-        for operator in Operator:
-            mine = [row for row in together if row.case.operator is operator]
-            lines += [[operator.value, *cells(mine)]] if mine and part is not Part.CALLS else []
-        lines += [[f"**all {part.value}**", *cells(together)]] if together else []
-    header = ["", *(f"{title}, {spelled_threads(count)}" for count, title, _, _ in figures)]
+        if part is not Part.CALLS:
+            lines |= _by_operator(together)
+        if together:
+            lines[f"**all {part.value}**"] = together
+    table = _means("", lines, _of_threads(found.counts, FIGURES))
     cases = len({row.case for row in found.rows})
-    return f"{_where(found)}\n\nGeometric means over {cases} cases:\n\n{Table(header, lines)}"
+    return f"{_where(found)}\n\nGeometric means over {cases} cases:\n\n{table}"
 
 
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
@@ -253,28 +261,19 @@ def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END)
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
-def _load(folder: Path, prefix: str) -> list[tuple[Results, list[Start], Path]]:
+def _load(folder: Path, prefix: str) -> list[tuple[Results, Table | None, Path]]:
     """The full runs whose files begin so."""
-    found = []
+    runs = []
     for path in sorted(folder.glob(f"{prefix}*.csv")):
         if path.stem.endswith(PARTIAL):
             continue
         begin = folder / f"{STARTS}{path.stem.removeprefix(prefix)}.csv"
         try:
-            begun = list(map(Start.read, results.read_table(begin)[1])) if begin.exists() else []
-            found.append((results.read(path), begun, path))
+            begun = starts(results.read_table(begin)[1]) if begin.exists() else None
+            runs.append((results.read(path), begun, path))
         except (OSError, ValueError, KeyError) as error:
             raise ReportError(f"{path}: no file of a run ({error})") from None
-    return found
-
-
-def _in_full(runs: Sequence[tuple[Results, list[Start], Path]], documents: Path) -> str:
-    sections = []
-    for found, begun, path in runs:
-        picture = path.with_suffix(".svg")
-        shown = Path(os.path.relpath(picture, documents)).as_posix() if picture.exists() else None
-        sections.append(details(found, begun, shown))
-    return "\n\n".join(sections)
+    return runs
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
@@ -293,9 +292,9 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
     contents = {
         readme: "\n\n".join(summary(found) for found, _, _ in runs),
-        performance: _in_full(runs, performance.parent),
+        performance: "\n\n".join(details(*run, performance.parent) for run in runs),
     }
-    on_gpus = _in_full(gpus, performance.parent) or NO_GPU
+    on_gpus = "\n\n".join(details(*run, performance.parent) for run in gpus) or NO_GPU
     changed = {}
     for document, content in contents.items():
         if not document.exists():

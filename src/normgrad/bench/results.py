@@ -79,13 +79,10 @@ class Row:
     bound: str
     path: str
 
-    def time(self, name: str) -> float:
-        """Microseconds a call; NaN where they are not known."""
-        return self.us.get(name, math.nan)
-
-    def over(self, one: str, other: str) -> float:
-        """One's time over another's."""
-        return self.time(one) / self.time(other)
+    def figure(self, one: str, other: str = "") -> float:
+        """Microseconds of one, or its time over another's; NaN where they are not known."""
+        time = self.us.get(one, math.nan)
+        return time / self.us.get(other, math.nan) if other else time
 
     @property
     def cells(self) -> dict[str, Any]:
@@ -102,11 +99,11 @@ class Row:
             "threads": self.threads,
             "contender": self.contender,
             "bound": self.bound,
-            **{column: self.time(name) for name, column in TIMES.items()},
-            "speedup": self.over("torch", "ours"),
-            "plan_speedup": self.over("torch", "plan"),
-            "xtriad": self.over("plan", "bound"),
-            "gbs": case.bytes / self.time("plan") / 1e3,
+            **{column: self.figure(name) for name, column in TIMES.items()},
+            "speedup": self.figure("torch", "ours"),
+            "plan_speedup": self.figure("torch", "plan"),
+            "xtriad": self.figure("plan", "bound"),
+            "gbs": case.bytes / self.figure("plan") / 1e3,
             "rounds": self.rounds,
             "spread": self.spread,
             "path": self.path,
@@ -199,12 +196,9 @@ def spelled_threads(count: int) -> str:
     return "GPU" if count == ON_GPU else f"{count} thread{'s' if count > 1 else ''}"
 
 
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
 def spelled_bytes(count: float) -> str:
     """Bytes in the largest unit that fits: 480 MiB."""
-    for size, unit in _UNITS:
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.3g} B"

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..backends.cpu import packaged
 
@@ -41,32 +41,6 @@ print(json.dumps([1e3 * (end - begin) for begin, end in spans]))
 TIMES = ("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
 
 
-class Start(NamedTuple):
-    """How so many processes start.
-
-    Attributes:
-        kernels: "compiled", into an empty folder, "from disk", or "packaged".
-        runs: processes.
-        times: by the names of :data:`TIMES`.
-    """
-
-    kernels: str
-    runs: int
-    times: Mapping[str, float]
-
-    @property
-    def cells(self) -> dict[str, Any]:
-        """The file's columns, by name."""
-        call = {"operator": "batch_norm_backward", "dtype": "float32"}
-        return {"kernels": self.kernels, **call, "runs": self.runs, **self.times}
-
-    @classmethod
-    def read(cls, cells: Mapping[str, str]) -> Start:
-        """What a file's row holds; a ValueError or KeyError if it is none."""
-        times = {name: float(cells[name]) for name in TIMES}
-        return cls(cells["kernels"], int(cells["runs"]), times)
-
-
 def _start(cache: Path) -> dict[str, float]:
     start = time.perf_counter()
     done = subprocess.run(
@@ -83,18 +57,15 @@ def _start(cache: Path) -> dict[str, float]:
     return dict(zip(TIMES, (whole, *json.loads(done.stdout)), strict=True))
 
 
-def _medians(kernels: str, runs: Sequence[Mapping[str, float]]) -> Start:
-    times = {name: statistics.median(run[name] for run in runs) for name in TIMES}
-    return Start(kernels, len(runs), times)
-
-
-def measure(
-    cold: int = COLD_RUNS, warm: int = WARM_RUNS, tick: Callable[[], object] = lambda: None
-) -> list[Start]:
+def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, Any]]:
     """Start processes: so many with an empty folder for kernels each, then with a full one.
 
     Where the package brings kernels, nothing is compiled, but for what starts Numba's threads.
     After each process ``tick`` is called.
+
+    Returns:
+        The file's rows: of kernels that are "compiled", into an empty folder, "from disk", or
+        "packaged", how many processes there were and the medians of :data:`TIMES`.
 
     Raises:
         RuntimeError: one failed.
@@ -109,4 +80,11 @@ def measure(
             name = "packaged" if brought else "from disk"
             runs.setdefault(name, []).append(_start(Path(folder, "0")))
             tick()
-    return [_medians(name, mine) for name, mine in runs.items()]
+    call = {"operator": "batch_norm_backward", "dtype": "float32"}
+    return [
+        {
+            **{"kernels": kernels, **call, "runs": len(mine)},
+            **{name: statistics.median(run[name] for run in mine) for name in TIMES},
+        }
+        for kernels, mine in runs.items()
+    ]

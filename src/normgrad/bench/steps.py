@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
+import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,8 @@ def layer_step(ours: bool, case: Case, data: Data) -> Call:
 
 
 @cache
-def _models() -> Any:
-    spec = importlib.util.spec_from_file_location("normgrad_benchmark_models", MODELS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _models() -> dict[str, Any]:
+    return runpy.run_path(str(MODELS))
 
 
 def model_step(ours: bool, case: Case, data: Data) -> Call:
@@ -75,7 +70,7 @@ def model_step(ours: bool, case: Case, data: Data) -> Call:
     torch.manual_seed(0)
     form = torch.contiguous_format if case.layout is DENSE[0] else torch.channels_last
     device = data.input.device
-    model = getattr(_models(), case.operator.function)().to(device, memory_format=form)
+    model = _models()[case.operator.function]().to(device, memory_format=form)
     if ours:
         normgrad.torch.convert(model)
     images, dtype = data.input.float(), getattr(torch, case.dtype)

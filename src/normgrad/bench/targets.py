@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .results import Results, Row
 from .suite import Operator, Part
@@ -13,8 +13,7 @@ from .suite import Operator, Part
 _ANY = 1 << 62
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A limit that a figure is to keep: in the geometric mean, or in each case that counts.
 
     Attributes:
@@ -55,10 +54,6 @@ class Target:
             and (case.bytes > cache or not self.beyond_cache)
         )
 
-    def of(self, row: Row) -> float:
-        """A case's figure; NaN where it is not known."""
-        return row.over(*self.figure) if len(self.figure) == 2 else row.time(*self.figure)
-
 
 _GRADIENTS, _FORWARD, _CALLS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.CALLS,)
 _LAYERS, _STEPS, _ACLNN = (Part.LAYERS,), (Part.STEPS,), (Part.ACLNN,)
@@ -98,8 +93,7 @@ ON_GPUS = tuple(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """How a target was met at one number of threads.
 
     Attributes:
@@ -128,13 +122,17 @@ class Held:
 
 def geometric_mean(values: Iterable[float]) -> float | None:
     """What was not measured (NaN) does not count; None of nothing."""
-    logarithms = [math.log(value) for value in values if not math.isnan(value)]
-    return math.exp(statistics.fmean(logarithms)) if logarithms else None
+    known = [value for value in values if not math.isnan(value)]
+    if len(known) == 1:
+        return known[0]  # which logarithms would round
+    return statistics.geometric_mean(known) if known else None
 
 
 def hold(target: Target, rows: Iterable[Row], cache: int) -> Held:
     """A target against the rows of one number of threads, and the bytes of cache to count on."""
-    figures = [(row.case.id, target.of(row)) for row in rows if target.counts(row, cache)]
+    figures = [
+        (row.case.id, row.figure(*target.figure)) for row in rows if target.counts(row, cache)
+    ]
     figures.sort(key=lambda one: one[1], reverse=not target.at_least)
     if not figures:
         return Held(target)

@@ -296,7 +296,7 @@ def _startup(out: Path, repeat: int | None) -> None:
         except RuntimeError as error:
             raise InputError("bench", str(error)) from None
     path = out / f"startup-{results.slug(cpu)}.csv"
-    _keep(path, results.table_of(facts, [start.cells for start in starts]))
+    _keep(path, results.table_of(facts, starts))
     _print_table(*report.starts(starts), f"written    {path}")
 
 
@@ -368,16 +368,14 @@ def _show_run(found: Results, written: str) -> None:
     """
     from ..bench import report, results
 
-    titles = [f"{title}, µs" for title in report.TITLES.values()]
-    ratios = [title for title, _, _ in report.FIGURES]
-    header = ["case", "threads", *titles, *ratios, "GB/s", "path"]
+    figures: dict[str, tuple[str, ...]] = {f"{report.TITLES[x]}, µs": (x,) for x in report.TITLES}
+    figures |= report.FIGURES
+    header = ["case", "threads", *figures, "GB/s", "path"]
     lines = []
     for row in found.rows:
-        times = [report.shown(row.time(name)) for name in report.TITLES]
-        figures = [report.shown(row.over(one, other)) for _, one, other in report.FIGURES]
-        speed = report.shown(row.cells["gbs"])
         count = "–" if row.threads == results.ON_GPU else str(row.threads)
-        lines.append([row.case.id, count, *times, *figures, speed, row.path])
+        cells = [report.shown(row.figure(*figure)) for figure in figures.values()]
+        lines.append([row.case.id, count, *cells, report.shown(row.cells["gbs"]), row.path])
     held = report.held(found)
     _print_table(header, lines)
     _print_table(held.header, [[cell.replace("*", "") for cell in line] for line in held.lines])
