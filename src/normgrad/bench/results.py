@@ -27,16 +27,11 @@ NOT_INSTALLED = "not installed"
 #: The number of threads of a row that was measured on a GPU.
 ON_GPU = 0
 
+_GPU_VERSIONS = ("driver", "cuda", "cudnn", "triton")
 #: What a run on a GPU says of it beside the facts of every run; its L2 is the run's cache.
-GPU_FACTS = (
-    *("gpu", "compute_capability", "multiprocessors", "memory_bytes"),
-    *("driver", "cuda", "cudnn", "triton"),
-)
+GPU_FACTS = ("gpu", "compute_capability", "multiprocessors", "memory_bytes", *_GPU_VERSIONS)
 #: What must be the same for rows of two runs to stand in one file.
-SAME = (
-    *("gpu", "driver", "cuda", "cudnn", "triton"),
-    *("normgrad", "python", "numpy", "torch"),
-)
+SAME = ("gpu", *_GPU_VERSIONS, "normgrad", "python", "numpy", "torch")
 
 #: The columns of times, in microseconds a call, by the names of what is timed.
 TIMES = {

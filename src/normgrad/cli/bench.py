@@ -117,19 +117,12 @@ def bench(
     cuda = device == "cuda"
     cases = suite.quick() if quick else suite.suite()
     cases = _cases(suite.on_gpu(cases) if cuda else cases, pattern)
-    given = (
-        ("--threads", threads),
-        ("--filter", pattern),
-        ("--repeat", repeat),
-        ("--cache", cache),
-    )
-    command = [
-        *("normgrad", "bench", *(["--device", "cuda"] if cuda else [])),
-        *(["--no-compile"] if cuda and not compile_ else []),
-        *(["--add"] if add else []),
-        *(["--quick"] if quick else []),
-        *(str(word) for name, value in given if value is not None for word in (name, value)),
-    ]
+    switches = {"--no-compile": not compile_, "--add": add, "--quick": quick}
+    values = {"--threads": threads, "--filter": pattern, "--repeat": repeat, "--cache": cache}
+    command = ["normgrad", "bench", *(("--device", "cuda") if cuda else ())]
+    command += [option for option, given in switches.items() if given]
+    for option, value in values.items():
+        command += [] if value is None else [option, str(value)]
     suffix = "" if add else "-filtered" if pattern is not None else "-quick" if quick else ""
     counts = (0,) if cuda else _counts(threads)
     _measure(cases, counts, out, repeat, cache, shlex.join(command), suffix, cuda, compile_, add)
@@ -386,11 +379,10 @@ def _show_run(found: Results, written: str) -> None:
             f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
             f"{NOISY:.0%}: the machine was doing something else"
         )
-    _print_table((), (), *notes)
+    show.print_lines(*map(Text, notes))
 
 
 def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
-    """Print a table, if it has columns, and lines after it."""
+    """Print a table, and lines after it."""
     numbers = set(header).difference(WORDS)
-    made = [show.grid(header, lines, numbers)] if header else []
-    show.print_lines(*made, *map(Text, notes))
+    show.print_lines(show.grid(header, lines, numbers), *map(Text, notes))
