@@ -19,13 +19,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 
 from normgrad import aclnn
+from normgrad.bench import timing
 from normgrad.capi import build
 from normgrad.capi.declarations import DIALECTS, functions_of
+from normgrad.testing.c_functions import of_libraries
 
 STARTS, SMALL_ROUNDS, LARGE_ROUNDS = 15, 5000, 41
 SMALL, LARGE = (1, 2, 4), (32, 64, 56 * 56)
@@ -53,25 +55,17 @@ def start(program: Path, rounds: int = 1) -> tuple[float, list[float]]:
     return 1e3 * first, times
 
 
-class Library:
+def functions(out: Path) -> SimpleNamespace:
     """The functions of libascendcl, libnnopbase and libopapi, by ctypes."""
-
-    def __init__(self, out: Path) -> None:
-        self._functions: dict[str, Any] = {}
-        for library in DIALECTS[0].libraries:
-            loaded = ctypes.CDLL(str(out / "lib" / f"lib{library}.so"))
-            for function in functions_of(library):
-                found = getattr(loaded, function.name)
-                found.argtypes, found.restype = function.arguments, function.result
-                self._functions[function.name] = found
-
-    def __getattr__(self, name: str) -> Any:
-        return self._functions[name]
+    libraries = DIALECTS[0].libraries
+    find = of_libraries([ctypes.CDLL(str(out / "lib" / f"lib{name}.so")) for name in libraries])
+    declared = (function for library in libraries for function in functions_of(library))
+    return SimpleNamespace(**{function.name: find(function) for function in declared})
 
 
-def large(out: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+def large(out: Path) -> dict[str, Callable[[], None]]:
     """The same call through C, and through Python, each on memory that is theirs."""
-    acl = Library(out)
+    acl = functions(out)
     acl.aclInit(None)
     acl.aclrtSetDevice(0)
 
@@ -117,19 +111,7 @@ def large(out: Path) -> tuple[Callable[[], None], Callable[[], None]]:
         )
         aclnn.aclnnBatchNormBackward(scratch, needed, run, None)
 
-    return through_c, through_python
-
-
-def by_turns(*calls: Callable[[], None]) -> list[float]:
-    """The median milliseconds of each."""
-    times: list[list[float]] = [[] for _ in calls]
-    for turn in range(LARGE_ROUNDS + 3):
-        for call, mine in zip(calls, times, strict=True):
-            begin = time.perf_counter()
-            call()
-            if turn >= 3:
-                mine.append(1e3 * (time.perf_counter() - begin))
-    return [statistics.median(each) for each in times]
+    return {"C": through_c, "Python": through_python}
 
 
 def main() -> None:
@@ -144,7 +126,8 @@ def main() -> None:
         start(program)  # compiles the kernels if they are not on disk
         first = statistics.median(start(program)[0] for _ in range(STARTS))
         _, (phase_1, phase_2, both) = start(program, SMALL_ROUNDS)
-        through_c, through_python = by_turns(*large(out))
+        times = timing.measure(large(out), rounds=LARGE_ROUNDS).medians
+    through_c, through_python = (1e3 * seconds for seconds in times.values())
     rows = [
         ("program start to first result", first, "ms"),
         (f"phase 1, {SMALL}", phase_1, "µs"),

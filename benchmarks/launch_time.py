@@ -13,9 +13,7 @@ ways are timed by turns, in microseconds for a call of a program, the median of 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import fake_cuda
 from triton_programs import arguments, program_of
 
 from normgrad.backends.triton.runtime import Ready, Runner
+from normgrad.bench import timing
 from normgrad.problem import Role
 
 #: Operators and shapes whose programs have few launches.
@@ -35,7 +34,6 @@ CASES = (
     ("group_norm_backward", (256, 64, 56, 56)),
 )
 ADDRESSES = [0x7F00_0000_0000 + 4096 * place for place in range(len(Role) + 1)]
-REPEATS = 500
 
 
 def without_python(ready: Ready, launches: int) -> Callable[[], None]:
@@ -80,18 +78,6 @@ def ways_of(program: Any) -> dict[str, Callable[[], None]]:
     }
 
 
-def measure(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Microseconds of a call."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, call in ways.items():
-            start = time.perf_counter()
-            for _ in range(REPEATS):
-                call()
-            times[name].append((time.perf_counter() - start) / REPEATS)
-    return {name: 1e6 * statistics.median(values) for name, values in times.items()}
-
-
 def main() -> None:
     """Print the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -106,7 +92,8 @@ def main() -> None:
     for name, shape in CASES:
         program = program_of(name, **arguments(name, shape, "bfloat16"))
         count = len(program.launches)
-        for way, us in measure(ways_of(program), rounds).items():
+        for way, seconds in timing.measure(ways_of(program), rounds=rounds).medians.items():
+            us = 1e6 * seconds
             each = f"{us:9.2f}  {us / count:11.2f}"
             print(f"{count:8}  {way:<13}  {each}  {name}: {program.path}")
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+#: Makes a layer for so many channels.
+Norm = Callable[[int], nn.Module]
 
 
 def _convolution(size: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
@@ -13,15 +18,15 @@ def _convolution(size: int, width: int, kernel: int, stride: int = 1, groups: in
 class _Residual(nn.Module):
     """ResNet's basic block."""
 
-    def __init__(self, size: int, width: int, stride: int) -> None:
+    def __init__(self, norm: Norm, size: int, width: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *(_convolution(size, width, 3, stride), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-            *(_convolution(width, width, 3), nn.BatchNorm2d(width)),
+            *(_convolution(size, width, 3, stride), norm(width), nn.ReLU(inplace=True)),
+            *(_convolution(width, width, 3), norm(width)),
         )
         self.shortcut = nn.Sequential()
         if stride > 1 or size != width:
-            self.shortcut.extend([_convolution(size, width, 1, stride), nn.BatchNorm2d(width)])
+            self.shortcut.extend([_convolution(size, width, 1, stride), norm(width)])
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -29,14 +34,14 @@ class _Residual(nn.Module):
 
 
 class ResNet18(nn.Sequential):
-    """ResNet-18 (He et al., 2015): 20 batch norms."""
+    """ResNet-18 (He et al., 2015): 20 norms."""
 
-    def __init__(self) -> None:
-        layers = [_convolution(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    def __init__(self, norm: Norm = nn.BatchNorm2d) -> None:
+        layers = [_convolution(3, 64, 7, 2), norm(64), nn.ReLU(inplace=True)]
         layers.append(nn.MaxPool2d(3, 2, 1))
         size = 64
         for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            layers += [_Residual(size, width, stride), _Residual(width, width, 1)]
+            layers += [_Residual(norm, size, width, stride), _Residual(norm, width, width, 1)]
             size = width
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
 

@@ -78,9 +78,8 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
     def entry(label: str, **style: Any) -> Any:
         return Line2D([], [], label=label, **{"linestyle": "none", "markersize": 5.5, **style})
 
-    operators, layouts = (
-        {getattr(row.case, name) for row in rows} for name in ("operator", "layout")
-    )
+    operators = {row.case.operator for row in rows}
+    layouts = {row.case.layout for row in rows}
     # An entry for each name and colour, whichever parts it is in.
     looks = dict.fromkeys(_COLOURS[kind] for kind in Operator if kind in operators)
     line = {"color": "0.2", "linewidth": 0.9}

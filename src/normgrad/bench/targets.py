@@ -10,8 +10,6 @@ from typing import NamedTuple
 from .results import Results, Row
 from .suite import Operator, Part
 
-_ANY = 1 << 62
-
 
 class Target(NamedTuple):
     """A limit that a figure is to keep: in the geometric mean, or in each case that counts.
@@ -35,7 +33,7 @@ class Target(NamedTuple):
     at_least: bool = False
     mean: bool = False
     least: int = 0
-    below: int = _ANY
+    below: float = math.inf
     operator: Operator | None = None
     beyond_cache: bool = False
 

@@ -6,10 +6,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 Call = Callable[[], Any]
 
@@ -34,8 +32,7 @@ TORCHS = ("torch", "bound")
 WARM_BELOW_SECONDS = 5e-3
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """The figures of a case.
 
     Attributes:
@@ -76,7 +73,9 @@ def measure(
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     spent, pool = 0.0, None
-    with uncollected():
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
         # The first of two calls wakes the threads and makes plans.
         expected = {name: min(stopwatch(call, 1) for _ in range(2)) for name, call in calls.items()}
         batches = {name: _batch(length) for name, length in expected.items()}
@@ -93,9 +92,12 @@ def measure(
                     calls[name]()
                 samples[name].append(stopwatch(calls[name], batches[name]))
                 spent += samples[name][-1] * batches[name]
+    finally:
+        if collecting:
+            gc.enable()
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    times = max(map(len, samples.values()))
-    return Times(medians, times, max(map(spread, samples.values())))
+    turns = max(map(len, samples.values()))
+    return Times(medians, turns, max(map(spread, samples.values())))
 
 
 def _batch(seconds: float) -> int:
@@ -105,18 +107,6 @@ def _batch(seconds: float) -> int:
 def _known(values: list[float]) -> bool:
     """Whether a median's standard error, 0.93 interquartile ranges over √n, is small enough."""
     return 0.93 * spread(values) <= PRECISE * math.sqrt(len(values))
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the collector; it is left as it was."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def spread(values: list[float]) -> float:

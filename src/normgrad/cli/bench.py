@@ -220,12 +220,10 @@ def _measure(
         raise InputError(
             "bench", f"none of {len(cases)} cases could be measured; nothing was written"
         )
-    said = (
-        {"not_measured": "; ".join(f"{what}: {why} ({which})" for what, why, _, which in left_out)}
-        if left_out or cuda
-        else {}
-    )
-    new = results.Results({**facts, **said}, rows)
+    if left_out or cuda:
+        reasons = (f"{what}: {why} ({which})" for what, why, _, which in left_out)
+        facts["not_measured"] = "; ".join(reasons)
+    new = results.Results(facts, rows)
     if old is not None and not interrupted:
         new = results.added(old, new, suite.on_gpu(suite.suite()))
     written = _keep_run(path, new)
