@@ -109,7 +109,7 @@ def _sums(data: Data) -> tuple[Any, Any]:
 
 
 def _one_pass(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
-    """gain·(x − mean) + shift for each channel."""
+    """gain·(x − mean) + shift, where all but x is per channel."""
     return torch.addcmul(_along(shift - gain * mean, x), x, _along(gain, x))
 
 
@@ -124,6 +124,7 @@ def _evaluation(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
     return aten.native_batch_norm(x, gain, shift, mean, ones, False, 0.0, 0.0)[0]
 
 
+#: How torch may compute gain·(x − mean) + shift, by what it is called in a composition's name.
 _WAYS = {
     "addcmul": _one_pass,
     "mul, add_": _two_passes,
@@ -134,7 +135,8 @@ _WAYS = {
 def _grad_input(data: Data, sums: tuple[Any, Any], count: Any, way: Callable[..., Any]) -> Any:
     """dx = gain·dy + slope·(x − μ) + shift, where none of the three depends on the position.
 
-    By evaluation there is the least memory traffic of all; halves are rounded three times.
+    Of the ways to add up the last two, :func:`_evaluation` has the least memory traffic; halves are
+    rounded three times then.
     """
     invstd = data.invstd.float()
     gain = data.weight.float() * invstd
@@ -332,9 +334,10 @@ _COMPOSITIONS: Mapping[Operator, Callable[[Case, Data], dict[str, Call]]] = {
     **dict.fromkeys((Operator.FORWARD, Operator.FORWARD_EVAL), _forward),
     Operator.STATS: _stats,
     Operator.NORMALISE: _normalise,
-    **dict.fromkeys(
-        (Operator.GROUP_NORM, Operator.LAYER_NORM, Operator.RMS_NORM), _group_gradients
-    ),
+    Operator.GROUP_NORM: _group_gradients,
+    Operator.LAYER_NORM: _group_gradients,
+    Operator.RMS_NORM: _group_gradients,
     Operator.FORWARD_GROUP_NORM: _group_forward,
-    **dict.fromkeys((Operator.FORWARD_LAYER_NORM, Operator.FORWARD_RMS_NORM), _group_forward),
+    Operator.FORWARD_LAYER_NORM: _group_forward,
+    Operator.FORWARD_RMS_NORM: _group_forward,
 }

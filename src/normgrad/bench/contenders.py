@@ -75,8 +75,7 @@ def _updated(case: Case, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
 def planned(case: Case, data: Data) -> normgrad.Plan:
     """The plan for a case's tensors, and for all that look like them."""
     named, options = arguments(case, data)
-    out = _updated(case, named)
-    return normgrad.plan(case.operator.function, **named, **options, out=out)
+    return normgrad.plan(case.operator.function, **named, **options)
 
 
 def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
