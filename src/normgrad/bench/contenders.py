@@ -25,7 +25,7 @@ from . import compositions, data, steps, timing
 from .data import Data, arguments
 from .device import Device
 from .results import TIMES
-from .suite import BFLOAT16, FLOAT16, FLOAT32, Case, Operator, Part
+from .suite import Case, Operator, Part
 from .timing import Call
 
 #: What torch.compile's is called in tables and files.
@@ -36,7 +36,7 @@ TRIALS = 3
 #: How far a contender's results may be from ours, in terms of the largest of them: 8 units of
 #: roundoff of halves, which some round three times on the way, and 2¹³ of float32, in which others
 #: sum up to millions of terms. A kernel that computes something else is further off.
-AGREE = {FLOAT32: 2**-11, BFLOAT16: 2**-5, FLOAT16: 2**-8}
+AGREE = {torch.float32: 2**-11, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 class Ready(NamedTuple):
@@ -253,8 +253,7 @@ def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
         if other.numel() != own.numel():
             shapes = f"{tuple(other.shape)} instead of {tuple(own.shape)}"
             return f"disagrees: output {index} has shape {shapes}"
-        names = (str(tensor.dtype).removeprefix("torch.") for tensor in (other, own))
-        allowed = max(AGREE.get(name, AGREE[FLOAT32]) for name in names)
+        allowed = max(AGREE.get(each.dtype, AGREE[torch.float32]) for each in (other, own))
         own = own.detach().float()
         scale = own.abs().max().item()
         off = (other.detach().float().reshape(own.shape) - own).abs().max().item()

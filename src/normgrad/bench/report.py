@@ -18,6 +18,7 @@ from .targets import geometric_mean
 
 #: Names of what is timed: one's microseconds, or one's time over the other's.
 Figure = tuple[str, ...]
+#: What is taken of a row, by the column's title.
 _Columns = Mapping[str, Callable[[Row], float]]
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -107,7 +108,7 @@ def _dtype(row: Row) -> str:
 
 
 def _counted(figure: Figure, label: int | str, row: Row) -> float:
-    """A row's figure; NaN, which does not count, if neither threads, dtype nor layout is so."""
+    """A row's figure, where the label is one of the row's; else NaN, which no mean counts."""
     labels = row.threads, _dtype(row), row.case.layout.value, "all"
     return row.figure(*figure) if label in labels else math.nan
 
@@ -121,7 +122,7 @@ def _of_threads(counts: Iterable[int], figures: Mapping[str, Figure]) -> _Column
 
 
 def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -> Table:
-    """A line for each group of rows, with the geometric means of what a column takes of them."""
+    """A line for each group of rows, of the geometric means of what the columns take of them."""
     cells = [
         [name, *(shown(geometric_mean(map(column, rows))) for column in columns.values())]
         for name, rows in lines.items()
@@ -150,7 +151,7 @@ def starts(rows: Iterable[Mapping[str, Any]]) -> Table:
     """What processes pay at their start, in ms, from the rows of the file on it."""
     header = ["kernels, in ms", "processes", "whole process", "import numpy", "import normgrad"]
     lines = [
-        [row["kernels"], str(row["runs"]), *(shown(float(row[name])) for name in TIMES)]
+        [row["kernels"], str(int(row["runs"])), *(shown(float(row[name])) for name in TIMES)]
         for row in rows
     ]
     return Table([*header, "first call", "second call"], lines)

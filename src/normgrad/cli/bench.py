@@ -359,8 +359,8 @@ def _show_run(found: Results, written: str) -> None:
     """
     from ..bench import report, results
 
-    figures: dict[str, tuple[str, ...]] = {f"{report.TITLES[x]}, µs": (x,) for x in report.TITLES}
-    figures |= report.FIGURES
+    times = {f"{title}, µs": (name,) for name, title in report.TITLES.items()}
+    figures: dict[str, tuple[str, ...]] = {**times, **report.FIGURES}
     header = ["case", "threads", *figures, "GB/s", "path"]
     lines = []
     for row in found.rows:
