@@ -1,27 +1,27 @@
-"""The derivatives of the gradients, and of the forward passes along directions, in plain torch.
+"""How the norms and their gradients move along tangents, and second derivatives, in plain torch.
 
 Everything here is made of differentiable torch operators, so derivatives of any order follow. It is
 computed in float32, or float64 where the data are, and each result rounded once.
 
 Notation. Statistics are shared by sets of elements (batch norm: a channel; group norm: a sample's
-group); ⟨v⟩ is the mean over each set. With μ = ⟨x⟩, r = 1/sqrt(⟨(x − μ)²⟩ + eps) and
-x̂ = (x − μ)·r, moving x by t moves ::
+group; layer norm: a row); ⟨v⟩ is the mean over each set. With μ = ⟨x⟩,
+r = 1/sqrt(⟨(x − μ)²⟩ + eps) and x̂ = (x − μ)·r, moving x by t moves ::
 
     x̂  by  r·P(t),          P(v) = v − ⟨v⟩ − x̂·⟨v·x̂⟩
     r   by  −r²·⟨x̂·t⟩
 
 P is linear and symmetric, ⟨u·P(v)⟩ = ⟨v·P(u)⟩. Where the statistics are constants (evaluation),
-P(v) = v and r does not move. With d = w·dy both norms' gradients are ::
+P(v) = v and r does not move. With d = w·dy the norms' gradients are ::
 
     grad_input  = r·P(d)        grad_weight = Σ dy·x̂        grad_bias = Σ dy
 
-with Σ over all elements of a channel.
+with Σ over all elements of a channel (layer norm: of a position).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -29,193 +29,92 @@ from torch import Tensor
 
 from .kernels import wide
 
-#: Tensors for the operator's tensors, None where nothing is known or wanted.
-Some = Sequence[Tensor | None]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A shape in which sets and channels are whole axes.
-
-    Attributes:
-        shape: of the data.
-        set_axes: what a set's mean is taken over.
-        channel_axes: what a channel's sum is taken over.
-        statistics, parameters: the shapes of statistics and of per-channel vectors against it.
-    """
-
-    shape: tuple[Any, ...]
-    set_axes: tuple[int, ...]
-    channel_axes: tuple[int, ...]
-    statistics: tuple[Any, ...]
-    parameters: tuple[Any, ...]
-
-
-def batch_grid(data: Tensor) -> Grid:
-    """Batch norm's: a set is a channel."""
-    axes = tuple(axis for axis in range(data.dim()) if axis != 1)
-    vector = tuple(data.shape[1] if axis == 1 else 1 for axis in range(data.dim()))
-    return Grid(tuple(data.shape), axes, axes, vector, vector)
-
-
-def group_grid(data: Tensor, groups: int) -> Grid:
-    """Group norm's: (sample, group, channel of the group, position)."""
-    samples, channels = data.shape[0], data.shape[1]
-    positions = 1
-    for size in data.shape[2:]:
-        positions = positions * size
-    members = channels // groups
-    return Grid(
-        (samples, groups, members, positions),
-        (2, 3),
-        (0, 3),
-        (samples, groups, 1, 1),
-        (1, groups, members, 1),
-    )
-
-
-def row_grid(data: Tensor, normalized_shape: Sequence[Any]) -> Grid:
-    """Layer norm's: a set is a row, and a position has parameters."""
-    shape, rows = tuple(data.shape), data.dim() - len(normalized_shape)
-    ones = (1,) * rows
-    of_rows = (*shape[:rows], *[1] * len(normalized_shape))
-    axes = tuple(range(data.dim()))
-    return Grid(shape, axes[rows:], axes[:rows], of_rows, (*ones, *shape[rows:]))
-
 
 class Normalisation:
     """x̂ and r of some data, as differentiable functions of them."""
 
     def __init__(
         self,
-        grid: Grid,
         data: Tensor,
         mean: Tensor | None,
         invstd: Tensor | None,
+        shape: Sequence[Any],
+        set_axes: Sequence[int],
+        channel_axes: Sequence[int],
         *,
-        constant: bool,
-        eps: float = 0.0,
+        constant: bool = False,
         centred: bool = True,
+        eps: float = 0.0,
     ) -> None:
         """The statistics as given, or computed where they are not.
 
-        ``constant`` ones do not depend on the data. Others have the values that are given, and the
-        data's derivatives: μ = μ₀ + (⟨x⟩ − ⟨x⟩₀) and r = (v + r₀⁻² − v₀)^(−1/2), where v is the
-        variance about μ and the index 0 means: held constant. If they are not ``centred`` there is
-        no μ, and P(v) = v − x̂·⟨v·x̂⟩.
+        ``shape`` is one of the data's in which sets and channels are whole axes: those that a set's
+        mean and a channel's sum are taken over. ``constant`` statistics do not depend on the data.
+        Others have the values that are given, and the data's derivatives: μ = μ₀ + (⟨x⟩ − ⟨x⟩₀) and
+        r = (v + r₀⁻² − v₀)^(−1/2), where v is the variance about μ and the index 0 means: held
+        constant. If they are not ``centred`` there is no μ, and P(v) = v − x̂·⟨v·x̂⟩.
         """
-        self.grid = grid
         self.dtype = wide(data)
-        x = self.data(data)
+        self.shape, self._set_axes, self._channel_axes = shape, set_axes, channel_axes
         self._constant, self._centred = constant, centred
-        if not centred:
-            assert invstd is not None
-            mean = x.new_zeros(()).expand(grid.statistics)
+        x = self._data(data)
+        mu: Any = 0.0
+        if centred and not constant:
+            mu = self._mean(x)
+        if mean is not None:
+            given = self._without(set_axes, mean)
+            mu = given if constant else given + (mu - mu.detach())
         if constant:
-            assert mean is not None
             assert invstd is not None
-            mu, self.invstd = self._statistic(mean), self._statistic(invstd)
+            self._invstd = self._without(set_axes, invstd)
         else:
-            mu = self._mean(x) if centred else self._statistic(mean)
-            if centred and mean is not None:
-                mu = self._statistic(mean) + (mu - mu.detach())
             variance = self._mean((x - mu).square())
-            if invstd is None:
-                self.invstd = (variance + eps).rsqrt()
-            else:
-                rest = self._statistic(invstd).pow(-2) - variance.detach()
-                self.invstd = (variance + rest).rsqrt()
-        self.normalised = (x - mu) * self.invstd
+            rest: Any = eps
+            if invstd is not None:
+                rest = self._without(set_axes, invstd).pow(-2) - variance.detach()
+            self._invstd = (variance + rest).rsqrt()
+        self._normalised = (x - mu) * self._invstd
 
-    def data(self, values: Tensor) -> Tensor:
-        """Data on the grid, in the type that is computed in."""
-        return values.to(self.dtype).reshape(self.grid.shape)
+    def _data(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype).reshape(self.shape)
 
-    def parameter(self, values: Tensor) -> Tensor:
-        """A per-channel vector against the grid."""
-        return values.to(self.dtype).reshape(self.grid.parameters)
+    def _without(self, axes: Sequence[int], values: Tensor) -> Tensor:
+        """A tensor that has no such axes, against the data."""
+        shape = [1 if axis in axes else size for axis, size in enumerate(self.shape)]
+        return values.to(self.dtype).reshape(shape)
 
-    def _statistic(self, values: Tensor) -> Tensor:
-        return values.to(self.dtype).reshape(self.grid.statistics)
+    def _weighted(self, weight: Tensor | None, values: Tensor) -> Tensor:
+        return values if weight is None else self._without(self._channel_axes, weight) * values
 
     def _mean(self, values: Tensor) -> Tensor:
-        return values.mean(self.grid.set_axes, keepdim=True)
+        return values.mean(self._set_axes, keepdim=True)
 
-    def channel_sum(self, values: Tensor) -> Tensor:
-        """Σ, as a vector."""
-        axes = self.grid.channel_axes
-        return (values.sum(axes) if axes else values).reshape(-1)
+    def _channel_sum(self, values: Tensor) -> Tensor:
+        return values.sum(self._channel_axes) if self._channel_axes else values
 
-    def along(self, values: Tensor) -> Tensor:
+    def _along(self, values: Tensor) -> Tensor:
         """⟨v·x̂⟩."""
-        return self._mean(values * self.normalised)
+        return self._mean(values * self._normalised)
 
-    def project(self, values: Tensor) -> Tensor:
+    def _project(self, values: Tensor) -> Tensor:
         """P(v)."""
         if self._constant:
             return values
-        along = self.normalised * self.along(values)
+        along = self._normalised * self._along(values)
         return values - self._mean(values) - along if self._centred else values - along
-
-    def second(
-        self,
-        grad_out: Tensor,
-        weight: Tensor | None,
-        grad_grad_input: Tensor | None,
-        grad_grad_weight: Tensor | None,
-        grad_grad_bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of the gradients, in the place of (grad_out, data, weight).
-
-        With cotangents u, p, q of grad_input, grad_weight and grad_bias ::
-
-            for dy:  w·r·P(u) + p·x̂ + q
-            for w:   Σ dy·r·P(u)
-            for x:   r·P(p·dy − r·(⟨d·x̂⟩·u + ⟨u·x̂⟩·d)) − r²·x̂·⟨u·P(d)⟩
-
-        The last is p·dy and the two occurrences of x̂ in P(d), carried from x̂ to x by r·P, and
-        the factor r. Where the statistics are constants it is r·p·dy.
-        """
-        r, xhat = self.invstd, self.normalised
-        dy = self.data(grad_out)
-        w = None if weight is None else self.parameter(weight)
-        to_dy = torch.zeros_like(dy)
-        to_xhat = torch.zeros_like(dy)
-        to_x = torch.zeros_like(dy)
-        to_weight = None
-        if grad_grad_input is not None:
-            u = self.data(grad_grad_input)
-            d = dy if w is None else w * dy
-            projected = r * self.project(u)
-            to_dy = to_dy + (projected if w is None else w * projected)
-            to_weight = self.channel_sum(dy * projected)
-            if not self._constant:
-                to_xhat = to_xhat - r * (self.along(d) * u + self.along(u) * d)
-                to_x = to_x - r.square() * xhat * self._mean(u * self.project(d))
-        if grad_grad_weight is not None:
-            p = self.parameter(grad_grad_weight)
-            to_dy = to_dy + p * xhat
-            to_xhat = to_xhat + p * dy
-        if grad_grad_bias is not None:
-            to_dy = to_dy + self.parameter(grad_grad_bias)
-        to_x = to_x + r * self.project(to_xhat)
-        if to_weight is None:
-            to_weight = self.channel_sum(to_dy.new_zeros(()).expand(self.grid.shape))
-        return to_dy, to_x, to_weight
 
     def output_along(
         self, weight: Tensor | None, input_t: Tensor | None, weight_t: Tensor | None,
         bias_t: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """How y = w·x̂ + b moves along tangents: w·r·P(ẋ) + ẇ·x̂ + ḃ."""
-        moved = torch.zeros_like(self.normalised)
+        moved = torch.zeros_like(self._normalised)
         if input_t is not None:
-            step = self.invstd * self.project(self.data(input_t))
-            moved = moved + (step if weight is None else self.parameter(weight) * step)
+            moved = self._weighted(weight, self._invstd * self._project(self._data(input_t)))
         if weight_t is not None:
-            moved = moved + self.parameter(weight_t) * self.normalised
+            moved = moved + self._weighted(weight_t, self._normalised)
         if bias_t is not None:
-            moved = moved + self.parameter(bias_t)
+            moved = moved + self._without(self._channel_axes, bias_t)
         return moved
 
     def gradients_along(
@@ -236,25 +135,43 @@ class Normalisation:
 
         Where the statistics are constants: r·ḋ, and ẋ̂ = r·ẋ.
         """
-        r, xhat = self.invstd, self.normalised
-        dy = self.data(grad_out)
-        w = None if weight is None else self.parameter(weight)
-        zeros = torch.zeros_like(dy)
-        dy_t = zeros if grad_out_t is None else self.data(grad_out_t)
-        d, d_t = (dy, dy_t) if w is None else (w * dy, w * dy_t)
+        r, xhat = self._invstd, self._normalised
+        dy = self._data(grad_out)
+        d = self._weighted(weight, dy)
+        d_t = to_weight = to_bias = torch.zeros_like(dy)
+        if grad_out_t is not None:
+            dy_t = to_bias = self._data(grad_out_t)
+            d_t, to_weight = self._weighted(weight, dy_t), dy_t * xhat
         if weight_t is not None:
-            d_t = d_t + self.parameter(weight_t) * dy
-        to_input = r * self.project(d_t)
-        to_weight = dy_t * xhat
+            d_t = d_t + self._weighted(weight_t, dy)
+        to_input = r * self._project(d_t)
         if input_t is not None:
-            x_t = self.data(input_t)
-            xhat_t = r * self.project(x_t)
+            x_t = self._data(input_t)
+            xhat_t = r * self._project(x_t)
             to_weight = to_weight + dy * xhat_t
             if not self._constant:
-                r_t = -r.square() * self.along(x_t)
-                to_input = to_input + r_t * self.project(d)
-                to_input = to_input - r * (xhat_t * self.along(d) + xhat * self._mean(d * xhat_t))
-        return to_input, self.channel_sum(to_weight), self.channel_sum(dy_t)
+                r_t = -r.square() * self._along(x_t)
+                to_input = to_input + r_t * self._project(d)
+                to_input = to_input - r * (xhat_t * self._along(d) + xhat * self._mean(d * xhat_t))
+        return to_input, self._channel_sum(to_weight), self._channel_sum(to_bias)
+
+    def second(
+        self,
+        grad_out: Tensor,
+        weight: Tensor | None,
+        grad_grad_input: Tensor | None,
+        grad_grad_weight: Tensor | None,
+        grad_grad_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of the gradients, in the place of (grad_out, data, weight).
+
+        Of dy the gradients are a linear function, whose transpose is how the output moves. Of the
+        data and the weight they are the gradients of Σ dy·y, whose second derivatives are
+        symmetric: so their own are how they move.
+        """
+        cotangents = grad_grad_input, grad_grad_weight
+        to_input, to_weight, _ = self.gradients_along(grad_out, weight, None, *cotangents)
+        return self.output_along(weight, *cotangents, grad_grad_bias), to_input, to_weight
 
 
 class SynchronisedNormalisation(Normalisation):
@@ -266,12 +183,51 @@ class SynchronisedNormalisation(Normalisation):
         """``count``: the elements per channel of all ranks."""
         self._group_name = group_name
         self._count = count.sum().to(wide(data)).clamp(min=1)
-        super().__init__(batch_grid(data), data, mean, invstd, constant=False)
+        super().__init__(data, mean, invstd, data.shape, _axes(data), _axes(data))
 
     def _mean(self, values: Tensor) -> Tensor:
-        local = values.sum(self.grid.set_axes, keepdim=True)
-        total = torch.ops.normgrad.all_reduce_sum(local, self._group_name)
+        local = values.sum(self._set_axes, keepdim=True)
+        total: Tensor = torch.ops.normgrad.all_reduce_sum(local, self._group_name)
         return total / self._count
+
+
+# Each norm's, of the options that its gradients share with it, the data and the statistics.
+
+
+def of_channels(choices: Any, data: Tensor, mean: Any, spread: Any) -> Normalisation:
+    """Data normalised as batch norm does."""
+    training, eps = choices
+    if not training:
+        channels = data.shape[1]
+        mean = data.new_zeros(channels) if mean is None else mean
+        variance = data.new_ones(channels) if spread is None else spread
+        dtype = torch.promote_types(wide(data), variance.dtype)
+        spread = (variance.to(dtype) + eps).rsqrt()
+    axes = _axes(data)
+    return Normalisation(data, mean, spread, data.shape, axes, axes, constant=not training, eps=eps)
+
+
+def of_groups(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisation:
+    """Data normalised as group norm does."""
+    (groups,) = choices
+    samples, channels, *positions = data.shape
+    shape = (samples, groups, channels // groups, prod(positions))
+    return Normalisation(data, mean, rstd, shape, (2, 3), (0, 3))
+
+
+def of_rows(
+    choices: Any, data: Tensor, mean: Any, rstd: Any, *, centred: bool = True
+) -> Normalisation:
+    """Data normalised as layer norm does: a set is a row, and a position has parameters."""
+    (normalized_shape,) = choices
+    axes = tuple(range(data.dim()))
+    rows = data.dim() - len(normalized_shape)
+    return Normalisation(data, mean, rstd, data.shape, axes[rows:], axes[:rows], centred=centred)
+
+
+def by_squares(choices: Any, data: Tensor, rstd: Any) -> Normalisation:
+    """Data normalised as RMS norm does."""
+    return of_rows(choices, data, None, rstd, centred=False)
 
 
 def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -279,3 +235,94 @@ def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:
     if values is None or other is None:
         return None
     return values.reshape(other.shape).to(other.dtype)
+
+
+# The parts of synchronised batch norm. Each is differentiated for itself, with respect to every
+# tensor that it takes, statistics and sums too: what is put together from them, across ranks, then
+# has the right derivatives of any order. μ = mean, r = invstd, w = weight, and Σ is over a
+# channel's elements.
+
+
+def pulled_back(
+    formula: Callable[..., Sequence[Tensor]],
+    tensors: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+    mask: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients of a formula's results for each of its tensors, None where masked off.
+
+    Computed in float32, or float64 where the first tensor is; each is rounded once.
+    """
+    assert tensors[0] is not None
+    dtype = wide(tensors[0])
+    places = [place for place, want in enumerate(mask) if want]
+    found: list[Tensor | None] = [None] * len(tensors)
+    moved = [value.to(dtype) for value in cotangents if value is not None]
+    if not moved or not places:
+        return found
+
+    def computed(*values: Tensor) -> list[Tensor]:
+        changed = [*tensors]
+        for place, value in zip(places, values, strict=True):
+            changed[place] = value
+        results = formula(*[v if v is None else v.to(dtype) for v in changed])
+        pairs = zip(results, cotangents, strict=False)  # further results are constants
+        return [result for result, cotangent in pairs if cotangent is not None]
+
+    _, pull = torch.func.vjp(computed, *[tensors[place] for place in places])
+    for place, value in zip(places, pull(moved), strict=True):
+        found[place] = value
+    return found
+
+
+def _axes(data: Tensor) -> list[int]:
+    return [axis for axis in range(data.dim()) if axis != 1]
+
+
+def _against(data: Tensor, vector: Tensor) -> Tensor:
+    """A vector of channels against data of shape (N, C, ...)."""
+    return vector.reshape(-1, *[1] * (data.dim() - 2))
+
+
+def stats(input: Tensor, *, eps: float) -> tuple[Tensor, ...]:
+    """μ = Σx/m and r = 1/sqrt(Σ(x − μ)²/m + eps), for m elements."""
+    mean = input.mean(_axes(input))
+    variance = (input - _against(input, mean)).square().mean(_axes(input))
+    return mean, (variance + eps).rsqrt()
+
+
+def gather(mean: Tensor, invstd: Tensor, counts: Tensor, *, eps: float) -> tuple[Tensor, ...]:
+    """M = Σnμ/n and R = 1/sqrt(Σn(r⁻² − eps + (μ − M)²)/n + eps), with sums over ranks.
+
+    A rank without elements has no part in anything.
+    """
+    share = counts.reshape(-1, 1) / counts.sum()
+    some = share > 0
+    mu, r = torch.where(some, mean, 0), torch.where(some, invstd, 1)
+    all_mean = (share * mu).sum(0)
+    variance = (share * (r**-2 - eps + (mu - all_mean).square())).sum(0)
+    return all_mean, (variance + eps).rsqrt()
+
+
+def reduce(grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, ...]:
+    """Σdy, s = Σdy·(x − μ), grad_weight = r·s and grad_bias = Σdy."""
+    total = grad_out.sum(_axes(input))
+    moment = (grad_out * (input - _against(input, mean))).sum(_axes(input))
+    return total, moment, invstd * moment, total
+
+
+def backward_elemt(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> tuple[Tensor]:
+    """grad_input = w·r·(dy − Σdy/n − (x − μ)·r²·s/n)."""
+    n = count.sum()
+    slope = _against(input, invstd.square() * sum_dy_xmu / n)
+    inner = grad_out - _against(input, sum_dy / n) - (input - _against(input, mean)) * slope
+    return (_against(input, invstd if weight is None else weight * invstd) * inner,)

@@ -7,12 +7,10 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from ..plans import call, call_again
 from . import derivatives
 from .derivatives import Normalisation, like
-from .kernels import wide
 from .nodes import Node, along, operator, wanted
 from .schemas import SCHEMAS, Schema
 from .watching import kernels_suffice, unwatched
@@ -124,8 +122,7 @@ class Gradients(Node):
         node: type[Gradients] = ctx._forward_cls
         grad_out, input, weight, *statistics = ctx.saved_tensors
         norm = node.normalised(ctx.choices[0], input, *statistics)
-        none = [None] * (3 - len(cotangents))
-        found = norm.second(grad_out, weight, *cotangents, *none)
+        found = norm.second(grad_out, weight, *cotangents)
         gradients = map(like, found, (grad_out, input, weight))
         return None, *wanted(gradients, ctx.needs_input_grad[1:])
 
@@ -141,37 +138,6 @@ class Gradients(Node):
             None if look is None else value.reshape(look[0]).to(look[1])
             for value, look in zip(moved, looks, strict=False)
         )
-
-
-def _of_channels(choices: Any, data: Tensor, mean: Any, spread: Any) -> Normalisation:
-    """Data normalised as batch norm does."""
-    training, eps = choices
-    if not training:
-        channels = data.shape[1]
-        mean = data.new_zeros(channels) if mean is None else mean
-        variance = data.new_ones(channels) if spread is None else spread
-        dtype = torch.promote_types(wide(data), variance.dtype)
-        spread = (variance.to(dtype) + eps).rsqrt()
-    grid = derivatives.batch_grid(data)
-    return Normalisation(grid, data, mean, spread, constant=not training, eps=eps)
-
-
-def _of_groups(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisation:
-    """Data normalised as group norm does."""
-    grid = derivatives.group_grid(data, *choices)
-    return Normalisation(grid, data, mean, rstd, constant=False)
-
-
-def _of_rows(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisation:
-    """Data normalised as layer norm does."""
-    grid = derivatives.row_grid(data, *choices)
-    return Normalisation(grid, data, mean, rstd, constant=False)
-
-
-def _by_squares(choices: Any, data: Tensor, rstd: Any) -> Normalisation:
-    """Data normalised as RMS norm does."""
-    grid = derivatives.row_grid(data, *choices)
-    return Normalisation(grid, data, None, rstd, constant=False, centred=False)
 
 
 def _nodes(
@@ -205,8 +171,8 @@ def _nodes(
 
 #: The nodes by their operators' names.
 NODES: dict[str, Any] = {
-    **_nodes("native_batch_norm", "BatchNorm", _of_channels),
-    **_nodes("native_group_norm", "GroupNorm", _of_groups),
-    **_nodes("native_layer_norm", "LayerNorm", _of_rows),
-    **_nodes("_fused_rms_norm", "RmsNorm", _by_squares),
+    **_nodes("native_batch_norm", "BatchNorm", derivatives.of_channels),
+    **_nodes("native_group_norm", "GroupNorm", derivatives.of_groups),
+    **_nodes("native_layer_norm", "LayerNorm", derivatives.of_rows),
+    **_nodes("_fused_rms_norm", "RmsNorm", derivatives.by_squares),
 }

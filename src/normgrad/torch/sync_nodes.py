@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 
-from . import partial
-from .derivatives import SynchronisedNormalisation, like
+from . import derivatives
+from .derivatives import SynchronisedNormalisation, like, pulled_back
 from .nodes import Node, operator, wanted
 
 
@@ -26,48 +28,27 @@ class _Named(Node):
         return tuple(tuple([given[name] for name in each]) for each in names)
 
 
-class _Part(_Named):
-    """A part of synchronised batch norm, differentiated by its formula in plain torch."""
+def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[Node]:
+    """The node of a part of synchronised batch norm, from its formula in plain torch.
 
-    formula: ClassVar[Callable[..., Any]]
+    What the formula takes by position has derivatives, and what it takes by name is constant; of
+    the results the first ones are differentiable.
+    """
+    parameters = signature(formula).parameters.values()
 
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        """For every tensor of the formula's."""
-        formula = ctx._forward_cls.formula
-        mask = ctx.needs_input_grad[1:]
-        return None, *partial.gradients(formula, ctx.saved_tensors, ctx.choices, cotangents, mask)
+    class Part(_Named):
+        tensors = tuple(each.name for each in parameters if each.kind is not each.KEYWORD_ONLY)
+        options = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
 
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            of_choices = partial(formula, **dict(zip(Part.options, ctx.choices, strict=True)))
+            mask = ctx.needs_input_grad[1:]
+            return None, *pulled_back(of_choices, ctx.saved_tensors, cotangents, mask)
 
-class BatchNormStats(_Part):
-    """The statistics of a batch."""
-
-    differentiable = frozenset({0, 1})
-    tensors, options = ("input",), ("eps",)
-    formula = staticmethod(partial.stats)
-
-
-class BatchNormGather(_Part):
-    """All ranks' statistics together."""
-
-    differentiable = frozenset({0, 1})
-    tensors, options = ("mean", "invstd", "counts"), ("eps",)
-    formula = staticmethod(lambda *given: (*partial.gather(*given), None, None))
-
-
-class BatchNormBackwardReduce(_Part):
-    """The sums of synchronised batch norm's gradients; the weight takes no part."""
-
-    differentiable = frozenset({0, 1, 2, 3})
-    tensors = ("grad_out", "input", "mean", "invstd")
-    formula = staticmethod(partial.reduce)
-
-
-class BatchNormBackwardElemt(_Part):
-    """The element-wise half of synchronised batch norm's gradients."""
-
-    tensors = (*BatchNormBackwardReduce.tensors, "weight", "sum_dy", "sum_dy_xmu", "count")
-    formula = staticmethod(partial.backward_elemt)
+    Part.differentiable = frozenset(range(differentiable))
+    Part.__name__ = "".join(word.title() for word in name.split("_"))
+    return Part
 
 
 class BatchNormElemt(_Named):
@@ -151,12 +132,17 @@ class SyncBatchNormBackward(_Named):
 
 #: The nodes by their operators' names.
 NODES: dict[str, type[Node]] = {
-    "batch_norm_stats": BatchNormStats,
     "batch_norm_elemt": BatchNormElemt,
-    "batch_norm_gather_stats_with_counts": BatchNormGather,
-    "batch_norm_backward_reduce": BatchNormBackwardReduce,
-    "batch_norm_backward_elemt": BatchNormBackwardElemt,
     "all_reduce_sum": AllReduceSum,
     "sync_batch_norm": SyncBatchNorm,
     "sync_batch_norm_backward": SyncBatchNormBackward,
+    **{
+        name: _part(name, formula, differentiable)
+        for name, formula, differentiable in (
+            ("batch_norm_stats", derivatives.stats, 2),
+            ("batch_norm_gather_stats_with_counts", derivatives.gather, 2),
+            ("batch_norm_backward_reduce", derivatives.reduce, 4),
+            ("batch_norm_backward_elemt", derivatives.backward_elemt, 1),
+        )
+    },
 }
