@@ -60,12 +60,10 @@ def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
 def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's rule, as ``torch.library.register_vmap`` takes it."""
 
-    if schema.operator is not None and schema.operator.statistics is Kind.ROW:
+    if schema.operator.statistics is Kind.ROW:
         return _one_by_one(call)
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-        if schema.elementwise:
-            return call(*arguments), in_dims[0]
         size = info.batch_size
         folded: list[Any] = []
         for name, value, dim in zip(schema.names, arguments, in_dims, strict=True):
@@ -77,10 +75,11 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 folded.append(value * size if name in _COUNTED else value)
         results = call(*folded)
+        kinds = [output.kind for output in schema.operator.all_outputs]
         if isinstance(results, tuple):
-            pairs = zip(results, schema.outputs, strict=True)
+            pairs = zip(results, kinds, strict=True)
             return tuple(zip(*[_unfold(value, kind, size) for value, kind in pairs], strict=True))
-        return _unfold(results, schema.outputs[0], size)
+        return _unfold(results, kinds[0], size)
 
     return batched
 

@@ -16,7 +16,7 @@ from torch._prims_common import suggest_memory_format
 from ..contract import OUTPUT, Operator
 from ..memory import allocating
 from ..operators.by_name import FUNCTIONS
-from .schemas import SCHEMAS, Schema
+from .schemas import ATEN, Schema
 
 
 def wide(*tensors: Tensor) -> torch.dtype:
@@ -52,7 +52,8 @@ def output_for(input: Tensor) -> Tensor | None:
         )  # fmt: skip
 
 
-def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
+def _kernel(schema: Schema) -> Callable[..., Any]:
+    operator = schema.operator
     function = FUNCTIONS[operator.name]
     rest = (None,) * (len(operator.all_outputs) - 1)
 
@@ -72,8 +73,4 @@ def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
 
 
 #: The kernels by their operators' names.
-KERNELS = {
-    name: _kernel(schema, schema.operator)
-    for name, schema in SCHEMAS.items()
-    if schema.operator is not None
-}
+KERNELS = {schema.name: _kernel(schema) for schema in ATEN.values()}

@@ -71,7 +71,7 @@ class Forward(Node):
         if grad_out is None:
             return None, *[None] * len(mask)
         choices, gradient = ctx.choices, node.gradient
-        ours: Any = gradient.operator
+        ours = gradient.operator
         tensors = node.orders[bool(choices[0])]((grad_out, *ctx.saved_tensors, None))
         choices = (*choices, mask, 1) if "channel_axis" in ours.options else (*choices, mask)
         if not torch.is_grad_enabled() and unwatched():
@@ -145,8 +145,6 @@ def _nodes(
 ) -> dict[str, type[Node]]:
     """The nodes of PyTorch's operator of that name and of its gradients'."""
     schema, gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
-    assert schema.operator is not None
-    assert gradient.operator is not None
     own: dict[str, Any] = {"normalised": staticmethod(normalised)}
     orders = []
     for training in (False, True):
@@ -161,7 +159,7 @@ def _nodes(
             if option in gradient.operator.options and option != "channel_axis"
         ),
         "orders": tuple(orders),
-        "others": len(schema.outputs) - 1,
+        "others": len(schema.operator.all_outputs) - 1,
     }
     return {
         name: type(shown, (Forward,), {**own, **forward}),

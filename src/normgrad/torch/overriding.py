@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.library import _scoped_library
 
 from .. import contract
-from ..contract import Kind, Operator
+from ..contract import NEW_RUNNING, Kind, Operator
 from ..operators.by_name import FUNCTIONS
-from .schemas import SCHEMAS, Schema
+from .schemas import ATEN, Schema
 from .untraced import untraced
 
 
@@ -34,8 +34,12 @@ def _within_ranks(tensor: Tensor, operator: Operator, options: dict[str, Any]) -
     return tensor.flatten(2)
 
 
-def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
-    function, changed = FUNCTIONS[operator.name], operator.all_outputs[-schema.changes :]
+def _kernel(schema: Schema) -> Callable[..., Any]:
+    operator = schema.operator
+    function = FUNCTIONS[operator.name]
+    # ATen's own operator writes its last results, new running statistics, to its arguments.
+    written = [output.in_place[0] for output in operator.all_outputs if output in NEW_RUNNING]
+    kept = len(operator.all_outputs) - len(written)
 
     def kernel(*arguments: Any) -> Any:
         tensors, options = schema.read(arguments)
@@ -44,10 +48,9 @@ def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
             if parameter.kind in (Kind.DATA, Kind.ROW):
                 value = tensors[parameter.name]
                 tensors[parameter.name] = _within_ranks(value, operator, options)
-        if schema.changes:
-            written = [tensors[output.in_place[0]] for output in changed]
-            kept = len(operator.all_outputs) - schema.changes
-            return function(**tensors, **options, out=(*[None] * kept, *written))[:kept]
+        if written:
+            out = (*[None] * kept, *[tensors[name] for name in written])
+            return function(**tensors, **options, out=out)[:kept]
         results = function(**tensors, **options)
         first, *rest = (results,) if operator.out_is_tensor else results
         if first is not None and operator.all_outputs[0].kind is Kind.DATA:
@@ -60,36 +63,14 @@ def _kernel(schema: Schema, operator: Operator) -> Callable[..., Any]:
 #: ATen's operators and what computes them: the gradients, which replace PyTorch's kernels, and
 #: those of synchronised batch norm, which has none on the CPU.
 KERNELS = {
-    name: _kernel(schema, schema.operator)
-    for name, schema in SCHEMAS.items()
-    if schema.operator is not None
-    and (schema.operator.is_gradient or name.startswith("batch_norm_"))
+    schema.name: _kernel(schema)
+    for schema in ATEN.values()
+    if schema.operator.is_gradient or schema.name.startswith("batch_norm_")
 }
 
 _lock = threading.Lock()
 _users = 0
 _registered = contextlib.ExitStack()
-
-
-def _enter() -> None:
-    global _users
-    with _lock:
-        if _users == 0:
-            library = _registered.enter_context(_scoped_library("aten", "IMPL"))
-            with warnings.catch_warnings():
-                # That a kernel is replaced is what was asked for.
-                warnings.filterwarnings("ignore", r"(?s).*[Oo]verriding a previously registered")
-                for name, kernel in KERNELS.items():
-                    library.impl(name, untraced(kernel), "CPU")
-        _users += 1
-
-
-def _leave() -> None:
-    global _users
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            _registered.close()
 
 
 @contextlib.contextmanager
@@ -100,11 +81,23 @@ def override() -> Iterator[None]:
     operators of synchronised batch norm, which PyTorch has for CUDA alone, are there in addition.
     It can be nested, and entered by several threads: PyTorch's own come back when the last leaves.
     """
-    _enter()
+    global _users
+    with _lock:
+        if _users == 0:
+            library = _registered.enter_context(_scoped_library("aten", "IMPL"))
+            with warnings.catch_warnings():
+                # That a kernel is replaced is what was asked for.
+                warnings.filterwarnings("ignore", r"(?s).*[Oo]verriding a previously registered")
+                for name, kernel in KERNELS.items():
+                    library.impl(name, untraced(kernel), "CPU")
+        _users += 1
     try:
         yield
     finally:
-        _leave()
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _registered.close()
 
 
 _installed: list[contextlib.ExitStack] = []

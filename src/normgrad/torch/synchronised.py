@@ -123,7 +123,8 @@ def sync_batch_norm_backward(
         grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
     )
     of_parameters = mean.dtype if weight is None else weight.dtype
-    grad_weight, grad_bias = grad_weight.to(of_parameters), grad_bias.to(of_parameters)
+    grad_weight = grad_weight.to(of_parameters) if for_weight else grad_weight
+    grad_bias = grad_bias.to(of_parameters) if for_bias else grad_bias
     grad_input = absent(input.dtype, input)
     if wanted:
         both = torch.cat((sum_dy, sum_dy_xmu))
