@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..operators.by_name import PLANNED
 from ..plans import answered, call, keep, ready_for
 from .kernels import output_for
-from .nodes import any_requires_grad
+from .nodes import any_requires_grad, operator
 from .norm_nodes import NODES
+from .schemas import ATEN
 
 
 class Norm:
@@ -29,24 +29,28 @@ class Norm:
         plans: those of calls that were made before, for ``native.answer``.
         name, function: what PyTorch's function is called too, and the function here.
         takes: whether normgrad takes these tensors and options; else it is PyTorch's.
-        traced: the output, by operators that all parts of PyTorch see.
         autocast: whether CUDA's autocast has it in float32.
     """
 
     def __init__(
         self,
-        name: str,
-        theirs: str,
         function: Callable[..., Tensor],
         takes: Callable[[tuple[Any, ...], tuple[Any, ...]], bool],
-        traced: Callable[[tuple[Any, ...], tuple[Any, ...]], Tensor],
-        autocast: bool = False,
+        autocast: bool = True,
     ) -> None:
-        """Of the name that both functions have, and that of the operator."""
-        self.operator, self.node = PLANNED[name], NODES[theirs]
+        """Of a function that has the operator's name."""
+        self.name, self.function = function.__name__, function
+        self.takes, self.autocast = takes, autocast
+        self._schema = ATEN[self.name]
+        self.operator, self.node = self._schema.operator, NODES[self._schema.name]
+        self._names = (*[each.name for each in self.operator.parameters], *self.operator.options)
         self.plans: dict[bytes, native.Ready] = {}
-        self.name, self.function = name, function
-        self.takes, self.traced, self.autocast = takes, traced, autocast
+
+    def traced(self, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The results, by the operator that all parts of PyTorch see."""
+        given = dict(zip(self._names, (*tensors, *choices), strict=True))
+        results: tuple[Tensor, ...] = operator(self._schema.name)(*self._schema.arguments_of(given))
+        return results
 
 
 # What is done again takes few Python functions: in a model other layers have emptied the caches,

@@ -76,30 +76,19 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
     return absent[0] == absent[1] and several and bool(eps > 0)
 
 
-def _traced_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
-    input, weight, bias, running_mean, running_var = tensors
-    training, momentum, eps, _ = choices
-    output: Tensor
-    output, _, _, new_mean, new_var = ops.native_batch_norm(*tensors, training, momentum, eps)
-    if not training or running_mean is None:
-        return output
+def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
+    """Whether running statistics could be updated: not by each member of a batch of vmap's."""
     try:
-        running_mean.copy_(new_mean)
+        running[0].copy_(new[0])
     except RuntimeError:
         if not torch._C._are_functorch_transforms_active():
             raise
-    else:
-        running_var.copy_(new_var)
-        return output
-    # One cannot be updated by each member of a batch of vmap's. PyTorch's words say what to do.
-    return torch.nn.functional.batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+        return False
+    running[1].copy_(new[1])
+    return True
 
 
-_BATCH_NORM = eager.Norm(
-    "batch_norm", "native_batch_norm", batch_norm, _takes_batch_norm, _traced_batch_norm
-)
+_BATCH_NORM = eager.Norm(batch_norm, _takes_batch_norm, autocast=False)
 
 
 def _norm(
@@ -123,7 +112,14 @@ def _norm(
         return theirs
     if norm.autocast and tensors[0].is_cuda and torch.is_autocast_enabled("cuda"):
         tensors = tuple(map(_as_autocast_has_it, tensors))
-    return eager.computed(norm, tensors, choices) if alone else norm.traced(tensors, choices)
+    if alone:
+        return eager.computed(norm, tensors, choices)
+    output, *statistics = norm.traced(tensors, choices)
+    running = tensors[3:]
+    if running and choices[0] and running[0] is not None and not _update(running, statistics[2:]):
+        # PyTorch's words say what to do.
+        return getattr(torch.nn.functional, norm.name)(*given)
+    return output
 
 
 def _is_usable(index: int) -> bool:
@@ -303,16 +299,7 @@ def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
     )
 
 
-def _traced_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
-    samples, channels, *positions = tensors[0].shape
-    sizes = (samples, channels, prod(positions), *choices[:2])
-    output: Tensor = ops.native_group_norm(*tensors, *sizes)[0]
-    return output
-
-
-_GROUP_NORM = eager.Norm(
-    "group_norm", "native_group_norm", group_norm, _takes_group_norm, _traced_group_norm, True
-)
+_GROUP_NORM = eager.Norm(group_norm, _takes_group_norm)
 
 
 def layer_norm(
@@ -376,22 +363,8 @@ def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
     )
 
 
-def _traced_layer_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
-    (input, *parameters), (shape, eps) = tensors, choices
-    output: Tensor = ops.native_layer_norm(input, shape, *parameters, eps)[0]
-    return output
-
-
-def _traced_rms_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
-    (input, weight), (shape, eps) = tensors, choices
-    output: Tensor = ops._fused_rms_norm(input, shape, weight, eps)[0]
-    return output
-
-
-_LAYER_NORM = eager.Norm(
-    "layer_norm", "native_layer_norm", layer_norm, _takes_rows, _traced_layer_norm, True
-)
-_RMS_NORM = eager.Norm("rms_norm", "_fused_rms_norm", rms_norm, _takes_rows, _traced_rms_norm, True)
+_LAYER_NORM = eager.Norm(layer_norm, _takes_rows)
+_RMS_NORM = eager.Norm(rms_norm, _takes_rows)
 
 
 def instance_norm(
