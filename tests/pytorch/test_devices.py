@@ -151,7 +151,7 @@ def test_a_graph_s_capture_is_told_nothing(monkeypatch, on_gpu):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(synchronised, "_agreed", set())
     monkeypatch.setattr(collectives, "name_of", lambda group: "group")
-    synchronised._check_ranks_agree(0, object(), (), on_gpu(torch.ones(3, 4)))
+    synchronised._check_ranks_agree(0, object(), {}, on_gpu(torch.ones(3, 4)))
     assert not synchronised._agreed
 
 

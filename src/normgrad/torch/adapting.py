@@ -22,29 +22,19 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from . import functional, nn
-from .replacement import Ours, leaf
+from .nn import Ours, leaf
 
 #: PyTorch's layers and ours in their place.
 LAYERS: dict[type[Module], type[Module]] = {
-    torch.nn.BatchNorm1d: nn.BatchNorm1d,
-    torch.nn.BatchNorm2d: nn.BatchNorm2d,
-    torch.nn.BatchNorm3d: nn.BatchNorm3d,
-    torch.nn.GroupNorm: nn.GroupNorm,
-    torch.nn.LayerNorm: nn.LayerNorm,
-    torch.nn.RMSNorm: nn.RMSNorm,
-    torch.nn.InstanceNorm1d: nn.InstanceNorm1d,
-    torch.nn.InstanceNorm2d: nn.InstanceNorm2d,
-    torch.nn.InstanceNorm3d: nn.InstanceNorm3d,
-    torch.nn.SyncBatchNorm: nn.SyncBatchNorm,
+    getattr(torch.nn, name): ours
+    for name, ours in vars(nn).items()
+    if isinstance(ours, type) and ours.__module__ == nn.__name__ and hasattr(torch.nn, name)
 }
 
 #: PyTorch's functions that a subclass may call, and ours in their place.
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.nn.functional.batch_norm: functional.batch_norm,
-    torch.nn.functional.group_norm: functional.group_norm,
-    torch.nn.functional.layer_norm: functional.layer_norm,
-    torch.nn.functional.rms_norm: functional.rms_norm,
-    torch.nn.functional.instance_norm: functional.instance_norm,
+    getattr(torch.nn.functional, name): getattr(functional, name)
+    for name in ("batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm")
 }
 
 _NAMES = {function.__name__ for function in FUNCTIONS}

@@ -29,13 +29,8 @@ def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
             raise ValueError(f"{name}: batched by vmap; allowed: the same for the whole batch")
         return value
     if dim is None:
-        value = value.unsqueeze(axis)
-        shape = list(value.shape)
-        shape[axis] = size
-        value = value.expand(shape)
-    else:
-        value = value.movedim(dim, axis)
-    return value.flatten(axis, axis + 1)
+        value, dim = value.expand(size, *value.shape), 0
+    return value.movedim(dim, axis).flatten(axis, axis + 1)
 
 
 def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,11 +70,10 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 folded.append(value * size if name in _COUNTED else value)
         results = call(*folded)
-        kinds = [output.kind for output in schema.operator.all_outputs]
-        if isinstance(results, tuple):
-            pairs = zip(results, kinds, strict=True)
-            return tuple(zip(*[_unfold(value, kind, size) for value, kind in pairs], strict=True))
-        return _unfold(results, kinds[0], size)
+        alone = schema.operator.out_is_tensor
+        pairs = zip((results,) if alone else results, schema.operator.all_outputs, strict=True)
+        unfolded = [_unfold(value, output.kind, size) for value, output in pairs]
+        return unfolded[0] if alone else tuple(zip(*unfolded, strict=True))
 
     return batched
 

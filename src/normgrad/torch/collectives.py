@@ -15,9 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-#: How groups are spoken of where a traced program needs a constant.
-GroupName = str
-
 
 def default_group() -> Any:
     """The group of all ranks, or None where there is none."""
@@ -26,8 +23,8 @@ def default_group() -> Any:
     return None
 
 
-def name_of(group: Any) -> GroupName:
-    """A group's name, by which :func:`by_name` finds it."""
+def name_of(group: Any) -> str:
+    """A group's name, which is a constant in traced programs; :func:`by_name` finds it."""
     return str(group.group_name)
 
 
@@ -45,7 +42,7 @@ def size(group: Any) -> int:
     return ranks
 
 
-def by_name(name: GroupName) -> Any:
+def by_name(name: str) -> Any:
     """The group of that name.
 
     Raises:
@@ -67,7 +64,7 @@ def _named(what: str, group: Any) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"{what} failed on rank {rank(group)} of the {size(group)} in group "
+            f"{what} failed on rank {dist.get_rank(group)} of the {size(group)} in group "
             f"{name_of(group)!r}: {error}"
         ) from error
 
@@ -107,12 +104,6 @@ def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
     with _named(f"{what}: all-reduce of {_described(values)}", group):
         dist.all_reduce(values, group=group)
     return values
-
-
-def rank(group: Any) -> int:
-    """This rank's number in a group."""
-    number: int = dist.get_rank(group)
-    return number
 
 
 def gather_objects(what: str, value: Any, group: Any) -> list[Any]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import torch
 from torch.nn import Module
+from torch.nn.modules.module import _WrappedHook
+from torch.nn.utils.parametrize import is_parametrized
 
-from . import nn
+from . import collectives, nn
 from .adapting import LAYERS, class_of, is_norm, replaced_by
-from .replacement import Ours, check_module, made_from, replaced
+from .nn import Ours
 
 
 class Conversion(NamedTuple):
@@ -76,10 +81,11 @@ def convert(module: Module) -> Module:
     """
     check_module(module)
 
-    def applies(layer: Module) -> bool:
-        return not isinstance(layer, Ours) and not isinstance(class_of(layer), str)
+    def kind_for(layer: Module) -> type[Module] | None:
+        found = None if isinstance(layer, Ours) else class_of(layer)
+        return None if isinstance(found, str) else found
 
-    made = replaced(module, applies, lambda layer: _as(class_of(layer), layer))
+    made = _replaced(module, kind_for)
     done = converted(made)
     if done.left:
         warnings.warn(f"normgrad.torch.convert left norm layers as they were: {done}", stacklevel=2)
@@ -99,11 +105,7 @@ def revert(module: Module) -> Module:
         TypeError: as for :func:`convert`.
     """
     check_module(module)
-    return replaced(
-        module,
-        lambda layer: replaced_by(type(layer)) is not None,
-        lambda layer: _as(replaced_by(type(layer)), layer),
-    )
+    return _replaced(module, lambda layer: replaced_by(type(layer)))
 
 
 def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
@@ -129,11 +131,115 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
             parametrized; nothing is changed.
         RuntimeError: a rank of the group died, or did not come within its timeout.
     """
-    return nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+    check_module(module)
+    for name, layer in module.named_modules():
+        if _is_batch_norm(layer) and is_parametrized(layer):
+            raise ValueError(
+                f"module: {name or 'it'} is parametrized; allowed: batch norms without "
+                "parametrizations"
+            )
+    whole = {torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward, nn.SyncBatchNorm.forward}
+    dropped = sorted(
+        {
+            type(layer).__qualname__
+            for layer in module.modules()
+            if _is_batch_norm(layer) and type(layer).forward not in whole
+        }
+    )
+    if dropped:
+        warnings.warn(
+            f"convert_sync_batchnorm: of {', '.join(dropped)} batch norm alone remains; what else "
+            "their forward does is dropped",
+            stacklevel=2,
+        )
+    group = collectives.default_group() if process_group is None else process_group
+    if group is not None:
+        _check_ranks_agree(module, group)
+    made = _replaced(module, lambda layer: nn.SyncBatchNorm if _is_batch_norm(layer) else None)
+    for layer in made.modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            layer.join(process_group)
+    return made
 
 
-def _as(kind: Any, layer: Module) -> Module:
-    made: Module = made_from(kind, layer)
+def _is_batch_norm(layer: Module) -> bool:
+    return isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(
+        layer, torch.nn.modules.lazy.LazyModuleMixin
+    )
+
+
+def _check_ranks_agree(module: Module, group: Any) -> None:
+    """Raise a ValueError on every rank if their models' batch norms differ."""
+    mine = [
+        f"{name or 'the module'}: {layer.num_features} features, eps {layer.eps}, momentum "
+        f"{layer.momentum}, {'' if layer.affine else 'not '}affine, running statistics "
+        f"{'' if layer.track_running_stats else 'not '}tracked"
+        for name, layer in module.named_modules()
+        if _is_batch_norm(layer)
+    ]
+    everyone = collectives.gather_objects("convert_sync_batchnorm: layers", mine, group)
+    for other, theirs in enumerate(everyone):
+        for ours, said in zip_longest(everyone[0], theirs, fillvalue="no such layer"):
+            if ours != said:
+                raise ValueError(
+                    f"module: the ranks' layers differ: {ours!r} on rank 0, {said!r} on rank "
+                    f"{other}; allowed: the same on all ranks"
+                )
+
+
+def check_module(module: Module) -> None:
+    """Raise a TypeError for what is no module, or has code of TorchScript's in it.
+
+    The layers in that are no modules that could be replaced: it calls PyTorch's own operators.
+    """
+    if not isinstance(module, Module):
+        raise TypeError(f"module: a {type(module).__name__}; allowed: a torch.nn.Module")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TypeError(
+                f"module: {name or 'it'} is a {type(part).__name__}, code of TorchScript's; "
+                "allowed: modules in Python, before torch.jit scripts or traces them"
+            )
+
+
+def _replaced(module: Module, kind_for: Callable[[Module], type[Module] | None]) -> Module:
+    """A module whose layers are of the classes that take theirs' place; or a new one for itself.
+
+    Of a layer that occurs in several places there is one new one.
+    """
+    made: dict[int, Module] = {}
+
+    def new(layer: Module) -> Module:
+        if id(layer) not in made:
+            kind = kind_for(layer)
+            made[id(layer)] = layer if kind is None else _made_from(kind, layer)
+        return made[id(layer)]
+
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child is not None:
+                parent._modules[name] = new(child)
+    return new(module)
+
+
+def _made_from(kind: type[Module], layer: Module) -> Module:
+    """A layer of another class with all that the old one has.
+
+    The dictionaries of hooks are the old layer's own: handles that remove a hook look there.
+    """
+    made: Module = object.__new__(kind)
+    made.__dict__.update(layer.__dict__)
+    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        made.__dict__[name] = layer.__dict__[name].copy()
+    # Compiled code is the old layer's; it is compiled anew where a model's code calls this one.
+    made.__dict__["_compiled_call_impl"] = None
+    hooks = made.__dict__["_load_state_dict_pre_hooks"]
+    if any(isinstance(hook, _WrappedHook) and hook.with_module for hook in hooks.values()):
+        # These know the layer that they are called for.
+        made.__dict__["_load_state_dict_pre_hooks"] = type(hooks)(
+            (key, _WrappedHook(hook.hook, made if hook.with_module else None))
+            for key, hook in hooks.items()
+        )
     if isinstance(made, nn.SyncBatchNorm):
         made.join(layer.__dict__.get("process_group"))
     return made

@@ -103,7 +103,7 @@ class Normalisation:
         along = self._normalised * self._along(values)
         return values - self._mean(values) - along if self._centred else values - along
 
-    def output_along(
+    def output_jvp(
         self, weight: Tensor | None, input_t: Tensor | None, weight_t: Tensor | None,
         bias_t: Tensor | None,
     ) -> Tensor:  # fmt: skip
@@ -117,7 +117,7 @@ class Normalisation:
             moved = moved + self._without(self._channel_axes, bias_t)
         return moved
 
-    def gradients_along(
+    def gradients_jvp(
         self,
         grad_out: Tensor,
         weight: Tensor | None,
@@ -155,7 +155,7 @@ class Normalisation:
                 to_input = to_input - r * (xhat_t * self._along(d) + xhat * self._mean(d * xhat_t))
         return to_input, self._channel_sum(to_weight), self._channel_sum(to_bias)
 
-    def second(
+    def double_backward(
         self,
         grad_out: Tensor,
         weight: Tensor | None,
@@ -170,15 +170,15 @@ class Normalisation:
         symmetric: so their own are how they move.
         """
         cotangents = grad_grad_input, grad_grad_weight
-        to_input, to_weight, _ = self.gradients_along(grad_out, weight, None, *cotangents)
-        return self.output_along(weight, *cotangents, grad_grad_bias), to_input, to_weight
+        to_input, to_weight, _ = self.gradients_jvp(grad_out, weight, None, *cotangents)
+        return self.output_jvp(weight, *cotangents, grad_grad_bias), to_input, to_weight
 
 
 class SynchronisedNormalisation(Normalisation):
     """Batch norm over the batches of several ranks: means are over all of them."""
 
     def __init__(
-        self, data: Tensor, mean: Tensor, invstd: Tensor, count: Tensor, group_name: str
+        self, group_name: str, data: Tensor, mean: Tensor, invstd: Tensor, count: Tensor
     ) -> None:
         """``count``: the elements per channel of all ranks."""
         self._group_name = group_name
@@ -243,7 +243,7 @@ def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:
 # channel's elements.
 
 
-def pulled_back(
+def formula_vjp(
     formula: Callable[..., Sequence[Tensor]],
     tensors: Sequence[Tensor | None],
     cotangents: Sequence[Tensor | None],

@@ -1,4 +1,4 @@
-"""The short way, for plain tensors in eager mode: no dispatcher between a layer and its kernels.
+"""The fast path of plain tensors in eager mode: no dispatcher between a layer and its kernels.
 
 An operator costs some microseconds each time the dispatcher comes by Python. Where nothing but
 autograd can be watching (no transform, mode, tracer or subclass), the functions come here instead:

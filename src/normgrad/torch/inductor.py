@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .fakes import FAKES
-from .kernels import wide
+from .kernels import FAKES, wide
 
 aten = torch.ops.aten
 

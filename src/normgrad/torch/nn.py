@@ -13,9 +13,37 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Proxy
+from torch.nn import Module
 
-from . import collectives, functional, replacement
-from .replacement import Ours, leaf
+from . import collectives, functional
+
+
+class Ours(Module):
+    """What all layers of normgrad's have in common."""
+
+    def __repr__(self) -> str:
+        return f"normgrad.{super().__repr__()}"
+
+    def _own(self, table: dict[str, Any], *names: str) -> tuple[Any, ...]:
+        """Parameters or buffers from their table, past PyTorch's Python function for each name."""
+        try:
+            return tuple(map(table.__getitem__, names))
+        except KeyError:  # plain attributes, which pruning, replicas and parametrizations make
+            return tuple(getattr(self, name) for name in names)
+
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks a layer for."""
+        raise TypeError(
+            f"torch.jit.script: a {type(self).__name__} of normgrad's; allowed: PyTorch's layers: "
+            "normgrad.torch.revert(model) first"
+        )
+
+
+def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
+    """A layer's call in a graph of torch.fx, as a whole, like those of PyTorch's layers."""
+    proxy: Any = next(value for value in (*args, *kwargs.values()) if isinstance(value, Proxy))
+    tracer = proxy.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), args, kwargs)
 
 
 class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
@@ -224,7 +252,7 @@ class SyncBatchNorm(_BatchNorm):
         self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
     ) -> Tensor:
         group = self.process_group
-        if isinstance(group, collectives.GroupName):
+        if isinstance(group, str):
             group = collectives.by_name(group)
         return functional.sync_batch_norm(
             input, mean, var, self.weight, self.bias, training, momentum, self.eps, group,
@@ -235,11 +263,13 @@ class SyncBatchNorm(_BatchNorm):
         """A process group is of its process; what is saved, or copied, is its name."""
         state = super().__getstate__()
         group = state.get("process_group")
-        if group is not None and not isinstance(group, collectives.GroupName):
+        if group is not None and not isinstance(group, str):
             state = {**state, "process_group": collectives.name_of(group)}
         return state  # type: ignore[no-any-return]
 
     @classmethod
-    def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> Any:
+    def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Any:
         """As :func:`normgrad.torch.convert_sync_batchnorm`."""
-        return replacement.synchronised(SyncBatchNorm, module, process_group)
+        from .conversion import convert_sync_batchnorm
+
+        return convert_sync_batchnorm(module, process_group)

@@ -39,10 +39,15 @@ class Node(_SingleLevelFunction):
     ``jvp`` gets, one entry for what was made, which is None, and one for each of these tensors.
 
     Attributes:
+        tensors: the arguments that have derivatives, by name.
+        constants, options: other tensors that are kept, and other arguments.
         differentiable: which of the results, by position, have derivatives.
         saved: how many of the tensors are kept for the derivatives; None for all.
     """
 
+    tensors: ClassVar[tuple[str, ...]]
+    constants: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[frozenset[int]] = frozenset({0})
     saved: ClassVar[int | None] = None
 
@@ -76,11 +81,13 @@ class Node(_SingleLevelFunction):
     def read(
         cls, schema: Schema, arguments: tuple[Any, ...], results: tuple[Tensor, ...]
     ) -> tuple[Any, Any, Any]:
-        """What a node keeps of an operator's call.
-
-        These are the tensors that have derivatives, other tensors, and other arguments.
-        """
-        raise NotImplementedError
+        """What a node keeps of an operator's call: its tensors, constants and options."""
+        given = dict(zip(schema.names, arguments, strict=True))
+        tensors, constants, options = (
+            tuple([given[name] for name in names])
+            for names in (cls.tensors, cls.constants, cls.options)
+        )
+        return tensors, constants, options
 
 
 def kernel(name: str, node: type[Node]) -> Callable[..., Any]:
@@ -109,7 +116,7 @@ def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
 
-def along(jvp: Callable[..., Any]) -> Callable[..., Any]:
+def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """A node's ``jvp``, which gets the kept tensors without tangents and may itself be moved."""
 
     @wraps(jvp)

@@ -1,8 +1,10 @@
-"""The norms and their gradients as nodes of autograd."""
+"""The operators as nodes of autograd: the norms, their gradients, and synchronised batch norm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -10,8 +12,8 @@ import torch
 
 from ..plans import call, call_again
 from . import derivatives
-from .derivatives import Normalisation, like
-from .nodes import Node, along, operator, wanted
+from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
+from .nodes import Node, of_primals, operator, wanted
 from .schemas import SCHEMAS, Schema
 from .watching import kernels_suffice, unwatched
 
@@ -86,26 +88,41 @@ class Forward(Node):
         return None, *wanted(found, mask)
 
     @staticmethod
-    @along
+    @of_primals
     def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
         """Along tangents."""
         node: type[Forward] = ctx._forward_cls
         data, gamma, *statistics = kept
         input, weight, *bias = tangents
         norm = node.normalised(ctx.choices, data, *statistics)
-        moved = norm.output_along(gamma, input, weight, *(bias or [None]))
+        moved = norm.output_jvp(gamma, input, weight, *(bias or [None]))
         return like(moved, data), *[None] * node.others
 
 
 class Gradients(Node):
-    """A norm's gradients, which have derivatives for grad_out, input and weight.
+    """Gradients, which have derivatives for grad_out, input and weight.
 
     Attributes:
-        normalised: as in :class:`Forward`.
+        normalised: the data, of the other arguments that are kept and the statistics.
     """
 
+    tensors = _FIRST
     differentiable = frozenset({0, 1, 2})
     normalised: ClassVar[Callable[..., Normalisation]]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """The second derivatives."""
+        node: type[Gradients] = ctx._forward_cls
+        grad_out, input, weight, *statistics = ctx.saved_tensors
+        norm = node.normalised(ctx.choices[0], input, *statistics)
+        found = norm.double_backward(grad_out, weight, *cotangents)
+        gradients = map(like, found, (grad_out, input, weight))
+        return None, *wanted(gradients, ctx.needs_input_grad[1:])
+
+
+class Backward(Gradients):
+    """A norm's gradients, which can also be moved along tangents."""
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
@@ -117,23 +134,13 @@ class Gradients(Node):
         return [tensors[name] for name in _FIRST], statistics, (choices, wanted(looks, mask))
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        """The second derivatives."""
-        node: type[Gradients] = ctx._forward_cls
-        grad_out, input, weight, *statistics = ctx.saved_tensors
-        norm = node.normalised(ctx.choices[0], input, *statistics)
-        found = norm.second(grad_out, weight, *cotangents)
-        gradients = map(like, found, (grad_out, input, weight))
-        return None, *wanted(gradients, ctx.needs_input_grad[1:])
-
-    @staticmethod
-    @along
+    @of_primals
     def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
         """Along tangents."""
-        node: type[Gradients] = ctx._forward_cls
+        node: type[Backward] = ctx._forward_cls
         dy, data, gamma, *statistics = kept
         choices, looks = ctx.choices
-        moved = node.normalised(choices, data, *statistics).gradients_along(dy, gamma, *tangents)
+        moved = node.normalised(choices, data, *statistics).gradients_jvp(dy, gamma, *tangents)
         return tuple(
             None if look is None else value.reshape(look[0]).to(look[1])
             for value, look in zip(moved, looks, strict=False)
@@ -163,8 +170,100 @@ def _nodes(
     }
     return {
         name: type(shown, (Forward,), {**own, **forward}),
-        gradient.name: type(f"{shown}Backward", (Gradients,), own),
+        gradient.name: type(f"{shown}Backward", (Backward,), own),
     }
+
+
+def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[Node]:
+    """The node of a part of synchronised batch norm, from its formula in plain torch.
+
+    What the formula takes by position has derivatives, and what it takes by name is constant; of
+    the results the first ones are differentiable.
+    """
+    parameters = signature(formula).parameters.values()
+
+    class Part(Node):
+        tensors = tuple(each.name for each in parameters if each.kind is not each.KEYWORD_ONLY)
+        options = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            of_choices = partial(formula, **dict(zip(Part.options, ctx.choices, strict=True)))
+            mask = ctx.needs_input_grad[1:]
+            return None, *formula_vjp(of_choices, ctx.saved_tensors, cotangents, mask)
+
+    Part.differentiable = frozenset(range(differentiable))
+    Part.__name__ = "".join(word.title() for word in name.split("_"))
+    return Part
+
+
+class BatchNormElemt(Node):
+    """Normalisation by given statistics."""
+
+    tensors, options = ("input", "weight", "bias", "mean", "invstd"), ("eps",)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any) -> Any:
+        """For every tensor, from the sums of synchronised batch norm."""
+        if grad_out is None:
+            return (None,) * 6
+        saved = input, weight, _, mean, invstd = ctx.saved_tensors
+        mask = for_input, for_weight, for_bias, for_mean, for_invstd = ctx.needs_input_grad[1:]
+        found: list[Any] = [None] * 5
+        if for_input:
+            # The same without mean and bias.
+            zeros = torch.zeros_like(mean)
+            found[0] = operator("batch_norm_elemt")(
+                grad_out, weight, None, zeros, invstd, *ctx.choices
+            )
+        statistics = for_mean or for_invstd
+        if statistics or for_weight or for_bias:
+            sum_dy, sum_dy_xmu, found[1], found[2] = operator("batch_norm_backward_reduce")(
+                grad_out, input, mean, invstd, weight, statistics, for_weight, for_bias
+            )
+            if statistics:
+                dtype = sum_dy.dtype
+                gain = 1.0 if weight is None else weight.to(dtype)
+                found[3:] = -gain * invstd.to(dtype) * sum_dy, gain * sum_dy_xmu
+        return None, *map(like, wanted(found, mask), saved)
+
+
+class AllReduceSum(Node):
+    """The sum over ranks: each rank's values are in every rank's sum."""
+
+    tensors, options, saved = ("values",), ("group_name",), 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """The sum of what every rank's loss asks of these values."""
+        return None, operator("all_reduce_sum")(gradient, *ctx.choices)
+
+
+class SyncBatchNorm(Node):
+    """Synchronised batch norm."""
+
+    tensors, options, saved = ("input", "weight", "bias"), ("group_name",), 2
+
+    @classmethod
+    def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
+        tensors, _, choices = super().read(schema, arguments, results)
+        return tensors, (*results[1:3], results[5]), choices
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
+        """The gradients, by the operator of that name."""
+        mask = ctx.needs_input_grad[1:]
+        if grad_out is None:
+            return (None,) * 4
+        gradients = operator("sync_batch_norm_backward")
+        return None, *wanted(gradients(grad_out, *ctx.saved_tensors, *ctx.choices, mask), mask)
+
+
+class SyncBatchNormBackward(Gradients):
+    """Synchronised batch norm's gradients."""
+
+    constants, options = ("mean", "invstd", "count"), ("group_name",)
+    normalised = SynchronisedNormalisation
 
 
 #: The nodes by their operators' names.
@@ -173,4 +272,17 @@ NODES: dict[str, Any] = {
     **_nodes("native_group_norm", "GroupNorm", derivatives.of_groups),
     **_nodes("native_layer_norm", "LayerNorm", derivatives.of_rows),
     **_nodes("_fused_rms_norm", "RmsNorm", derivatives.by_squares),
+    "batch_norm_elemt": BatchNormElemt,
+    "all_reduce_sum": AllReduceSum,
+    "sync_batch_norm": SyncBatchNorm,
+    "sync_batch_norm_backward": SyncBatchNormBackward,
+    **{
+        name: _part(name, formula, differentiable)
+        for name, formula, differentiable in (
+            ("batch_norm_stats", derivatives.stats, 2),
+            ("batch_norm_gather_stats_with_counts", derivatives.gather, 2),
+            ("batch_norm_backward_reduce", derivatives.reduce, 4),
+            ("batch_norm_backward_elemt", derivatives.backward_elemt, 1),
+        )
+    },
 }

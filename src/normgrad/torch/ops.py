@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import batching, inductor, nodes, norm_nodes, sync_nodes, synchronised
-from .fakes import FAKES
-from .kernels import KERNELS
+from . import batching, inductor, nodes, norm_nodes, synchronised
+from .kernels import FAKES, KERNELS
 from .schemas import NAMESPACE, SCHEMAS
-from .untraced import untraced
+from .watching import untraced
 
 __all__ = [*SCHEMAS]
 
@@ -35,8 +34,6 @@ _KERNELS = {
     "sync_batch_norm_backward": synchronised.sync_batch_norm_backward,
 }
 
-_NODES = {**norm_nodes.NODES, **sync_nodes.NODES}
-
 #: The kernels by their operators' names, for each device: normgrad's functions know both.
 KERNELS_OF: dict[str, dict[str, Any]] = {"CPU": _KERNELS, "CUDA": _KERNELS}
 
@@ -49,7 +46,7 @@ def _register(name: str) -> Any:
         if name in kernels:
             LIBRARY.impl(name, untraced(kernels[name]), device)
     torch.library.register_fake(qualified, inductor.announced(FAKES[name]), lib=LIBRARY)
-    LIBRARY.impl(name, untraced(nodes.kernel(name, _NODES[name])), "Autograd")
+    LIBRARY.impl(name, untraced(nodes.kernel(name, norm_nodes.NODES[name])), "Autograd")
     call = nodes.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call

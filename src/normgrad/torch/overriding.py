@@ -22,7 +22,7 @@ from .. import contract
 from ..contract import NEW_RUNNING, Kind, Operator
 from ..operators.by_name import FUNCTIONS
 from .schemas import ATEN, Schema
-from .untraced import untraced
+from .watching import untraced
 
 
 def _within_ranks(tensor: Tensor, operator: Operator, options: dict[str, Any]) -> Tensor:

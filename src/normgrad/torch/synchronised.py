@@ -7,7 +7,7 @@ a digit of the result, which is that of one rank with the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,15 +17,13 @@ from .. import dtypes, operators
 from . import collectives
 from .kernels import KERNELS, absent, output_for, wide
 
-#: What is checked once for each layer, and what a rank says when it is not the same on all.
-_FACTS = ("channels", "dtype", "eps", "momentum", "weight", "running statistics")
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
 #: Layers, by their keys, and groups that have agreed on it.
 _agreed: set[tuple[int, str]] = set()
 
 
-def _check_ranks_agree(key: int, group: Any, facts: Sequence[Any], like: Tensor) -> None:
+def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Tensor) -> None:
     """Raise a ValueError on every rank if they are not about to do the same.
 
     A collective of different sizes ends the process, so this one, of a fixed size, comes first.
@@ -35,9 +33,11 @@ def _check_ranks_agree(key: int, group: Any, facts: Sequence[Any], like: Tensor)
         return
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # a graph cannot be told anything by its kernels; a later call, outside, will
-    mine = torch.tensor([float(fact) for fact in facts], dtype=torch.float64, device=like.device)
+    mine = torch.tensor(
+        [float(fact) for fact in facts.values()], dtype=torch.float64, device=like.device
+    )
     everyone = collectives.all_gather("sync_batch_norm: check", mine, group).tolist()
-    for index, name in enumerate(_FACTS):
+    for index, name in enumerate(facts):
         said = [rank[index] for rank in everyone]
         if len(set(said)) > 1:
             told = ", ".join(f"{_told(name, v)} on rank {rank}" for rank, v in enumerate(said))
@@ -83,7 +83,14 @@ def sync_batch_norm(
     group = collectives.by_name(group_name)
     channels = input.shape[1]
     dtype = _DTYPES.index(str(input.dtype).removeprefix("torch."))
-    facts = (channels, dtype, eps, momentum, weight is not None, running_mean is not None)
+    facts = {
+        "channels": channels,
+        "dtype": dtype,
+        "eps": eps,
+        "momentum": momentum,
+        "weight": weight is not None,
+        "running statistics": running_mean is not None,
+    }
     _check_ranks_agree(key, group, facts, input)
     mean, invstd = torch.empty(2, channels, dtype=torch.float64, device=input.device)
     operators.batch_norm_stats(input, eps=eps, out=(mean, invstd))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils import _pytree as pytree
 
-from .replacement import check_module
+from .conversion import check_module
 
 
 def warmup(module: Module, /, *example: Any, **named: Any) -> None:
