@@ -32,12 +32,10 @@ LAYERS: dict[type[Module], type[Module]] = {
 }
 
 #: PyTorch's functions that a subclass may call, and ours in their place.
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    getattr(torch.nn.functional, name): getattr(functional, name)
-    for name in ("batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm")
+_NAMES = {"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"}
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(torch.nn.functional, name): getattr(functional, name) for name in _NAMES
 }
-
-_NAMES = {function.__name__ for function in FUNCTIONS}
 
 
 class _ByOurs(TorchFunctionMode):
@@ -46,7 +44,7 @@ class _ByOurs(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
+        return _FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
 
 
 def _frozen(layer: Any, x: Any) -> Any:

@@ -179,10 +179,10 @@ def _check_ranks_agree(module: Module, group: Any) -> None:
     ]
     everyone = collectives.gather_objects("convert_sync_batchnorm: layers", mine, group)
     for other, theirs in enumerate(everyone):
-        for ours, said in zip_longest(everyone[0], theirs, fillvalue="no such layer"):
-            if ours != said:
+        for first, their in zip_longest(everyone[0], theirs, fillvalue="no such layer"):
+            if first != their:
                 raise ValueError(
-                    f"module: the ranks' layers differ: {ours!r} on rank 0, {said!r} on rank "
+                    f"module: the ranks' layers differ: {first!r} on rank 0, {their!r} on rank "
                     f"{other}; allowed: the same on all ranks"
                 )
 

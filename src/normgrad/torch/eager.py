@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import native
 from ..plans import answered, call, keep, ready_for
 from .kernels import output_for
-from .nodes import any_requires_grad, operator
+from .nodes import any_requires_grad
 from .norm_nodes import NODES
 from .schemas import ATEN
 
@@ -25,7 +25,7 @@ class Norm:
     """A norm, as a function here and as an operator of PyTorch's.
 
     Attributes:
-        operator, node: what computes it, and the node of autograd.
+        schema, operator, node: PyTorch's operator, normgrad's, and the node of autograd.
         plans: those of calls that were made before, for ``native.answer``.
         name, function: what PyTorch's function is called too, and the function here.
         takes: whether normgrad takes these tensors and options; else it is PyTorch's.
@@ -41,16 +41,9 @@ class Norm:
         """Of a function that has the operator's name."""
         self.name, self.function = function.__name__, function
         self.takes, self.autocast = takes, autocast
-        self._schema = ATEN[self.name]
-        self.operator, self.node = self._schema.operator, NODES[self._schema.name]
-        self._names = (*[each.name for each in self.operator.parameters], *self.operator.options)
+        self.schema = ATEN[self.name]
+        self.operator, self.node = self.schema.operator, NODES[self.schema.name]
         self.plans: dict[bytes, native.Ready] = {}
-
-    def traced(self, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """The results, by the operator that all parts of PyTorch see."""
-        given = dict(zip(self._names, (*tensors, *choices), strict=True))
-        results: tuple[Tensor, ...] = operator(self._schema.name)(*self._schema.arguments_of(given))
-        return results
 
 
 # What is done again takes few Python functions: in a model other layers have emptied the caches,

@@ -17,6 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import contract, devices
 from . import collectives, eager, ops, watching
+from .nodes import called
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -114,7 +115,7 @@ def _norm(
         tensors = tuple(map(_as_autocast_has_it, tensors))
     if alone:
         return eager.computed(norm, tensors, choices)
-    output, *statistics = norm.traced(tensors, choices)
+    output, *statistics = called(norm.schema, (*tensors, *choices))
     running = tensors[3:]
     if running and choices[0] and running[0] is not None and not _update(running, statistics[2:]):
         # PyTorch's words say what to do.

@@ -32,6 +32,13 @@ def operator(name: str) -> Any:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
+def called(schema: Schema, values: Iterable[Any]) -> Any:
+    """An operator's results, of its declaration's tensors and options, in their order."""
+    names = (*[each.name for each in schema.operator.parameters], *schema.operator.options)
+    given = dict(zip(names, values, strict=True))
+    return operator(schema.name)(*schema.arguments_of(given))
+
+
 class Node(_SingleLevelFunction):
     """A node for results that are there already.
 

@@ -13,7 +13,7 @@ import torch
 from ..plans import call, call_again
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
-from .nodes import Node, of_primals, operator, wanted
+from .nodes import Node, called, of_primals, operator, wanted
 from .schemas import SCHEMAS, Schema
 from .watching import kernels_suffice, unwatched
 
@@ -82,10 +82,7 @@ class Forward(Node):
                 found = call(ours, tensors, None, choices, True)
             if found is not None:
                 return None, *found
-        names = (*[each.name for each in ours.parameters], *ours.options)
-        given = dict(zip(names, (*tensors, *choices), strict=True))
-        found = operator(gradient.name)(*gradient.arguments_of(given))
-        return None, *wanted(found, mask)
+        return None, *wanted(called(gradient, (*tensors, *choices)), mask)
 
     @staticmethod
     @of_primals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -16,6 +16,8 @@ from ..problem import Role
 NAMESPACE = "normgrad"
 
 _SORTS = {Sort.FLAG: "bool", Sort.REAL: "float", Sort.INTEGER: "int", Sort.SIZES: "SymInt[]"}
+#: What a declaration may call PyTorch's arguments.
+_RENAMED = {"train": "training", "weight": "gamma", "bias": "beta", "group": "num_groups"}
 #: Arguments that only PyTorch's operators have.
 _OTHERS = {
     **dict.fromkeys(("N", "C", "HxW"), "SymInt"),
@@ -33,25 +35,26 @@ class Schema:
     Attributes:
         name: in the namespace; ATen's where ATen has it.
         operator: the declaration of what it computes.
-        arguments: their names in PyTorch's order, with spaces between them.
-        ours: what the declaration calls the arguments that have other names here.
+        names: of its arguments, in PyTorch's order.
     """
 
     name: str
     operator: Operator
-    arguments: str
-    ours: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...]
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """What the arguments are called."""
-        return tuple(self.arguments.split())
+    def declared(self) -> dict[str, str]:
+        """What the declaration calls each argument."""
+        known = {*[each.name for each in self.operator.parameters], *self.operator.options}
+        return {
+            name: _RENAMED[name] if _RENAMED.get(name) in known else name for name in self.names
+        }
 
     @cached_property
     def inputs(self) -> dict[str, Kind]:
         """The kinds of the tensors among the arguments, by name, in the declaration's order."""
-        theirs = {ours: name for name, ours in self.ours.items()}
-        return {theirs.get(each.name, each.name): each.kind for each in self.operator.parameters}
+        theirs = {declared: name for name, declared in self.declared.items()}
+        return {theirs[each.name]: each.kind for each in self.operator.parameters}
 
     @property
     def text(self) -> str:
@@ -63,7 +66,7 @@ class Schema:
         )
 
     def _type_of(self, argument: str) -> str:
-        operator, ours = self.operator, self.ours.get(argument, argument)
+        operator, ours = self.operator, self.declared[argument]
         for parameter in operator.parameters:
             if parameter.name == ours:
                 return "Tensor" if parameter.required else "Tensor?"
@@ -82,7 +85,7 @@ class Schema:
         given = dict(zip(self.names, arguments, strict=True))
         if "HxW" in given:
             _check_sizes(given["input"], given["N"], given["C"], given["HxW"])
-        given = {self.ours.get(name, name): value for name, value in given.items()}
+        given = {self.declared[name]: value for name, value in given.items()}
         tensors = {each.name: given[each.name] for each in self.operator.parameters}
         options = {name: given[name] for name in self.operator.options if name in given}
         for name, value in options.items():
@@ -95,7 +98,7 @@ class Schema:
         if "HxW" in self.names:
             samples, channels, *rest = given["input"].shape
             given = {**given, "N": samples, "C": channels, "HxW": prod(rest)}
-        return tuple([given.get(self.ours.get(name, name)) for name in self.names])
+        return tuple([given.get(self.declared[name]) for name in self.names])
 
 
 def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - ATen's names
@@ -108,54 +111,37 @@ def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - 
 
 
 _BATCH = "input weight bias running_mean running_var"
-_GROUP = {"weight": "gamma", "bias": "beta", "group": "num_groups"}
 _SIZES = "N C HxW group"
-_ROWS = (
-    Schema("native_batch_norm", PLANNED["batch_norm"], f"{_BATCH} training momentum eps"),
-    Schema(
-        "native_batch_norm_backward",
-        PLANNED["batch_norm_backward"],
-        "grad_out input weight running_mean running_var save_mean save_invstd train eps "
-        "output_mask",
-        {"train": "training"},
+#: The arguments of ATen's operators; normgrad's have the same names without a prefix.
+_ARGUMENTS = {
+    "native_batch_norm": f"{_BATCH} training momentum eps",
+    "native_batch_norm_backward": (
+        "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask"
     ),
-    Schema("batch_norm_stats", PLANNED["batch_norm_stats"], "input eps"),
-    Schema("batch_norm_elemt", PLANNED["batch_norm_elemt"], "input weight bias mean invstd eps"),
-    Schema(
-        "batch_norm_gather_stats_with_counts",
-        PLANNED["batch_norm_gather_stats_with_counts"],
-        "input mean invstd running_mean running_var momentum eps counts",
+    "batch_norm_stats": "input eps",
+    "batch_norm_elemt": "input weight bias mean invstd eps",
+    "batch_norm_gather_stats_with_counts": (
+        "input mean invstd running_mean running_var momentum eps counts"
     ),
-    Schema(
-        "batch_norm_backward_reduce",
-        PLANNED["batch_norm_backward_reduce"],
-        "grad_out input mean invstd weight input_g weight_g bias_g",
+    "batch_norm_backward_reduce": "grad_out input mean invstd weight input_g weight_g bias_g",
+    "batch_norm_backward_elemt": "grad_out input mean invstd weight sum_dy sum_dy_xmu count",
+    "native_group_norm": f"input weight bias {_SIZES} eps",
+    "native_group_norm_backward": f"grad_out input mean rstd weight {_SIZES} output_mask",
+    "native_layer_norm": "input normalized_shape weight bias eps",
+    "native_layer_norm_backward": (
+        "grad_out input normalized_shape mean rstd weight bias output_mask"
     ),
+    "_fused_rms_norm": "input normalized_shape weight eps",
+    "_fused_rms_norm_backward": "grad_out input normalized_shape rstd weight output_mask",
+}
+_ROWS = [
     Schema(
-        "batch_norm_backward_elemt",
-        PLANNED["batch_norm_backward_elemt"],
-        "grad_out input mean invstd weight sum_dy sum_dy_xmu count",
-    ),
-    Schema("native_group_norm", PLANNED["group_norm"], f"input weight bias {_SIZES} eps", _GROUP),
-    Schema(
-        "native_group_norm_backward",
-        PLANNED["group_norm_backward"],
-        f"grad_out input mean rstd weight {_SIZES} output_mask",
-        _GROUP,
-    ),
-    Schema("native_layer_norm", PLANNED["layer_norm"], "input normalized_shape weight bias eps"),
-    Schema(
-        "native_layer_norm_backward",
-        PLANNED["layer_norm_backward"],
-        "grad_out input normalized_shape mean rstd weight bias output_mask",
-    ),
-    Schema("_fused_rms_norm", PLANNED["rms_norm"], "input normalized_shape weight eps"),
-    Schema(
-        "_fused_rms_norm_backward",
-        PLANNED["rms_norm_backward"],
-        "grad_out input normalized_shape rstd weight output_mask",
-    ),
-)
+        name,
+        PLANNED[name.removeprefix("native_").removeprefix("_fused_")],
+        tuple(arguments.split()),
+    )
+    for name, arguments in _ARGUMENTS.items()
+]
 #: Those that are normgrad's operators, by normgrad's names.
 ATEN = {row.operator.name: row for row in _ROWS}
 
@@ -169,7 +155,7 @@ _SYNCHRONISED = (
             options=("momentum", "eps"),
             all_outputs=(*_FORWARD.all_outputs, Output("count", Kind.COUNT, Role.COUNT)),
         ),
-        f"{_BATCH} momentum eps group_name key",
+        (*_BATCH.split(), "momentum", "eps", "group_name", "key"),
     ),
     Schema(
         "all_reduce_sum",
@@ -181,7 +167,7 @@ _SYNCHRONISED = (
             result=only,
             out_is_tensor=True,
         ),
-        "values group_name",
+        ("values", "group_name"),
     ),
     Schema(
         "sync_batch_norm_backward",
@@ -195,7 +181,7 @@ _SYNCHRONISED = (
             all_outputs=(GRAD_INPUT, *PLANNED["batch_norm_backward_reduce"].all_outputs[2:]),
             out_is_tensor=False,
         ),
-        "grad_out input weight mean invstd count group_name output_mask",
+        ("grad_out", "input", "weight", "mean", "invstd", "count", "group_name", "output_mask"),
     ),
 )
 

@@ -38,17 +38,17 @@ def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Ten
     )
     everyone = collectives.all_gather("sync_batch_norm: check", mine, group).tolist()
     for index, name in enumerate(facts):
-        said = [rank[index] for rank in everyone]
-        if len(set(said)) > 1:
-            told = ", ".join(f"{_told(name, v)} on rank {rank}" for rank, v in enumerate(said))
+        values = [rank[index] for rank in everyone]
+        if len(set(values)) > 1:
+            shown = ", ".join(f"{_shown(name, v)} on rank {rank}" for rank, v in enumerate(values))
             raise ValueError(
-                f"sync_batch_norm: {name}: {told}; allowed: the same on all ranks of group "
+                f"sync_batch_norm: {name}: {shown}; allowed: the same on all ranks of group "
                 f"{marker[1]!r}"
             )
     _agreed.add(marker)
 
 
-def _told(name: str, value: float) -> str:
+def _shown(name: str, value: float) -> str:
     if name == "dtype":
         return _DTYPES[int(value)]
     if name in ("weight", "running statistics"):
