@@ -203,9 +203,10 @@ def check_module(module: Module) -> None:
 
 
 def _replaced(module: Module, kind_for: Callable[[Module], type[Module] | None]) -> Module:
-    """A module whose layers are of the classes that take theirs' place; or a new one for itself.
+    """A module with new layers in the place of those that there is a class for.
 
-    Of a layer that occurs in several places there is one new one.
+    Where it is such a layer itself, the new one is returned. For a layer that occurs in several
+    places there is one new layer.
     """
     made: dict[int, Module] = {}
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from .. import native
 from ..plans import answered, call, keep, ready_for
 from .kernels import output_for
-from .nodes import any_requires_grad
-from .norm_nodes import NODES
+from .nodes import NODES, any_requires_grad
 from .schemas import ATEN
 
 

@@ -88,15 +88,13 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
             return found
         return tuple(
             # What is absent is so here too.
-            like if like.shape == (0,) or value is None else _laid_out_as(like, value)
+            like
+            if like.shape == (0,) or value is None
+            else value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
             for like, value in zip(promised, found, strict=True)
         )
 
     return decomposed
-
-
-def _laid_out_as(like: Tensor, value: Tensor) -> Tensor:
-    return value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
 
 
 #: The operators that PyTorch's take the place of, and how.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import batching, inductor, nodes, norm_nodes, synchronised
+from . import batching, inductor, nodes, synchronised
 from .kernels import FAKES, KERNELS
 from .schemas import NAMESPACE, SCHEMAS
 from .watching import untraced
@@ -26,27 +26,22 @@ __all__ = [*SCHEMAS]
 #: What holds the registrations.
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
-
-_KERNELS = {
+_KERNELS: dict[str, Any] = {
     **KERNELS,
     "all_reduce_sum": synchronised.all_reduce_sum,
     "sync_batch_norm": synchronised.sync_batch_norm,
     "sync_batch_norm_backward": synchronised.sync_batch_norm_backward,
 }
 
-#: The kernels by their operators' names, for each device: normgrad's functions know both.
-KERNELS_OF: dict[str, dict[str, Any]] = {"CPU": _KERNELS, "CUDA": _KERNELS}
-
 
 def _register(name: str) -> Any:
     schema = SCHEMAS[name]
     qualified = f"{NAMESPACE}::{name}"
     LIBRARY.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
-    for device, kernels in KERNELS_OF.items():
-        if name in kernels:
-            LIBRARY.impl(name, untraced(kernels[name]), device)
+    for device in ("CPU", "CUDA"):  # normgrad's functions know both
+        LIBRARY.impl(name, untraced(_KERNELS[name]), device)
     torch.library.register_fake(qualified, inductor.announced(FAKES[name]), lib=LIBRARY)
-    LIBRARY.impl(name, untraced(nodes.kernel(name, norm_nodes.NODES[name])), "Autograd")
+    LIBRARY.impl(name, untraced(nodes.kernel(name)), "Autograd")
     call = nodes.operator(name)
     torch.library.register_vmap(qualified, batching.rule(schema, call), lib=LIBRARY)
     return call
