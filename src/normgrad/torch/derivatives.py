@@ -54,37 +54,37 @@ class Normalisation:
         r = (v + r₀⁻² − v₀)^(−1/2), where v is the variance about μ and the index 0 means: held
         constant. If they are not ``centred`` there is no μ, and P(v) = v − x̂·⟨v·x̂⟩.
         """
-        self.dtype = wide(data)
-        self.shape, self._set_axes, self._channel_axes = shape, set_axes, channel_axes
+        self._dtype = wide(data)
+        self._shape, self._set_axes, self._channel_axes = shape, set_axes, channel_axes
         self._constant, self._centred = constant, centred
         x = self._data(data)
         mu: Any = 0.0
         if centred and not constant:
             mu = self._mean(x)
         if mean is not None:
-            given = self._without(set_axes, mean)
+            given = self._with_ones(set_axes, mean)
             mu = given if constant else given + (mu - mu.detach())
         if constant:
             assert invstd is not None
-            self._invstd = self._without(set_axes, invstd)
+            self._invstd = self._with_ones(set_axes, invstd)
         else:
             variance = self._mean((x - mu).square())
             rest: Any = eps
             if invstd is not None:
-                rest = self._without(set_axes, invstd).pow(-2) - variance.detach()
+                rest = self._with_ones(set_axes, invstd).pow(-2) - variance.detach()
             self._invstd = (variance + rest).rsqrt()
         self._normalised = (x - mu) * self._invstd
 
     def _data(self, values: Tensor) -> Tensor:
-        return values.to(self.dtype).reshape(self.shape)
+        return values.to(self._dtype).reshape(self._shape)
 
-    def _without(self, axes: Sequence[int], values: Tensor) -> Tensor:
-        """A tensor that has no such axes, against the data."""
-        shape = [1 if axis in axes else size for axis, size in enumerate(self.shape)]
-        return values.to(self.dtype).reshape(shape)
+    def _with_ones(self, axes: Sequence[int], values: Tensor) -> Tensor:
+        """A tensor that has no such axes, with ones in their place, to broadcast with the data."""
+        shape = [1 if axis in axes else size for axis, size in enumerate(self._shape)]
+        return values.to(self._dtype).reshape(shape)
 
     def _weighted(self, weight: Tensor | None, values: Tensor) -> Tensor:
-        return values if weight is None else self._without(self._channel_axes, weight) * values
+        return values if weight is None else self._with_ones(self._channel_axes, weight) * values
 
     def _mean(self, values: Tensor) -> Tensor:
         return values.mean(self._set_axes, keepdim=True)
@@ -114,7 +114,7 @@ class Normalisation:
         if weight_t is not None:
             moved = moved + self._weighted(weight_t, self._normalised)
         if bias_t is not None:
-            moved = moved + self._without(self._channel_axes, bias_t)
+            moved = moved + self._with_ones(self._channel_axes, bias_t)
         return moved
 
     def gradients_jvp(

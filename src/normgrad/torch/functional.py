@@ -78,7 +78,7 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
 
 
 def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
-    """Whether running statistics could be updated: not by each member of a batch of vmap's."""
+    """Update running statistics in place; False where vmap has a new one for each batch member."""
     try:
         running[0].copy_(new[0])
     except RuntimeError:
@@ -118,8 +118,7 @@ def _norm(
     output, *statistics = called(norm.schema, (*tensors, *choices))
     running = tensors[3:]
     if running and choices[0] and running[0] is not None and not _update(running, statistics[2:]):
-        # PyTorch's words say what to do.
-        return getattr(torch.nn.functional, norm.name)(*given)
+        return getattr(torch.nn.functional, norm.name)(*given)  # whose error says what to do
     return output
 
 

@@ -124,12 +124,10 @@ def _fake(schema: Schema) -> Callable[..., Any]:
     return fake
 
 
-def _all_reduce_sum(values: Tensor, group_name: str) -> Tensor:
-    return torch.empty(values.shape, dtype=values.dtype, device=values.device)
-
-
 #: The fake kernels by their operators' names.
 FAKES: dict[str, Callable[..., Any]] = {
     **{name: _fake(schema) for name, schema in SCHEMAS.items()},
-    "all_reduce_sum": _all_reduce_sum,
+    "all_reduce_sum": lambda values, _: torch.empty_like(
+        values, memory_format=torch.contiguous_format
+    ),
 }
