@@ -124,16 +124,12 @@ def sync_batch_norm_backward(
     One all-reduce of Σdy and Σdy·(x − mean) if grad_input is wanted.
     """
     group = collectives.by_name(group_name)
-    wanted, for_weight, for_bias = output_mask
-    # New sums have the mean's dtype, and gradients without a weight.
+    # New sums have the mean's dtype, and gradients that of what stands for the weight.
     sum_dy, sum_dy_xmu, grad_weight, grad_bias = KERNELS["batch_norm_backward_reduce"](
-        grad_out, input, mean.double(), invstd, weight, wanted, for_weight, for_bias
+        grad_out, input, mean.double(), invstd, mean if weight is None else weight, *output_mask
     )
-    of_parameters = mean.dtype if weight is None else weight.dtype
-    grad_weight = grad_weight.to(of_parameters) if for_weight else grad_weight
-    grad_bias = grad_bias.to(of_parameters) if for_bias else grad_bias
     grad_input = absent(input.dtype, input)
-    if wanted:
+    if output_mask[0]:
         both = torch.cat((sum_dy, sum_dy_xmu))
         collectives.all_reduce("sync_batch_norm: gradients", both, group)
         sum_dy, sum_dy_xmu = both.chunk(2)
