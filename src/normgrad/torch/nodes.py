@@ -296,9 +296,8 @@ def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[N
             mask = ctx.needs_input_grad[1:]
             return None, *formula_vjp(of_choices, ctx.saved_tensors, cotangents, mask)
 
-    Part.differentiable = frozenset(range(differentiable))
-    Part.__name__ = "".join(word.title() for word in name.split("_"))
-    return Part
+    shown = "".join(word.title() for word in name.split("_"))
+    return type(shown, (Part,), {"differentiable": frozenset(range(differentiable))})
 
 
 class BatchNormElemt(Node):
