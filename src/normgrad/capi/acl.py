@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntFlag
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +18,8 @@ import numpy as np
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import libc, pointers
+from .calls import export, fail, out, refuse
+from .declarations import functions_of
 from .enums import (
     EventFlag,
     StreamFlag,
@@ -31,11 +33,10 @@ from .errors import (
     HOST_MEMORY_VARIABLE,
     REPORT_VARIABLE,
     STREAMS_VARIABLE,
-    CallError,
     check_streams_variable,
 )
 from .handles import HANDLES
-from .objects import Event, Runtime, named
+from .objects import Event, Runtime, Side, create, memory_info
 from .report import REPORT
 from .streams import STREAMS, Stream
 
@@ -54,7 +55,6 @@ _CHIPS = {
     products.INFERENCE_SERIES: "Ascend310P3",
     products.A200I: "Ascend310B1",
 }
-_chip_names: dict[str, Any] = {}
 
 
 class Context:
@@ -77,17 +77,7 @@ class STATE:
     default: int | None = None
 
 
-def refuse(
-    function: str,
-    name: str,
-    message: str,
-    status: aclError = aclError.ACL_ERROR_RT_PARAM_INVALID,
-) -> NoReturn:
-    raise CallError(status, f"{function}: {name}: {message}")
-
-
 RUNTIME = Runtime(
-    refuse,
     aclError.ACL_ERROR_RT_MEMORY_ALLOCATION,
     True,
     {
@@ -98,14 +88,9 @@ RUNTIME = Runtime(
 )
 
 
-_invalid = partial(refuse, status=aclError.ACL_ERROR_INVALID_PARAM)
-
-
-def _need_init(function: str, by_acl: bool = False) -> None:
-    if not (STATE.by_acl or (STATE.by_aclnn and not by_acl)):
-        raise CallError(
-            aclError.ACL_ERROR_UNINITIALIZE, f"{function}: before aclInit; allowed: after it"
-        )
+def _need_init() -> None:
+    if not (STATE.by_acl or STATE.by_aclnn):
+        fail("before aclInit; allowed: after it", aclError.ACL_ERROR_UNINITIALIZE)
 
 
 NO_DEVICE = (
@@ -128,51 +113,44 @@ def _enter(context: int | None) -> None:
     thread.life, thread.context = STATE.life, context or 0
 
 
-def _need_device(function: str) -> None:
-    _need_init(function)
+def _need_device() -> None:
+    _need_init()
     if not has_device():
-        raise CallError(
-            aclError.ACL_ERROR_RT_CONTEXT_NULL,
-            f"{function}: {NO_DEVICE}",
-        )
-
-
-#: What needs a device, and what needs initialisation alone.
-_on_device = partial(named, check=_need_device)
-_after_init = partial(named, check=_need_init)
+        fail(NO_DEVICE, aclError.ACL_ERROR_RT_CONTEXT_NULL)
 
 
 # Initialisation
 
 
 def aclInit(config_path: int | None) -> None:
-    function = "aclInit"
     if STATE.by_acl:
-        raise CallError(
-            aclError.ACL_ERROR_REPEAT_INITIALIZE, f"{function}: a second time; allowed: once"
-        )
-    STATE.has_default = initialize(function, config_path)
+        fail("a second time; allowed: once", aclError.ACL_ERROR_REPEAT_INITIALIZE)
+    STATE.has_default = initialize(config_path)
     STATE.by_acl = True
 
 
-def initialize(function: str, config_path: int | None) -> bool:
+def initialize(config_path: int | None) -> bool:
     """Read the environment, and a file of settings; whether that names a device for all threads."""
-    settings = None if config_path is None else _read_config(function, config_path)
+    settings = None if config_path is None else _read_config(config_path)
     _read_environment()
     try:
         products.current()
         check_streams_variable()
     except ValueError as error:
-        raise CallError(aclError.ACL_ERROR_INVALID_PARAM, f"{function}: {error}") from None
+        fail(str(error), aclError.ACL_ERROR_INVALID_PARAM)
     return isinstance(settings, dict) and "defaultDevice" in settings
 
 
-def _read_config(function: str, address: int) -> Any:
+def _read_config(address: int) -> Any:
     """The file's settings: most are for devices."""
+
+    def invalid(message: str) -> NoReturn:
+        refuse("configPath", message, aclError.ACL_ERROR_INVALID_PARAM)
+
     try:
         path = os.fsdecode(pointers.text(address))
     except ValueError as error:
-        _invalid(function, "configPath", str(error))
+        invalid(str(error))
     if not path:
         return None
     try:
@@ -180,11 +158,9 @@ def _read_config(function: str, address: int) -> Any:
         with ThreadPoolExecutor(1) as parser:
             return parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
     except OSError as error:
-        _invalid(
-            function, "configPath", f"{path!r} ({error.strerror}); allowed: a file that is there"
-        )
+        invalid(f"{path!r} ({error.strerror}); allowed: a file that is there")
     except (ValueError, RecursionError) as error:
-        _invalid(function, "configPath", f"{path!r} ({error}); allowed: a JSON file")
+        invalid(f"{path!r} ({error}); allowed: a JSON file")
 
 
 def _read_environment() -> None:
@@ -204,7 +180,8 @@ def _read_environment() -> None:
 
 
 def aclFinalize() -> None:
-    _need_init("aclFinalize", by_acl=True)
+    if not STATE.by_acl:
+        fail("before aclInit; allowed: after it", aclError.ACL_ERROR_UNINITIALIZE)
     STATE.by_acl = STATE.has_default = False
     finalize()
 
@@ -219,10 +196,6 @@ def finalize() -> None:
     finally:
         STATE.users, STATE.life = 0, STATE.life + 1
         REPORT.print_if_wanted()
-
-
-def aclGetRecentErrMsg() -> int:
-    return ERRORS.last()
 
 
 # Types
@@ -248,22 +221,20 @@ def aclFloat16ToFloat(value: int) -> float:
 # The device
 
 
-def _check_device(function: str, device: int) -> None:
+def _check_device(device: int) -> None:
     if device != _DEVICE:
-        refuse(function, "deviceId", f"{device}; allowed: {_DEVICE}, the only one")
+        refuse("deviceId", f"{device}; allowed: {_DEVICE}, the only one")
 
 
-@_after_init
-def aclrtSetDevice(function: str, device: int) -> None:
-    _check_device(function, device)
+def aclrtSetDevice(device: int) -> None:
+    _check_device(device)
     STATE.users += 1
     _enter(None)
 
 
-@_after_init
-def aclrtResetDevice(function: str, device: int) -> None:
+def aclrtResetDevice(device: int) -> None:
     """Counted: the last of as many calls as aclrtSetDevice had releases the device."""
-    _check_device(function, device)
+    _check_device(device)
     STREAMS.finish()
     STATE.users -= 1
     if STATE.users <= 0:
@@ -276,38 +247,41 @@ def aclrtGetSocName() -> int:
     asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
     if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
         asked = _CHIPS[device.product.name]
-    name = _chip_names.setdefault(asked, ctypes.create_string_buffer(asked.encode()))
-    return ctypes.addressof(name)
+    return ctypes.addressof(_c_text(asked))
+
+
+@cache
+def _c_text(text: str) -> Any:
+    """A text that stays where it is, since programs keep its address."""
+    return ctypes.create_string_buffer(text.encode())
 
 
 # Contexts
 
 
-@_after_init
-def aclrtCreateContext(function: str, context: int | None, device: int) -> None:
+def aclrtCreateContext(context: int | None, device: int) -> None:
     """It is the thread's from now on."""
-    _check_device(function, device)
-    _enter(RUNTIME.create(function, "context", context, Context()))
+    _check_device(device)
+    where, handle = out("context", context), HANDLES.add(Context())
+    libc.store(ctypes.c_void_p, where, handle)
+    _enter(handle)
 
 
-@named
-def aclrtDestroyContext(function: str, context: int | None) -> None:
+def aclrtDestroyContext(context: int | None) -> None:
     if context is not None and context == STATE.default:
-        refuse(function, "context", "the device's own; allowed: what aclrtCreateContext made")
-    RUNTIME.destroy(Context, function, context)
+        refuse("context", "the device's own; allowed: what aclrtCreateContext made")
+    RUNTIME.destroy(Context, context)
 
 
-@_after_init
-def aclrtSetCurrentContext(function: str, context: int | None) -> None:
-    RUNTIME.find(function, "context", Context, context)
+def aclrtSetCurrentContext(context: int | None) -> None:
+    RUNTIME.find("context", Context, context)
     _enter(context)
 
 
-@_on_device
-def aclrtGetCurrentContext(function: str, context: int | None) -> None:
-    where = RUNTIME.out(function, "context", context)
+def aclrtGetCurrentContext(context: int | None) -> None:
+    where = out("context", context)
     if STATE.default is None:
-        STATE.default = HANDLES.add(Context(), "")  # nobody has to destroy it
+        STATE.default = HANDLES.add(Context(), is_owned=False)
     thread = ERRORS.thread()
     current = thread.context if thread.life == STATE.life else 0
     libc.store(ctypes.c_void_p, where, current or STATE.default)
@@ -316,93 +290,74 @@ def aclrtGetCurrentContext(function: str, context: int | None) -> None:
 # Streams and events
 
 
-@_on_device
-def aclrtCreateStreamWithConfig(
-    function: str, stream: int | None, priority: int, flag: int
-) -> None:
+def aclrtCreateStreamWithConfig(stream: int | None, priority: int, flag: int) -> None:
     """All streams are alike here."""
     if priority > _LEAST_PRIORITY:
-        refuse(function, "priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
-    _check_flags(function, flag, StreamFlag)
-    RUNTIME.create(function, "stream", stream, Stream())
+        refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
+    _check_flags(flag, StreamFlag)
+    create("stream", stream, Stream())
 
 
-def _check_flags(function: str, flag: int, kind: type[IntFlag]) -> None:
+def _check_flags(flag: int, kind: type[IntFlag]) -> None:
     if flag & ~sum(kind):
         allowed = ", ".join(f"{each.name} ({each:#x})" for each in kind)
-        refuse(function, "flag", f"{flag:#x}; allowed: {allowed}, or some of them")
+        refuse("flag", f"{flag:#x}; allowed: {allowed}, or some of them")
 
 
-@_on_device
-def aclrtSynchronizeStreamWithTimeout(function: str, stream: int | None, timeout: int) -> None:
+def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
     """It is done in time, however long it takes."""
     if timeout < -1:
-        refuse(function, "timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
-    RUNTIME.synchronize(function, stream)
+        refuse("timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
+    RUNTIME.synchronize(stream)
 
 
-@_on_device
-def aclrtCreateEventWithFlag(function: str, event: int | None, flag: int) -> None:
-    _check_flags(function, flag, EventFlag)
+def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
+    _check_flags(flag, EventFlag)
     can_order = bool(flag & (EventFlag.ACL_EVENT_SYNC | EventFlag.ACL_EVENT_EXTERNAL))
     has_time = bool(flag & EventFlag.ACL_EVENT_TIME_LINE)
-    RUNTIME.create(function, "event", event, Event(can_order, has_time))
+    create("event", event, Event(can_order, has_time))
 
 
-@_on_device
-def aclrtQueryEventStatus(function: str, event: int | None, status: int | None) -> None:
-    where = RUNTIME.out(function, "status", status)
-    is_over = RUNTIME.is_over(function, event)
+def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
+    where = out("status", status)
+    is_over = RUNTIME.is_over(event)
     libc.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
 
 
 # Memory
 
 
-def _allocate(function: str, name: str, address: int | None, size: int, device: bool) -> None:
-    _need_init(function)
+def _allocate(name: str, address: int | None, size: int, device: bool) -> None:
     if size == 0:
-        _invalid(function, "size", "0; allowed: 1 or more")
-    RUNTIME.allocate(function, name, address, size, device)
+        refuse("size", "0; allowed: 1 or more", aclError.ACL_ERROR_INVALID_PARAM)
+    RUNTIME.allocate(name, address, size, device)
 
 
-def _sides(function: str, kind: int) -> tuple[bool, bool]:
-    """Whether a copy goes from the device, and to it."""
+def _sides(
+    dst: int | None, dst_pitch: int, src: int | None, src_pitch: int, kind: int
+) -> tuple[Side, Side]:
+    """Where a copy goes to, and from."""
     if kind not in set(aclrtMemcpyKind):
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
-        refuse(function, "kind", f"{kind}; allowed: {allowed}")
+        refuse("kind", f"{kind}; allowed: {allowed}")
     return (
-        bool(kind & aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST),
-        bool(kind & aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE),
+        Side("dst", dst, dst_pitch, bool(kind & aclrtMemcpyKind.ACL_MEMCPY_HOST_TO_DEVICE)),
+        Side("src", src, src_pitch, bool(kind & aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST)),
     )
 
 
-@_on_device
-def aclrtMemcpy(
-    function: str, dst: int | None, most: int, src: int | None, count: int, kind: int
-) -> None:
-    from_device, to_device = _sides(function, kind)
-    RUNTIME.copy(function, (dst, most, to_device), (src, from_device), count)
+def aclrtMemcpy(dst: int | None, most: int, src: int | None, count: int, kind: int) -> None:
+    RUNTIME.copy(*_sides(dst, count, src, count, kind), count, most=most)
 
 
-@_on_device
 def aclrtMemcpyAsync(
-    function: str,
-    dst: int | None,
-    most: int,
-    src: int | None,
-    count: int,
-    kind: int,
-    stream: int | None,
+    dst: int | None, most: int, src: int | None, count: int, kind: int, stream: int | None
 ) -> None:
-    from_device, to_device = _sides(function, kind)
-    where = RUNTIME.stream(function, stream)
-    RUNTIME.copy(function, (dst, most, to_device), (src, from_device), count, where)
+    sides = _sides(dst, count, src, count, kind)
+    RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.stream(stream))
 
 
-@_on_device
 def aclrtMemcpy2d(
-    function: str,
     dst: int | None,
     dst_pitch: int,
     src: int | None,
@@ -411,60 +366,63 @@ def aclrtMemcpy2d(
     height: int,
     kind: int,
 ) -> None:
-    from_device, to_device = _sides(function, kind)
-    if from_device == to_device:
-        refuse(function, "kind", f"{kind}; allowed: between the host and the device")
-    to, source = (dst, dst_pitch, to_device), (src, src_pitch, from_device)
-    RUNTIME.copy_rows(function, to, source, width, height)
+    to, source = _sides(dst, dst_pitch, src, src_pitch, kind)
+    if to.on_device == source.on_device:
+        refuse("kind", f"{kind}; allowed: between the host and the device")
+    RUNTIME.copy(to, source, width, height)
 
 
 def _fill(
-    function: str, address: int | None, most: int, value: int, count: int, stream: Stream | None
+    address: int | None, most: int, value: int, count: int, stream: Stream | None = None
 ) -> None:
     if count > most:
-        refuse(function, "count", f"{count} bytes; allowed: up to maxCount, {most}")
-    RUNTIME.fill(function, "devPtr", address, value, count, stream)
+        refuse("count", f"{count} bytes; allowed: up to maxCount, {most}")
+    RUNTIME.fill("devPtr", address, value, count, stream)
 
 
-# What is a line each
-
-#: What needs a device. Memory is the machine's, whatever kind is asked for; results are always
+#: What is a line each. Memory is the machine's, whatever kind is asked for; results are always
 #: deterministic, and other options are a device's.
-_ON_DEVICE: dict[str, Callable[..., Any]] = {
-    "aclrtGetDevice": lambda name, at: libc.store(
-        ctypes.c_int32, RUNTIME.out(name, "deviceId", at), _DEVICE
+_CALLS: dict[str, Callable[..., Any]] = {
+    "aclGetRecentErrMsg": ERRORS.last,
+    "aclrtGetDevice": lambda at: libc.store(ctypes.c_int32, out("deviceId", at), _DEVICE),
+    "aclrtGetDeviceCount": lambda at: libc.store(ctypes.c_uint32, out("count", at), 1),
+    "aclrtGetRunMode": lambda at: libc.store(
+        ctypes.c_int, out("runMode", at), aclrtRunMode.ACL_HOST
     ),
-    "aclrtGetMemInfo": lambda name, kind, free, total: RUNTIME.memory_info(
-        name, free=free, total=total
-    ),
-    "aclrtSynchronizeDevice": lambda name: STREAMS.finish(),
-    "aclrtCtxSetSysParamOpt": lambda name, option, value: None,
-    "aclrtCreateStream": lambda name, at: RUNTIME.create(name, "stream", at, Stream()),
+    "aclrtGetMemInfo": lambda kind, free, total: memory_info(free=free, total=total),
+    "aclrtSynchronizeDevice": STREAMS.finish,
+    "aclrtCtxSetSysParamOpt": lambda option, value: None,
+    "aclrtCreateStream": lambda at: create("stream", at, Stream()),
+    "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtSynchronizeStream": RUNTIME.synchronize,
-    "aclrtCreateEvent": lambda name, at: RUNTIME.create(name, "event", at, Event()),
+    "aclrtCreateEvent": lambda at: create("event", at, Event()),
+    "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
     "aclrtRecordEvent": RUNTIME.record,
     "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
     "aclrtStreamWaitEvent": RUNTIME.wait,
     "aclrtEventElapsedTime": RUNTIME.elapsed,
-    "aclrtMalloc": lambda name, at, size, policy: _allocate(name, "devPtr", at, size, True),
-    "aclrtMemset": lambda name, at, most, value, count: _fill(name, at, most, value, count, None),
-    "aclrtMemsetAsync": lambda name, at, most, value, count, stream: _fill(
-        name, at, most, value, count, RUNTIME.stream(name, stream)
+    "aclrtMalloc": lambda at, size, policy: _allocate("devPtr", at, size, True),
+    "aclrtMallocHost": lambda at, size: _allocate("hostPtr", at, size, False),
+    "aclrtFree": lambda at: RUNTIME.free("devPtr", at, ("aclrtMalloc",)),
+    "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
+    "aclrtMemset": _fill,
+    "aclrtMemsetAsync": lambda at, most, value, count, stream: _fill(
+        at, most, value, count, RUNTIME.stream(stream)
     ),
 }
-#: What needs none.
-_ANYWHERE: dict[str, Callable[..., Any]] = {
-    "aclrtGetDeviceCount": lambda name, at: libc.store(
-        ctypes.c_uint32, RUNTIME.out(name, "count", at), 1
-    ),
-    "aclrtGetRunMode": lambda name, at: libc.store(
-        ctypes.c_int, RUNTIME.out(name, "runMode", at), aclrtRunMode.ACL_HOST
-    ),
-    "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
-    "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
-    "aclrtMallocHost": lambda name, at, size: _allocate(name, "hostPtr", at, size, False),
-    "aclrtFree": lambda name, at: RUNTIME.free(name, "devPtr", at, ("aclrtMalloc",)),
-    "aclrtFreeHost": lambda name, at: RUNTIME.free(name, "hostPtr", at, ("aclrtMallocHost",)),
-}
-globals().update({name: _on_device(call, name) for name, call in _ON_DEVICE.items()})
-globals().update({name: named(call, name) for name, call in _ANYWHERE.items()})
+
+#: What can be called before aclInit, and what after it in a thread that has no device: all else
+#: needs both.
+_ANYWHERE = """
+    aclInit aclFinalize aclGetRecentErrMsg aclDataTypeSize aclFloatToFloat16 aclFloat16ToFloat
+    aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName
+    aclrtDestroyContext aclrtDestroyStream aclrtDestroyEvent aclrtFree aclrtFreeHost
+"""
+_AFTER_INIT = """
+    aclrtSetDevice aclrtResetDevice aclrtCreateContext aclrtSetCurrentContext aclrtMallocHost
+"""
+_checks = dict.fromkeys(_AFTER_INIT.split(), _need_init)
+for _function in functions_of("ascendcl"):
+    if _function.name not in _ANYWHERE.split():
+        _checks.setdefault(_function.name, _need_device)
+export(globals(), "ascendcl", _CALLS, _checks)

@@ -18,8 +18,8 @@ from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, libc, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
+from .calls import CURRENT, CallError, export, fail, refuse
 from .declarations import functions_of
-from .errors import CallError
 from .handles import HANDLES
 from .objects import MOST_AXES
 from .pointers import MOST_VALUES
@@ -27,16 +27,8 @@ from .signatures import Function
 from .streams import STREAMS, Stream, Use, span
 
 
-def _fail(status: Status, function: str, name: str, message: str) -> NoReturn:
-    raise CallError(status, f"{function}: {name}: {message}")
-
-
-def _null(function: str, name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
-    _fail(status, function, name, "null; allowed: a pointer")
-
-
-def refuse(function: str, name: str, message: str) -> NoReturn:
-    _fail(Status.ACLNN_ERR_PARAM_INVALID, function, name, message)
+def _null(name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
+    refuse(name, "null; allowed: a pointer", status)
 
 
 # Tensors and masks
@@ -65,11 +57,11 @@ class aclScalarList(tuple[int, ...]):
     """Some scalars, by their handles; they are destroyed with it."""
 
 
-def _check_length(function: str, name: str, address: int | None, count: int, most: int) -> None:
+def _check_length(name: str, address: int | None, count: int, most: int) -> None:
     if count > most:
-        refuse(function, name, f"{count} of them; allowed: up to {most}")
+        refuse(name, f"{count} of them; allowed: up to {most}")
     if address is None and count:
-        _null(function, name)
+        _null(name)
 
 
 def aclCreateTensor(
@@ -83,17 +75,15 @@ def aclCreateTensor(
     storage_count: int,
     data: int | None,
 ) -> int:
-    function = "aclCreateTensor"
-
     def sizes(name: str, address: int | None, count: int) -> list[int]:
-        _check_length(function, name, address, count, MOST_AXES)
+        _check_length(name, address, count, MOST_AXES)
         return libc.load(ctypes.c_int64, address, count)
 
     view_dims = sizes("viewDims", dims, count)
     steps = None if strides is None else sizes("stride", strides, count)
     storage = None if storage_dims is None else sizes("storageDims", storage_dims, storage_count)
     tensor = _tensor_at(data, offset, view_dims, data_type, steps, format, storage)
-    return HANDLES.add(tensor, function)
+    return HANDLES.add(tensor)
 
 
 def _tensor_at(
@@ -149,26 +139,24 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
 
 
 def aclCreateBoolArray(values: int | None, count: int) -> int:
-    function = "aclCreateBoolArray"
-    _check_length(function, "value", values, count, MOST_VALUES)
+    _check_length("value", values, count, MOST_VALUES)
     # As bytes: what is no 0 or 1 is no C bool, but is true.
     found = b"" if values is None else ctypes.string_at(values, count)
-    return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)), function)
+    return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)))
 
 
 def aclCreateScalar(value: int | None, data_type: int) -> int:
-    function = "aclCreateScalar"
     if value is None:
-        _null(function, "value")
+        _null("value")
     if data_type not in NUMPY:
-        refuse(function, "dataType", f"{data_type}; allowed: an aclDataType of numbers")
+        refuse("dataType", f"{data_type}; allowed: an aclDataType of numbers")
     kind = aclDataType(data_type)
     size = NUMPY[kind].itemsize
     problem = pointers.problem(value, size, False)
     if problem is not None:
-        refuse(function, "value", problem)
+        refuse("value", problem)
     number = np.frombuffer(ctypes.string_at(value, size), NUMPY[kind])[0]
-    return HANDLES.add(aclScalar(number, kind), function)
+    return HANDLES.add(aclScalar(number, kind))
 
 
 #: What is made of values that follow each other: their type, or the handles' kind.
@@ -184,54 +172,52 @@ def _is_list(kind: type[Any]) -> bool:
     return _ARRAYS.get(kind) in (aclnn.aclTensor, aclScalar)
 
 
-def _create(kind: type[Any], function: str, values: int | None, count: int) -> int:
+def _create(kind: type[Any], values: int | None, count: int) -> int:
     """aclCreateXxx of an array or a list."""
     element, is_list = _ARRAYS[kind], _is_list(kind)
-    _check_length(function, "value", values, count, MOST_VALUES)
+    _check_length("value", values, count, MOST_VALUES)
     found = libc.load(ctypes.c_void_p if is_list else element, values, count)
     for index, each in enumerate(found if is_list else ()):
         if each is not None:  # a null is a tensor that is not given
-            _found(function, f"value[{index}]", element, each)
-    return HANDLES.add(kind(found), function)
+            _found(f"value[{index}]", element, each)
+    return HANDLES.add(kind(found))
 
 
-def _destroy(kind: type[Any], function: str, name: str, handle: int | None) -> None:
+def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
     """aclDestroyXxx, of a list with what is in it; null is a success."""
     if handle is None:
         return
-    found = _end(function, name, kind, handle)
+    found = _end(name, kind, handle)
     for index, each in enumerate(found if _is_list(kind) else ()):
         if each is not None:
-            _end(function, f"{name}[{index}]", _ARRAYS[kind], each)
+            _end(f"{name}[{index}]", _ARRAYS[kind], each)
 
 
-def _measure(
-    kind: type[Any], function: str, name: str, handle: int | None, size: int | None
-) -> None:
+def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -> None:
     """aclGetXxxSize."""
-    found = _found(function, name, kind, handle)
+    found = _found(name, kind, handle)
     if size is None:
-        _null(function, "size")
+        _null("size")
     libc.store(ctypes.c_uint64, size, len(found))
 
 
-def _found(function: str, name: str, kind: type[Any], handle: int | None) -> Any:
+def _found(name: str, kind: type[Any], handle: int | None) -> Any:
     """What is behind a handle that has to be one."""
-    return _there(function, name, kind, HANDLES.find_a(kind, handle))
+    return _there(name, kind, HANDLES.find_a(kind, handle))
 
 
-def _there(function: str, name: str, kind: type[Any], value: Any) -> Any:
+def _there(name: str, kind: type[Any], value: Any) -> Any:
     if value is None:
-        _null(function, name)
+        _null(name)
     if isinstance(value, Unusable):
-        refuse(function, name, f"{value!r}; allowed: an {kind.__name__}")
+        refuse(name, f"{value!r}; allowed: an {kind.__name__}")
     return value
 
 
-def _end(function: str, name: str, kind: type[Any] | Any, handle: int | None) -> Any:
+def _end(name: str, kind: type[Any] | Any, handle: int | None) -> Any:
     """Destroy what is behind a handle that has to be one."""
-    STREAMS.end(function, name, HANDLES.find(handle))
-    value = _there(function, name, kind, HANDLES.end_a(kind, handle, function))
+    STREAMS.end(name, HANDLES.find(handle))
+    value = _there(name, kind, HANDLES.end_a(kind, handle))
     if kind is aclnn.aclTensor:  # which an executor may still hold
         value.is_destroyed = True
     return value
@@ -249,26 +235,25 @@ _SAID: dict[str, tuple[str, Any]] = {
 }
 
 
-def _get(function: Function, tensor: int | None, *results: int | None) -> None:
+def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> None:
     """aclGetXxx of a tensor, whose results are written through pointers."""
-    attribute, kind = _SAID[function.name]
-    value = getattr(_found(function.name, "tensor", aclnn.aclTensor, tensor), attribute)
-    for (_, parameter), address in zip(function.parameters[1:], results, strict=True):
+    attribute, kind = said
+    value = getattr(_found("tensor", aclnn.aclTensor, tensor), attribute)
+    parameters = CURRENT.function.parameters[1:]
+    for (_, parameter), address in zip(parameters, results, strict=True):
         if address is None:
-            _null(function.name, parameter)
+            _null(parameter)
     if isinstance(value, tuple):
-        _hand_over(function.name, value, *results)
+        _hand_over(value, *results)
     else:
         libc.store(kind, results[0], value)
 
 
-def _hand_over(
-    function: str, values: tuple[int, ...], array: int | None, count: int | None
-) -> None:
+def _hand_over(values: tuple[int, ...], array: int | None, count: int | None) -> None:
     """Write an array that the caller frees, and its length."""
     copy = libc.malloc(max(1, 8 * len(values)))
     if copy is None:
-        raise CallError(Status.ACLNN_ERR_INNER, f"{function}: no memory")
+        fail("no memory", Status.ACLNN_ERR_INNER)
     libc.store_all(ctypes.c_int64, copy, values)
     libc.store(ctypes.c_void_p, array, copy)
     libc.store(ctypes.c_uint64, count, len(values))
@@ -280,8 +265,8 @@ def _hand_over(
 def aclnnInit(config_path: int | None) -> None:
     """A program that has called aclInit need not call it, and may."""
     if acl.STATE.by_aclnn:
-        refuse("aclnnInit", "configPath", "a second call; allowed: one")
-    acl.initialize("aclnnInit", config_path)
+        refuse("configPath", "a second call; allowed: one")
+    acl.initialize(config_path)
     acl.STATE.by_aclnn = True
 
 
@@ -293,57 +278,60 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-def _executor(function: str, handle: int | None) -> Any:
+def _executor(handle: int | None) -> Any:
     if handle is None:
-        _null(function, "executor", Status.ACLNN_ERR_INNER_NULLPTR)
-    return _found(function, "executor", aclnn.aclOpExecutor, handle)
+        _null("executor", Status.ACLNN_ERR_INNER_NULLPTR)
+    return _found("executor", aclnn.aclOpExecutor, handle)
 
 
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
-    _executor("aclSetAclOpExecutorRepeatable", executor).repeatable = True
+    _executor(executor).repeatable = True
 
 
 def aclDestroyAclOpExecutor(executor: int | None) -> None:
-    function = "aclDestroyAclOpExecutor"
-    _executor(function, executor)
-    _end(function, "executor", aclnn.aclOpExecutor, executor)
+    _executor(executor)
+    _end("executor", aclnn.aclOpExecutor, executor)
 
 
 def _set_address(
-    function: str, executor: int | None, index: int, tensor: int | None, address: int | None
+    counts: Callable[[Parameter], bool],
+    executor: int | None,
+    index: int,
+    tensor: int | None,
+    address: int | None,
 ) -> None:
     """Give an executor that can be used again another memory for one of its tensors.
 
     Args:
-        function: which of ``_SETTERS``.
+        counts: whether the function counts a parameter of phase 1's.
         executor, tensor: handles; the tensor has the look of the one that phase 1 was given.
-        index: of the tensor among phase 1's that the function counts, null ones too.
+        index: of the tensor among those, null ones too.
         address: the new memory.
     """
-    found = _executor(function, executor)
+    found = _executor(executor)
     if tensor is None:
-        _null(function, "tensor", Status.ACLNN_ERR_INNER_NULLPTR)
-    value: aclnn.aclTensor = _found(function, "tensor", aclnn.aclTensor, tensor)
+        _null("tensor", Status.ACLNN_ERR_INNER_NULLPTR)
+    value: aclnn.aclTensor = _found("tensor", aclnn.aclTensor, tensor)
     if not found.repeatable:
         message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
-        refuse(function, "executor", message)
-    slots = [row.name for row in CONTRACTS[found.name].parameters if _SETTERS[function](row)]
+        refuse("executor", message)
+    slots = [row.name for row in CONTRACTS[found.name].parameters if counts(row)]
     if index >= len(slots):
-        refuse(function, "index", f"{index}; allowed: 0 to {len(slots) - 1}")
+        refuse("index", f"{index}; allowed: 0 to {len(slots) - 1}")
     name = slots[index]
     given = found.tensors[name]
     if given is None:
-        refuse(function, "index", f"{index}, {name}, null in phase 1; allowed: a tensor's")
+        refuse("index", f"{index}, {name}, null in phase 1; allowed: a tensor's")
     if (value.dims, value.strides, value.dtype_name) != (
         given.dims, given.strides, given.dtype_name,
     ):  # fmt: skip
-        refuse(function, "tensor", f"{value!r}; allowed: {name}, {given!r}")
+        refuse("tensor", f"{value!r}; allowed: {name}, {given!r}")
     moved = _tensor_at(
         address, value.given_offset, value.dims, value.data_type, value.strides, value.format,
         value.storage_dims,
     )  # fmt: skip
     if moved.problem is not None:
-        refuse(function, "addr", moved.problem)
+        refuse("addr", moved.problem)
     found.tensors = {**found.tensors, name: moved}
     HANDLES.replace(tensor, moved)
 
@@ -385,11 +373,13 @@ def _phase_1(function: Function) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         *given, size_at, executor_at = arguments
         if size_at is None or executor_at is None:
-            _null(operator, "workspaceSize" if size_at is None else "executor")
+            missing = "workspaceSize" if size_at is None else "executor"
+            message = f"{operator}: {missing}: null; allowed: a pointer"
+            raise CallError(Status.ACLNN_ERR_PARAM_NULLPTR, message)
         values = [convert(value) for convert, value in zip(inputs, given)]  # noqa: B905 - time
         size, executor = python(*values)
         libc.store(ctypes.c_uint64, size_at, size)
-        libc.store(ctypes.c_void_p, executor_at, HANDLES.add(executor, name))
+        libc.store(ctypes.c_void_p, executor_at, HANDLES.add(executor))
 
     return call
 
@@ -409,25 +399,24 @@ def _phase_2(function: Function) -> Callable[..., None]:
             tensors = value.tensors  # whose memory may be set anew before this is done
             assert isinstance(where, Stream)
             STREAMS.do(
-                name,
                 where,
                 lambda: _uses(value, tensors, scratch),
                 run,
-                lambda: _check_memory(name, value, tensors),
+                lambda: _check_memory(value, tensors),
                 (value, *(tensor for _, tensor, _ in _used(value, tensors))),
                 refuse,
             )
 
         if is_executor:
             if not acl.has_device():
-                _fail(Status.ACLNN_ERR_RUNTIME_ERROR, name, "stream", acl.NO_DEVICE)
-            _check_memory(name, value, value.tensors)
+                refuse("stream", acl.NO_DEVICE, Status.ACLNN_ERR_RUNTIME_ERROR)
+            _check_memory(value, value.tensors)
         try:
             python(scratch, size, value, Launcher(launch) if isinstance(where, Stream) else where)
         finally:
             if is_executor and value.is_used_up:
                 assert executor is not None
-                HANDLES.end(executor, name)
+                HANDLES.end(executor)
 
     return call
 
@@ -453,15 +442,15 @@ def _uses(
         yield span("workspace", "writes", scratch.address, executor.workspace_size)
 
 
-def _check_memory(function: str, executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
+def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
     """That all tensors have memory; that in no block it is there, and can be written."""
     for name, tensor, writing in _used(executor, tensors):
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
-            refuse(function, name, "no memory; allowed: a tensor with data")
+            refuse(name, "no memory; allowed: a tensor with data")
         if tensor.memory.owner is FOREIGN:
             memory = checked(tensor.memory, *tensor.region.bounds(), writing)
             if memory.problem is not None:
-                refuse(function, name, memory.problem)
+                refuse(name, memory.problem)
 
 
 def _workspace(address: int | None, size: int) -> Memory | None:
@@ -472,22 +461,25 @@ def _workspace(address: int | None, size: int) -> Memory | None:
     return checked(memory, memory.address, memory.address + memory.nbytes, True)
 
 
-def _define() -> None:
-    """Put a Python function of each exported one's name here that the tables above tell of."""
-    here = globals()
+def _calls() -> dict[str, Callable[..., Any]]:
+    """What the exported functions do that the tables above tell of, by name."""
+    calls: dict[str, Callable[..., Any]] = {}
     for function in functions_of("opapi"):
         make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1
-        here[function.name] = make(function)
+        calls[function.name] = make(function)
+    calls.update({name: partial(_get, said) for name, said in _SAID.items()})
+    calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})
     exported = {each.name: each for each in functions_of("nnopbase")}
-    here.update({name: partial(_get, exported[name]) for name in _SAID})
-    here.update({name: partial(_set_address, name) for name in _SETTERS})
     for kind in (aclnn.aclTensor, aclScalar, aclnn.aclBoolArray, *_ARRAYS):
         what = kind.__name__.removeprefix("acl")
         if kind in _ARRAYS:
-            here[f"aclCreate{what}"] = partial(_create, kind, f"aclCreate{what}")
+            calls[f"aclCreate{what}"] = partial(_create, kind)
         for name, act in ((f"aclDestroy{what}", _destroy), (f"aclGet{what}Size", _measure)):
             if name in exported:
-                here[name] = partial(act, kind, name, exported[name].parameters[0][1])
+                calls[name] = partial(act, kind, exported[name].parameters[0][1])
+    return calls
 
 
-_define()
+_CALLS = _calls()
+for _library in ("nnopbase", "opapi"):
+    export(globals(), _library, _CALLS)

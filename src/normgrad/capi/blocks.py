@@ -15,6 +15,7 @@ from .. import pages
 from ..memory import LINE
 from ..workspaces import Allocation, Memory
 from . import pointers
+from .calls import CURRENT
 from .errors import ERRORS, HOST_MEMORY_VARIABLE, is_on
 
 #: Where blocks start, as aclrtMalloc has it.
@@ -45,12 +46,12 @@ class Block(Allocation):
         freed_by: the function that freed it, or None.
     """
 
-    def __init__(self, size: int, is_device: bool, maker: str) -> None:
+    def __init__(self, size: int, is_device: bool) -> None:
         self.memory = np.empty(size + ALIGNMENT, np.uint8)
         self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
         self.size = size
         self.is_device = is_device
-        self.maker = maker
+        self.maker = CURRENT.function.name
         self.caller = ERRORS.caller()
         self.freed_by: str | None = None
         if size <= _POISONED:
@@ -77,28 +78,28 @@ class Blocks:
             before=self._lock.acquire, after_in_parent=release, after_in_child=release
         )
 
-    def allocate(self, size: int, is_device: bool, maker: str) -> Block:
+    def allocate(self, size: int, is_device: bool) -> Block:
         """A new block.
 
         Raises:
             MemoryError: there is no such memory.
         """
         try:
-            block = self._new(size, is_device, maker)
+            block = self._new(size, is_device)
         except MemoryError:
             with self._lock:
                 while self._freed:
                     self._drop_oldest()
-            block = self._new(size, is_device, maker)
+            block = self._new(size, is_device)
         with self._lock:
             insort(self._starts, block.address)
             self._blocks[block.address] = block
         return block
 
     @staticmethod
-    def _new(size: int, is_device: bool, maker: str) -> Block:
+    def _new(size: int, is_device: bool) -> Block:
         try:
-            return Block(size, is_device, maker)
+            return Block(size, is_device)
         except ValueError as error:  # more than addresses can count
             raise MemoryError(str(error)) from None
 
@@ -108,12 +109,12 @@ class Blocks:
         del self._starts[bisect_right(self._starts, block.address) - 1]
         del self._blocks[block.address]
 
-    def free(self, block: Block, by: str) -> bool:
+    def free(self, block: Block) -> bool:
         """Free a block; False if that is done already."""
         with self._lock:
             if block.freed_by is not None:
                 return False
-            block.freed_by = by
+            block.freed_by = CURRENT.function.name
             self._freed.append(block)
             self._freed_bytes += block.size
             while len(self._freed) > 1 and (

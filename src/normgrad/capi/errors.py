@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from enum import IntEnum
 from typing import Any
 
 #: The environment variables that are read at aclInit, and at a library's first call.
@@ -17,21 +16,6 @@ STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
 
 #: How many different lines are kept for a report.
 _MOST_LINES = 1000
-
-
-class CallError(Exception):
-    """A call that did not succeed.
-
-    Attributes:
-        status: what the function returns.
-        is_mistake: whether a report names it; samples of the vendors' fail in ways that do no harm.
-    """
-
-    is_mistake = True
-
-    def __init__(self, status: IntEnum, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def is_on(variable: str) -> bool:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
 from ..unusable import Unusable, described
+from .calls import CURRENT
 from .errors import ERRORS
 
 _T = TypeVar("_T")
@@ -21,7 +22,10 @@ _REMEMBERED = 4096
 
 
 class Entry(NamedTuple):
-    """What is behind a handle, the function that made it, and where the program called that."""
+    """What is behind a handle, the function that made it, and where the program called that.
+
+    What the program need not end has no maker.
+    """
 
     value: Any
     maker: str
@@ -36,9 +40,10 @@ class Handles:
         self._ended: OrderedDict[int, str] = OrderedDict()
         self._next = itertools.count(_FIRST, _STEP)
 
-    def add(self, value: object, maker: str) -> int:
-        """A new handle."""
+    def add(self, value: object, is_owned: bool = True) -> int:
+        """A new handle; the program has to end what it owns."""
         handle = next(self._next)
+        maker = CURRENT.function.name if is_owned else ""
         self._entries[handle] = Entry(value, maker, ERRORS.caller())
         return handle
 
@@ -60,18 +65,18 @@ class Handles:
             return value
         return Unusable(described(value))
 
-    def end_a(self, kind: type[_T], handle: int | None, by: str) -> _T | Unusable | None:
+    def end_a(self, kind: type[_T], handle: int | None) -> _T | Unusable | None:
         """The same, and forget the handle; of two threads only one can."""
         value = self.find_a(kind, handle)
-        if handle is None or isinstance(value, Unusable) or self.end(handle, by):
+        if handle is None or isinstance(value, Unusable) or self.end(handle):
             return value
         return self._unknown(handle)
 
-    def end(self, handle: int, by: str) -> bool:
+    def end(self, handle: int) -> bool:
         """Forget a handle; False if that is done already."""
         if self._entries.pop(handle, None) is None:
             return False
-        self._ended[handle] = by
+        self._ended[handle] = CURRENT.function.name
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
         return True

@@ -8,32 +8,23 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .. import infiniop
-from ..infiniop import InfiniError, infiniDevice_t, infiniStatus_t
+from ..infiniop import infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
 from . import libc
 from .blocks import checked, memory_at
+from .calls import export, out, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
-from .objects import MOST_AXES, Event, Runtime, named
+from .objects import MOST_AXES, Event, Runtime, Side, create, memory_info
 from .streams import STREAMS, Stream, Use, span
 
 #: The operator's tensors, in the order of the C function's arguments.
 NAMES = (*OUTPUTS, *INPUTS)
 
 
-def refuse(
-    function: str,
-    name: str,
-    message: str,
-    status: infiniStatus_t = infiniStatus_t.INFINI_STATUS_BAD_PARAM,
-) -> NoReturn:
-    raise InfiniError(status, function, f"{name}: {message}", name)
-
-
 RUNTIME = Runtime(
-    refuse,
     infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR,
     False,
     {Stream: "infinirtStreamCreate", Event: "infinirtEventCreate"},
@@ -47,45 +38,38 @@ def infinirtInit() -> None:
     try:
         check_streams_variable()
     except ValueError as error:
-        refuse("infinirtInit", "environment", str(error))
+        refuse("environment", str(error))
     infiniop.infinirtInit()
 
 
 def infinirtGetDevice(device: int | None, number: int | None) -> None:
     """Either pointer may be null, but not both."""
     if device is None and number is None:
-        refuse("infinirtGetDevice", "device_ptr", "null; allowed: a pointer to write to")
+        refuse("device_ptr", "null; allowed: a pointer to write to")
     for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
         if address is not None:
             libc.store(ctypes.c_int, address, value)
 
 
 def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | None) -> None:
-    function = "infinirtGetMemInfo"
     if (device, number) != (infiniDevice_t.INFINI_DEVICE_CPU, 0):
-        refuse(function, "device", f"{device}, {number}; allowed: INFINI_DEVICE_CPU, 0")
-    RUNTIME.memory_info(function, free_bytes=free, total_bytes=total)
+        refuse("device", f"{device}, {number}; allowed: INFINI_DEVICE_CPU, 0")
+    memory_info(free_bytes=free, total_bytes=total)
 
 
-def normgradGetRecentErrMsg() -> int:
-    """The text of this thread's last error: InfiniCore itself has none."""
-    return ERRORS.last()
-
-
-# Streams and events
+# Events
 
 
 def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
-    function = "infinirtEventCreateWithFlags"
     if flags & ~sum(infinirtEventFlags_t):
-        refuse(function, "flags", f"{flags:#x}; allowed: 0, 1, 2 or 3, as infinirtEventFlags_t has")
+        refuse("flags", f"{flags:#x}; allowed: 0, 1, 2 or 3, as infinirtEventFlags_t has")
     has_time = not flags & infinirtEventFlags_t.INFINIRT_EVENT_DISABLE_TIMING
-    RUNTIME.create(function, "event_ptr", event, Event(has_time=has_time))
+    create("event_ptr", event, Event(has_time=has_time))
 
 
 def infinirtEventQuery(event: int | None, status: int | None) -> None:
-    where = RUNTIME.out("infinirtEventQuery", "status_ptr", status)
-    is_over = RUNTIME.is_over("infinirtEventQuery", event)
+    where = out("status_ptr", status)
+    is_over = RUNTIME.is_over(event)
     libc.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
 
 
@@ -93,31 +77,25 @@ def infinirtEventQuery(event: int | None, status: int | None) -> None:
 
 
 def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
-    RUNTIME.stream("infinirtMallocAsync", stream)
-    RUNTIME.allocate("infinirtMallocAsync", "p_ptr", address, size, True)
+    RUNTIME.stream(stream)
+    RUNTIME.allocate("p_ptr", address, size, True)
 
 
-def _free(
-    function: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
-) -> None:
+def _free(address: int | None, makers: tuple[str, ...], stream: Stream | None = None) -> None:
     if address is not None:  # as in C
-        RUNTIME.free(function, "ptr", address, makers, stream)
+        RUNTIME.free("ptr", address, makers, stream)
 
 
 _DEVICE_MAKERS = ("infinirtMalloc", "infinirtMallocAsync")
 
 
 def _copy(
-    function: str,
-    dst: int | None,
-    src: int | None,
-    size: int,
-    kind: int,
-    stream: Stream | None = None,
+    dst: int | None, src: int | None, size: int, kind: int, stream: Stream | None = None
 ) -> None:
     if kind not in set(infinirtMemcpyKind_t):  # all alike: all memory is the CPU's
-        refuse(function, "kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
-    RUNTIME.copy(function, (dst, size, True), (src, True), size, stream)
+        refuse("kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
+    to, source = Side("dst", dst, size, True), Side("src", src, size, True)
+    RUNTIME.copy(to, source, size, stream=stream)
 
 
 # Descriptors
@@ -126,29 +104,28 @@ def _copy(
 def infiniopCreateTensorDescriptor(
     desc: int | None, ndim: int, shape: int | None, strides: int | None, dtype: int
 ) -> None:
-    function = "infiniopCreateTensorDescriptor"
-    where = RUNTIME.out(function, "desc_ptr", desc)
+    where = out("desc_ptr", desc)
     if ndim > MOST_AXES:
-        refuse(function, "ndim", f"{ndim}; allowed: up to {MOST_AXES}")
+        refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
-        refuse(function, "shape", f"null; allowed: {ndim} sizes")
+        refuse("shape", f"null; allowed: {ndim} sizes")
     dims = libc.load(ctypes.c_size_t, shape or 0, ndim)
     steps = None if strides is None else libc.load(ctypes.c_ssize_t, strides, ndim)
     value = infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
+    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def _destroy(name: str, handle: int | None) -> None:
     """The dialect refuses what cannot be destroyed."""
     value = HANDLES.find(handle)
-    STREAMS.end(name, "desc", value)
+    STREAMS.end("desc", value)
     getattr(infiniop, name)(value)
     assert handle is not None
-    HANDLES.end(handle, name)
+    HANDLES.end(handle)
 
 
-def _device_of(value: int, function: str, desc: int | None, address: int | None) -> None:
-    where = RUNTIME.out(function, "device", address)
+def _device_of(value: int, desc: int | None, address: int | None) -> None:
+    where = out("device", address)
     # Asked for its workspace, the dialect refuses what is no operator.
     infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
     libc.store(ctypes.c_int, where, value)
@@ -160,19 +137,17 @@ def _device_of(value: int, function: str, desc: int | None, address: int | None)
 def infiniopCreateBatchNormBackwardDescriptor(
     handle: int | None, desc: int | None, *tensors: int | None
 ) -> None:
-    function = "infiniopCreateBatchNormBackwardDescriptor"
-    where = RUNTIME.out(function, "desc_ptr", desc)
+    where = out("desc_ptr", desc)
     values = [HANDLES.find(each) for each in (handle, *tensors)]
     value = infiniop.infiniopCreateBatchNormBackwardDescriptor(*values)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value, function))
+    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def infiniopBatchNormBackward(
     desc: int | None, workspace: int | None, workspace_size: int, *tensors_and_stream: int | None
 ) -> None:
-    function = "infiniopBatchNormBackward"
     *tensors, stream = tensors_and_stream
-    where = RUNTIME.stream(function, stream)
+    where = RUNTIME.stream(stream)
     operator = HANDLES.find(desc)
     data = dict(zip(NAMES, map(memory_at, tensors), strict=True))
     scratch = memory_at(workspace, workspace_size)
@@ -192,7 +167,7 @@ def infiniopBatchNormBackward(
         look()
         for name, memory in (*data.items(), ("workspace", scratch)):
             if memory is not None and memory.problem is not None:
-                refuse(function, name, memory.problem)
+                refuse(name, memory.problem)
 
     def uses() -> Iterator[Use]:
         for name, memory in data.items():
@@ -204,7 +179,7 @@ def infiniopBatchNormBackward(
             yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
-        STREAMS.do(function, where, uses, run, look_again, (operator,), refuse)
+        STREAMS.do(where, uses, run, look_again, (operator,), refuse)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         look()
@@ -213,56 +188,57 @@ def infiniopBatchNormBackward(
     )
 
 
-# What is a line each
-
-#: The exported functions that are a line each.
+#: What is a line each. InfiniCore itself has no text of a thread's last error.
 _CALLS: dict[str, Callable[..., Any]] = {
-    "infinirtGetDeviceCount": lambda name, device, at: libc.store(
-        ctypes.c_int, RUNTIME.out(name, "count", at), infiniop.infinirtGetDeviceCount(device)
+    "normgradGetRecentErrMsg": ERRORS.last,
+    "infinirtGetDeviceCount": lambda device, at: libc.store(
+        ctypes.c_int, out("count", at), infiniop.infinirtGetDeviceCount(device)
     ),
-    "infinirtGetAllDeviceCount": lambda name, at: libc.store_all(
+    "infinirtGetAllDeviceCount": lambda at: libc.store_all(
         ctypes.c_int,
-        RUNTIME.out(name, "count_array", at),
+        out("count_array", at),
         [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t],
     ),
-    "infinirtSetDevice": lambda name, *device: infiniop.infinirtSetDevice(*device),
-    "infinirtDeviceSynchronize": lambda name: STREAMS.finish(),
-    "infinirtStreamCreate": lambda name, at: RUNTIME.create(name, "stream_ptr", at, Stream()),
+    "infinirtSetDevice": infiniop.infinirtSetDevice,
+    "infinirtDeviceSynchronize": STREAMS.finish,
+    "infinirtStreamCreate": lambda at: create("stream_ptr", at, Stream()),
     "infinirtStreamDestroy": partial(RUNTIME.destroy, Stream),
     "infinirtStreamSynchronize": RUNTIME.synchronize,
     "infinirtStreamWaitEvent": RUNTIME.wait,
-    "infinirtEventCreate": lambda name, at: RUNTIME.create(name, "event_ptr", at, Event()),
+    "infinirtEventCreate": lambda at: create("event_ptr", at, Event()),
     "infinirtEventRecord": RUNTIME.record,
     "infinirtEventSynchronize": RUNTIME.synchronize_event,
     "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
     "infinirtEventElapsedTime": RUNTIME.elapsed,
-    "infinirtMalloc": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, True),
-    "infinirtMallocHost": lambda name, at, size: RUNTIME.allocate(name, "p_ptr", at, size, False),
-    "infinirtFree": lambda name, at: _free(name, at, _DEVICE_MAKERS),
-    "infinirtFreeHost": lambda name, at: _free(name, at, ("infinirtMallocHost",)),
-    "infinirtFreeAsync": lambda name, at, stream: _free(
-        name, at, _DEVICE_MAKERS, RUNTIME.stream(name, stream)
-    ),
+    "infinirtMalloc": lambda at, size: RUNTIME.allocate("p_ptr", at, size, True),
+    "infinirtMallocHost": lambda at, size: RUNTIME.allocate("p_ptr", at, size, False),
+    "infinirtFree": lambda at: _free(at, _DEVICE_MAKERS),
+    "infinirtFreeHost": lambda at: _free(at, ("infinirtMallocHost",)),
+    "infinirtFreeAsync": lambda at, stream: _free(at, _DEVICE_MAKERS, RUNTIME.stream(stream)),
     "infinirtMemcpy": _copy,
-    "infinirtMemcpyAsync": lambda name, dst, src, size, kind, stream: _copy(
-        name, dst, src, size, kind, RUNTIME.stream(name, stream)
+    "infinirtMemcpyAsync": lambda dst, src, size, kind, stream: _copy(
+        dst, src, size, kind, RUNTIME.stream(stream)
     ),
-    "infinirtMemset": lambda name, at, value, count: RUNTIME.fill(name, "ptr", at, value, count),
-    "infinirtMemsetAsync": lambda name, at, value, count, stream: RUNTIME.fill(
-        name, "ptr", at, value, count, RUNTIME.stream(name, stream)
+    "infinirtMemset": partial(RUNTIME.fill, "ptr"),
+    "infinirtMemsetAsync": lambda at, value, count, stream: RUNTIME.fill(
+        "ptr", at, value, count, RUNTIME.stream(stream)
     ),
-    "infiniopCreateHandle": lambda name, at: RUNTIME.create(
-        name, "handle_ptr", at, infiniop.infiniopCreateHandle()
-    ),
+    "infiniopCreateHandle": lambda at: create("handle_ptr", at, infiniop.infiniopCreateHandle()),
     "infiniopGetDescriptorDeviceType": partial(_device_of, infiniDevice_t.INFINI_DEVICE_CPU),
     "infiniopGetDescriptorDeviceId": partial(_device_of, 0),
-    "infiniopGetBatchNormBackwardWorkspaceSize": lambda name, desc, at: libc.store(
+    "infiniopGetBatchNormBackwardWorkspaceSize": lambda desc, at: libc.store(
         ctypes.c_size_t,
-        RUNTIME.out(name, "size", at),
+        out("size", at),
         infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc)),
     ),
-    "infiniopDestroyHandle": _destroy,
-    "infiniopDestroyTensorDescriptor": _destroy,
-    "infiniopDestroyBatchNormBackwardDescriptor": _destroy,
+    **{
+        name: partial(_destroy, name)
+        for name in (
+            "infiniopDestroyHandle",
+            "infiniopDestroyTensorDescriptor",
+            "infiniopDestroyBatchNormBackwardDescriptor",
+        )
+    },
 }
-globals().update({name: named(call, name) for name, call in _CALLS.items()})
+for _library in ("infinirt", "infiniop"):
+    export(globals(), _library, _CALLS)

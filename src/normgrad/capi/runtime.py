@@ -6,13 +6,12 @@ import atexit
 import ctypes
 import importlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ..loading import LOADING, leave_interrupts
 from . import libc
 from .declarations import digest, functions_of
 from .errors import ERRORS
-from .pointers import wrong
 from .report import REPORT
 from .signatures import Function
 
@@ -58,7 +57,7 @@ def fill(
     for index, function in enumerate(functions):
         module = importlib.import_module(f"{__package__}.{function.module}")
         python = getattr(module, function.name)
-        callback = function.callback(_guarded(function, python, module.refuse, interrupted))
+        callback = function.callback(_guarded(function, python, interrupted))
         _callbacks.append(callback)
         pointers[index] = ctypes.cast(callback, ctypes.c_void_p).value
     if not _hooks:
@@ -78,26 +77,18 @@ def _set_hooks(address: int) -> None:
 
 
 def _guarded(
-    function: Function,
-    python: Callable[..., Any],
-    refuse: Callable[[str, str, str], NoReturn],
-    interrupted: int,
+    function: Function, python: Callable[..., Any], interrupted: int
 ) -> Callable[..., None]:
     """The function, which lets no exception out: C gets a status, and the text is kept.
 
-    Pointers that are wrong are refused before it is called.
     The result is written to where C says. Where nothing is written, it stays the failure that it
     was at first.
     """
     name, failure, kind = function.name, function.failure, function.result
-    pointers = function.pointers
 
     def call(result: int, *arguments: Any) -> None:
         try:
             try:
-                found = wrong(pointers, arguments)
-                if found is not None:
-                    refuse(name, *found)
                 value = python(*arguments)
             except BaseException as error:
                 value = failed(error)

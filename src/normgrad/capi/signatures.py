@@ -37,6 +37,26 @@ _COUNTED_BY = {
 _COUNTS = {"count_array": len(infiniDevice_t)}
 
 
+#: The Python module that each library's functions call.
+_MODULES = {
+    "ascendcl": "acl", "nnopbase": "aclnn", "opapi": "aclnn",
+    "infinirt": "infini", "infiniop": "infini",
+}  # fmt: skip
+
+#: The status of each module's functions for arguments that are wrong.
+_REFUSALS: dict[str, IntEnum] = {
+    "acl": aclError.ACL_ERROR_RT_PARAM_INVALID,
+    "aclnn": aclnnStatus.ACLNN_ERR_PARAM_INVALID,
+    "infini": infiniStatus_t.INFINI_STATUS_BAD_PARAM,
+}
+#: The status for what was not foreseen, by its type in C.
+_FAILURES = {
+    "aclError": int(aclError.ACL_ERROR_INTERNAL_ERROR),
+    "aclnnStatus": int(aclnnStatus.ACLNN_ERR_INNER),
+    "infiniStatus_t": int(infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR),
+}
+
+
 @dataclass(frozen=True)
 class Pointer:
     """A parameter that points to plain values of the program's.
@@ -67,8 +87,6 @@ class Function:
         returns: the C type of its result.
         parameters: the C types and names of its arguments.
         lib: the library that exports it, such as "opapi".
-        module: the Python module with the function that it calls.
-        failure: what it returns where nothing better is known, in C.
     """
 
     prototype: str
@@ -76,8 +94,27 @@ class Function:
     returns: str
     parameters: tuple[tuple[str, str], ...]
     lib: str
-    module: str
-    failure: int | None
+
+    @property
+    def module(self) -> str:
+        """The Python module with the function that it calls."""
+        return _MODULES[self.lib]
+
+    @property
+    def refusal(self) -> IntEnum:
+        """The status for arguments that are wrong."""
+        return _REFUSALS[self.module]
+
+    @property
+    def failure(self) -> int | None:
+        """What it returns where Python cannot be started, or an error has no status.
+
+        None for functions that return a pointer or a number, and then 0.
+        """
+        is_phase_2 = self.parameters[:1] == (("void *", "workspace"),)
+        if is_phase_2 and self.returns == "aclnnStatus":
+            return int(aclnnStatus.ACLNN_ERR_RUNTIME_ERROR)
+        return _FAILURES.get(self.returns)
 
     @property
     def result(self) -> Any:
@@ -119,16 +156,6 @@ def _ctype(c_type: str) -> Any:
     return ctypes.c_void_p if "*" in c_type else _TYPES[c_type.removeprefix("const ")]
 
 
-#: What is returned by functions of a type where Python cannot be started, or an error has no
-#: status. Functions that return a pointer or a number then return 0.
-_FAILURES = {
-    "aclError": int(aclError.ACL_ERROR_INTERNAL_ERROR),
-    "aclnnStatus": int(aclnnStatus.ACLNN_ERR_INNER),
-    "infiniStatus_t": int(infiniStatus_t.INFINI_STATUS_INTERNAL_ERROR),
-}
-_PHASE_2_FAILURE = int(aclnnStatus.ACLNN_ERR_RUNTIME_ERROR)
-
-
 def _parse(prototype: str, library: str) -> Function:
     match = re.fullmatch(r"(.+?[ *])(\w+)\((.*)\)", prototype)
     assert match, prototype
@@ -137,19 +164,7 @@ def _parse(prototype: str, library: str) -> Function:
     for argument in arguments.split(", ") if arguments != "void" else []:
         kind, argument_name = re.fullmatch(r"(.+?)(\w+)", argument).groups()  # type: ignore[union-attr]
         parameters.append((kind.strip(), argument_name))
-    failure = _FAILURES.get(returns)
-    if parameters and parameters[0] == ("void *", "workspace") and returns == "aclnnStatus":
-        failure = _PHASE_2_FAILURE
-    return Function(
-        prototype, name, returns, tuple(parameters), library, _MODULES[library], failure
-    )
-
-
-#: The Python module that each library's functions call.
-_MODULES = {
-    "ascendcl": "acl", "nnopbase": "aclnn", "opapi": "aclnn",
-    "infinirt": "infini", "infiniop": "infini",
-}  # fmt: skip
+    return Function(prototype, name, returns, tuple(parameters), library)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ from typing import NamedTuple, NoReturn
 
 from .. import layout
 from . import pointers
+from .calls import CURRENT
 from .errors import ERRORS, are_checked
 from .libc import buffer
+from .signatures import Function
 
 
 class Use(NamedTuple):
@@ -87,7 +89,7 @@ Clock = Mapping[Stream, int]
 class _Work(NamedTuple):
     """A call that is queued."""
 
-    function: str
+    function: Function
     call: str
     stream: Stream
     place: int
@@ -111,15 +113,16 @@ class Streams:
         self._queue: list[_Work] = []
         self._calls: Counter[str] = Counter()
 
-    def _call(self, function: str) -> str:
-        self._calls[function] += 1
-        return f"{function} #{self._calls[function]}"
+    def _call(self) -> str:
+        """This thread's call, by its function and its number among that function's."""
+        name = CURRENT.function.name
+        self._calls[name] += 1
+        return f"{name} #{self._calls[name]}"
 
     # What calls do
 
     def do(
         self,
-        function: str,
         stream: Stream | None,
         uses: Callable[[], Iterable[Use]],
         run: Callable[[], object],
@@ -130,7 +133,6 @@ class Streams:
         """Do a call's work: at once, or where streams are checked and it has one, later.
 
         Args:
-            function: the exported function.
             stream: where the work is queued; None for a call that returns when it is done.
             uses: what memory it uses; asked for where that is looked at.
             run: does it.
@@ -142,32 +144,32 @@ class Streams:
         """
         if are_checked():
             with self._lock:
-                used, call = tuple(uses()), self._call(function)
+                used, call = tuple(uses()), self._call()
                 where = "" if stream is None else f" on {stream}"
-                self._compare(function, call + where, used, stream)
+                self._compare(call + where, used, stream)
                 if stream is not None:
                     if refuse is not None:
                         _check_apart(used, refuse)
                     stream.count += 1
                     sums = [(each, _checksum(each)) for each in used if each.is_host]
                     work = _Work(
-                        function, call, stream, stream.count, stream.clock, used, objects, sums,
-                        look, run,
+                        CURRENT.function, call, stream, stream.count, stream.clock, used, objects,
+                        sums, look, run,
                     )  # fmt: skip
                     self._queue.append(work)
                     return
         run()
 
-    def end(self, function: str, name: str, value: object) -> None:
+    def end(self, name: str, value: object) -> None:
         """Look for queued work that uses what is behind a handle, before that is ended."""
         if not are_checked():
             return
         with self._lock:
-            call = self._call(function)
+            call = self._call()
             for work in list(self._queue):
                 if any(each is value for each in (work.stream, *work.objects)):
                     what = f"{call} ends its {name} before that is done"
-                    self._find(work, what, (function, name))
+                    self._find(work, what, name)
 
     def wait(self, stream: Stream, clock: Clock) -> None:
         """Order a stream's next work behind an event's."""
@@ -181,12 +183,12 @@ class Streams:
         with self._lock:
             return not any(_is_before(work, clock) for work in self._queue)
 
-    def ask(self, function: str, clock: Clock) -> None:
+    def ask(self, clock: Clock) -> None:
         """Look for queued work that an event is behind, where the event has to be over."""
         with self._lock:
-            call = self._call(function) if are_checked() else ""
+            call = self._call() if are_checked() else ""
             for work in [work for work in self._queue if _is_before(work, clock)]:
-                self._find(work, f"{call} asks for the time after it before that is done", function)
+                self._find(work, f"{call} asks for the time after it before that is done", "time")
 
     def finish(self, clock: Clock | None = None) -> None:
         """Do what the program waits for, in the order of calls; None for all that there is.
@@ -196,14 +198,18 @@ class Streams:
         """
         with self._lock:
             failed: Exception | None = None
+            mine = CURRENT.function
             for work in [each for each in self._queue if clock is None or _is_before(each, clock)]:
                 self._queue.remove(work)
                 try:
                     if self._is_unchanged(work):
+                        CURRENT.function = work.function
                         work.look()
                         work.run()
                 except Exception as error:
                     failed = failed or error
+                finally:
+                    CURRENT.function = mine
         if failed is not None:
             raise failed
 
@@ -215,9 +221,7 @@ class Streams:
 
     # Findings
 
-    def _compare(
-        self, function: str, call: str, uses: Sequence[Use], stream: Stream | None
-    ) -> None:
+    def _compare(self, call: str, uses: Sequence[Use], stream: Stream | None) -> None:
         """Report what queued work uses too, if one of them changes it and nothing orders them."""
         for work in list(self._queue):
             if stream is not None and _is_before(work, stream.clock):
@@ -232,11 +236,11 @@ class Streams:
                     if stream is None
                     else f"with no event between them that {stream} waits for"
                 )
-                self._find(work, f"{what}, {missing}", (function, mine.name, theirs.name))
+                self._find(work, f"{what}, {missing}", (mine.name, theirs.name))
                 break
 
     def _find(self, work: _Work, what: str, key: object) -> None:
-        self._report(work, what, key)
+        self._report(work, what, (CURRENT.function.name, key))
         if work in self._queue:
             self.finish({**work.clock, work.stream: work.place})
 
@@ -245,7 +249,7 @@ class Streams:
         second = "" if "; 2. " in what else "; 2."
         ERRORS.note(
             f"race: 1. {work.call} on {work.stream}{second} {what}; allowed: after waiting for it",
-            f"race {work.function} {key}",
+            f"race {work.function.name} {key}",
         )
 
     def _is_unchanged(self, work: _Work) -> bool:

@@ -1,0 +1,96 @@
+"""The call that each thread makes: its function, how it fails, and how Python comes by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from .declarations import functions_of
+from .pointers import wrong
+from .signatures import Function
+
+
+class CallError(Exception):
+    """A call that did not succeed.
+
+    Attributes:
+        status: what the function returns.
+        is_mistake: whether a report names it; samples of the vendors' fail in ways that do no harm.
+    """
+
+    def __init__(self, status: IntEnum, message: str, is_mistake: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_mistake = is_mistake
+
+
+class _Current(threading.local):
+    """What a thread does.
+
+    Attributes:
+        function: the exported function that it is in.
+    """
+
+    function: Function
+
+
+CURRENT = _Current()
+
+
+def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -> NoReturn:
+    """Fail this thread's call: with its dialect's status for wrong arguments, or another."""
+    function = CURRENT.function
+    status = function.refusal if status is None else status
+    raise CallError(status, f"{function.name}: {message}", is_mistake)
+
+
+def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
+    """Fail this thread's call because of an argument, by the name of its parameter."""
+    fail(f"{name}: {message}", status)
+
+
+def out(name: str, address: int | None) -> int:
+    """A pointer to write through: not null."""
+    if address is None:
+        refuse(name, "null; allowed: a pointer to write to")
+    return address
+
+
+def export(
+    module: dict[str, Any],
+    library: str,
+    calls: Mapping[str, Callable[..., Any]],
+    checks: Mapping[str, Callable[[], None]] | None = None,
+) -> None:
+    """Put a library's functions into a Python module, as C calls them.
+
+    Args:
+        module: its globals; what ``calls`` lacks is there already, by the function's name.
+        library: such as "opapi".
+        calls: what functions do, by name.
+        checks: what is asked before a function does anything, by name.
+    """
+    for function in functions_of(library):
+        name = function.name
+        check = (checks or {}).get(name)
+        module[name] = _exported(function, calls.get(name) or module[name], check)
+
+
+def _exported(
+    function: Function, python: Callable[..., Any], check: Callable[[], None] | None
+) -> Callable[..., Any]:
+    """A function that refuses pointers that are wrong before it is called."""
+    pointers = function.pointers
+
+    def call(*arguments: Any) -> Any:
+        CURRENT.function = function
+        found = wrong(pointers, arguments)
+        if found is not None:
+            refuse(*found)
+        if check is not None:
+            check()
+        return python(*arguments)
+
+    return call
