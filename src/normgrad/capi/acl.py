@@ -346,15 +346,11 @@ def _sides(
     )
 
 
-def aclrtMemcpy(dst: int | None, most: int, src: int | None, count: int, kind: int) -> None:
-    RUNTIME.copy(*_sides(dst, count, src, count, kind), count, most=most)
-
-
-def aclrtMemcpyAsync(
-    dst: int | None, most: int, src: int | None, count: int, kind: int, stream: int | None
+def _copy(
+    dst: int | None, most: int, src: int | None, count: int, kind: int, *stream: int | None
 ) -> None:
     sides = _sides(dst, count, src, count, kind)
-    RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.stream(stream))
+    RUNTIME.copy(*sides, count, most=most, stream=RUNTIME.queue(stream))
 
 
 def aclrtMemcpy2d(
@@ -372,16 +368,15 @@ def aclrtMemcpy2d(
     RUNTIME.copy(to, source, width, height)
 
 
-def _fill(
-    address: int | None, most: int, value: int, count: int, stream: Stream | None = None
-) -> None:
+def _fill(address: int | None, most: int, value: int, count: int, *stream: int | None) -> None:
+    where = RUNTIME.queue(stream)
     if count > most:
         refuse("count", f"{count} bytes; allowed: up to maxCount, {most}")
-    RUNTIME.fill("devPtr", address, value, count, stream)
+    RUNTIME.fill("devPtr", address, value, count, where)
 
 
-#: What is a line each. Memory is the machine's, whatever kind is asked for; results are always
-#: deterministic, and other options are a device's.
+#: What is done in a line, or by a function above under another name. Memory is the machine's,
+#: whatever kind is asked for; results are always deterministic, and other options are a device's.
 _CALLS: dict[str, Callable[..., Any]] = {
     "aclGetRecentErrMsg": ERRORS.last,
     "aclrtGetDevice": lambda at: libc.store(ctypes.c_int32, out("deviceId", at), _DEVICE),
@@ -405,10 +400,10 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtMallocHost": lambda at, size: _allocate("hostPtr", at, size, False),
     "aclrtFree": lambda at: RUNTIME.free("devPtr", at, ("aclrtMalloc",)),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
+    "aclrtMemcpy": _copy,
+    "aclrtMemcpyAsync": _copy,
     "aclrtMemset": _fill,
-    "aclrtMemsetAsync": lambda at, most, value, count, stream: _fill(
-        at, most, value, count, RUNTIME.stream(stream)
-    ),
+    "aclrtMemsetAsync": _fill,
 }
 
 #: What can be called before aclInit, and what after it in a thread that has no device: all else

@@ -2,15 +2,12 @@
 #ifndef NORMGRAD_BOOT_H
 #define NORMGRAD_BOOT_H
 
-#include <stddef.h>
-
 #define EXPORTED __attribute__((visibility("default")))
 
 struct normgrad_library {
     const char *name;
     const char *digest; // of the list of signatures that it was made from
     void **table;       // a pointer for each function, filled by Python
-    size_t count;
     int state; // 0: not filled yet
 };
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import cache
@@ -22,22 +23,9 @@ from ..aclnn.contracts import (
 )
 from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
+from ..infiniop.operators import INPUTS, OUTPUTS
 from ..rules import Contract, Parameter, Scalar
-from .enums import (
-    OTHER_STATUSES,
-    EventFlag,
-    StreamFlag,
-    aclError,
-    aclrtEventRecordedStatus,
-    aclrtMemAttr,
-    aclrtMemcpyKind,
-    aclrtMemMallocPolicy,
-    aclrtRunMode,
-    aclSysParamOpt,
-    infinirtEventFlags_t,
-    infinirtEventStatus_t,
-    infinirtMemcpyKind_t,
-)
+from . import enums
 from .signatures import Function, Header
 
 
@@ -48,7 +36,7 @@ def _defines(values: type[IntEnum] | type[IntFlag]) -> str:
 
 def _other_statuses(prefix: str) -> str:
     lines, number = [], 0
-    for word in OTHER_STATUSES[prefix].split():
+    for word in enums.OTHER_STATUSES[prefix].split():
         if word.isdigit():
             number = int(word)
         else:
@@ -89,6 +77,17 @@ def _operator_header(name: str, contract: Contract) -> Header:
     )
 
 
+def _each(kind: str, names: Iterable[str]) -> str:
+    """Arguments of one type."""
+    return ", ".join(kind + name for name in names)
+
+
+#: The types of aclnn's handles.
+_HANDLES = """
+    aclTensor aclScalar aclIntArray aclFloatArray aclBoolArray aclTensorList aclScalarList
+    aclOpExecutor
+"""
+
 #: They return the text of a thread's last error, and are C alone.
 RECENT_MESSAGES = ("aclGetRecentErrMsg", "normgradGetRecentErrMsg")
 
@@ -103,7 +102,7 @@ HEADERS = (
             "typedef void *aclrtStream;",
             "typedef void *aclrtEvent;",
             "typedef void *aclrtContext;",
-            _defines(aclError),
+            _defines(enums.aclError),
             _other_statuses("ACL_ERROR_"),
             aclDataType,
             aclFormat,
@@ -119,14 +118,14 @@ HEADERS = (
         "acl/acl_rt.h",
         ('"acl_base.h"',),
         (
-            aclrtRunMode,
-            aclrtMemcpyKind,
-            aclrtMemMallocPolicy,
-            aclrtMemAttr,
-            aclSysParamOpt,
-            aclrtEventRecordedStatus,
-            _defines(EventFlag),
-            _defines(StreamFlag),
+            enums.aclrtRunMode,
+            enums.aclrtMemcpyKind,
+            enums.aclrtMemMallocPolicy,
+            enums.aclrtMemAttr,
+            enums.aclSysParamOpt,
+            enums.aclrtEventRecordedStatus,
+            _defines(enums.EventFlag),
+            _defines(enums.StreamFlag),
         ),
         "ascendcl",
         """
@@ -192,14 +191,7 @@ HEADERS = (
         ('"../acl/acl_base.h"',),
         (
             "typedef int32_t aclnnStatus;",
-            "typedef struct aclTensor aclTensor;",
-            "typedef struct aclScalar aclScalar;",
-            "typedef struct aclIntArray aclIntArray;",
-            "typedef struct aclFloatArray aclFloatArray;",
-            "typedef struct aclBoolArray aclBoolArray;",
-            "typedef struct aclTensorList aclTensorList;",
-            "typedef struct aclScalarList aclScalarList;",
-            "typedef struct aclOpExecutor aclOpExecutor;",
+            *(f"typedef struct {name} {name};" for name in _HANDLES.split()),
             _defines(aclnnStatus),
             _other_statuses("ACLNN_ERR_INNER_"),
         ),
@@ -281,9 +273,9 @@ HEADERS = (
         (
             "typedef void *infinirtStream_t;",
             "typedef void *infinirtEvent_t;",
-            infinirtMemcpyKind_t,
-            infinirtEventStatus_t,
-            _defines(infinirtEventFlags_t),
+            enums.infinirtMemcpyKind_t,
+            enums.infinirtEventStatus_t,
+            _defines(enums.infinirtEventFlags_t),
             "#define INFINIRT_EVENT_DEFAULT 0u",
         ),
         "infinirt",
@@ -366,19 +358,15 @@ HEADERS = (
         ('"../operator_descriptor.h"',),
         ("typedef struct InfiniopDescriptor *infiniopBatchNormBackwardDescriptor_t;",),
         "infiniop",
-        """
+        f"""
         infiniStatus_t infiniopCreateBatchNormBackwardDescriptor(infiniopHandle_t handle,
             infiniopBatchNormBackwardDescriptor_t *desc_ptr,
-            infiniopTensorDescriptor_t grad_input, infiniopTensorDescriptor_t grad_weight,
-            infiniopTensorDescriptor_t grad_bias, infiniopTensorDescriptor_t input,
-            infiniopTensorDescriptor_t grad_output, infiniopTensorDescriptor_t weight,
-            infiniopTensorDescriptor_t running_mean, infiniopTensorDescriptor_t running_var);
+            {_each("infiniopTensorDescriptor_t ", (*OUTPUTS, *INPUTS))});
         infiniStatus_t infiniopGetBatchNormBackwardWorkspaceSize(
             infiniopBatchNormBackwardDescriptor_t desc, size_t *size);
         infiniStatus_t infiniopBatchNormBackward(infiniopBatchNormBackwardDescriptor_t desc,
-            void *workspace, size_t workspace_size, void *grad_input, void *grad_weight,
-            void *grad_bias, const void *input, const void *grad_output, const void *weight,
-            const void *running_mean, const void *running_var, void *stream);
+            void *workspace, size_t workspace_size, {_each("void *", OUTPUTS)},
+            {_each("const void *", INPUTS)}, void *stream);
         infiniStatus_t infiniopDestroyBatchNormBackwardDescriptor(
             infiniopBatchNormBackwardDescriptor_t desc);
         """,

@@ -56,8 +56,7 @@ def library_text(library: str) -> str:
             "// Made by `normgrad capi build`.",
             "\n".join([*includes, '#include "boot.h"']),
             f"static void *table[{len(functions)}];",
-            f'static struct normgrad_library library = {{"{library}", "{digest()}", table, '
-            f"{len(functions)}, 0}};",
+            f'static struct normgrad_library library = {{"{library}", "{digest()}", table, 0}};',
             *[_trampoline(index, each) for index, each in enumerate(functions)],
             "",
         ]

@@ -76,26 +76,30 @@ def infinirtEventQuery(event: int | None, status: int | None) -> None:
 # Memory
 
 
-def infinirtMallocAsync(address: int | None, size: int, stream: int | None) -> None:
-    RUNTIME.stream(stream)
+def _allocate(address: int | None, size: int, *stream: int | None) -> None:
+    RUNTIME.queue(stream)  # which has to be one
     RUNTIME.allocate("p_ptr", address, size, True)
 
 
-def _free(address: int | None, makers: tuple[str, ...], stream: Stream | None = None) -> None:
+def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> None:
+    where = RUNTIME.queue(stream)
     if address is not None:  # as in C
-        RUNTIME.free("ptr", address, makers, stream)
+        RUNTIME.free("ptr", address, makers, where)
 
 
-_DEVICE_MAKERS = ("infinirtMalloc", "infinirtMallocAsync")
+_free_of_device = partial(_free, ("infinirtMalloc", "infinirtMallocAsync"))
 
 
-def _copy(
-    dst: int | None, src: int | None, size: int, kind: int, stream: Stream | None = None
-) -> None:
+def _copy(dst: int | None, src: int | None, size: int, kind: int, *stream: int | None) -> None:
+    where = RUNTIME.queue(stream)
     if kind not in set(infinirtMemcpyKind_t):  # all alike: all memory is the CPU's
         refuse("kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
     to, source = Side("dst", dst, size, True), Side("src", src, size, True)
-    RUNTIME.copy(to, source, size, stream=stream)
+    RUNTIME.copy(to, source, size, stream=where)
+
+
+def _fill(address: int | None, value: int, count: int, *stream: int | None) -> None:
+    RUNTIME.fill("ptr", address, value, count, RUNTIME.queue(stream))
 
 
 # Descriptors
@@ -188,9 +192,9 @@ def infiniopBatchNormBackward(
     )
 
 
-#: What is a line each. InfiniCore itself has no text of a thread's last error.
+#: What is done in a line, or by a function above under another name.
 _CALLS: dict[str, Callable[..., Any]] = {
-    "normgradGetRecentErrMsg": ERRORS.last,
+    "normgradGetRecentErrMsg": ERRORS.last,  # which InfiniCore itself has not
     "infinirtGetDeviceCount": lambda device, at: libc.store(
         ctypes.c_int, out("count", at), infiniop.infinirtGetDeviceCount(device)
     ),
@@ -210,19 +214,16 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infinirtEventSynchronize": RUNTIME.synchronize_event,
     "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
     "infinirtEventElapsedTime": RUNTIME.elapsed,
-    "infinirtMalloc": lambda at, size: RUNTIME.allocate("p_ptr", at, size, True),
+    "infinirtMalloc": _allocate,
+    "infinirtMallocAsync": _allocate,
     "infinirtMallocHost": lambda at, size: RUNTIME.allocate("p_ptr", at, size, False),
-    "infinirtFree": lambda at: _free(at, _DEVICE_MAKERS),
-    "infinirtFreeHost": lambda at: _free(at, ("infinirtMallocHost",)),
-    "infinirtFreeAsync": lambda at, stream: _free(at, _DEVICE_MAKERS, RUNTIME.stream(stream)),
+    "infinirtFree": _free_of_device,
+    "infinirtFreeAsync": _free_of_device,
+    "infinirtFreeHost": partial(_free, ("infinirtMallocHost",)),
     "infinirtMemcpy": _copy,
-    "infinirtMemcpyAsync": lambda dst, src, size, kind, stream: _copy(
-        dst, src, size, kind, RUNTIME.stream(stream)
-    ),
-    "infinirtMemset": partial(RUNTIME.fill, "ptr"),
-    "infinirtMemsetAsync": lambda at, value, count, stream: RUNTIME.fill(
-        "ptr", at, value, count, RUNTIME.stream(stream)
-    ),
+    "infinirtMemcpyAsync": _copy,
+    "infinirtMemset": _fill,
+    "infinirtMemsetAsync": _fill,
     "infiniopCreateHandle": lambda at: create("handle_ptr", at, infiniop.infiniopCreateHandle()),
     "infiniopGetDescriptorDeviceType": partial(_device_of, infiniDevice_t.INFINI_DEVICE_CPU),
     "infiniopGetDescriptorDeviceId": partial(_device_of, 0),

@@ -46,11 +46,6 @@ def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
     _array(kind, len(values)).from_address(address)[:] = values
 
 
-def buffer(address: int, count: int) -> Any:
-    """Bytes at an address, for what reads buffers."""
-    return (ctypes.c_char * count).from_address(address)
-
-
 def load(kind: Any, address: int | None, count: int) -> list[Any]:
     """Read values through a pointer.
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,22 +23,22 @@ from .streams import STREAMS, Clock, Stream, Use, span
 MOST_AXES = 1024
 
 
+@dataclass(eq=False, repr=False)
 class Event:
     """A moment in a stream.
 
     Attributes:
+        can_order, has_time: whether streams may wait for it, and it has a time.
         recorded: when, in seconds; None if it was not.
         clock: the work that it comes after.
         was_asked: whether a program was told that it is not over.
-        can_order, has_time: whether streams may wait for it, and it has a time.
     """
 
-    def __init__(self, can_order: bool = True, has_time: bool = True) -> None:
-        self.recorded: float | None = None
-        self.clock: Clock = {}
-        self.was_asked = False
-        self.can_order = can_order
-        self.has_time = has_time
+    can_order: bool = True
+    has_time: bool = True
+    recorded: float | None = None
+    clock: Clock = field(default_factory=dict)
+    was_asked: bool = False
 
 
 def create(name: str, address: int | None, value: object) -> None:
@@ -106,6 +107,11 @@ class Runtime:
             return self.default
         found: Stream = self.find("stream", Stream, handle)
         return found
+
+    def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
+        """The stream that an asynchronous call was given; None for a call that has no such
+        argument, and returns when its work is done."""
+        return self.stream(*stream) if stream else None
 
     def event(self, handle: int | None, name: str = "event") -> Event:
         """An event that has to be there."""
@@ -218,7 +224,10 @@ class Runtime:
         if block.freed_by is not None:
             refuse(name, f"memory that {block.freed_by} has freed; allowed: not freed")
         if count > block.end - address:
-            refuse(name, f"{count} bytes; allowed: {_left(block, address)}")
+            offset = address - block.address
+            where = f", from byte {offset} of it" if offset else ""
+            left = f"{block.end - address}, in a block of {block.size}{where}"
+            refuse(name, f"{count} bytes; allowed: {left}")
         if strict and block.is_device != on_device:
             is_, should = ("device", "host") if block.is_device else ("host", "device")
             refuse(name, f"{is_} memory; allowed: {should} memory for a copy of this kind")
@@ -233,13 +242,13 @@ class Runtime:
         most: int | None = None,
         stream: Stream | None = None,
     ) -> None:
-        """Copy rows.
+        """Copy rows: on a stream, or at once.
 
         Args:
             to, source: where to, and where from.
             width, height: the rows' length in bytes, and their number.
             most: how many bytes the caller says are there to write to, if it says so.
-            stream: where the copy is queued; None for one that is waited for.
+            stream: see :meth:`queue`.
         """
         # Held until all is copied: another thread may free them meanwhile.
         held = []
@@ -298,9 +307,3 @@ class Runtime:
         problem = None if held is not None else pointers.problem(address, count, writing)
         if problem is not None:
             refuse(name, problem)
-
-
-def _left(block: Block, address: int) -> str:
-    offset = address - block.address
-    where = f", from byte {offset} of it" if offset else ""
-    return f"{block.end - address}, in a block of {block.size}{where}"

@@ -65,16 +65,14 @@ class Report:
                 made = block.maker, symbols.function_at(block.caller)
                 blocks.setdefault(made, []).append(block.size)
         self.forget()
-        return [
-            *(
-                f"never destroyed: {_described(first)}{_and_more(more)} from {maker}{where}"
-                for (_, maker, where), (first, *more) in handles.items()
-            ),
-            *(
-                f"never freed: {sum(sizes)} bytes{_in_blocks(len(sizes))} from {maker}{where}"
-                for (maker, where), sizes in blocks.items()
-            ),
-        ]
+        lines = []
+        for (_, maker, where), (first, *more) in handles.items():
+            others = f" and {len(more)} more" if more else ""
+            lines.append(f"never destroyed: {_described(first)}{others} from {maker}{where}")
+        for (maker, where), sizes in blocks.items():
+            several = f" in {len(sizes)} blocks" if len(sizes) > 1 else ""
+            lines.append(f"never freed: {sum(sizes)} bytes{several} from {maker}{where}")
+        return lines
 
     def forget(self) -> None:
         """Leave what there is now out of the next report."""
@@ -85,14 +83,6 @@ class Report:
         """A child answers for its own calls."""
         ERRORS.take()
         self.forget()
-
-
-def _and_more(others: list[Any]) -> str:
-    return f" and {len(others)} more" if others else ""
-
-
-def _in_blocks(count: int) -> str:
-    return f" in {count} blocks" if count > 1 else ""
 
 
 def _described(value: Any) -> str:

@@ -12,6 +12,7 @@ it has without these checks.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
@@ -24,7 +25,6 @@ from .. import layout
 from . import pointers
 from .calls import CURRENT
 from .errors import ERRORS, are_checked
-from .libc import buffer
 from .signatures import Function
 
 
@@ -75,9 +75,6 @@ class Stream:
     def clock(self) -> Clock:
         """All that is done when the stream has done what it was given until now."""
         return {**self.waited, self: self.count}
-
-    def __str__(self) -> str:
-        return self.name
 
 
 _numbers = itertools.count(1)
@@ -145,7 +142,7 @@ class Streams:
         if are_checked():
             with self._lock:
                 used, call = tuple(uses()), self._call()
-                where = "" if stream is None else f" on {stream}"
+                where = "" if stream is None else f" on {stream.name}"
                 self._compare(call + where, used, stream)
                 if stream is not None:
                     if refuse is not None:
@@ -234,7 +231,7 @@ class Streams:
                 missing = (
                     "before that is done"
                     if stream is None
-                    else f"with no event between them that {stream} waits for"
+                    else f"with no event between them that {stream.name} waits for"
                 )
                 self._find(work, f"{what}, {missing}", (mine.name, theirs.name))
                 break
@@ -246,9 +243,10 @@ class Streams:
 
     @staticmethod
     def _report(work: _Work, what: str, key: object) -> None:
+        first = f"race: 1. {work.call} on {work.stream.name}"
         second = "" if "; 2. " in what else "; 2."
         ERRORS.note(
-            f"race: 1. {work.call} on {work.stream}{second} {what}; allowed: after waiting for it",
+            f"{first}{second} {what}; allowed: after waiting for it",
             f"race {work.function.name} {key}",
         )
 
@@ -293,7 +291,7 @@ def _checksum(use: Use) -> int | None:
     address, count = _bytes(use)
     if pointers.problem(address, count, False) is not None:
         return None
-    return zlib.crc32(buffer(address, count))
+    return zlib.crc32((ctypes.c_char * count).from_address(address))
 
 
 STREAMS = Streams()
