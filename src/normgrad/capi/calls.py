@@ -1,7 +1,8 @@
-"""The call that each thread makes: its function, how it fails, and how Python comes by it."""
+"""The call that each thread makes: its function, how it fails, and how C reaches it."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -26,14 +27,34 @@ class CallError(Exception):
         self.is_mistake = is_mistake
 
 
+class OfThread(ctypes.Structure):
+    """What is kept of a thread between its calls.
+
+    Attributes:
+        caller: where in the program the last one was made.
+        life, context: in which of the device's lives the thread has one, and of which context if it
+            is not the device's own; 0 for none.
+    """
+
+    _fields_ = (
+        ("caller", ctypes.c_void_p),
+        ("life", ctypes.c_uint64),
+        ("context", ctypes.c_uint64),
+    )
+
+
 class _Current(threading.local):
-    """What a thread does.
+    """What Python keeps of a thread.
 
     Attributes:
         function: the exported function that it is in.
+        kept: what is kept between its calls, where they do not come through C.
     """
 
     function: Function
+
+    def __init__(self) -> None:
+        self.kept = OfThread()
 
 
 CURRENT = _Current()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from contextlib import suppress
 from typing import Any
+
+from .calls import CURRENT, OfThread
 
 #: The environment variables that are read at aclInit, and at a library's first call.
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
@@ -44,36 +45,12 @@ def is_report_wanted() -> bool:
     return is_on(REPORT_VARIABLE) or are_checked()
 
 
-class OfThread(ctypes.Structure):
-    """What is kept of a thread between its calls.
-
-    Attributes:
-        caller: where in the program the last one was made.
-        life, context: in which of the device's lives the thread has one, and of which context if it
-            is not the device's own; 0 for none.
-    """
-
-    _fields_ = (
-        ("caller", ctypes.c_void_p),
-        ("life", ctypes.c_uint64),
-        ("context", ctypes.c_uint64),
-    )
-
-
-class _Local(threading.local):
-    """The same where the calls do not come through C."""
-
-    def __init__(self) -> None:
-        self.kept = OfThread()
-
-
 class Errors:
     """The last error of each thread, and all lines that were not reported yet."""
 
     def __init__(self) -> None:
         self._message: Any = None
         self._thread: Any = None
-        self._local = _Local()
         self._size = 0
         self._lines: dict[str, tuple[str, int]] = {}
 
@@ -86,7 +63,7 @@ class Errors:
 
     def thread(self) -> OfThread:
         """What is kept of this thread."""
-        return OfThread.from_address(self._thread()) if self._thread else self._local.kept
+        return OfThread.from_address(self._thread()) if self._thread else CURRENT.kept
 
     def caller(self) -> int:
         """The address that this thread's call returns to; 0 if nobody wants to know."""

@@ -38,7 +38,7 @@ def fill(
         table: the address of its pointers.
         message, message_size: the address of the function that gives each thread its place for an
             error's text, and that place's bytes.
-        thread: the address of the function that gives each thread its place for :class:`OfThread`.
+        thread: the address of the function that gives each thread its :class:`.calls.OfThread`.
         interrupted: the address of an int: whether a KeyboardInterrupt came during a call.
         hooks: the address of three pointers, to what is called when the program exits, before it
             forks, and after; 0 in a Python that was running before, which has its own way.
