@@ -182,11 +182,7 @@ def c_compiler() -> list[str]:
 
 
 def _python_headers() -> list[str]:
-    """Where Python.h is.
-
-    Raises:
-        BuildError: nowhere.
-    """
+    """Where Python.h is."""
     paths = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
     found = [path for path in dict.fromkeys(paths) if path]
     if not any((Path(path) / "Python.h").exists() for path in found):
@@ -198,11 +194,7 @@ def _python_headers() -> list[str]:
 
 
 def _libpython() -> Path:
-    """Python's shared library.
-
-    Raises:
-        BuildError: this Python has none.
-    """
+    """Python's shared library."""
     variables = sysconfig.get_config_vars()
     version = f"{variables['py_version_short']}{variables.get('abiflags', '')}"
     name = str(variables.get("INSTSONAME") or "")

@@ -107,7 +107,7 @@ def _exported(
 
     def call(*arguments: Any) -> Any:
         CURRENT.function = function
-        found = wrong(pointers, arguments)
+        found = wrong(pointers, arguments) if pointers else None
         if found is not None:
             refuse(*found)
         if check is not None:

@@ -57,15 +57,15 @@ def memory_info(**results: int | None) -> None:
 
 
 class Side(NamedTuple):
-    """Where a copy goes from or to: rows whose starts are ``pitch`` bytes apart."""
+    """Rows of bytes that a copy reads or writes, whose starts are ``pitch`` bytes apart."""
 
     name: str
     address: int | None
     pitch: int
     on_device: bool
 
-    def reach(self, width: int, height: int) -> int:
-        """How many bytes so many rows are, from the first to the last."""
+    def length(self, width: int, height: int) -> int:
+        """The bytes from the start of the first row to the end of the last."""
         return (height - 1) * self.pitch + width if width and height else 0
 
 
@@ -109,8 +109,10 @@ class Runtime:
         return found
 
     def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
-        """The stream that an asynchronous call was given; None for a call that has no such
-        argument, and returns when its work is done."""
+        """The stream that an asynchronous call was given.
+
+        None for other calls, which have no such argument and return when their work is done.
+        """
         return self.stream(*stream) if stream else None
 
     def event(self, handle: int | None, name: str = "event") -> Event:
@@ -256,9 +258,8 @@ class Runtime:
             if side.pitch < width:
                 message = f"{side.pitch} bytes; allowed: {width} or more"
                 refuse(f"{side.name[0]}pitch", message)
-            held.append(
-                self.reach(side.name, side.address, side.reach(width, height), side.on_device)
-            )
+            length = side.length(width, height)
+            held.append(self.reach(side.name, side.address, length, side.on_device))
         if most is not None and width > most:
             refuse("count", f"{width} bytes; allowed: up to destMax, {most}")
         dst, src = to.address, source.address
@@ -274,8 +275,7 @@ class Runtime:
 
         def look() -> None:
             for side, address, block in ends:
-                count = side.reach(width, height)
-                self._probe(side.name, address, count, block, side is to)
+                self._probe(side.name, address, side.length(width, height), block, side is to)
 
         def run() -> None:
             for row in range(height):

@@ -109,7 +109,7 @@ class Function:
     def failure(self) -> int | None:
         """What it returns where Python cannot be started, or an error has no status.
 
-        None for functions that return a pointer or a number, and then 0.
+        None for functions that return a pointer or a number: they return 0 then.
         """
         is_phase_2 = self.parameters[:1] == (("void *", "workspace"),)
         if is_phase_2 and self.returns == "aclnnStatus":
