@@ -203,21 +203,15 @@ def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -
 
 def _found(name: str, kind: type[Any], handle: int | None) -> Any:
     """What is behind a handle that has to be one."""
-    return _there(name, kind, HANDLES.find_a(kind, handle))
-
-
-def _there(name: str, kind: type[Any], value: Any) -> Any:
-    if value is None:
+    if handle is None:
         _null(name)
-    if isinstance(value, Unusable):
-        refuse(name, f"{value!r}; allowed: an {kind.__name__}")
-    return value
+    return HANDLES.need(name, kind, handle, f"an {kind.__name__}")
 
 
-def _end(name: str, kind: type[Any] | Any, handle: int | None) -> Any:
+def _end(name: str, kind: type[Any], handle: int) -> Any:
     """Destroy what is behind a handle that has to be one."""
     STREAMS.end(name, HANDLES.find(handle))
-    value = _there(name, kind, HANDLES.end_a(kind, handle))
+    value = HANDLES.take(name, kind, handle, f"an {kind.__name__}")
     if kind is aclnn.aclTensor:  # which an executor may still hold
         value.is_destroyed = True
     return value
@@ -290,6 +284,7 @@ def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
 
 def aclDestroyAclOpExecutor(executor: int | None) -> None:
     _executor(executor)
+    assert executor is not None
     _end("executor", aclnn.aclOpExecutor, executor)
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
 from ..unusable import Unusable, described
-from .calls import CURRENT
+from .calls import CURRENT, refuse
 from .errors import ERRORS
 
 _T = TypeVar("_T")
@@ -65,12 +65,20 @@ class Handles:
             return value
         return Unusable(described(value))
 
-    def end_a(self, kind: type[_T], handle: int | None) -> _T | Unusable | None:
-        """The same, and forget the handle; of two threads only one can."""
+    def need(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
+        """What is behind a handle of some kind; where it is none, this thread's call fails."""
         value = self.find_a(kind, handle)
-        if handle is None or isinstance(value, Unusable) or self.end(handle):
-            return value
-        return self._unknown(handle)
+        if isinstance(value, Unusable):
+            refuse(name, f"{value!r}; allowed: {allowed}")
+        assert value is not None
+        return value
+
+    def take(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
+        """The same, and forget the handle; of two threads only one can."""
+        value = self.need(name, kind, handle, allowed)
+        if not self.end(handle):
+            refuse(name, f"{self._unknown(handle)!r}; allowed: {allowed}")
+        return value
 
     def end(self, handle: int) -> bool:
         """Forget a handle; False if that is done already."""

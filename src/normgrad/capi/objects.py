@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..layout import Region
-from ..unusable import Unusable
 from . import libc, pointers
 from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .calls import fail, out, refuse
@@ -93,13 +92,10 @@ class Runtime:
 
     def find(self, name: str, kind: type[Any], handle: int | None) -> Any:
         """What is behind a handle that may not be null."""
-        return self._there(name, kind, HANDLES.find_a(kind, handle))
-
-    def _there(self, name: str, kind: type[Any], value: Any) -> Any:
-        if value is None or isinstance(value, Unusable):
-            what = "null" if value is None else repr(value)
-            refuse(name, f"{what}; allowed: what {self._makers[kind]} made")
-        return value
+        allowed = f"what {self._makers[kind]} made"
+        if handle is None:
+            refuse(name, f"null; allowed: {allowed}")
+        return HANDLES.need(name, kind, handle, allowed)
 
     def stream(self, handle: int | None) -> Stream:
         """A stream that has to be there; null is the default one."""
@@ -122,13 +118,11 @@ class Runtime:
 
     def destroy(self, kind: type[Any], handle: int | None) -> None:
         """End a handle; a stream's work is done before."""
-        name = kind.__name__.lower()
+        name, allowed = kind.__name__.lower(), f"what {self._makers[kind]} made"
         if handle is None:  # as samples do
-            message = f"{name}: null; allowed: what {self._makers[kind]} made"
-            fail(message, is_mistake=False)
-        value = self.find(name, kind, handle)
-        STREAMS.end(name, value)
-        self._there(name, kind, HANDLES.end_a(kind, handle))
+            fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
+        STREAMS.end(name, HANDLES.need(name, kind, handle, allowed))
+        HANDLES.take(name, kind, handle, allowed)
 
     def synchronize(self, stream: int | None) -> None:
         """Wait for all that a stream was given."""
