@@ -217,8 +217,7 @@ def _end(name: str, kind: type[Any], handle: int) -> Any:
     return value
 
 
-#: What aclGetXxx says of a tensor, by the attribute that it is here, and the type of its values;
-#: several are handed over in an array.
+#: What aclGetXxx says of a tensor, by the attribute that it is here, and the type of its values.
 _SAID: dict[str, tuple[str, Any]] = {
     "aclGetViewShape": ("dims", ctypes.c_int64),
     "aclGetViewStrides": ("strides", ctypes.c_int64),
@@ -230,27 +229,23 @@ _SAID: dict[str, tuple[str, Any]] = {
 
 
 def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> None:
-    """aclGetXxx of a tensor, whose results are written through pointers."""
+    """aclGetXxx of a tensor; where that is an array, the caller frees it."""
     attribute, kind = said
     value = getattr(_found("tensor", aclnn.aclTensor, tensor), attribute)
     parameters = CURRENT.function.parameters[1:]
     for (_, parameter), address in zip(parameters, results, strict=True):
         if address is None:
             _null(parameter)
-    if isinstance(value, tuple):
-        _hand_over(value, *results)
-    else:
+    if not isinstance(value, tuple):
         libc.store(kind, results[0], value)
-
-
-def _hand_over(values: tuple[int, ...], array: int | None, count: int | None) -> None:
-    """Write an array that the caller frees, and its length."""
-    copy = libc.malloc(max(1, 8 * len(values)))
+        return
+    array, count = results
+    copy = libc.malloc(max(1, 8 * len(value)))
     if copy is None:
         fail("no memory", Status.ACLNN_ERR_INNER)
-    libc.store_all(ctypes.c_int64, copy, values)
+    libc.store_all(kind, copy, value)
     libc.store(ctypes.c_void_p, array, copy)
-    libc.store(ctypes.c_uint64, count, len(values))
+    libc.store(ctypes.c_uint64, count, len(value))
 
 
 # The library
