@@ -102,7 +102,7 @@ def export(
 def _exported(
     function: Function, python: Callable[..., Any], check: Callable[[], None] | None
 ) -> Callable[..., Any]:
-    """A function that refuses pointers that are wrong before it is called."""
+    """The function as C calls it: pointers that are wrong are refused before it does anything."""
     pointers = function.pointers
 
     def call(*arguments: Any) -> Any:

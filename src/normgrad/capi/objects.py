@@ -68,31 +68,27 @@ class Side(NamedTuple):
         return (height - 1) * self.pitch + width if width and height else 0
 
 
+@dataclass(eq=False)
 class Runtime:
     """What a runtime's functions do.
 
-    Args:
+    Attributes:
         no_memory: the status where there is no memory left.
         checks_sides: whether host and device memory have to be told apart.
         makers: the function that makes each kind of handle.
-
-    Attributes:
         default: the stream that null stands for.
     """
 
-    def __init__(
-        self, no_memory: IntEnum, checks_sides: bool, makers: Mapping[type[Any], str]
-    ) -> None:
-        self._no_memory = no_memory
-        self._checks_sides = checks_sides
-        self._makers = makers
-        self.default = Stream("the default stream")
+    no_memory: IntEnum
+    checks_sides: bool
+    makers: Mapping[type[Any], str]
+    default: Stream = field(default_factory=partial(Stream, "the default stream"))
 
     # Streams and events
 
     def find(self, name: str, kind: type[Any], handle: int | None) -> Any:
         """What is behind a handle that may not be null."""
-        allowed = f"what {self._makers[kind]} made"
+        allowed = f"what {self.makers[kind]} made"
         if handle is None:
             refuse(name, f"null; allowed: {allowed}")
         return HANDLES.need(name, kind, handle, allowed)
@@ -118,7 +114,7 @@ class Runtime:
 
     def destroy(self, kind: type[Any], handle: int | None) -> None:
         """End a handle; a stream's work is done before."""
-        name, allowed = kind.__name__.lower(), f"what {self._makers[kind]} made"
+        name, allowed = kind.__name__.lower(), f"what {self.makers[kind]} made"
         if handle is None:  # as samples do
             fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
         STREAMS.end(name, HANDLES.need(name, kind, handle, allowed))
@@ -179,7 +175,7 @@ class Runtime:
         try:
             block = BLOCKS.allocate(max(size, 1), device)
         except MemoryError:
-            refuse("size", f"{size} bytes; allowed: what the machine has", self._no_memory)
+            refuse("size", f"{size} bytes; allowed: what the machine has", self.no_memory)
         libc.store(ctypes.c_void_p, where, block.address)
 
     def free(
@@ -212,7 +208,7 @@ class Runtime:
                 refuse(name, f"null; allowed: {count} bytes of memory")
             return None
         block = BLOCKS.find(address)
-        strict = self._checks_sides and not host_memory_is_allowed()
+        strict = self.checks_sides and not host_memory_is_allowed()
         if block is None:
             if on_device and strict:
                 refuse(name, f"{address:#x} is no device memory; allowed: device memory")

@@ -19,6 +19,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from .. import layout
@@ -57,6 +58,10 @@ def span(name: str, verb: str, address: int, count: int, is_host: bool = False) 
     return Use(name, verb, layout.Region(address, (count,), (1,), 1), is_host)
 
 
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False, repr=False)
 class Stream:
     """A queue of work.
 
@@ -66,18 +71,15 @@ class Stream:
         count: how many calls it was given.
     """
 
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name or f"stream {next(_numbers)}"
-        self.waited: dict[Stream, int] = {}
-        self.count = 0
+    name: str = field(default_factory=lambda: f"stream {next(_numbers)}")
+    waited: dict[Stream, int] = field(default_factory=dict)
+    count: int = 0
 
     @property
     def clock(self) -> Clock:
         """All that is done when the stream has done what it was given until now."""
         return {**self.waited, self: self.count}
 
-
-_numbers = itertools.count(1)
 
 #: How many calls of each stream are known to be done before something.
 Clock = Mapping[Stream, int]
