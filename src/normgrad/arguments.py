@@ -1,4 +1,4 @@
-"""The tensors of one call: of one framework, on one device, with the signature of the call."""
+"""The tensors of one call, which belong to one framework and one device; the call's signature."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
 class Arguments:
     """The tensors of one call.
 
-    Of a GPU's plain tensors only the signature is read at first, which suffices where a plan is
-    known for it. Otherwise, and for all other tensors, :meth:`open` checks each of them.
+    If all are a GPU's plain tensors, only the signature is read at first: it is enough where a plan
+    is cached for it. In all other cases :meth:`open` checks each tensor.
 
     Attributes:
-        framework: what they all belong to.
-        like: one of the caller's tensors, after which new results are made.
+        framework: the framework of all tensors.
+        like: one of the caller's tensors, the model for new results.
         first, device: the name of the tensor that decides the device, and that device; once
             opened.
         opened: the inputs, in the form that the framework's methods take; None where absent.
-        out: the caller's outputs, likewise.
+        out: the caller's outputs in that form.
         given: the caller's outputs as they were given.
-        key: the signature: all that a plan depends on; of tensors that are not plain once opened.
-        addresses: of the inputs and then of the caller's outputs; 0 where absent.
-        rooms: the bytes of memory that each has from its address on, where they may be too few.
+        key: the signature, which is all that a plan depends on; for other than a GPU's plain
+            tensors it is set once opened.
+        addresses: the addresses of the inputs, then of the caller's outputs; 0 where absent.
+        rooms: the bytes of memory from each address on, where they may be too few.
         looked_at: whether all are a GPU's plain tensors, which need no opening.
         values: the inputs as they were given.
-        changed: whether opening made another tensor of any; once opened.
+        changed: whether opening replaced any tensor by another; once opened.
         copied: the memory of inputs that were copied to be opened, by name; once opened.
     """
 
@@ -109,8 +110,8 @@ class Arguments:
         """
         values, given = self.values, self.given
         operator = self._operator
-        # Whatever is there decides the framework; a required tensor that is not is found missing
-        # when the specs are checked.
+        # The first tensor that is present decides the framework. A missing required tensor is
+        # reported when the specs are checked.
         named = zip(operator.parameters, values, strict=True)
         first: tuple[str, Any] = next(
             ((parameter.name, value) for parameter, value in named if value is not None),
@@ -144,7 +145,7 @@ class Arguments:
         as_they_are = zip((*values, *given), (*self.opened, *self.out), strict=True)
         self.changed = any(value is not opened for value, opened in as_they_are)
         if self.key is None or self.changed:
-            # Their specs say all that matters.
+            # The specs are the signature.
             self.looked_at = False
             specs, out_specs = self.specs()
             self.key = (self.framework, self.device, *specs.values(), *out_specs.values())

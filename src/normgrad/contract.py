@@ -1,7 +1,7 @@
 """The tables that declare operators, and the engine that checks calls against them.
 
-An operator lists its parameters and outputs; each has a kind, and a kind means a shape and a set of
-dtypes. Everything is checked on specs, before anything is computed or written.
+An operator lists its parameters and outputs. Each has a kind, which stands for a shape and a set of
+dtypes. All checks are made on specs, before anything is computed or written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Kind(Enum):
 
 
 class Options(NamedTuple):
-    """The arguments that are not tensors, of all operators; each uses some of them."""
+    """The arguments that are not tensors, for all operators; each operator uses some of them."""
 
     training: bool = True
     eps: float | None = 0.0
@@ -69,11 +69,11 @@ class Parameter:
     """The declaration of an input tensor.
 
     Attributes:
-        name, kind, required: what it is called, what it is, and whether it has to be there.
-        role: what it is to a backend; or two of these, in training and in evaluation. One that
-            has None takes no part in the arithmetic.
+        name, kind, required: the name, the kind, and whether the tensor must be given.
+        role: the tensor's role in a backend's problem; or two roles, in training and in evaluation.
+            A tensor without a role (None) takes no part in the arithmetic.
         is_variance: whether a backend makes 1/std of it.
-        may_be_empty: whether length 0 counts as absent, where it takes no part.
+        may_be_empty: whether a tensor of length 0 counts as absent, where it has no role.
     """
 
     name: str
@@ -94,12 +94,12 @@ class Output(NamedTuple):
     """The declaration of an output tensor.
 
     Attributes:
-        name, kind, role: what it is called, what it is, and what it is to a backend.
-        dtype_from: its dtype is that of the first of these inputs that is there, and in use under
-            the options; without one there is no such output.
-        mask: which entry of the mask says whether it is wanted.
-        in_evaluation: whether there is one in evaluation.
-        is_wide: whether its dtype is the one that such data are computed in.
+        name, kind, role: the name, the kind, and the role in a backend's problem.
+        dtype_from: the output takes the dtype of the first of these inputs that is present, and in
+            use under the options. If all are absent there is no such output.
+        mask: the index of the mask's entry that says whether the output is wanted.
+        in_evaluation: whether the output exists in evaluation.
+        is_wide: whether its dtype is the one that the arithmetic is done in.
         in_place: the inputs whose very memory it may be.
         wanted: whether it is wanted, under options.
     """
@@ -121,7 +121,7 @@ INPUT = Parameter("input", Kind.DATA, Role.INPUT, required=True)
 GRAD_INPUT = Output("grad_input", Kind.DATA, Role.RESULT, mask=0, in_place=("grad_out", "input"))
 #: Every forward pass's first output.
 OUTPUT = Output("output", Kind.DATA, Role.RESULT, in_place=("input",))
-#: Running statistics, updated: where they are given, and in place if that is asked for.
+#: The updated running statistics: results for those that are given, in place if ``out`` says so.
 NEW_RUNNING = tuple(
     Output(f"new_{name}", Kind.CHANNEL, role, (name,), in_place=(name,))
     for name, role in (
@@ -145,11 +145,11 @@ class Operator:
         parameters: the tensors, in the order of the function's arguments.
         options: the other arguments, in the order of the function's; see ``OPTIONS``.
         all_outputs: the results, in their order.
-        result: makes what the caller gets of the outputs.
-        statistics: what has a mean and 1/std of its own: a channel, a sample's groups, or a row,
-            whose positions have the parameters.
+        result: the function that makes the caller's result from the outputs.
+        statistics: the kind of statistics group, with one mean and 1/std each: a channel, a group
+            of a sample's channels, or a row, whose positions have the parameters.
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
-        is_centred: whether statistics are of x − mean, rather than of x itself.
+        is_centred: whether 1/std is that of x − mean, rather than of x itself.
         has_own_eps: whether eps may be None, for the machine epsilon of the input's dtype.
     """
 
@@ -170,16 +170,16 @@ class Operator:
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether it puts the statistics of several ranks together."""
+        """Whether the operator combines the statistics of several ranks."""
         return any(parameter.kind is Kind.RANKS for parameter in self.parameters)
 
     @cached_property
     def variances(self) -> tuple[str, ...]:
-        """The inputs that hold variances, of which a backend makes 1/std."""
+        """The inputs that hold variances, from which a backend makes 1/std."""
         return tuple(parameter.name for parameter in self.parameters if parameter.is_variance)
 
     def of_variance(self, name: str) -> Operator:
-        """The same operator, which takes variances in the place of 1/std."""
+        """The same operator, with an input that holds variances rather than 1/std."""
         parameters = tuple(
             replace(each, is_variance=True) if each.name == name else each
             for each in self.parameters
@@ -252,14 +252,14 @@ ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     """Check the mask of outputs to compute."""
     if value is ALL_THREE and len(outputs) == len(ALL_THREE):
-        return tuple(ALL_THREE)  # the default, not to be looked through each time
+        return tuple(ALL_THREE)  # the default needs no check of its entries
     if type(value) is not tuple or len(value) != len(outputs):
         allowed = f"allowed: {len(outputs)} booleans"
         if isinstance(value, (str, bytes)):
             raise TypeError(f"{name}: {shown(value)}; {allowed}")
         try:
             value = tuple(value)
-        except Exception:  # a scalar, or an array without axes; some raise what they like
+        except Exception:  # a scalar, or an array without axes: any type of exception
             raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
         if len(value) != len(outputs):
             raise ValueError(
@@ -276,7 +276,7 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
     try:
         return operators.index(value)
-    except Exception:  # a tensor of one element raises what it likes
+    except Exception:  # a tensor of one element may raise any type of exception
         raise TypeError(f"{name}: {shown(value)}; allowed: an integer") from None
 
 
@@ -290,7 +290,7 @@ def real(name: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         raise ValueError(f"{name}: too large; allowed: a number that float64 can hold") from None
-    # One NaN for all: others are unlike each other, and options are looked up in a cache.
+    # One NaN object for all: the cache of options would not find a NaN of its own for each call.
     return number if number == number else math.nan
 
 
@@ -387,7 +387,7 @@ def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind
     return shapes
 
 
-#: The name of the first axis of ``Kind.RANKS`` in messages.
+#: The shape of ``Kind.RANKS`` in messages.
 _BY_RANK = "a row for each of counts, by the channels of input"
 
 

@@ -38,7 +38,7 @@ def unusable(index: int | None = None) -> str | None:
     if reason is None and index is not None:
         count = torch.cuda.device_count() if torch is not None else 0
         reason = device.unusable(index) if index < count else _there_are(count)
-    if torch is not None:  # who comes before it is loaded may come again
+    if torch is not None:  # before PyTorch is loaded the answer may still change
         _known[index] = reason
     return reason
 
@@ -75,8 +75,8 @@ def named(device: Any) -> str:
     """The full name of the device that a caller names, with its index.
 
     Raises:
-        TypeError: what is no device's name.
-        ValueError: a device that there is not, or that no backend computes on.
+        TypeError: an object that names no device.
+        ValueError: a device that does not exist, or that no backend computes on.
     """
     torch = sys.modules.get("torch")
     if not isinstance(device, str) and not isinstance(device, getattr(torch, "device", ())):
@@ -93,7 +93,7 @@ def named(device: Any) -> str:
     _check_cuda("device", repr(shown), int(number) if colon else None)
     if colon:
         return f"{_CUDA}{int(number)}"
-    from torch import cuda  # there is no GPU without it
+    from torch import cuda  # GPUs are used only with PyTorch
 
     index: int = cuda.current_device()
     _check_cuda("device", repr(shown), index)

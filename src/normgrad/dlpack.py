@@ -1,6 +1,6 @@
 """The DLPack protocol through ctypes, since NumPy's reader does not support bfloat16.
 
-Structures as in dlpack.h, https://dmlc.github.io/dlpack/latest/c_api.html.
+The structures are those of dlpack.h, https://dmlc.github.io/dlpack/latest/c_api.html.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DTYPES = {
     (0, 32): dtypes.int32,
     (0, 64): dtypes.int64,
 }
-#: A number of axes that no framework reaches.
+#: More axes than any framework's tensors have.
 _MAX_RANK = 64
 _KINDS = {0: "int", 1: "uint", 2: "float", 3: "handle", _BFLOAT: "bfloat", 5: "complex", 6: "bool"}
 
@@ -92,7 +92,7 @@ class View:
 
 @dataclass(frozen=True)
 class New:
-    """A new tensor on a GPU: PyTorch's, over memory of the producer's where that has some."""
+    """A new PyTorch tensor on a GPU, over memory of the producer's framework if it gives some."""
 
     tensor: Any
     address: int
@@ -146,19 +146,19 @@ def open_view(name: str, producer: Any, device: str, stream: int | None = None) 
     """Read a tensor's description from anything with ``__dlpack__``, without a copy.
 
     Args:
-        name: what messages call it.
-        producer: what has it.
-        device: where :func:`device_of` found it.
-        stream: on a GPU, what is to read it: the producer has it wait until the data are there.
+        name: the tensor's name in messages.
+        producer: the object that has ``__dlpack__``.
+        device: the device by :func:`device_of`.
+        stream: on a GPU, the stream that reads the data: the producer makes it wait for them.
 
     Raises:
-        TypeError: the object does not speak DLPack after all, or what it says cannot be.
+        TypeError: the object does not speak DLPack after all, or its description is impossible.
     """
     reader = {} if stream is None else {"stream": stream}
     try:
         try:
             capsule = producer.__dlpack__(**reader, max_version=(1, 0))
-        except TypeError:  # a producer from before version 1.0
+        except TypeError:  # a producer of a version before 1.0
             capsule = producer.__dlpack__(**reader)
         if type(capsule) is not _Capsule:
             raise TypeError(f"__dlpack__() returned a {type(capsule).__name__}, not a capsule")
@@ -193,7 +193,7 @@ def open_view(name: str, producer: Any, device: str, stream: int | None = None) 
 
 
 class _BFloat16:
-    """A NumPy bfloat16 array that speaks DLPack: it is handed over as uint16, relabelled."""
+    """A NumPy bfloat16 array that speaks DLPack: the capsule is uint16's, with another label."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._bits = array.view(np.uint16)
@@ -213,7 +213,7 @@ def bytes_like(producer: Any, size: int) -> Any:
     try:
         namespace = producer.__array_namespace__()
         return namespace.empty(size, dtype=namespace.uint8, device=producer.device)
-    except Exception:  # no namespace, or one that cannot
+    except Exception:  # no namespace, or one without these functions
         return None
 
 
@@ -224,5 +224,5 @@ def give_back(array: Any, producer: Any) -> Any:
         speaker = _BFloat16(array)
     try:
         return producer.__array_namespace__().from_dlpack(speaker)
-    except Exception:  # no namespace, or one that cannot take this
+    except Exception:  # no namespace, or one that does not accept this array
         return array

@@ -31,7 +31,7 @@ class DType:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return parse, (self.name,)  # a copy, or what was pickled, is the same object
+        return parse, (self.name,)  # copying and unpickling return the same object
 
 
 float32 = DType("float32", 4, 0, np.dtype(np.float32), 2.0**-24, 2.0**-149)
@@ -65,10 +65,10 @@ def parse(dtype: Any) -> DType:
         return dtype
     name = dtype if isinstance(dtype, str) else shown(dtype).removeprefix("torch.")
     found = BY_NAME.get(name)
-    if found is None and dtype is not None:  # which NumPy would take for float64
+    if found is None and dtype is not None:  # NumPy takes None for float64
         try:
             found = from_numpy(np.dtype(dtype))
-        except Exception:  # what is none raises what it likes
+        except Exception:  # an object that is no dtype may raise any type of exception
             found = None
     if found is None:
         raise TypeError(f"dtype: {shown(dtype)} is not supported; allowed: {', '.join(BY_NAME)}")

@@ -1,7 +1,7 @@
 """A common interface to NumPy arrays, PyTorch tensors and DLPack producers.
 
-Each framework has a class. None imports its framework: PyTorch is looked up among the loaded
-modules, since a caller that holds a tensor has loaded it.
+Each framework has a class, which does not import the framework: PyTorch is looked up among the
+loaded modules, since a caller that holds a tensor has loaded it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Look(NamedTuple):
     """The signature and addresses of tensors, which are read in one pass.
 
     Attributes:
-        key: their shapes, strides and dtypes in a framework's own terms, after the number of the
-            GPU if they are on one.
-        addresses: of each tensor's first element; 0 for None.
-        rooms: the bytes of memory that each has from there on.
+        key: the GPU's number, then shapes, strides and dtypes in the framework's own terms.
+        addresses: the address of each tensor's first element; 0 for None.
+        rooms: the bytes of memory from each address on.
     """
 
     key: Hashable
@@ -43,7 +42,7 @@ class Framework(ABC):
 
     @abstractmethod
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        """The tensor in the form that the other methods take; most often itself.
+        """The tensor in the form that the other methods take, which is mostly the tensor itself.
 
         Raises:
             TypeError: a tensor of a sort that no operator takes.
@@ -61,8 +60,8 @@ class Framework(ABC):
     def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         """The signature and addresses of inputs and outputs together.
 
-        In one pass, as cheap as can be: it is most of what a small call costs. None where a value
-        is not one of this framework's plain tensors on a GPU, the same for all.
+        They are read in one pass, since this is most of the cost of a small call. The result is
+        None unless all values are plain tensors of this framework on one GPU.
         """
         return None
 
@@ -92,7 +91,7 @@ class Framework(ABC):
 
     @abstractmethod
     def contiguous_bytes(self, value: Any) -> int | None:
-        """The bytes of an opened tensor of any dtype; None if it is not contiguous."""
+        """The size in bytes of an opened tensor of any dtype; None if it is not contiguous."""
 
     @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
@@ -107,23 +106,23 @@ class Framework(ABC):
         """A new tensor on the CPU, opened."""
 
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
-        """The function that makes new tensors on the CPU, from one of the caller's."""
+        """The function that makes new tensors on the CPU; its argument is one of the caller's."""
         return lambda like: self.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
-        """A new tensor on a GPU, opened; ``like`` is one of the caller's there."""
+        """A new tensor on a GPU, opened; ``like`` is one of the caller's tensors there."""
         raise NotImplementedError
 
     @abstractmethod
     def result(self, value: Any, like: Any) -> Any:
-        """The form of an opened tensor that the caller gets; ``like`` is one of the caller's."""
+        """An opened tensor in the form that the caller gets; ``like`` is one of the caller's."""
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
-        """Note that these tensors of the caller's were written."""
+        """Note that these tensors of the caller's were written to."""
 
 
 def _whole_strides(array: Any) -> bool:
-    """Whether all strides that are used are whole items, unlike those of a record's field."""
+    """Whether all strides in use are whole items, which those of a record's field may not be."""
     return all(
         step % array.itemsize == 0
         for step, size in zip(array.strides, array.shape, strict=True)
@@ -137,10 +136,10 @@ class NumPy(Framework):
     name = "NumPy array"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        # Not by its name in numpy, which would import it: there is none unless somebody has.
+        # numpy.ma would import the module; without it there are no masked arrays.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
-        # The array itself, whatever a subclass makes of it.
+        # A plain array, without the overrides of a subclass.
         array = np.asarray(value)
         if not writing and dtypes.from_numpy(array.dtype) and not _whole_strides(array):
             try:
@@ -153,7 +152,7 @@ class NumPy(Framework):
         array = np.asarray(value)
         if array.ctypes.data == opened.ctypes.data:
             return None
-        # By bytes: the strides are no whole items.
+        # The strides are no whole items, so the region is described byte by byte.
         by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
         return layout.Region(array.ctypes.data, *by_bytes, 1)
 
@@ -182,7 +181,7 @@ class NumPy(Framework):
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         if not value.flags.writeable:
             return "a read-only array; allowed: one that can be written"
-        # An array may say so over memory of which it knows nothing.
+        # The flag may be wrong for memory that NumPy did not allocate.
         return pages.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
@@ -223,14 +222,14 @@ class Torch(Framework):
     def opened(self, name: str, value: Any, writing: bool) -> Any:
         plain = self._torch.Tensor.__torch_dispatch__
         if type(value).__torch_dispatch__ is not plain:
-            # Fake, distributed and other wrapping tensors: their memory is elsewhere, if anywhere.
+            # Fake, distributed and other wrapping tensors have no memory of their own.
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own; allowed: {_KINDS}"
             )
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
             value = self._bare(value)
-        with suppress(RuntimeError):  # a batched tensor has no storage, and no address either
+        with suppress(RuntimeError):  # a batched tensor has no storage; address() refuses it
             reason = self.lacking(value)
             if reason is not None:
                 raise ValueError(f"{name}: {reason}")
@@ -326,7 +325,7 @@ class Torch(Framework):
         return int(value.nbytes) if value.is_contiguous() else None
 
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        # What is on a GPU is PyTorch's own memory, and no page of the CPU's to be probed.
+        # Memory on a GPU is PyTorch's own, and has no pages that could be probed.
         return pages.unwritable(first, end) if value.is_cpu else None
 
     def empty(self, spec: TensorSpec) -> Any:
@@ -352,7 +351,7 @@ class Torch(Framework):
         return self._plainly(self._torch.empty_strided(spec.shape, spec.strides, **options))
 
     def bytes_on(self, device: str, size: int) -> Any:
-        """A new tensor of so many bytes."""
+        """A new tensor of ``size`` bytes on a GPU."""
         return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
@@ -372,11 +371,11 @@ class Torch(Framework):
         return value
 
     def wrote(self, values: Sequence[Any]) -> None:
-        # So that autograd notices when a tensor it has saved was overwritten.
+        # Autograd notices by the version that a tensor it has saved was overwritten.
         increment = self._torch.autograd.graph.increment_version
         try:
             increment(values)
-        except RuntimeError:  # tensors of inference mode have no version
+        except RuntimeError:  # tensors made in inference mode have no version
             increment([value for value in values if not value.is_inference()])
 
 
@@ -440,8 +439,8 @@ class DLPack(Framework):
         _, size = spec.reach
         flat = dlpack.bytes_like(like, size) if size else None
         if flat is not None:
-            # PyTorch in between has its stream wait for the producer's; and, when the result is
-            # given back, the producer's for its own.
+            # PyTorch makes its stream wait for the producer's stream here, and the producer's for
+            # its own when the result is given back.
             with suppress(Exception):
                 tensor = torch.over(flat, spec)
                 return dlpack.New(tensor, tensor.data_ptr())
@@ -467,7 +466,7 @@ def of(name: str, value: Any) -> Framework:
     """The framework of a tensor.
 
     Raises:
-        TypeError: none of them.
+        TypeError: an object of no known framework.
     """
     if isinstance(value, np.ndarray):
         return _numpy
@@ -490,7 +489,7 @@ def of_torch() -> Torch:
 
 
 def written(values: Sequence[Any]) -> None:
-    """Tell the framework of these values, if they are tensors, that their memory was written."""
+    """Tell the framework of these values, if they are tensors, that they were written to."""
     framework = BY_TYPE.get(type(values[0])) if values else None
     if framework is not None:
         framework.wrote(values)

@@ -28,9 +28,9 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
 def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """The strides of a new dense tensor with the same order of axes in memory.
 
-    A tensor that is dense already keeps its strides; gaps close and negative strides turn
-    positive. An axis whose stride says nothing of its place (size 1, or expanded with stride 0)
-    goes just outside its right-hand neighbour. Without elements any strides do, and stay.
+    A tensor that is dense already keeps its strides. Otherwise gaps close, and negative strides
+    turn positive. An axis whose stride does not tell its place (size 1, or expanded with stride 0)
+    goes just outside its right-hand neighbour. Without elements the strides stay as they are.
     """
     if 0 in shape:
         return tuple(strides)
@@ -72,14 +72,14 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     return low, high
 
 
-#: How much work the exact overlap test may do; views that need more count as overlapping. Sliced,
-#: transposed and interleaved views need a few steps; only adversarial strides come near.
+#: The limit of NumPy's work on an exact overlap test; views that need more count as overlapping.
+#: Sliced, transposed and interleaved views need a few steps; only adversarial strides come near.
 _OVERLAP_WORK = 1_000_000
 
 
 @dataclass(frozen=True)
 class Region:
-    """The bytes a view touches: its address, shape, strides and the size of an element."""
+    """The bytes of a view, by its address, its shape, its strides and the size of an element."""
 
     address: int
     shape: Shape
@@ -87,14 +87,14 @@ class Region:
     itemsize: int
 
     def bounds(self) -> tuple[int, int]:
-        """The first byte and one past the last; they are equal if there are no elements."""
+        """The addresses of the first byte and of one past the last; equal without elements."""
         if 0 in self.shape:
             return self.address, self.address
         low, high = extent(self.shape, self.strides)
         return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
 
     def _array(self, base: int) -> np.ndarray[tuple[int, ...], np.dtype[np.void]]:
-        # An array nobody reads: only its addresses are compared.
+        # Nobody reads this array; only its addresses are compared.
         interface = {
             "version": 3,
             "typestr": f"|V{self.itemsize}",
@@ -123,7 +123,7 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
     if 0 in shape:
         return False
     axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
-    # Each stride steps over everything the smaller ones reach: no overlap, the usual case.
+    # The usual case: each stride steps over everything that the smaller ones reach.
     reach = 0
     for step, size in axes:
         if step <= reach:
@@ -131,7 +131,7 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
         reach += step * (size - 1)
     else:
         return False
-    # Two indices that first differ on `axis`: one has it at 0, the other beyond.
+    # Two indices that agree on the axes before this one, which is 0 in one and more in the other.
     for first, (step, size) in enumerate(axes):
         rest = axes[first + 1 :]
         sizes = tuple(size for _, size in rest)
@@ -145,9 +145,9 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
 
 
 def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
-    """The strides of a view's elements, in row-major order, under another shape of as many.
+    """The strides of a view under another shape with the same elements in row-major order.
 
-    None where no strides name them.
+    None where no strides describe it.
     """
     if 0 in shape:
         return contiguous_strides(new)
@@ -155,7 +155,7 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     result = [1] * len(new)
     old_at = new_at = 0
     while old_at < len(axes):
-        # As few axes of each as have the same number of elements.
+        # The fewest next axes of both shapes that have the same number of elements.
         old_end, new_end = old_at + 1, new_at + 1
         old_count, new_count = axes[old_at][0], new[new_at]
         while old_count != new_count:
@@ -184,11 +184,11 @@ class Axis(NamedTuple):
 
 
 def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
-    """Merge axes, and order them by memory; they run over the same elements of every tensor.
+    """Merge axes, and order them by memory, over the same elements of every tensor.
 
-    Axes of size 1 go, axes that continue each other in every tensor become one, and the innermost
-    axis is the one with the smallest steps. The order of the elements may change: use it only
-    where they are summed, or treated one by one.
+    Axes of size 1 are dropped, axes that continue each other in every tensor become one, and the
+    innermost axis is the one with the smallest strides. The order of the elements may change: use
+    it only where they are summed, or treated one by one.
     """
     kept = [axis for axis in axes if axis.size != 1]
     if len(kept) < 2:

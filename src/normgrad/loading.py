@@ -13,19 +13,19 @@ from typing import Any
 
 from . import memory
 
-#: Held while modules are imported and kernels compiled: a child that was forked meanwhile would
-#: have the import system's and Numba's locks held for ever, by a thread that it does not have. The
-#: C libraries' forks wait for it, before anything else.
+#: Held while modules are imported and kernels compiled. In a child that is forked meanwhile, the
+#: locks of the import system and of Numba would be held for ever, by a thread that does not exist
+#: there. A fork in the C libraries waits for this lock before anything else.
 LOADING = threading.RLock()
 
-#: How many seconds Python's own forks wait for it. Their hooks run in the middle of other modules',
-#: whose locks an import may want, so they cannot wait for ever. Compiling all that one call needs
-#: takes some ten seconds.
+#: How many seconds a fork in Python waits for the lock. The hooks of other modules may hold locks
+#: that an import wants, so the wait cannot be endless. Compiling all that one call needs takes some
+#: ten seconds.
 PATIENCE = 60.0
 
 
-#: The bytes that have to be there before anything is compiled: LLVM ends the process where it finds
-#: none. No kernel took more than 28 MiB to compile, or 5 to read from disk.
+#: The bytes of memory that must be free before anything is compiled, since LLVM ends the process
+#: when memory runs out. No kernel took more than 28 MiB to compile, or 5 to read from disk.
 ROOM = 64 << 20
 
 
@@ -33,7 +33,7 @@ class _Forks:
     """The state of the hooks on Python's own forks.
 
     Attributes:
-        waited: whether the last fork had the lock.
+        waited: whether the last fork got the lock.
         lost: whether this process was forked while another thread held it.
     """
 
@@ -56,8 +56,8 @@ class _Forks:
 
 
 _forks = _Forks()
-# After logging's own, which take a lock that Numba wants while it compiles: what was registered
-# last is called first, so that lock is free while a fork waits here.
+# Hooks run in the reverse order of registration. Logging's hook takes a lock that Numba wants while
+# it compiles; it is registered first (by the import), so that lock is free while a fork waits here.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_forks.before, after_in_parent=_forks.in_parent, after_in_child=_forks.in_child
@@ -68,7 +68,7 @@ _interrupts_are_ours = True
 
 
 def leave_interrupts() -> None:
-    """Leave interrupts to the program that embeds Python, from now on."""
+    """From now on leave interrupts to the program that embeds Python."""
     global _interrupts_are_ours
     _interrupts_are_ours = False
 
@@ -78,8 +78,8 @@ def loading() -> Iterator[None]:
     """A context in which modules are imported or kernels compiled.
 
     Raises:
-        RuntimeError: this process was forked in the middle of another thread's.
-        KeyboardInterrupt: at the end, if it came meanwhile.
+        RuntimeError: this process was forked while another thread was in such a context.
+        KeyboardInterrupt: at the end, if the interrupt came meanwhile.
     """
     if _forks.lost:
         raise RuntimeError(
@@ -95,7 +95,7 @@ def compiling() -> Iterator[None]:
     """A context in which kernels are compiled, or read from disk.
 
     Raises:
-        MemoryError: there is too little for it.
+        MemoryError: there is too little memory.
         RuntimeError, KeyboardInterrupt: as :func:`loading`.
     """
     memory.need("compiling kernels", ROOM)
@@ -105,7 +105,7 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Pause Python's search for unreachable objects, which takes a ninth of a compilation."""
+    """A context that pauses Python's garbage collector, which takes a ninth of a compilation."""
     if not gc.isenabled():
         yield
         return
@@ -120,11 +120,11 @@ def _garbage_kept() -> Iterator[None]:
 def _interrupts_held() -> Iterator[None]:
     """A context that delays an interrupt until its end.
 
-    In the middle it would leave a module or a compiler half made, and where LLVM calls back into
-    Python it would be lost with a complaint.
+    An interrupt in the middle would leave a module or the compiler incomplete; where LLVM calls
+    back into Python it would be lost, with a complaint.
     """
     before = signal.getsignal(signal.SIGINT)
-    # Handlers are called in the main thread, and are set there alone.
+    # Only the main thread can set handlers, and they run in it.
     in_main = threading.current_thread() is threading.main_thread()
     if not (_interrupts_are_ours and in_main and callable(before)):
         yield
@@ -142,7 +142,7 @@ def _interrupts_held() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is hold:  # and nobody has set another
+        if signal.getsignal(signal.SIGINT) is hold:  # unless another was set meanwhile
             signal.signal(signal.SIGINT, before)
         if came:
             before(*came[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """The caches in bytes (L2 of a core, L3 in all), and the cores that this process may use."""
+    """The caches in bytes (a core's L2, the whole L3), and the cores that this process may use."""
 
     cores: int = 1
     l2: int = 1 << 20
@@ -21,7 +21,7 @@ class Machine:
     def cache(self) -> int:
         """The bytes that are expected to stay in cache from one pass to the next.
 
-        A virtual machine of few cores sees the whole of a server's L3, which others use as well.
+        A virtual machine of few cores sees the whole L3 of a server, which other machines use too.
         """
         return min(self.l3, self.cores * CACHE_OF_A_CORE)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: A cache line, and the widest vector.
+#: The bytes of a cache line, and of the widest vector.
 LINE = 64
 
-#: NumPy results from this size on start at a cache line, as PyTorch's all do: NumPy's own memory
-#: starts 16 bytes after one, and batch norm's gradients took 1.05 to 1.11 times as long there.
+#: NumPy results from this size on start at a cache line, as all of PyTorch's do. NumPy's own memory
+#: starts 16 bytes after one, where batch norm's gradients took 1.05 to 1.11 times as long.
 ALIGNED = 256 << 10
 
 
@@ -25,7 +25,7 @@ def missing(what: str, size: int) -> MemoryError:
 
 @contextmanager
 def allocating(what: str, size: int) -> Iterator[None]:
-    """A MemoryError where PyTorch, which has no class for it, has a RuntimeError."""
+    """A context that turns PyTorch's RuntimeError for a failed allocation into a MemoryError."""
     try:
         yield
     except RuntimeError as error:
@@ -46,10 +46,10 @@ def need(what: str, size: int) -> None:
     """Check that there is memory for work that would end the process without it.
 
     Raises:
-        MemoryError: there is not.
+        MemoryError: there is too little.
     """
     try:
-        # Not an array, which may lie in what the process has freed.
+        # A new mapping: an array may reuse memory that the process has freed.
         mmap.mmap(-1, max(size, 1)).close()
     except (OSError, OverflowError):
         raise missing(what, size) from None
@@ -81,7 +81,7 @@ def array_at(
     writeable: bool = True,
 ) -> npt.NDArray[Any]:
     """An array over memory that ``owner`` keeps alive; strides are in elements."""
-    # Through integers of the same size: bfloat16 has no type string of its own.
+    # The interface has integers of the same size, since bfloat16 has no type string.
     plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
     interface = {
         "version": 3,

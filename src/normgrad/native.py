@@ -1,8 +1,8 @@
 """The table of addresses and offsets by which compiled code reads tensors' Python objects.
 
 The addresses are those of this process. A field is 0, which is no object's type, where something
-is missing (PyTorch's DLPack C exchange API, or Python's usual object layout): Python reads such
-tensors, as it does all others that compiled code does not know.
+is missing: PyTorch's DLPack C exchange API, or Python's usual object layout. Python then reads the
+tensors, as it does all tensors of types that compiled code does not know.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MAX_RANK = 8
     FIELDS,
 ) = range(17)  # fmt: skip
 
-# NumPy's PyArrayObject, whose fields programs in C may use: in words, or half words where it says
-# so. The type is the second word of every object.
+# Offsets in NumPy's PyArrayObject, whose fields are public in C, in words of 8 bytes or in half
+# words. The type is the second word of every object.
 ARRAY_DATA, ARRAY_SIZES, ARRAY_STRIDES, ARRAY_DTYPE = 2, 4, 5, 7
 ARRAY_RANK, ARRAY_FLAGS = 6, 16  # half words
 ARRAY_FLAT, ARRAY_WRITEABLE = 0x1, 0x400
 
-# DLPack's DLTensor, in words.
+# Offsets in DLPack's DLTensor, in words.
 DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6)
 
-#: An object's reference count and type, where Python is built as usual.
+#: The bytes of an object's reference count and type, in Python's usual build.
 _HEADER = 16
 
 #: The words of a tensor's implementation that are searched; PyTorch's has 24.
@@ -64,11 +64,11 @@ class _Exchange(ctypes.Structure):
     )
 
 
-#: A plan that is ready: its table's address, the makers of results, weak references to the last
-#: results and workspace that were given, and objects to keep alive.
+#: A plan that compiled code can run: the address of its table, the makers of results, weak
+#: references to the outputs and workspace of the last call, and objects to keep alive.
 Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], list[Any], Any]
 
-#: The table, and the objects that have to live as long.
+#: The table; and the objects that must live as long as it.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)
 _kept: list[Any] = []
 
@@ -115,11 +115,10 @@ def find_torch(torch: Any) -> None:
 
 
 def _layout(torch: Any) -> tuple[int, int, int]:
-    """Find the offset of a tensor's implementation in its object, the words of its dispatch keys,
-    and the bit among them that marks a negating view.
+    """Find the offsets of a tensor's implementation and dispatch keys, and the keys' negative bit.
 
     Raises:
-        ValueError: they are not where all of some tensors have them.
+        ValueError: some trial tensors do not show where they are.
     """
     plain = torch.zeros(2, 3)
     tensors = plain, torch._neg_view(plain), torch.nn.Parameter(plain), torch.zeros(4).double()
@@ -138,7 +137,7 @@ def _layout(torch: Any) -> tuple[int, int, int]:
 
 
 def _library(torch: Any) -> ctypes.CDLL:
-    """PyTorch's C library, which is loaded already."""
+    """PyTorch's C library, which is already loaded."""
     folder = Path(torch.__file__).parent / "lib"
     found = [
         path for path in folder.glob("*torch_cpu.*") if path.suffix in (".so", ".dylib", ".dll")
@@ -152,8 +151,8 @@ def _nothing_known(plans: Any, tensors: Any, out: Any, choices: Any) -> Any:
     return None
 
 
-#: The compiled function that answers a call: with the results, if one of the given plans is ready
-#: for it; else with the call's key, as bytes; or with None where it cannot read some argument. The
+#: The compiled function that takes a call. It returns the results if one of the given plans is
+#: ready for the call, else the call's key as bytes, or None if it cannot read some argument. The
 #: CPU backend sets it.
 answer: Callable[[Mapping[bytes, Ready] | None, Any, Any, Any], Any] = _nothing_known
 

@@ -1,8 +1,8 @@
-"""The exact alias check of a call's memory before anything is written, with errors in words.
+"""The exact alias check of a call's memory, before anything is written, with its error messages.
 
 Every tensor must have memory. The caller's outputs must be writable, and share no byte with another
-argument, except that some may be the very memory of an input. The CPU's compiled check (see its
-backend's alias_check.py) passes the simple cases; what fails there is checked here.
+argument, except that some may be the very memory of an input. The CPU backend's compiled check
+(alias_check.py) passes the simple cases; a call that fails there is checked here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tensor import TensorSpec
 
 
 def used(workspace_size: int, alignment: int) -> int:
-    """The number of bytes of a workspace that are used, from its first aligned one on."""
+    """The number of a workspace's bytes that are used, from the first aligned one on."""
     return max(0, workspace_size - alignment + 1)
 
 
@@ -24,12 +24,12 @@ class Place:
     """The memory that a tensor of known spec needs, and may share.
 
     Attributes:
-        slot: its number among a call's addresses.
-        name, spec: of the tensor.
-        shown: how messages call it.
-        low, high: its first byte and one past its last, from its address on: the spec's reach.
-        in_place: the inputs that this output may be the very memory of; and what messages call
-            them.
+        slot: the tensor's index among a call's addresses.
+        name, spec: the tensor's name and spec.
+        shown: its name in messages.
+        low, high: the offsets of its first byte and of one past its last from its address.
+        in_place, in_place_shown: the inputs whose very memory this output may be; and their names
+            in messages.
     """
 
     __slots__ = ("high", "in_place", "in_place_shown", "low", "name", "shown", "slot", "spec")
@@ -64,7 +64,7 @@ class Place:
             )
 
     def check_aligned(self, address: int) -> None:
-        """Raise a ValueError for a misaligned tensor: a GPU's error would end all work there."""
+        """Raise a ValueError for a misaligned tensor: its fault would end all work on the GPU."""
         size = self.spec.dtype.itemsize
         if self.spec.elements and address % size:
             raise ValueError(
@@ -102,8 +102,8 @@ class Place:
 class Taken:
     """The memory that a call's arguments occupy, as they are added one by one.
 
-    ``copied`` is that of inputs that were copied to be read, by their names in messages: to write
-    there would change them.
+    ``copied`` is the original memory of inputs that were copied to be read, by their names in
+    messages: to write there would change the inputs.
     """
 
     def __init__(

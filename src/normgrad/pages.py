@@ -1,7 +1,7 @@
-"""Asking the system whether memory can be read or written, as a fault would end the process.
+"""Asking the system whether memory can be read or written, since a fault would end the process.
 
-What another thread unmaps or protects after the question is not seen. Nothing is asked on other
-systems than Linux.
+A page that another thread unmaps or protects after the question is not noticed. On other systems
+than Linux nothing is asked.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-#: madvise(2), Linux 5.14: make pages present for reading, or for writing, as their use would, and
-#: leave what is in them. It fails where that use would.
+#: madvise(2), Linux 5.14: make pages present, as reading or writing them would, and keep their
+#: content. The call fails where the access would.
 POPULATE_READ, POPULATE_WRITE = 22, 23
 
-#: msync(2): do nothing, since Linux writes back by itself, but fail where anything is not mapped.
+#: msync(2): do nothing, since Linux writes back by itself, but fail if a page is not mapped.
 MS_ASYNC = 1
 
 #: Outputs of at most so many pages are probed page by page in each call, in half a microsecond. A
-#: page takes 30 ns, so that all pages of 4 MiB would add 5 % to what batch norm's gradients take.
+#: page takes 30 ns, so all pages of 4 MiB would add 5 % to the time of batch norm's gradients.
 FEW = 16
 
-#: PyTorch's results from this size on are asked to lie in huge pages, as NumPy's are. Batch norm's
-#: gradients, written to new memory of 50 to 196 MiB, took 0.42 to 0.47 of the time.
+#: For PyTorch results from this size on we ask for huge pages, as NumPy does for its own. Batch
+#: norm's gradients, written to new memory of 50 to 196 MiB, took 0.42 to 0.47 of the time.
 HUGE = 4 << 20
 
-#: No process has memory from here on.
+#: The address from which on no process has memory.
 _TOP = 1 << 63
 
-#: Ranges from this size on are looked at by mapping, smaller ones by page. Of memory in pages of
-#: 4 KiB, 64 KiB took 1.2 µs by page, 1 MiB 8 and 64 MiB 500, which is 6 to 10 % of the time to copy
-#: it; by mapping each took 2 µs.
+#: Ranges from this size on are checked by mapping, smaller ones by page. In pages of 4 KiB, 64 KiB
+#: took 1.2 µs by page, 1 MiB 8 and 64 MiB 500, which is 6 to 10 % of the time to copy them; each
+#: took 2 µs by mapping.
 _LARGE = 256 << 10
 
 #: This process's mappings, in order.
 _MAPS = "/proc/self/maps"
 
-#: ioctl(2) on them, Linux 6.11: the mapping at an address, if it allows what is asked.
+#: ioctl(2) on that file, Linux 6.11: query the mapping at an address, if it allows the access.
 _PROCMAP_QUERY = 0xC0686611
 _QUERY = struct.Struct("9Q4I2Q")
 _READABLE, _WRITABLE, _SHARED = 1, 2, 8
@@ -62,7 +62,7 @@ def _library() -> ctypes.CDLL | None:
 
 @cache
 def probe_addresses() -> tuple[int, int]:
-    """Where madvise(2) and msync(2) are, for compiled code; 0 where pages cannot be populated."""
+    """The addresses of madvise(2) and msync(2); 0 where pages cannot be populated."""
     library = _library()
     if library is None:
         return 0, 0
@@ -71,7 +71,7 @@ def probe_addresses() -> tuple[int, int]:
         address = ctypes.addressof(view)
         del view
         if library.madvise(address, mmap.PAGESIZE, POPULATE_WRITE) != 0:
-            return 0, 0  # an older kernel
+            return 0, 0  # an older Linux
     madvise, msync = (
         ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.madvise, library.msync)
     )
@@ -87,7 +87,7 @@ def advise(first: int, end: int, advice: int) -> None:
 
 
 def prefer_huge(address: int, size: int) -> None:
-    """Ask the system to back memory that was not written yet with huge pages."""
+    """Ask the system to back memory that was not yet written with huge pages."""
     if _library() is not None:  # elsewhere there is no such advice
         advise(address, address + size, mmap.MADV_HUGEPAGE)
 
@@ -101,7 +101,7 @@ def unreadable(first: int, end: int) -> str | None:
 def unwritable(first: int, end: int) -> str | None:
     """Why bytes cannot be written; None if they can.
 
-    PyTorch keeps no note of it: a tensor over a file mapped for reading looks like any other, and
+    PyTorch does not record it: a tensor over a file mapped for reading looks like any other, and
     writing to it would end the process.
     """
     at = fault(first, end, writing=True)
@@ -120,7 +120,7 @@ def fault(first: int, end: int, writing: bool) -> int | None:
         return first
     end = min(end, _TOP)
     if end - first >= _LARGE:
-        with suppress(OSError):  # an older kernel
+        with suppress(OSError):  # an older Linux
             return _fault_by_mapping(first, end, writing)
     return _fault_by_page(first, end, writing)
 
@@ -128,7 +128,7 @@ def fault(first: int, end: int, writing: bool) -> int | None:
 def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
     """As ``fault``, one mapping at a time.
 
-    Private memory that is no file's is there if it is mapped. Pages of a file are asked for one by
+    Private memory that is not a file's is usable if it is mapped. A file's pages are checked one by
     one, since the file may be shorter than its mapping.
     """
     wanted = _WRITABLE if writing else _READABLE
@@ -139,7 +139,7 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
             _QUERY.pack_into(query, 0, _QUERY.size, wanted, first, *[0] * 12)
             try:
                 fcntl.ioctl(maps, _PROCMAP_QUERY, query)
-            except FileNotFoundError:  # no mapping, or one that does not allow it
+            except FileNotFoundError:  # no mapping, or one that does not allow the access
                 return first
             _, _, _, _, high, flags, _, _, inode, *_ = _QUERY.unpack(query)
             high = min(high, end)
@@ -154,7 +154,7 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
-    """As ``fault``: every page is made present, as its use would."""
+    """As ``fault``, by making every page present."""
     advice = POPULATE_WRITE if writing else POPULATE_READ
     start = first // mmap.PAGESIZE * mmap.PAGESIZE
     library = _library()
@@ -169,9 +169,9 @@ def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
-    """As ``fault``, by the listing of mappings, for memory that cannot be made present.
+    """As ``fault``, by the list of mappings, for pages that madvise(2) cannot make present.
 
-    That is memory that does not allow it, a device's that is mapped, or any on Linux before 5.14.
+    They are those of some special mappings, those of a mapped device, and all before Linux 5.14.
     """
     wanted = b"w" if writing else b"r"
     try:

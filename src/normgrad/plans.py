@@ -1,8 +1,8 @@
-"""Plans: operators with everything decided but the data, and their cache.
+"""Plans, which are operators bound to everything but the data; and the cache of plans.
 
-A plan is made from shapes, strides, dtypes and a device. It has its workspace and its steps through
-the kernels, and runs any number of times, from any number of threads. A public function finds its
-plan in the cache, allocates the outputs that the caller did not give, and runs the plan.
+A plan is made from shapes, strides, dtypes and a device. It knows its workspace and its steps, and
+runs any number of times, from any number of threads. A public function finds its plan in the cache,
+allocates the outputs that the caller did not give, and runs the plan.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def _describe(spec: TensorSpec | None) -> str:
 
 
 def _fits(spec: TensorSpec | None, expected: TensorSpec | None) -> bool:
-    """Whether a tensor has the plan's spec. Without elements its strides do not matter: NumPy's
-    are arbitrary."""
+    """Whether a tensor has the plan's spec; without elements any strides will do, as in NumPy."""
     if spec is None or expected is None or spec.elements:
         return spec == expected
     return (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
@@ -48,7 +47,7 @@ class Plan:
 
     Attributes:
         name: the operator's name.
-        workspace_size: how many bytes of scratch memory :meth:`run` needs; 0 if none.
+        workspace_size: the bytes of scratch memory that :meth:`run` needs; 0 if none.
         output_specs: the specs of the results, None where masked off.
         device: where its tensors are, "cpu" or "cuda:0".
     """
@@ -63,9 +62,9 @@ class Plan:
         device: str = devices.CPU,
         read_next: bool = False,
     ) -> None:
-        """Of specs that :func:`.contract.check` lets pass, with all outputs that are wanted.
+        """Take specs that :func:`.contract.check` accepts, with all outputs that are wanted.
 
-        ``names`` are what messages of :meth:`run` call inputs and outputs, where not our own;
+        ``names`` are other names of inputs and outputs for the messages of :meth:`run`;
         ``read_next`` is as in :class:`.problem.Problem`.
         """
         names = names or {}
@@ -84,10 +83,10 @@ class Plan:
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None
-        #: What compiled code computes with; None before it has been told how the tensors look.
+        #: The plan as compiled code runs it; None before compiled code has learned a signature.
         self.ready: native.Ready | None = None
         self._entry: choice.Entry
-        # What has been compared with the plan's specs and found equal, in each framework's terms.
+        # The signatures that were found to match the plan's specs.
         self._known: set[Hashable] = set()
 
         self._roles = operator.roles(options)
@@ -97,8 +96,7 @@ class Plan:
 
     @cached_property
     def _inputs(self) -> tuple[Place | None, ...]:
-        """Where each input may be, those too that take no part in the arithmetic: an output must
-        not share their memory."""
+        """The places of all inputs, even unread ones: no output may share their memory."""
         others = iter(range(OTHERS, PLACES))
         inputs: list[Place | None] = []
         for name, spec in zip(self._names, self._expected, strict=True):
@@ -113,7 +111,7 @@ class Plan:
 
     @cached_property
     def _outputs(self) -> tuple[Place | None, ...]:
-        """Where each output may be; None where it is masked off."""
+        """The places of the outputs; None where masked off."""
         return tuple(
             None
             if spec is None
@@ -142,7 +140,7 @@ class Plan:
 
     @property
     def reads_input(self) -> bool:
-        """Whether anything that was asked for depends on ``input``; if not, it is not read."""
+        """Whether any wanted output depends on ``input``; if none does, it is not read."""
         return self._computes and not self._unread
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
@@ -195,16 +193,16 @@ class Plan:
         return tuple([values.get(name) for name in names])
 
     def run_again(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Compute on tensors with the last ones' signature; None, with nothing done, on others.
+        """Compute if the tensors have the last call's signature; else do nothing, return None.
 
-        Compiled code compares them, and finds out whether their memory can be used.
+        Compiled code compares the signatures, and checks the tensors' memory.
         """
         if self.ready is None:
             return None
         out = _as_tuple(self._operator, out)
         try:
             results = self._entry.enter(tensors, out, workspace)
-        except Exception:  # whatever new results raised, run_checked has words for it
+        except Exception:  # new results could not be made: run_checked raises the proper error
             return None
         if results is None:
             return None
@@ -213,7 +211,7 @@ class Plan:
         return self._operator.result(results)
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
-        """Teach compiled code the signature of these tensors, if none was converted."""
+        """Let compiled code learn the signature of these tensors, if none was converted."""
         entry, framework = self._runner, arguments.framework
         if arguments.changed or not isinstance(entry, choice.Entry):
             return
@@ -256,7 +254,7 @@ class Plan:
                 )
 
     def run_checked(self, arguments: Arguments, workspace: Any) -> Any:
-        """Compute on tensors whose specs are the plan's, after the check of their memory."""
+        """Compute on tensors that have the plan's specs, after checking their memory."""
         framework, like, rooms = arguments.framework, arguments.like, arguments.rooms
         inputs = arguments.addresses[: len(self._inputs)]
         outputs = arguments.addresses[len(self._inputs) :]
@@ -315,7 +313,7 @@ class Plan:
         return self._operator.result(results)
 
     def _may_be_wrong(self, arguments: Arguments, workspace: Any) -> bool:
-        """Whether a GPU's memory needs the check: for given outputs, or for null addresses."""
+        """Whether a GPU's memory must be checked: there are given outputs, or null addresses."""
         return (
             workspace is not None
             or any(value is not None for value in arguments.out)
@@ -349,14 +347,14 @@ class Plan:
 
 
 _plans: dict[Hashable, Plan] = {}
-#: The plans that compiled code knows, by operator, ``read_next`` and the keys of calls.
+#: The plans that compiled code can run, by operator, ``read_next`` and the keys of calls.
 _ready: dict[tuple[str, bool], dict[bytes, native.Ready]] = {}
 
 
 def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
     """Remember a value, and forget the oldest one if there are too many."""
     while len(cache) >= CACHE_SIZE:
-        with suppress(StopIteration, RuntimeError):  # another thread came in between
+        with suppress(StopIteration, RuntimeError):  # another thread changed the cache
             cache.pop(next(iter(cache)), None)
     cache[key] = value
 
@@ -368,7 +366,7 @@ def call(
     choices: tuple[Any, ...],
     read_next: bool = False,
 ) -> Any:
-    """Compute an operator for its public function; ``choices`` are the arguments but tensors.
+    """Compute an operator for its public function; ``choices`` are the arguments but the tensors.
 
     ``read_next`` is as in :class:`.problem.Problem`.
     """
@@ -401,14 +399,14 @@ def call(
 
 
 def _as_tuple(operator: Operator, out: Any) -> Any:
-    """``out`` as compiled code reads it: None or a tuple, which earlier results (named) are not."""
+    """``out`` as compiled code reads it: None, or a plain tuple rather than a named one."""
     if out is not None and operator.out_is_tensor:
         return (out,)
     return tuple(out) if isinstance(out, (tuple, list)) else out
 
 
 def ready_for(operator: Operator, key: bytes, read_next: bool) -> native.Ready | None:
-    """The plan of earlier calls that ``native.answer`` gave this key."""
+    """The plan of the earlier calls for which ``native.answer`` returned this key."""
     return _ready.get((operator.name, read_next), {}).get(key)
 
 
@@ -419,7 +417,7 @@ def call_again(
     choices: tuple[Any, ...],
     read_next: bool = False,
 ) -> Any:
-    """Compute by the plan of an earlier call with the same signature; None if there is none."""
+    """Compute with the plan of an earlier call of the same signature; None if there is none."""
     plans = _ready.get((operator.name, read_next))
     if plans is None:
         return None
@@ -433,10 +431,10 @@ def answered(
     out: tuple[Any, ...] | None,
     choices: tuple[Any, ...],
 ) -> tuple[Any, ...] | None:
-    """Compute a call if one of these plans is ready for it; else return None, with nothing done."""
+    """Compute a call if one of these plans is ready for it; else do nothing, return None."""
     try:
         results = native.answer(plans, tensors, out, choices)
-    except Exception:  # whatever new results raised, run_checked has words for it
+    except Exception:  # new results could not be made: run_checked raises the proper error
         return None
     if type(results) is not tuple:
         return None

@@ -1,4 +1,4 @@
-"""The error bounds that every output keeps, at any size."""
+"""The error bounds that every output keeps, whatever the size of the tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from . import dtypes
 from .dtypes import DType
 from .reference import Exact
 
-#: In unit roundoffs of the output's scale: on any finite data whose intermediates stay in float32's
-#: normal range, and on normally distributed data. Kernels count a term's roundings (see CHAIN in
-#: backends/cpu/rows.py); halves are dominated by their one last rounding.
+#: The bounds in unit roundoffs of the output's scale: on any finite data whose intermediates stay
+#: in float32's normal range, and on normally distributed data. CHAIN in backends/cpu/rows.py counts
+#: the roundings of a term; for the half types the last rounding, to the output, dominates.
 ANY_DATA = {dtypes.float32: 16.0, dtypes.float64: 16.0, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
 NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 
@@ -23,7 +23,7 @@ def roundoff(output: DType, arithmetic: DType) -> float:
 
     Args:
         output: the output's dtype, such as ``normgrad.dtypes.bfloat16``.
-        arithmetic: what was computed in: ``normgrad.dtypes.float32`` or ``float64``.
+        arithmetic: the dtype of the arithmetic: ``normgrad.dtypes.float32`` or ``float64``.
     """
     return max(output.unit_roundoff, arithmetic.unit_roundoff)
 
@@ -34,13 +34,13 @@ def bound(
     """The largest error each element may have.
 
     Args:
-        scale: of each element, as :mod:`normgrad.reference` has it.
+        scale: the scale of each element, by :mod:`normgrad.reference`.
         output, arithmetic: as in :func:`roundoff`.
         normal: whether the data are normally distributed, for which the bound is tighter.
 
     Returns:
-        As many bounds as the scale has elements: factor·u·scale, and half of the output dtype's
-        smallest subnormal number.
+        A bound for each element: factor·u·scale, plus half of the output dtype's smallest
+        subnormal number.
     """
     factor = (NORMAL_DATA if normal else ANY_DATA)[output]
     return factor * roundoff(output, arithmetic) * scale + output.smallest_subnormal / 2
@@ -51,12 +51,12 @@ def error(
 ) -> npt.NDArray[np.float64]:
     """Each element's error in units of its bound: 1 is just allowed.
 
-    Where the exact value is NaN or infinite, or overflows the output's dtype, the same is demanded:
-    the error is 0 if it is there and infinite if not.
+    Where the exact value is NaN or infinite, or overflows the output's dtype, the output must be
+    the same: the error is 0 if it is, and infinite if not.
 
     Args:
         actual: an output, of any of the four floating-point dtypes.
-        exact: what it should be, and its scale, by :mod:`normgrad.reference`.
+        exact: the exact value and its scale, by :mod:`normgrad.reference`.
         arithmetic, normal: as in :func:`bound`.
 
     Raises:
@@ -75,6 +75,6 @@ def error(
         special = ~np.isfinite(rounded)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
         units = np.where(special, np.where(same, 0.0, np.inf), units)
-        # A finite value does not excuse a NaN.
+        # A NaN in the place of a finite value is an infinite error.
         units = np.where(np.isnan(units), np.inf, units)
     return units.astype(np.float64)

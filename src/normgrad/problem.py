@@ -13,8 +13,8 @@ and every forward pass one of
 over tensors seen as (set, outer…, channel, inner). A *set* has statistics of its own: batch norm
 has one, group norm one per sample.
 
-In layer norm a row has statistics of its own, and a position of the rows parameters: rows stand in
-the place of channels, and vectors of parameters run over the positions (see ``Problem.by_row``).
+In layer norm each row has its own statistics, and each position in a row its own parameters. Rows
+take the place of channels, and vectors of parameters run over the positions (``Problem.by_row``).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Role(IntEnum):
     COUNT = 19
 
 
-#: The number of a call's addresses: the roles', the workspace's, and those of inputs that take no
-#: part in the arithmetic, whose memory must not be written all the same.
+#: The indices of a call's addresses after the roles': the workspace's, the first of the inputs that
+#: take no part in the arithmetic (no output may share their memory), and the number of all.
 WORKSPACE = len(Role)
 OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 
@@ -68,17 +68,17 @@ OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 DATA = (Role.GRAD_OUT, Role.INPUT, Role.RESULT)
 #: The roles of per-channel vectors.
 VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
-#: Those that belong to statistics groups; the others belong to parameters.
+#: The vectors with an element for each statistics group; the others are of parameters.
 STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
-#: Those that are outputs.
+#: The vectors that are outputs.
 _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 
 
 class Vector(NamedTuple):
     """A per-channel vector: its dtype, and its strides over sets and over channels (or groups).
 
-    By row, a vector of statistics runs over the channel axis, and one of parameters over the inner
-    one; ``outer_strides`` are its strides over the outer ones.
+    Where the problem is by row, a vector of statistics runs over the channel axis and a vector of
+    parameters over the inner axis; ``outer_strides`` are its strides over the outer axes.
     """
 
     dtype: DType
@@ -91,36 +91,36 @@ class Vector(NamedTuple):
 class Problem:
     """One call's arithmetic, from specs alone.
 
-    Of the facts ``forward``, ``constant``, ``grouped`` and ``gathers`` one holds at most. Where
-    none does it is batch norm's gradient in training: dx from sums that are taken here or given
-    (see ``given_sums``), or, where the result is None, the sums alone.
+    At most one of ``forward``, ``constant``, ``grouped`` and ``gathers`` is true. If none is, the
+    problem is batch norm's gradient in training: dx from sums that are computed or given (see
+    ``given_sums``), or, where the result is None, the sums alone.
 
     Attributes:
         grad_out, input, result: dtypes of the data tensors dy, x, and dx or y; result None when
             only per-channel outputs are wanted. In the forward pass grad_out is the input too.
         sets, channel, inner, outer: the axes, each with its stride in (grad_out, input, result).
-            Positions run over outer and inner; all are summed over.
-        vectors: the per-channel inputs and outputs that are there.
+            Positions run over outer and inner; sums run over all positions.
+        vectors: the per-channel inputs and outputs that are present.
         forward: it is a forward pass: the result is y, made from x alone, and there is no dy.
-        constant: it is a gradient in which the statistics are constants, as in evaluation, rather
-            than x's own: dx is dy times a number for each channel, and does not depend on sums.
-        grouped: it is a gradient in which the statistics are of groups of a sample's channels, or
-            of rows: their sums are of terms with weights. A forward pass sums x alone, and is not
-            grouped in this sense.
-        by_row: the channels are rows, whose positions have the parameters. Where rows are several
-            axes, the first outer ones are theirs; there are as many sets as those have indices.
-        outer_rows: how many outer axes are the rows'.
-        centred: the statistics are of x − mean; else of x itself, as in RMS norm: there is no mean.
+        constant: it is a gradient with constant statistics, as in evaluation, rather than x's own:
+            dx is dy times a number for each channel, and does not depend on sums.
+        grouped: it is a gradient with statistics of groups of a sample's channels, or of rows: dx
+            depends on sums of weighted terms. A forward pass sums x alone, and is not grouped in
+            this sense.
+        by_row: the channels are rows, whose positions have the parameters. Rows of several axes
+            have the first outer axes too, and there is a set for each index of these.
+        outer_rows: the number of outer axes that belong to the rows.
+        centred: 1/std is that of x − mean; else of x itself, without a mean, as in RMS norm.
         gathers: there are no data tensors: the statistics of several ranks are combined.
         count: the elements per rank, where sums of all ranks are given or statistics gathered.
-        eps: added to a variance.
+        eps: the number added to a variance.
         momentum: the weight of new statistics in running ones.
-        divisor: how many elements each statistic is over.
-        per_group: channels that share a statistic (1 for batch norm).
+        divisor: the number of elements in a statistics group.
+        per_group: the number of channels that share a statistic (1 for batch norm).
         invstd_is_variance: whether ``Role.INVSTD`` holds variances rather than 1/std.
         read_next: whether the result is read at once, as by the next layer of a model.
-        missing_mean, missing_invstd: computed from the input (training without save_*; both
-            in training's forward pass).
+        missing_mean, missing_invstd: whether it is computed from the input, as in training without
+            save_*, and both in training's forward pass.
     """
 
     grad_out: DType
@@ -150,17 +150,17 @@ class Problem:
 
     @property
     def arithmetic(self) -> DType:
-        """float32 or float64."""
+        """The dtype of the arithmetic: float32 or float64."""
         return dtypes.arithmetic(self.grad_out, self.input)
 
     @property
     def set_axes(self) -> tuple[Axis, ...]:
-        """The axes that sets count through."""
+        """The axes whose indices number the sets."""
         return (self.sets,)
 
     @property
     def positions(self) -> int:
-        """Elements of one (set, channel)."""
+        """The number of elements of one channel of a set."""
         count = self.inner.size
         for axis in self.outer:
             count *= axis.size
@@ -168,7 +168,7 @@ class Problem:
 
     @property
     def wants_parameters(self) -> bool:
-        """Whether any per-channel output is asked for."""
+        """Whether any per-channel output is wanted."""
         return any(role in self.vectors for role in _OUTPUTS)
 
     @property
@@ -185,12 +185,12 @@ class Problem:
 
     @property
     def given_sums(self) -> bool:
-        """Whether Σdy and Σdy·(x − μ) are given, over all ranks, rather than summed here."""
+        """Whether Σdy and Σdy·(x − μ), over all ranks, are given rather than computed."""
         return Role.SUM_DY in self.vectors
 
     @property
     def result_needs_sums(self) -> bool:
-        """Whether dx or y depends on sums over the tensors that it is made from."""
+        """Whether dx or y depends on sums that are computed from dy and x."""
         if self.result is None:
             return False
         return self.missing_invstd if self.forward else not (self.constant or self.given_sums)
@@ -204,16 +204,16 @@ class Problem:
 
     @property
     def needs_input(self) -> bool:
-        """Whether anything asked for depends on x."""
+        """Whether any wanted output depends on x."""
         if self.forward or (self.result is not None and not self.constant):
             return True
         return Role.OUT_SUM_DY_XMU in self.vectors or Role.GRAD_WEIGHT in self.vectors
 
     @property
     def input_is_grad_out(self) -> bool:
-        """Whether dy can be read in the place of x, on which nothing depends.
+        """Whether dy can be read in the place of x, since no output depends on x.
 
-        Not where x alone makes the arithmetic float64.
+        It cannot where x alone makes the arithmetic float64.
         """
         return not self.needs_input and dtypes.arithmetic(self.grad_out) is self.arithmetic
 

@@ -1,14 +1,13 @@
 """The oracle: the operators' formulas, written plainly in float64 NumPy.
 
-float64 tensors are treated in longdouble, where the platform has a wider one. Each function takes
-NumPy arrays (any strides, any of the dtypes) and returns, for each output by name, its exact value
-and its *scale*: the same formula with every term replaced by its absolute value, (x − μ) counting
-as one term, a sum as the sum of absolute values. Error bounds are multiples of the scale; see
-:mod:`normgrad.precision`.
+For float64 tensors they are computed in longdouble, where the platform has a wider one. Each
+function takes NumPy arrays (any strides, any of the dtypes) and returns the exact value and the
+*scale* of each output, by name. The scale is the same formula with every term replaced by its
+absolute value; (x − μ) counts as one term, and a sum becomes the sum of absolute values. Error
+bounds are multiples of the scale; see :mod:`normgrad.precision`.
 
-The inputs are taken as the arithmetic reads them: beside float32 or half tensors, a float64
-per-channel value is rounded to float32 first. Statistics that a gradient has to find itself are not
-rounded.
+Inputs are rounded as the operators round them: beside float32 or half tensors, a float64
+per-channel value becomes float32 first. Statistics that a gradient computes itself are not rounded.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Exact(NamedTuple):
 
 
 class _Arithmetic:
-    """The type that inputs are rounded to, and the one that is computed in."""
+    """The types ``real``, to which inputs are rounded, and ``wide``, which the oracle uses."""
 
     def __init__(self, grad_out: Array, data: Array) -> None:
         double = np.dtype(np.float64) in (grad_out.dtype, data.dtype)
@@ -52,17 +51,17 @@ class _Arithmetic:
 
 
 def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
-    """A formula's results, with its results for absolute values and positive signs as scales."""
+    """A formula's results, and as their scales its results for absolute values and plus signs."""
     values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
 
 
 class _Channels(_Arithmetic):
-    """The same of tensors with a channel axis.
+    """The arithmetic's types for tensors with a channel axis.
 
     Attributes:
-        channels: how many there are.
-        size: the elements of each.
+        channels: the number of channels.
+        size: the number of elements of a channel.
         others: the other axes.
     """
 
@@ -74,7 +73,7 @@ class _Channels(_Arithmetic):
         self.others = tuple(index for index in range(data.ndim) if index != self._axis)
 
     def vector(self, values: Array | None, default: float) -> Array:
-        """A per-channel vector of these tensors, as it is read."""
+        """A per-channel vector of these tensors, rounded and widened by :meth:`read`."""
         return self.read(values, default, self.channels)
 
     def along(self, values: Array) -> Array:
@@ -133,7 +132,7 @@ def batch_norm_backward(
 def _means(rows: Array) -> tuple[Array, Array]:
     """Each row's mean, rounded to float64, and its rounding error.
 
-    An element may be nearer to the mean than what rounding leaves of it.
+    The error counts, since an element may be nearer to the mean than that.
     """
     means = np.zeros((2, len(rows)))
     for index, row in enumerate(rows.astype(np.float64)):
@@ -163,7 +162,7 @@ def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exa
     m = max(1, there)
     mean = x.sum(over, keepdims=True) / m
     centred = x - mean
-    # Whatever rounding has left of the mean is not the variance's.
+    # Remove what the mean's rounding error adds to the variance.
     rest = centred.sum(over, keepdims=True) / m
     variance = (centred * centred).sum(over, keepdims=True) / m - rest * rest
     invstd = 1 / np.sqrt(variance + x.dtype.type(eps)) if there else mean
@@ -224,7 +223,7 @@ def batch_norm(
     eps: float = 1e-5,
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
-    """output, and in training all statistics that there are; see :func:`normgrad.batch_norm`."""
+    """output, and in training the statistics too; see :func:`normgrad.batch_norm`."""
     seen = _Channels(input, input, channel_axis)
     x, n = seen.tensor(input), seen.size
     found: dict[str, Exact] = {}
@@ -304,7 +303,7 @@ def group_norm(
 
 
 def _split(values: Array, groups: int, axis: int) -> tuple[Array, Callable[[Array], Array]]:
-    """A tensor as (N, G, channels of the group, positions), and the way back to its own shape."""
+    """A tensor as (N, G, channels of the group, positions), and the function that reverts this."""
     moved = np.moveaxis(values, axis, 1)
     samples, channels = moved.shape[:2]
     shape = (samples, groups, channels // groups, math.prod(moved.shape[2:]))

@@ -12,12 +12,12 @@ from . import dtypes, layout
 from .dtypes import DType
 from .unusable import shown
 
-#: Sizes, strides and offsets are 64-bit integers to the kernels.
+#: The most bytes of a tensor: kernels have 64-bit integers for sizes, strides and offsets.
 _MOST_BYTES = 2**62
 
 
 class ReachError(ValueError):
-    """A shape and strides that reach beyond any memory; the text describes them."""
+    """A shape and strides reach beyond any memory; the text describes them."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def naming(argument: str) -> Iterator[None]:
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, values))
-    except Exception:  # what is no sequence, or no integers, raises what it likes
+    except Exception:  # no sequence, or no integers: any type of exception
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
 
@@ -54,9 +54,9 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: DType
     strides: tuple[int, ...]
-    #: The bytes that its elements take.
+    #: The bytes of all elements.
     nbytes: int = field(init=False, repr=False, compare=False)
-    #: The offsets of its first byte and of one past its last, from its address.
+    #: The offsets of the first byte and of one past the last from the tensor's address.
     reach: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
@@ -97,5 +97,5 @@ class TensorSpec:
         return layout.elements(self.shape)
 
     def region(self, address: int) -> layout.Region:
-        """The memory of a tensor like this one at ``address``."""
+        """The memory of a tensor with this spec at ``address``."""
         return layout.Region(address, self.shape, self.strides, self.dtype.itemsize)

@@ -47,14 +47,14 @@ def get_num_threads() -> int:
         if numbas is not None:
             try:
                 return int(numbas())
-            except ValueError:  # there is nothing that it could have threads of
+            except ValueError:  # Numba has no threading layer
                 return 1
         wanted = this_machine().cores
     return min(wanted, most_threads())
 
 
 def wanted_threads() -> int | None:
-    """The number that was set, by the caller, PyTorch or the environment; None if by none."""
+    """The number that the caller, PyTorch or the environment has set; None if none has."""
     if _chosen is not None:
         return _chosen
     torch = sys.modules.get("torch")
@@ -77,7 +77,7 @@ def _from_environment() -> int | None:
 
 def most_threads() -> int:
     """The number of threads that Numba has, or will have."""
-    # Another thread may be importing it.
+    # Another thread may be importing Numba.
     found = getattr(sys.modules.get("numba.core.config"), "NUMBA_NUM_THREADS", None)
     return _most_from_environment() if found is None else int(found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Unusable:
-    """The stand-in for an argument that a dialect must refuse, with the reason in words."""
+    """The stand-in for an argument that a dialect must refuse; its text is the reason."""
 
     __slots__ = ("_text",)
 
@@ -24,8 +24,8 @@ def described(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """The repr of an argument, for a message; described if it has none."""
+    """The repr of an argument, for a message; its type if repr fails."""
     try:
         return repr(value)
-    except Exception:  # some tensors have no numbers that could be printed
+    except Exception:  # some tensors have no numbers to print
         return described(value)

@@ -28,7 +28,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
     }
     gathers = operator.gathers
     forward = Role.GRAD_OUT not in by_role and not gathers
-    # What each is of: the input's, but for ranks, of whose input nothing is read.
+    # The tensor that gives dtype and shape: the input, or, for ranks, their means.
     data = vectors[Role.MEAN] if gathers else by_role[Role.INPUT]
     other = vectors[Role.INVSTD] if gathers else by_role.get(Role.GRAD_OUT, data)
     written = by_role.get(Role.RESULT)
@@ -36,7 +36,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
         "grad_out": other.dtype,
         "input": data.dtype,
         "result": written.dtype if written else None,
-        # Of two axes the first runs over sets.
+        # The first of two axes runs over sets.
         "vectors": {
             role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] * (spec.rank > 1))
             for role, spec in vectors.items()
@@ -92,7 +92,7 @@ def _by_channel(
         **facts,
     )
     if grouped and found.forward and channels == 0:
-        # Groups there are even so, of a channel each, which has no elements.
+        # Without channels there are groups even so: of one channel each, without elements.
         none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
         found = replace(found, outer=(), channel=groups, inner=none)
     return found
@@ -106,14 +106,14 @@ def _by_row(
 ) -> Problem:
     """The problem of layer and RMS norm: rows have statistics, their positions parameters.
 
-    Rows and positions are one axis each where the strides of all tensors allow it, those of their
-    vectors too; what is left are outer axes.
+    Rows and positions become one axis each where the strides of all tensors and of their vectors
+    allow it; the axes that are left over are outer axes.
     """
     first = tensors[0].rank - len(options.normalized_shape)
     axes = _axes(tensors)
 
     def merged(some: list[Axis], specs: Sequence[TensorSpec], start: int) -> list[Axis]:
-        """Merge axes of several specs, from a given axis of each on."""
+        """Merge axes of the tensors and of vectors, whose own axes are those from ``start`` on."""
         if any(axis.size == 0 for axis in some):
             return [Axis(0, (1,) * (3 + len(specs)))]
         told = [

@@ -1,4 +1,4 @@
-"""Workspaces: scratch memory, the caller's or new, and its aligned beginning."""
+"""Workspaces: scratch memory, the caller's or newly allocated, and its first aligned address."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Scratch:
                 raise memory.missing("workspace", size) from None
             start = self.owner.ctypes.data
         else:
-            # Gone before the kernels are through: PyTorch's allocator gives it to nobody but those
-            # who come after them on their stream.
+            # It may be freed before the kernels end: PyTorch's allocator gives it only to work that
+            # comes after them on their stream.
             self.owner = frameworks.of_torch().bytes_on(device, size)
             start = self.owner.data_ptr()
         self.address = -(-start // alignment) * alignment
@@ -48,7 +48,7 @@ class Scratch:
 class Memory(NamedTuple):
     """A block of memory, mostly contiguous, and the object that keeps it alive.
 
-    ``problem`` says why they cannot be used, where that is so.
+    ``problem`` is the reason why it cannot be used, if there is one.
     """
 
     address: int
@@ -58,7 +58,7 @@ class Memory(NamedTuple):
     problem: str | None = None
 
     def lost(self) -> str | None:
-        """Why the memory, usable once, no longer is; None if it still is."""
+        """Why the memory is no longer usable; None if it is."""
         owner = self.owner
         moved = False
         if isinstance(owner, np.ndarray):
@@ -97,7 +97,7 @@ class Launcher(NamedTuple):
 
 
 class Allocation:
-    """An owner of memory that can be freed while it is still referred to.
+    """The owner of memory that may be freed while it is still referred to.
 
     Attributes:
         freed_by: the function that freed it, or None.
@@ -107,11 +107,11 @@ class Allocation:
 
 
 def _memory_on(device: str, name: str, value: Any) -> Memory:
-    """The memory of a contiguous tensor on a GPU, of any dtype, to be written.
+    """The memory of a contiguous, writable tensor of any dtype on a GPU.
 
     Raises:
         TypeError: no tensor.
-        ValueError: not contiguous, read-only, or elsewhere.
+        ValueError: not contiguous, read-only, or on another device.
     """
     allowed = f"a writable, contiguous tensor on {device}"
     if isinstance(value, np.ndarray):
@@ -138,8 +138,8 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     """The memory of a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype.
 
     Raises:
-        TypeError: none of them.
-        ValueError: not contiguous, not on the CPU, or read-only where it is to be written.
+        TypeError: none of these.
+        ValueError: not contiguous, not on the CPU, or read-only where ``writing``.
     """
     if type(value) is Memory:
         if value.problem is not None:

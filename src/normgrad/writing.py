@@ -1,4 +1,4 @@
-"""Writing files atomically: the new content is complete, or the old file stays."""
+"""Writing files atomically: either the new content is complete, or the old file stays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A context with a new file, which replaces the old one if the block succeeds.
 
     Otherwise the old file stays as it was. Where the system supports files without names, the new
-    one gets its name at the end, so that nothing is left of it if the process is killed.
-    The permissions stay those of the old file.
+    file gets its name at the end, so that nothing is left of it if the process is killed.
+    The new file has the old one's permissions.
 
     Raises:
-        OSError: what the system says against it.
+        OSError: the system refused.
     """
     old = _permissions(path)
     temporary = path.parent / f".normgrad-{os.urandom(8).hex()}"
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(handle)
             if old is not None:
-                with suppress(OSError):  # not every file system has permissions
+                with suppress(OSError):  # some file systems have no permissions
                     os.fchmod(handle, old)
             if not named:
                 named = True
@@ -64,7 +64,7 @@ def _nameless(folder: Path, mode: int) -> int | None:
         return None
     try:
         return os.open(folder, os.O_WRONLY | flag, mode)
-    except OSError:  # not every file system has them
+    except OSError:  # some file systems have no files without names
         return None
 
 
@@ -72,7 +72,7 @@ def _name(handle: int, name: Path) -> None:
     """Give a nameless file its name."""
     files = os.open(_OPEN_FILES, os.O_RDONLY)
     try:
-        # Relative to a folder: only so does Python follow the link to what is open.
+        # Only with a name relative to a folder does Python follow the link to the open file.
         os.link(str(handle), name, src_dir_fd=files, follow_symlinks=True)
     finally:
         os.close(files)

@@ -1,2 +1,1 @@
-"""The backends do the arithmetic: each turns a :class:`~normgrad.problem.Problem` into a program
-that runs on addresses."""
+"""The backends, which compute: each turns a :class:`~normgrad.problem.Problem` into a program."""

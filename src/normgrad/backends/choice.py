@@ -33,7 +33,7 @@ VARIABLE = "NORMGRAD_BACKEND"
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
 
-#: The bytes of memory that must be free before Numba is imported; it took 184 MiB of addresses.
+#: The bytes of memory that must be free before Numba is imported, which took 184 MiB of addresses.
 NUMBA = 256 << 20
 
 
@@ -45,10 +45,10 @@ def check_numba() -> None:
     """Import Numba, and make sure that it compiles kernels.
 
     Raises:
-        MemoryError: there is too little for it.
-        KernelError: it was told to compile nothing.
+        MemoryError: there is too little memory for it.
+        KernelError: the environment tells Numba to compile nothing.
     """
-    if "numba" not in sys.modules:  # half of it would never become a whole
+    if "numba" not in sys.modules:  # an import that fails halfway cannot be completed later
         memory.need("importing Numba", NUMBA)
     with loading():
         import numba
@@ -65,7 +65,7 @@ class Program(Protocol):
 
     @property
     def workspace_size(self) -> int:
-        """Bytes, including what aligning the caller's buffer may cost."""
+        """The bytes of the workspace, including what aligning the caller's buffer may cost."""
 
     @property
     def path(self) -> str:
@@ -80,7 +80,7 @@ class Runner(Protocol):
     """A program that is ready to run on addresses."""
 
     def run(self, addresses: Sequence[int]) -> None:
-        """Compute, with a call's addresses in their order."""
+        """Compute on the addresses of a call's tensors, in the order of :class:`.problem.Role`."""
 
 
 @runtime_checkable
@@ -96,34 +96,34 @@ class Entry(Runner, Protocol):
         """Remember the signature of these tensors, for :meth:`enter` to accept.
 
         Args:
-            tensors, results: all of the operator's, None for those that are not there.
-            makers: what makes each result, and of which tensor; None where there is none.
+            tensors, results: all of the operator's, None for absent ones.
+            makers: for each result the function that makes it, and the number of the tensor that
+                the function takes as a model; None for absent results.
 
         Returns:
-            What a later call with the same key computes with; None where compiled code does not
-            know the tensors.
+            The plan as later calls use it; None if compiled code cannot read the tensors.
         """
 
     @property
     def enter(self) -> Callable[[tuple[Any, ...], Any, Any], Any]:
         """The function that computes, if the tensors have the signature that was learned.
 
-        It takes all of the operator's tensors, None for those that are not there; None, or a tuple
-        that has those of the results that the caller brought; and the caller's workspace, or None.
-        It returns the results as a tuple; or None, with nothing done, where the tensors are not
-        such. It raises whatever new results raise.
+        Its arguments are all of the operator's tensors, None for absent ones; a tuple of the
+        caller's outputs, or None; and the caller's workspace, or None. It returns the results as a
+        tuple. If the signature differs it does nothing and returns None. It raises whatever
+        allocating results raises.
         """
 
 
-#: Tensors by their numbers; None for those that are absent.
+#: The places of an operator's tensors, in their order; None for absent ones.
 Places = Sequence["Place | None"]
 
 
 class Backend(ABC):
-    """The interface that a plan needs of a backend; a backend runs only programs of its own.
+    """The interface of a backend; a backend runs only programs that it built.
 
     Attributes:
-        alignment: of the workspace in use, wherever the caller's buffer starts.
+        alignment: the alignment of the workspace, wherever the caller's buffer starts.
     """
 
     alignment: int
@@ -166,7 +166,7 @@ first_use: Callable[[str, Any], bool] = _unchecked
 
 
 class _Triton(Backend):
-    """``index`` is of the GPU, None for the interpreter on the CPU."""
+    """``index`` is the GPU's, or None for the interpreter on the CPU."""
 
     def __init__(self, index: int | None) -> None:
         with loading():
@@ -197,10 +197,10 @@ _CPU = _Cpu()
 
 
 def of(device: str) -> Backend:
-    """The backend for a device that :func:`.devices.check` let pass.
+    """The backend for a device that :func:`.devices.check` accepts.
 
     Raises:
-        SettingError: the environment asks for what there is not.
+        SettingError: the environment asks for a backend that cannot be had.
     """
     setting = os.environ.get(VARIABLE) or devices.CPU
     if setting not in (devices.CPU, "triton"):
@@ -220,11 +220,11 @@ def of(device: str) -> Backend:
 
 
 def check() -> None:
-    """Make sure that tensors on the CPU can be computed with, by whichever backend it is.
+    """Make sure that the backend for tensors on the CPU can compute.
 
     Raises:
-        SettingError: the environment asks for what there is not.
-        KernelError: Numba was told to compile nothing.
+        SettingError: the environment asks for a backend that cannot be had.
+        KernelError: the environment tells Numba to compile nothing.
     """
     if of(devices.CPU) is _CPU:
         check_numba()

@@ -80,8 +80,8 @@ def batch_norm_backward(
         weight: shape (C,); None for ones. Per-channel tensors have any of the four dtypes.
         running_mean, running_var: shape (C,), used in evaluation; None for 0 and for 1.
         save_mean, save_invstd: shape (C,), used in training; None for those of ``input``, which are
-            found in float64 and not rounded (for float64 tensors, with their errors): 1/std is then
-            about the mean in use.
+            computed in float64 and not rounded (for float64 tensors, with their errors). The
+            variance in 1/std is then about the mean in use.
         training: whether the forward pass used the batch's statistics.
         eps: added to a variance.
         output_mask: which of the three gradients to compute; the others are None, and their work is

@@ -70,16 +70,16 @@ def batch_norm(
         output = weight·(x − running_mean)/sqrt(running_var + eps) + bias
 
     (Ioffe and Szegedy, "Batch Normalization", 2015.) The batch's mean and invstd are rounded to the
-    type that is computed in before x is normalised with them: so output is
-    :func:`batch_norm_elemt` of them, to the bit, and on the CPU they are :func:`batch_norm_stats`
-    to the bit (on a GPU sums may be taken in another order).
+    arithmetic's type before x is normalised with them. So output is bitwise that of
+    :func:`batch_norm_elemt` with them; on the CPU they are bitwise those of
+    :func:`batch_norm_stats` (on a GPU sums may be taken in another order).
 
     Args:
         input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16
             or float64.
         weight, bias: shape (C,); None for ones and for zeros.
-        running_mean, running_var: shape (C,). In training what is to be updated, or None; to update
-            them in place give them as outputs too: ``out=(None, None, None, running_mean,
+        running_mean, running_var: shape (C,). In training the old values, or None; to update them
+            in place give them as outputs too: ``out=(None, None, None, running_mean,
             running_var)``. In evaluation None stands for zeros and for ones.
         training: whether the batch's own statistics are used.
         momentum: the weight of the new statistics in the running ones.
@@ -200,8 +200,8 @@ def group_norm(
         rstd   = 1 / sqrt(Σ (x − mean)² / D + eps)
         output = gamma·rstd·(x − mean) + beta
 
-    (Wu and He, "Group Normalization", ECCV 2018.) mean and rstd are rounded to the type that is
-    computed in before x is normalised with them.
+    (Wu and He, "Group Normalization", ECCV 2018.) mean and rstd are rounded to the arithmetic's
+    type before x is normalised with them.
 
     Args:
         input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,

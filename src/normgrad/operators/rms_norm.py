@@ -45,8 +45,8 @@ def rms_norm(
         rstd   = 1 / sqrt(Σ x² / M + eps)
         output = weight·rstd·x
 
-    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.) rstd is rounded to the type
-    that is computed in before x is normalised with it.
+    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.) rstd is rounded to the
+    arithmetic's type before x is normalised with it.
 
     Args:
         input: x: 1 to 8 axes; float32, float16, bfloat16 or float64.

@@ -42,8 +42,8 @@ def batch_norm_stats(
         mean   = Σ x / m
         invstd = 1 / sqrt(Σ (x − mean)² / m + eps)
 
-    The variance is biased and that of centred values, so that it is right where the mean is far
-    larger than the deviation. The operator and its names are PyTorch's ``batch_norm_stats``.
+    The variance is biased, and computed from centred values, so that it is right where the mean is
+    far larger than the deviation. The operator and its names are PyTorch's ``batch_norm_stats``.
 
     Args:
         input: x, the layer's input: 2 to 8 axes, of which ``channel_axis`` has C elements;
@@ -121,8 +121,8 @@ def batch_norm_gather_stats_with_counts(
     results, and are not changed in place.
 
     Args:
-        input: the layer's input on this rank, of whose look nothing but C counts: 2 to 8 axes, the
-            second of C elements. It may be empty.
+        input: the layer's input on this rank, from which only C is taken: 2 to 8 axes, the second
+            of C elements. It may be empty.
         mean, invstd: shape (ranks, C), each rank's :func:`batch_norm_stats`.
         running_mean, running_var: shape (C,), or None. To update them in place give them as outputs
             too: ``out=(None, None, running_mean, running_var)``.

@@ -1,8 +1,8 @@
-"""Contracts of the dialects, as tables, and the one engine that checks them.
+"""The dialects' contracts, as tables, and the engine that checks calls against them.
 
 A dialect lists each operator's parameters: when each is needed, which dtypes, formats, ranks and
-shapes it may have, and in what a product differs. The tables are data: they are checked, and they
-are printed for people to read. What a broken rule means as a status is the dialect's to say.
+shapes it may have, and how products differ. The tables are data, which the documentation prints
+too. The dialect decides which status a broken rule becomes.
 """
 
 from __future__ import annotations

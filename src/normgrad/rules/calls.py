@@ -1,4 +1,4 @@
-"""What is checked: the arguments of one call, and how they may break a contract."""
+"""The arguments of one call, which are checked, and the ways in which they may break a contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Tensor(Protocol):
-    """What the rules look at."""
+    """The properties of a tensor that rules check."""
 
     @property
     def dims(self) -> tuple[int, ...]: ...
@@ -39,9 +39,9 @@ class Aspect(Enum):
 
 
 class ContractError(Exception):
-    """A broken rule: how, whose, and in words what it was and what is allowed.
+    """A rule is broken; the message says by which parameter, what it was, and what is allowed.
 
-    ``aspect``: of a tensor's rule, or None.
+    ``aspect`` is that of a tensor's rule, or None.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Product:
 class Call:
     """The arguments of one call, by name; and the sizes that shapes are compared with.
 
-    ``malformed``: what is not even of the right sort, and in words what it was and may be. It is no
-    null, and nothing else is asked of it.
+    ``malformed``: the arguments of a wrong type, each with what it was and what is allowed. They
+    do not count as nulls, and are checked no further.
     """
 
     product: Product
@@ -81,5 +81,5 @@ class Call:
 
 
 def one_of(names: Sequence[str]) -> str:
-    """Names as a sentence lists them."""
+    """A list of names as part of a sentence."""
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,4 +1,4 @@
-"""The tables, and the one engine that checks them."""
+"""The tables of contracts, and the engine that checks calls against them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .tensors import DtypeRule, Rank, Rule
 
 
 class When(ABC):
-    """Whether a null is an error; and whether a tensor that is there is looked at."""
+    """The condition under which a null is an error, and a given tensor is checked."""
 
     @abstractmethod
     def needed(self, call: Call) -> bool:
-        """Whether it must be there."""
+        """Whether the tensor must be given."""
 
     def looked_at(self, call: Call) -> bool:
-        """Whether it is checked, if it is there."""
+        """Whether the tensor is checked, if it is given."""
         return True
 
 
@@ -39,7 +39,7 @@ class Always(When):
 
 @dataclass(frozen=True)
 class MayBeNull(When):
-    """A null is none."""
+    """A null is allowed."""
 
     def needed(self, call: Call) -> bool:
         return False
@@ -50,7 +50,7 @@ class MayBeNull(When):
 
 @dataclass(frozen=True)
 class IfAsked(When):
-    """Needed if a flag, or an entry of a mask, is true."""
+    """A null is an error if a flag, or an entry of a mask, is true."""
 
     flag: str
     entry: int | None = None
@@ -77,7 +77,7 @@ class IfAsked(When):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor's row of a table. ``exceptions``: what other rules a product has in its place."""
+    """A tensor's row of a table; ``exceptions`` are the fields that differ on some products."""
 
     name: str
     when: When
@@ -90,15 +90,15 @@ class Parameter:
     exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, product: str) -> Parameter:
-        """The row as it is for one product."""
+        """The row for one product."""
         changes = self.exceptions.get(product)
         return replace(self, **changes, exceptions={}) if changes else self
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """All that a tensor must keep to, in the order in which they are looked at.
+        """The tensor's rules, in the order in which they are checked.
 
-        The rank comes first: other rules count on it.
+        The rank comes first, since other rules rely on it.
         """
         rules = (self.rank, *self.dtypes, *self.formats, self.shape, self.strides)
         return tuple(rule for rule in rules if rule is not None)
@@ -106,9 +106,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A row for an argument that is no tensor. ``broken`` says what a wrong value was and may be.
+    """A row for an argument that is no tensor.
 
-    ``is_pointer``: a null is an error of its own.
+    ``broken`` returns what a wrong value was and what is allowed, or None. ``is_pointer``: a null
+    is an error of its own.
     """
 
     name: str
@@ -117,17 +118,17 @@ class Scalar:
     is_pointer: bool = False
 
 
-#: What each tensor must keep to, by its name.
+#: The rules of each tensor, by its name.
 _Rules = dict[str, list[Rule]]
 
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """An operator's table, its rows in the order of its arguments.
+    """An operator's table, whose rows have the order of its arguments.
 
-    ``sizes``: gives shapes their sizes once the ranks, dtypes and formats of ``sized_by`` are
-    right; it may find them broken. ``stages``: aspects that are looked at one after the other, in
-    each all tensors; the shapes' stage is where sizes are taken.
+    ``sizes`` finds the sizes that shapes are compared with, once the ranks, dtypes and formats of
+    the tensors ``sized_by`` are right; it may raise an error. ``stages``: the aspects are checked
+    stage by stage, each for all tensors; the stage of shapes takes the sizes.
     """
 
     name: str
@@ -138,19 +139,19 @@ class Contract:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The tensors."""
+        """The rows of tensors."""
         return tuple(row for row in self.rows if isinstance(row, Parameter))
 
     @cached_property
     def scalars(self) -> tuple[Scalar, ...]:
-        """What is no tensor."""
+        """The rows of the other arguments."""
         return tuple(row for row in self.rows if isinstance(row, Scalar))
 
     @cache  # noqa: B019 - a few tables, which live as long as the process
     def rounds_on(self, product: str) -> tuple[tuple[bool, _Rules], ...]:
-        """The rules for one product in the order in which they are looked at.
+        """The rules for one product, in rounds in the order in which they are checked.
 
-        Each round says whether sizes are taken before it, and has the tensors' rules, by name.
+        A round is whether sizes are taken before it, and the tensors' rules by name.
         """
         rounds: list[tuple[bool, _Rules]] = []
         for stage in self.stages:
@@ -171,7 +172,7 @@ class Contract:
 def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
     """Raise the first broken rule of a call.
 
-    In this order: nulls; whether the product has the operator; everything else.
+    The order is: nulls, whether the product has the operator, everything else.
     """
     for scalar in contract.scalars:
         if scalar.is_pointer and call.scalars[scalar.name] is None:

@@ -1,4 +1,4 @@
-"""The rules that a tensor may have to keep to."""
+"""The rules for tensors that tables are made of."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .calls import Aspect, Call, Tensor, one_of
 
 
 class Rule(ABC):
-    """One thing that a tensor must keep to."""
+    """One condition on a tensor."""
 
     aspect: ClassVar[Aspect] = Aspect.SHAPE
 
     @abstractmethod
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        """What it was and what is allowed, or None if it keeps to the rule."""
+        """What the tensor was and what is allowed; None if it keeps the rule."""
 
 
 class DtypeRule(Rule):
-    """A set of dtypes, which may follow from other parameters; None for any."""
+    """A dtype is one of a set, which may follow from other parameters; None allows any."""
 
     aspect = Aspect.DTYPE
 
@@ -41,7 +41,7 @@ class DtypeRule(Rule):
 
 @dataclass(frozen=True)
 class OfProduct(DtypeRule):
-    """What the product computes in."""
+    """A dtype that the product computes with."""
 
     def allowed(self, call: Call) -> tuple[str, ...] | None:
         return call.product.dtypes
@@ -52,7 +52,7 @@ class OfProduct(DtypeRule):
 
 @dataclass(frozen=True)
 class OneOf(DtypeRule):
-    """One of a list."""
+    """One of a list of dtypes."""
 
     names: tuple[str, ...]
 
@@ -65,10 +65,7 @@ class OneOf(DtypeRule):
 
 @dataclass(frozen=True)
 class DtypeOf(DtypeRule):
-    """The dtype of another parameter, if that is there; with float32 beside it, if that is said.
-
-    ``others`` are asked in their order.
-    """
+    """The dtype of the first of ``others`` that is given; or also float32, if ``or_float32``."""
 
     others: tuple[str, ...]
     or_float32: bool = False
@@ -92,7 +89,7 @@ class DtypeOf(DtypeRule):
 
 @dataclass(frozen=True)
 class Formats(Rule):
-    """The formats a tensor may have; the dimensions that go with some of them."""
+    """One of a list of formats; ``ranks`` are the numbers of axes that go with some of them."""
 
     aspect = Aspect.FORMAT
     names: tuple[str, ...]
@@ -133,7 +130,7 @@ class FormatOf(Rule):
 
 @dataclass(frozen=True)
 class Rank(Rule):
-    """How many axes."""
+    """The range of the number of axes."""
 
     least: int
     most: int
@@ -150,7 +147,7 @@ class Rank(Rule):
 
 @dataclass(frozen=True)
 class ShapeOf(Rule):
-    """The shape of another parameter, if that is there; else of one axis with a size."""
+    """The shape of another parameter, if that is given; else one axis of a size."""
 
     other: str
     otherwise: str | None = None
@@ -188,7 +185,7 @@ class WithChannels(Rule):
 
 @dataclass(frozen=True)
 class Length(Rule):
-    """One axis of a size; of length 0 too, where a flag is false."""
+    """One axis of a size; or of length 0, where a flag is false."""
 
     size: str
     or_empty_unless: str | None = None
@@ -208,7 +205,7 @@ class Length(Rule):
 
 @dataclass(frozen=True)
 class Elements(Rule):
-    """Any shape of so many elements: a product of sizes."""
+    """Any shape whose number of elements is a product of sizes."""
 
     sizes: tuple[str, ...]
 
@@ -247,7 +244,7 @@ class Contiguous(Rule):
 
 @dataclass(frozen=True)
 class PositiveStrides(Rule):
-    """Steps of at least one element."""
+    """Strides of at least one element."""
 
     aspect = Aspect.STRIDES
 
