@@ -16,50 +16,51 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
 
-#: The longest row of columns, so that what is kept for each element stays in the first-level cache.
+#: The longest row of columns: the sums and coefficients of all its elements stay in the L1 cache.
 SPAN = 1024
-#: The bytes of a row of several positions, which with what is kept for its elements leaves room in
-#: that cache for other rows.
+#: The bytes of a row of several positions: beside its sums and coefficients the L1 cache has room
+#: for other rows.
 REPEATED = 1 << 11
 #: Rows of columns summed in float32 before a fold into float64, as the error bound demands.
 ROWS = 16
 #: Rows of columns whose dx is written together, so that their coefficients are loaded once.
 DX_ROWS = 4
-#: Channels of a tile (see walk.py); a task has whole tiles, since its channels share cache lines.
+#: The channels of a tile (see walk.py). A task has whole tiles, since their channels share cache
+#: lines.
 TILE_CHANNELS = 64
-#: The least number of rows of columns that pays for the cost of each element of a longer row.
+#: The least number of rows of columns that outweighs the cost per element of a longer row.
 LEAST_ROWS = 128
-#: The lines at one offset in their pages that the nearest cache holds, and the bytes of a page: of
-#: more rows so far apart each pushes others out, and what was fetched ahead of them.
+#: How many lines at one offset in their pages the L1 cache holds, and the bytes of a page. If more
+#: rows lie whole pages apart, they evict one another and what was prefetched of them.
 WAYS, PAGE = 8, 1 << 12
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32
 #: The longest row whose sums are float32 throughout.
 SHORT = 256
-#: The most elements, and channels, of several samples of group norm that are treated as one sample.
+#: The most elements, and the most channels, of the group norm samples that are treated as one.
 TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
-#: Adjacent channels shorter than this are read as columns: a single one would not fill the lanes.
+#: Adjacent channels shorter than this are read as columns: one alone would not fill the lanes.
 COLUMN_RUN = 32
 #: The same limit where moments are summed in float64, which costs more in rows.
 EXACT_RUN = 128
-#: The same limit for tensors of FAR_APART bytes or more: a channel's rows in the images of a batch
-#: are so far apart that the processor does not prefetch them.
+#: The same limit for tensors of FAR_APART bytes or more, where a channel's rows in the images of a
+#: batch are too far apart for the processor to prefetch them.
 FAR_RUN, FAR_APART = 512, 32 << 20
-#: Longer rows are cut, so that several tasks can share one.
+#: Longer rows are cut, so that several tasks can share a row.
 LONGEST_ROW = 1 << 13
-#: The least bytes of a row that is written with non-temporal stores (past the caches), since its
-#: ends are partial cache lines. The first limit holds where the L3 is a large server's (doubled for
-#: rows with partial lines), the second where the L3 belongs to these cores alone.
+#: The least bytes of a row that is written with non-temporal stores (past the caches), since the
+#: ends of a row are partial cache lines. The first limit is for a large server's L3 (doubled for
+#: rows with partial lines), the second for an L3 that belongs to these cores alone.
 STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
-#: The shares of an L3 of these cores' own beyond which non-temporal stores pay: for columns, for
-#: rows of whole cache lines, and for rows that end in partial lines.
+#: Where the L3 belongs to these cores alone, the share of it beyond which non-temporal stores pay:
+#: for columns, for rows of whole cache lines, and for rows that end in partial lines.
 STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
-#: A number of threads that no machine exceeds.
+#: More threads than any machine has.
 MOST_THREADS = 1 << 30
-#: The sizes from which the next rows are prefetched: rows, beyond this share of the cache; columns,
-#: beyond this multiple of a core's L2, or of the cache if the dtype is no half type.
+#: The next rows are prefetched in tensors beyond this share of the cache; columns, beyond this
+#: multiple of a core's L2, or of the cache if the dtype is no half type.
 FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
-#: Elements of a channel's next row that are prefetched: more would not stay in the nearest cache.
+#: Elements of a channel's next row that are prefetched: more would not stay in the L1 cache.
 FETCHED = 1024
 
 #: The suffix of operations whose weight and bias belong to a row's elements, as in layer norm.
@@ -75,15 +76,16 @@ class Access(NamedTuple):
     Attributes:
         problem: the problem, with its axes arranged for this pattern.
         dtype: the dtype of the tensors or tiles that kernels read.
-        columns: the channels of a position are contiguous, rather than a channel's elements.
+        columns: whether a position's channels are contiguous, rather than a channel's elements.
         rows: the axis of rows.
-        run, last_run: elements of a channel in a row, and in the last of the rows.
-        run_strides: their strides in (grad_out, input, result).
-        along: each row is a statistics group whose elements have the parameters (layer norm).
-        together: samples that are treated as one, which has the channels of all of them.
-        repeat: positions to a row of columns.
-        chunk: channels to a row of columns.
-        moved: which of the tensors are copied to tiles before kernels read them.
+        run, last_run: the elements of a channel in a row, and in the last row.
+        run_strides: the strides of these elements in (grad_out, input, result).
+        along: whether each row is a statistics group whose elements have the parameters, as in
+            layer norm.
+        together: the number of samples that are treated as one with the channels of all.
+        repeat: the positions in a row of columns.
+        chunk: the channels in a row of columns.
+        moved: which tensors are copied to tiles before kernels read them.
     """
 
     problem: Problem
@@ -105,12 +107,12 @@ class Access(NamedTuple):
         count = self.rows.size
         for axis in self.problem.outer:
             count *= axis.size
-        # The rows' outer axes are those of sets.
+        # By row, the outer axes of rows count as sets.
         return count // self.problem.sets.size if self.problem.by_row else count
 
     @property
     def per_channel(self) -> int:
-        """Elements of a channel in a set; all rows of a cut axis count with the full length."""
+        """The elements of a channel in a set; all rows of a cut axis count with the full length."""
         return self.positions * self.run
 
     @property
@@ -141,14 +143,14 @@ class Access(NamedTuple):
 
 
 def read_bytes(problem: Problem) -> int:
-    """The bytes that are read of dy and x for each element."""
+    """The bytes of dy and x that are read for each element."""
     if problem.forward:
         return problem.input.itemsize
     return problem.grad_out.itemsize + problem.input.itemsize
 
 
 def bytes_of(problem: Problem, per_channel: int) -> int:
-    """The bytes that are read and written for so many elements of each set."""
+    """The bytes that are read and written for so many elements of each channel in a set."""
     itemsize = read_bytes(problem)
     if problem.result is not None:
         itemsize += problem.result.itemsize
@@ -156,7 +158,7 @@ def bytes_of(problem: Problem, per_channel: int) -> int:
 
 
 def _aligned(unit: int, most: int, span: int = SPAN) -> int:
-    """The number of units in a row: as many as fit, preferably a multiple of the lanes."""
+    """The number of units in a row: as many as fit, if possible a multiple of the lanes."""
     fit = min(span // unit, most)
     for lanes in (LANES, LANES // 4):
         step = lanes // gcd(unit, lanes)
@@ -166,12 +168,12 @@ def _aligned(unit: int, most: int, span: int = SPAN) -> int:
 
 
 def held_at_once(step: int) -> int:
-    """The number of rows, so many bytes apart, that the nearest cache holds a line of each of."""
+    """How many rows, ``step`` bytes apart, can have a line each in the L1 cache."""
     return WAYS * (PAGE // gcd(PAGE, step))
 
 
 def _repeated(channels: int, most: int, itemsize: int) -> int:
-    """The positions in a row of columns: as many as fit, or a few less that are better apart."""
+    """The positions in a row of columns: as many as fit, or fewer if more rows then fit the L1."""
     fit = _aligned(channels, most, max(channels, REPEATED // itemsize))
     step = LANES // gcd(channels, LANES)
     fewer = range(fit, max(0, fit - 4 * step), -step)
@@ -181,10 +183,10 @@ def _repeated(channels: int, most: int, itemsize: int) -> int:
 
 
 def _rows_as_groups(problem: Problem) -> Problem:
-    """Treat each row that is a statistics group as a channel; the groups of a row become sets.
+    """Make each group of a sample a row: samples take the place of channels, groups that of sets.
 
-    For group norm where a channel has one position, so that there are as many sums of channels as
-    elements: rather than those of each channel, sums are taken along a row.
+    This is for group norm where a channel has one position, and would need as many sums as there
+    are elements: sums are taken along a row rather than for each channel.
     """
 
     def turned(axis: Axis, factor: int, size: int) -> Axis:
@@ -209,7 +211,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
 def _samples_together(problem: Problem) -> int:
     """How many samples of group norm are treated as one, where their channels are adjacent.
 
-    What is done for each sample costs the same for few channels as for some more.
+    The work per sample costs the same for few channels as for some more.
     """
     sets, channel, size = problem.sets, problem.channel, problem.channel.size
     if problem.per_group == 1 or problem.outer or 1 in (problem.positions, sets.size):
@@ -229,7 +231,7 @@ def _samples_together(problem: Problem) -> int:
 
 
 def _as_one(problem: Problem, count: int) -> Problem:
-    """Treat several samples as one that has the channels of all."""
+    """Treat several samples as one with the channels of all."""
     sets, channel = problem.sets, problem.channel
     return replace(
         problem,
@@ -248,7 +250,7 @@ def _sums_exactly(problem: Problem) -> bool:
 
 
 def _least_row(problem: Problem) -> int:
-    """The shortest channels that are read as rows even if they are adjacent."""
+    """The length from which adjacent channels are read as rows rather than columns."""
     if bytes_of(problem, problem.positions) >= FAR_APART:
         return FAR_RUN
     return EXACT_RUN if _sums_exactly(problem) else COLUMN_RUN
@@ -301,11 +303,11 @@ def access_of(problem: Problem) -> Access:
         strides = zip(data, axis.strides, strict=True)
         return all(found is None or stride == wanted for found, stride in strides)
 
-    # Where a channel has one element, rows would be no longer than that.
+    # A channel of one position gives rows of one element, which count as no rows.
     by_rows = moved_for(inner) if inner.size > 1 or channel.size == 1 else (True, True, True)
     by_columns = moved_for(channel)
 
-    # A row that is a group of its own is one row, however long.
+    # A row that is a statistics group is not cut, however long.
     if along:
         run, steps = inner.size, inner.strides
         return Access(problem, dtype, False, _NO_AXIS, run, run, steps, True, moved=by_rows)
@@ -317,12 +319,12 @@ def access_of(problem: Problem) -> Access:
         problem = replace(problem, outer=problem.outer[:-1])
         return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
 
-    # Columns are chosen where they need fewer copies to tiles than rows, or as many and rows are
-    # shorter.
+    # Columns are chosen where they need fewer copies to tiles than rows do, or as many copies
+    # while rows are shorter.
     fewer = sum(by_rows) - sum(by_columns)
     if fewer > 0 or (fewer == 0 and channel.size >= LANES > inner.size):
         repeat, chunk = 1, min(channel.size, SPAN)
-        # Adjacent positions form one row together, if enough rows are left.
+        # Adjacent positions form one row together, as long as enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
             most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
             repeat = _repeated(channel.size, min(inner.size, most), dtype.itemsize)
@@ -336,11 +338,11 @@ def access_of(problem: Problem) -> Access:
 def streams(access: Access, machine: Machine) -> int:
     """The largest number of threads with which dx is written with non-temporal stores.
 
-    Such stores bypass the caches; others read the line first, which costs most where the L3 is a
-    large server's: there dx is streamed as soon as it exceeds the threads' L2 caches. An L3 of
-    these cores' own keeps dx for the next reader, so there it is streamed where it would not fit.
-    Nowhere is it, in rows, where it is read next and the caches hold it; models that are
-    channels-last gained nothing from that.
+    Such stores bypass the caches. Ordinary stores read the line first, which costs most where the
+    L3 is a large server's: there dx is streamed as soon as it exceeds the threads' L2 caches. An L3
+    that belongs to these cores keeps dx for the next reader, so there dx is streamed if it would
+    not fit. Rows of a dx that is read next and fits the caches are never streamed; channels-last
+    models gained nothing from such a rule.
     """
     problem = access.problem
     if problem.result is None:
@@ -369,8 +371,9 @@ def streams(access: Access, machine: Machine) -> int:
 def fetches_ahead(access: Access, machine: Machine) -> bool:
     """Whether the sums prefetch the next rows, where the processor does not do so by itself.
 
-    Of rows it is a channel's next one, in another image. Of columns it is several, which are more
-    streams than a processor foresees; those of short channels go along the batch, too far apart.
+    In rows that is the channel's row in the next image. In columns it is several rows, which are
+    more streams than a processor foresees. Rows of short channels lie in different images, too far
+    apart, and are not prefetched.
     """
     if not access.columns:
         return access.bytes > FETCHED_ROWS * machine.cache

@@ -1,8 +1,8 @@
-"""The alias check's table, which the driver goes through before anything is written.
+"""The alias check's table, which the driver reads before anything is written.
 
-It demands that every tensor has an address, and that an output can be written and shares no byte
-with another tensor. A view counts as all bytes from its first to its last, so the check may fail
-for views that are only interleaved: overlap.py then checks exactly, and words the errors.
+The check requires that every tensor has an address, and that an output is writable and shares no
+byte with another tensor. A view counts as all bytes from its first to its last, so the check may
+fail for views that are only interleaved: overlap.py then checks exactly and raises the errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .program import ALIGNMENT
 def table(
     inputs: Sequence[Place | None], outputs: Sequence[Place | None], workspace_size: int
 ) -> npt.NDArray[np.int64]:
-    """Make the table, for tensors at their slots in the list of addresses."""
+    """Make the table for a plan's tensors, in the order of a call's addresses."""
     words = np.zeros(ALIAS_FIELDS, np.int64)
     for place in (*inputs, *outputs):
         if place is None or place.low >= place.high:

@@ -1,7 +1,7 @@
 """Kernels for rows that are statistics groups whose elements have the parameters (layer norm).
 
-One walk down some rows writes dx and sums what the parameters' gradients are made of: a row's own
-sums come first (see rows.py), and leave it in a cache.
+One walk down some rows writes dx and adds up the parameters' gradients. A row's own sums come
+first (see rows.py), and leave the row in a cache.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from .sums import fold_sums
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Offsets of each row's numbers in the buffer, in the order of a job's fields.
+#: Offsets of the rows' coefficients in a buffer, in the order of a job's fields.
 GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS, 5 * ROWS
 NUMBERS = 6 * ROWS
-#: How many elements further on rows are prefetched that are read some elements of each at a time.
+#: How many elements ahead rows are prefetched where several rows are read in turn.
 ON = 8 * LANES
-#: The size of buffers of a short row, in which the last lanes may end beyond it.
+#: The size of buffers for a short row, beyond whose end the last lanes may reach.
 ROW = SHORT + LANES
-#: That of the sums of some rows, which are stored in whole lanes.
+#: The size of buffers for the sums of some rows, which are stored in whole lanes.
 TOTALS = ROWS + LANES
 
 
@@ -65,7 +65,7 @@ def read_numbers(job, row, rows, numbers):
 
 @helper
 def numbers_of(numbers, r):
-    """A row's gain, shift, mean, slope, scale and 1/std, in lanes."""
+    """A row's coefficients in lanes: gain, shift, mean, slope, scale and 1/std."""
     return (
         splat(get(numbers, GAIN + r)), splat(get(numbers, SHIFT + r)),
         splat(get(numbers, MEAN + r)), splat(get(numbers, SLOPE + r)),
@@ -83,7 +83,7 @@ def write_part(dx, c, weight, numbers, values, centred, part, streaming):
 
 @helper
 def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
-    """Add dy and dy·(x − mean)/std of a part of a row to two sums, and write dx where wanted."""
+    """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
     dy, x, dx = tensors
     values, centred = load_part(dy, c, part), load_part(x, c, part) - numbers[2]
     if writes:
@@ -93,7 +93,7 @@ def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
 
 @helper
 def fetch_on(tensors, c, ahead):
-    """Prefetch what is read later: so many rows at once no processor foresees."""
+    """Prefetch what is read later, since no processor foresees so many rows at once."""
     prefetch_lanes(tensors[0], c + ahead[0])
     prefetch_lanes(tensors[1], c + ahead[1])
 
@@ -143,7 +143,7 @@ def read_weights(dy, weight, width, weights):
 
 @helper
 def parameters(operation, dy, x, dx, job):
-    """Add each row's contribution to the parameter gradients, and write dx where that is wanted."""
+    """Add each row's contribution to the parameter gradients, and write its dx if asked."""
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     numbers, weights = real_buffer(NUMBERS, dy, x), real_buffer(BUFFER, dy, x)
     columns = (
@@ -169,7 +169,7 @@ def parameters(operation, dy, x, dx, job):
 
 @helper
 def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums):
-    """Sum some short rows in float32, eight at a time; there is room for eight times as many."""
+    """Sum some short rows in float32, eight at a time; ``sums`` has room for whole lanes."""
     dy, x = tensors[0], tensors[1]
     kept = real_buffer(KEPT, dy, x), real_buffer(KEPT, dy, x)
     here = tensors
@@ -184,7 +184,7 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums):
 
 @helper
 def find_numbers(job, rows, means, invstds, sums, numbers):
-    """Compute some rows' numbers (see ``numbers_of``) from their sums."""
+    """Compute some rows' coefficients (see ``numbers_of``) from their sums."""
     not_inlined()
     m, centred = bits_to_double(get(job, B.J_DIVISOR)), get(job, B.J_CENTRED) != 0
     normal, found = NORMAL_SINGLES, doubles_at(get(job, B.J_RANGE))
@@ -205,9 +205,9 @@ def find_numbers(job, rows, means, invstds, sums, numbers):
 
 @helper
 def gradients(operation, dy, x, dx, job):
-    """Sum each row, write its dx, and add it to the sums of the parameters' gradients where wanted.
+    """Sum each row, write its dx, and add the row to the parameters' sums where they are wanted.
 
-    Rows are short: so many as a chain has are in a core's cache from their sums to their dx.
+    Rows are short: the rows of a chain stay in a core's cache from their sums to their dx.
     """
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights, weight = real_buffer(ROW, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))

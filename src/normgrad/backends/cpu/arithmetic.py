@@ -1,11 +1,11 @@
 """The arithmetic of channels and statistics groups, between the loops over tensors.
 
-`statistics.py` has the mean and 1/std, `coefficients.py` what dx and y are made with; here are the
-sums and what the parameters' gradients are made of, and the unit that does what a step says. All of
-it is float64, with the error of each rounding carried along (`pairs.py`): float64 data have nothing
-to spare, and beside float32 data it costs little, since it runs over channels only. Where tensors
-are small that is most of the work even so; so each loop has one thing to do, without a branch, for
-all channels, and LLVM vectorises it.
+`statistics.py` computes the mean and 1/std, `coefficients.py` the coefficients of dx and y. This
+file has the sums, the parameters' gradients, and the unit that does a step's arithmetic. All is in
+float64, with the error of each rounding carried along (`pairs.py`): float64 data need it, and
+beside float32 data it costs little, since loops run over channels only. For small tensors that is
+most of the work even so. Each loop therefore does one thing for all channels, without a branch, and
+LLVM vectorises it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .vectors import SOME, spread, write_parameters
 
 @helper
 def combine(block, bank, c0, c1):
-    """Add all parts' sums to the first part's, in the order of the parts."""
+    """Add all parts' sums to the first part's sums, in the order of the parts."""
     not_inlined()
     every, at = get(block, B.BANKS) * get(block, B.CHANNELS), bank * get(block, B.CHANNELS) + c0
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
@@ -50,11 +50,11 @@ def combine(block, bank, c0, c1):
 
 @helper
 def centre(block, bank, c0, c1):
-    """Correct Σdy·(x − μ) for the rounding of a computed mean, about which it was summed.
+    """Correct Σdy·(x − μ), which was summed about the rounded mean, for the rounding of the mean.
 
-    Elements are numbers of the arithmetic's type, and none of those is nearer to the mean than the
-    one that it was rounded to. So what is taken off is no larger than the terms themselves, and
-    x less the rounded mean is at most twice x − μ.
+    Elements are numbers of the arithmetic's type, and none of these is nearer to the mean than the
+    rounded mean. So the correction is no larger than the terms themselves, and the distance of x
+    from the rounded mean is at most twice x − μ.
     """
     not_inlined()
     base = bank * get(block, B.CHANNELS)
@@ -70,8 +70,8 @@ def centre(block, bank, c0, c1):
 def parameters(block, s, bank, c0, c1):
     """Add a set's contribution to the parameter gradients of its bank, or start them with it.
 
-    Beside float32 arithmetic they go without their errors, here and in ``outputs``: many sets add
-    less of those than the gradients' own rounding leaves.
+    In float32 arithmetic errors are not carried, here and in ``outputs``: even those of many sets
+    are smaller than the rounding of the gradients themselves.
     """
     not_inlined()
     per_group, every = get(block, B.PER_GROUP), get(block, B.PARAMETERS)
@@ -79,7 +79,7 @@ def parameters(block, s, bank, c0, c1):
     invstd, row = pairs(block, B.W_INVSTD, base // per_group), pairs_buffer(SOME)
     first = c0
     while first < c1:
-        # Of several samples as one, each has channels of the same parameters.
+        # Of samples that are treated as one, all have the same parameters.
         at = first % every
         n = min(SOME, c1 - first, every - at)
         begins = s % get(block, B.BANK_SETS) == 0 and first < every
@@ -107,7 +107,7 @@ def parameters(block, s, bank, c0, c1):
 
 @helper
 def outputs(block, c0, c1):
-    """Write the parameter gradients: sums over the slots in their order, 0 if there are none."""
+    """Write the parameter gradients: the sums over the slots in their order, 0 without slots."""
     not_inlined()
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
     biases, scaled = pairs_buffer(SOME), pairs_buffer(SOME)
@@ -131,7 +131,7 @@ def outputs(block, c0, c1):
 
 
 def arithmetic(block, flags, s, bank, c0, c1):
-    """Do the arithmetic that the flags name, for channels c0 to c1 of a set."""
+    """Do the kinds of arithmetic that the flags name, for channels c0 to c1 of a set."""
     if flags & B.DO_PREPARE:
         prepare(block, s, bank, c0, c1)
     if flags & B.DO_COMBINE:
@@ -146,7 +146,7 @@ def arithmetic(block, flags, s, bank, c0, c1):
         outputs(block, c0, c1)
 
 
-#: The type of this unit, and of those that replace it where a step does nothing else.
+#: The type of this unit, and of the units that replace it where a step does one kind alone.
 SIGNATURE: Any = types.void(INT_POINTER, *[types.int64] * 5)
 #: The type of the units that compute coefficients.
 COEFFICIENTS: Any = types.void(INT_POINTER, *[types.int64] * 4)

@@ -1,9 +1,9 @@
 """The fields of a parameter block: how a plan tells the kernels what to do.
 
-A block is an array of int64: addresses first (they change with every call), then everything that
-follows from the specs. A step is a few fields more. Kernels read a job, which is what one of them
-does with a piece of the tensors. All is read by the indices below; nothing else crosses from Python
-into a kernel.
+A block is an array of int64: first the addresses, which change with every call, then everything
+that follows from the specs. A step has some fields of its own. A kernel reads a job, which says
+what to do with one piece of the tensors. All fields are read by the indices below; nothing else
+passes from Python to a kernel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Fields:
 
 _block = _Fields()
 
-# Addresses, in the order of their roles, and that of the workspace. DY, X, DX is also the order
-# of the kernels' arguments.
+# The addresses in the order of their roles, then the workspace's. Kernels take DY, X and DX as
+# arguments in the same order.
 _block(problem.WORKSPACE + 1)
 DY, X, DX = int(Role.GRAD_OUT), int(Role.INPUT), int(Role.RESULT)
 MEAN, INVSTD = int(Role.MEAN), int(Role.INVSTD)
@@ -43,17 +43,17 @@ WORKSPACE = problem.WORKSPACE
 ADDRESSES = _block.end
 
 OUTER_MAX = 6
-# Per-channel vectors: some fields each at VECTORS + VECTOR_FIELDS * (role - MEAN). Where rows have
-# outer axes (VECTORS_OUTER), a set has OUTER_SET of the outer indices, along which the vectors
-# have strides too.
+# Per-channel vectors: each has its fields at VECTORS + VECTOR_FIELDS * (role - MEAN). Where rows
+# have outer axes (VECTORS_OUTER), a set has OUTER_SET of the outer indices, and OUTER_STEPS are the
+# vector's strides along them.
 SET_STRIDE, STRIDE, CODE, OUTER_SET, OUTER_STEPS = 0, 1, 2, 3, 4
 VECTOR_FIELDS = OUTER_STEPS + OUTER_MAX
 VECTORS = _block(VECTOR_FIELDS * len(problem.VECTORS))
 VECTORS_OUTER = _block()
 
-# The data tensors as (set, outer axes, row, channel, element of a row); strides for dy, x, dx. The
-# last of the rows is shorter where an axis was cut into them. Positions are rows, of all outer
-# indices.
+# The data tensors as (set, outer axes, row, channel, element of a row), with strides for dy, x and
+# dx. The last row is shorter where an axis was cut into rows. POSITIONS counts the rows of all
+# outer indices.
 SETS, SET_STRIDES = _block(), _block(3)
 CHANNELS, CHANNEL_STRIDES = _block(), _block(3)
 ROWS, ROW_STRIDES = _block(), _block(3)
@@ -61,59 +61,60 @@ RUN, LAST_RUN, RUN_STRIDES = _block(), _block(), _block(3)
 OUTER_RANK, OUTER_SIZES, OUTER_STRIDES = _block(), _block(OUTER_MAX), _block(3 * OUTER_MAX)
 POSITIONS = _block()
 
-# The facts of a problem and its scalars. EPS, DIVISOR and MOMENTUM, the weight of new statistics in
-# running ones, hold the bits of a float64. SINGLE: arithmetic is float32.
+# The problem's facts and scalars. EPS, DIVISOR and MOMENTUM (the weight of new statistics in
+# running ones) hold the bits of a float64. SINGLE: the arithmetic is float32.
 FORWARD, GIVEN_SUMS = _block(), _block()
 EPS, DIVISOR, MOMENTUM = _block(), _block(), _block()
 PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block(), _block(), _block()
-# Whether the mean and 1/std come from x, and the code of x's dtype; whether there is a mean at all.
+# Whether the mean and 1/std come from x; the code of x's dtype; whether there is a mean at all.
 MISSING_MEAN, MISSING_INVSTD, X_CODE, CENTRED = _block(), _block(), _block(), _block()
 COUNT_MAX = 8
 COUNT_CODE, COUNT_RANK = _block(), _block()
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
-# How much the workspace holds at once: a bank has the statistics and coefficients of one set at a
-# time, and BANK_SETS sets, those of a task, take turns in it. Sums come in parts.
+# What the workspace holds: a bank has the statistics and coefficients of one set at a time, and the
+# BANK_SETS sets of a task take turns in it. Sums are kept for each part.
 BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
-# Byte offsets in the workspace; all arrays are float64 but weight and bias. Two fields together
-# are those of numbers and of their errors (see pairs.py). For each statistics group in a bank: the
-# mean rounded to the arithmetic's type, and the rounding error of a computed mean; invstd and its
-# error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). For each
-# channel: gain and shift.
+# Byte offsets in the workspace; all arrays but weight and bias are float64. Of two fields the first
+# is for numbers, the second for their errors (see pairs.py). Each statistics group in a bank has
+# the mean rounded to the arithmetic's type, with the rounding error of a computed mean; invstd with
+# its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Each
+# channel has gain and shift.
 W_MEAN, W_INVSTD = _block(2), _block(2)
 W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
-# For each part, bank and channel: sums, with their errors.
+# The sums for each part, bank and channel, with their errors.
 W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
-# For each slot and parameter: partial sums of grad_bias and grad_weight, with their errors. There
-# are fewer parameters than channels where several samples are taken as one.
+# Partial sums of grad_bias and grad_weight for each slot and parameter, with their errors. There
+# are fewer parameters than channels where several samples are treated as one.
 W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
-# The total of the counts; the least and the largest nonzero magnitude of the weights along rows.
+# The total of the counts, then the least and the largest nonzero magnitude of weights along rows.
 W_COUNT = _block()
-# Where a row's elements have the parameters (ALONG), weight and bias in the arithmetic's type; how
-# many parameters a set has of its own, or 0 where all sets share them.
+# Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type, and
+# the number of parameters that a set has of its own, or 0 where all sets share them.
 ALONG, W_WEIGHT, W_BIAS, OWN_PARAMETERS = _block(), _block(), _block(), _block()
 
-# Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, by
-# bit; the tensors' item sizes, and the addresses of the copying functions and of their caller.
+# Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
+# bits; the tensors' item sizes; the addresses of the copying functions and of their caller.
 COLUMNS, MOVED = _block(), _block()
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
-# In columns, the positions in a row; whether dx is written with non-temporal stores (in a template,
-# the most threads for that); and whether the next rows are prefetched.
+# The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
+# the most threads with which it is); whether the next rows are prefetched.
 REPEAT, STREAM, AHEAD = _block(), _block(), _block()
 BLOCK_FIELDS = _block.end
 
 _step = _Fields()
-# A step: its number of tasks, and how a task's number gives its tile: some sets, some channels
-# (BLOCK of ALL), a part of the positions. A task takes AT_ONCE channels at once, and a kernel
-# PIECE_CHANNELS of them and PIECE_ROWS rows. THREADS is 0 where one thread does all tasks.
+# A step's number of tasks, and how a task's number gives its tile, which is some sets, some
+# channels (CHANNEL_BLOCK of ALL_CHANNELS) and a part of the positions. A task takes AT_ONCE
+# channels at a time, and a kernel PIECE_CHANNELS of these and PIECE_ROWS rows. THREADS is 0 where
+# one thread does all tasks.
 TASKS, SETS_PER_TASK, ALL_CHANNELS, CHANNEL_BLOCK = _step(), _step(), _step(), _step()
 PARTS, PART_SIZE = _step(), _step()
 AT_ONCE, PIECE_CHANNELS, PIECE_ROWS = _step(), _step(), _step()
 THREADS = _step()
-# What a task does, in this order: arithmetic (flags) before the sums; the kernels that sum, write,
-# and sum parameters along the rows (addresses, or 0), with arithmetic after the sums; and
-# arithmetic after all of the task's sets. USES: which data tensors a kernel touches, by bit.
+# What a task does: the arithmetic before the sums (BEFORE), after them (AFTER), and after all of
+# the task's sets (LAST), as flags; and the kernels that sum, write, and sum the parameters of rows,
+# as addresses or 0. ..._USES: the data tensors that a kernel reads or writes, as bits.
 RUN_TASKS, ARITHMETIC, COEFFICIENTS = _step(), _step(), _step()
 BEFORE, SUMS_KERNEL, AFTER, WRITE_KERNEL, PARAMETER_KERNEL, LAST = (
     _step(), _step(), _step(), _step(), _step(), _step()
@@ -123,9 +124,9 @@ USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
 
 _job = _Fields()
-# A job tells a kernel what to do with a piece of the tensors, whose addresses it gets beside it.
-# J_CHANNEL is the number of the first channel; the addresses are those of the arrays above for
-# channel and group 0.
+# A job tells a kernel what to do with a piece of the tensors, whose addresses are arguments beside
+# the job. J_CHANNEL is the number of the first channel; J_GAIN to J_SUMS are addresses of the
+# arrays above, for channel and group 0.
 J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = (
     _job(), _job(), _job(), _job(), _job(), _job()
 )  # fmt: skip
@@ -135,40 +136,40 @@ J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = (
 )  # fmt: skip
 J_SUMS = _job(4)
 J_STREAM, J_AHEAD = _job(), _job()
-# Weight and bias along the rows; the index of the row's first element among the parameters; whether
-# dx is written with the parameters' sums, and whether there are such sums.
+# The addresses of weight and bias along the rows; the index of the row's first element among the
+# parameters; whether dx is written with the parameters' sums, and whether there are such sums.
 J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job(), _job(), _job(), _job(), _job()
-# What a row's coefficients need where its kernel computes them: the block's DIVISOR and CENTRED,
-# and the address of the weights' range (W_COUNT).
+# For kernels that compute a row's coefficients: the block's DIVISOR and CENTRED, and the address of
+# the weights' range (W_COUNT).
 J_DIVISOR, J_CENTRED, J_RANGE = _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()
-# A team of threads: the function that starts Numba's threads on a step; or 0, then the addresses of
-# OpenMP's functions and of each thread's function, and the block and step that it works on.
+# A team of threads: either the address of the function that starts Numba's threads on a step; or 0,
+# the addresses of OpenMP's functions, that of each thread's function, and its block and step.
 START = _team()
 PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team(), _team(), _team(), _team()
 TEAM_BLOCK, TEAM_STEP = _team(), _team()
 TEAM_FIELDS = _team.end
 
-# The kinds of arithmetic, in the order in which they are done; a plan's path names them.
+# The kinds of arithmetic, in their order; a plan's path names them.
 DO_COUNT, DO_WEIGHTS, DO_PREPARE, DO_COMBINE, DO_MEAN, DO_STATISTICS = 1, 2, 4, 8, 16, 32
 DO_CENTRE, DO_COEFFICIENTS, DO_PARAMETERS, DO_OUTPUTS, DO_GATHER = 64, 128, 256, 512, 1024
 
-# The alias check's table (see alias_check.py): a row for each address of a call, including inputs
-# that take no part in the arithmetic. A row has the offsets of the first byte and of one past the
-# last from the address, and flags: whether there is any byte, and from the second bit on, which
-# outputs may be this input's very memory. Then follow the addresses of madvise(2) and msync(2), or
-# 0, and the size of a page.
+# The alias check's table (see alias_check.py) has a row for each address of a call, including those
+# of inputs that take no part in the arithmetic. A row has the offsets of the first byte and of one
+# past the last from the address; and flags, which say whether there is any byte and, from the
+# second bit on, which outputs may be this input's very memory. After the rows come the addresses of
+# madvise(2) and msync(2), or 0, and the size of a page.
 PLACES = problem.PLACES
 ALIAS_LOW, ALIAS_HIGH, ALIAS_FLAGS, ALIAS_SLOT = 0, 1, 2, 3
 HAS_BYTES, MAY_BE = 1, 1
 ALIAS_MADVISE = ALIAS_SLOT * PLACES
 ALIAS_MSYNC, ALIAS_PAGE, ALIAS_FIELDS = ALIAS_MADVISE + 1, ALIAS_MADVISE + 2, ALIAS_MADVISE + 3
 
-# The table by which a plan's calls enter compiled code (see enter.py): the address of the table of
-# native.py, the driver and its arguments, and the bytes of the workspace. Then the numbers of
-# inputs and results, the slot of each among the addresses, and the signature of all: its words.
+# A plan's entry table (see enter.py): the address of native.py's table, the driver and its
+# arguments, the bytes of the workspace. Then the numbers of inputs and results, the slot of each
+# among the addresses, and the signature of all: its length and its words, which are int64.
 _entry = _Fields()
 E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = (
     _entry(), _entry(), _entry(), _entry(), _entry(), _entry(), _entry()
@@ -176,8 +177,8 @@ E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = (
 ENTRIES_MAX, WORDS_MAX = 16, 320
 E_INPUTS, E_RESULTS, E_SLOTS = _entry(), _entry(), _entry(ENTRIES_MAX)
 E_READS_DY, E_READS_X, E_PARALLEL = _entry(), _entry(), _entry()
-# The input whose dtype and layout each new result takes; the address of each result that was given
-# in the last call, and of the workspace.
+# The input that is the model for each new result; the addresses of the caller's outputs and of the
+# workspace that the last call found writable.
 E_LIKES, E_PROBED = _entry(ENTRIES_MAX), _entry(ENTRIES_MAX + 1)
 E_LENGTH, E_WORDS = _entry(), _entry(WORDS_MAX)
 ENTRY_FIELDS = _entry.end

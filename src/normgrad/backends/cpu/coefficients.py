@@ -1,17 +1,16 @@
-"""The coefficients of dx or y for channels (whole groups of them) of one set.
+"""The coefficients of dx or y for some channels of one set, in whole statistics groups.
 
-With T = Σγ·dy and P = Σγ·dy·(x − μ), taken over the channels that share a statistic and divided by
-its number of elements, and with o the weight times r for batch norm, whose γ is 1, and r for group
-norm (where statistics are of x itself μ and T are 0):
+T = Σγ·dy and P = Σγ·dy·(x − μ) are sums over the channels that share a statistic, divided by its
+number of elements. Batch norm has γ = 1 and o = weight·r; group norm has o = r. Without a mean, as
+in RMS norm, μ and T are 0. Then:
 
     dx = o · (γ·dy − (T + r²·P·(x − μ)))
 
 Multiplied out, dx = oγ·dy − (oT + or²P·(x − μ)) has two roundings fewer for each element; given
-exact sums it is within 4 roundoffs on any data. Where a factor is infinite or NaN, or vanishes,
-only the formula as it stands gives what it should, so there it is used: `scale` is o, and 1
-otherwise.
-Group norm's T and P are sums of terms that hold γ and r: where one of those is infinite there are
-infinities of both signs among several terms, and the sum is NaN (γ − γ).
+exact sums it is within 4 roundoffs on any data. Where a product of the factors is infinite, NaN or
+too small, only the first form gives the right value, and is used: `scale` is o, and 1 otherwise.
+Group norm's T and P are sums of terms that hold γ and r. Where one of these is infinite, several
+terms are infinities of both signs, and the sum is NaN (γ − γ).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ NORMAL_DOUBLES = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).ma
 
 @helper
 def normal_numbers(block):
-    """The range of the arithmetic's normal numbers."""
+    """The smallest and the largest normal number of the arithmetic's type."""
     return NORMAL_SINGLES if get(block, B.SINGLE) != 0 else NORMAL_DOUBLES
 
 
@@ -62,7 +61,7 @@ def holds(product, factor, other, normal):
 
 @helper
 def taken_off(total, projection, m, o, r, multiplied, normal):
-    """Compute T and r²·P from sums; multiplied by o if ``multiplied``: where that loses nothing."""
+    """Compute T and r²·P from sums; multiplied by o if ``multiplied`` and no precision is lost."""
     inlined()
     t, p = over(total, m), times(over(projection, m), times(r, r))
     ot, op = rounded(times(o, t)), rounded(times(o, p))
@@ -72,7 +71,7 @@ def taken_off(total, projection, m, o, r, multiplied, normal):
 
 @helper
 def read_weights(block, first, count, w):
-    """Read the weights of some channels; 1 where they lie along rows and are in the sums."""
+    """Read the weights of some channels; or 1 where weights lie along rows: the sums have them."""
     if get(block, B.ALONG) != 0:
         fill(w, count, 1.0)
     else:
@@ -80,7 +79,7 @@ def read_weights(block, first, count, w):
 
 
 def batch(block, s, bank, c0, c1):
-    """Batch norm's coefficients, of channels with statistics of their own: o is w·r."""
+    """Batch norm's coefficients: each channel has its own statistics, and o is w·r."""
     base = bank * get(block, B.CHANNELS)
     normal = normal_numbers(block)
     m = bits_to_double(get(block, B.DIVISOR))
@@ -102,7 +101,7 @@ def batch(block, s, bank, c0, c1):
             t, p, multiplied = taken_off(
                 get_pair(sums, c), get_pair(xmus, c), m, o, r, multiplied, normal
             )
-            # The loops over tensors use a computed mean after its rounding.
+            # The loops over tensors use the rounded mean, for which the shift is corrected.
             change = fma(-p, get(mean[1], c), t)
             put(offset, c, canonical(change if isfinite(p) else t))
             put(slope, c, canonical(p))
@@ -111,10 +110,10 @@ def batch(block, s, bank, c0, c1):
 
 
 def groups(block, s, bank, c0, c1):
-    """The coefficients where channels share statistics: o is r, and the sums hold γ.
+    """The coefficients where channels share statistics: o is r, and γ is in the sums.
 
-    Some groups' weights are read together, or, of one group, some channels' at a time. So loops
-    over channels and groups are long enough to be vectorised.
+    The weights of several small groups are read together, those of a large group some channels at
+    a time. So loops over channels and groups are long enough to be vectorised.
     """
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
     at_once = max(1, SOME // per_group)
@@ -144,7 +143,7 @@ def groups(block, s, bank, c0, c1):
 
 @helper
 def keep_precision(least, most, invstd, normal):
-    """Whether products of 1/std with the weights along rows, by their range, are normal numbers."""
+    """Whether 1/std times any weight along rows, which have this range, is a normal number."""
     size = abs(invstd)
     return (most == 0.0) | ((least * size >= normal[0]) & (most * size <= normal[1]))
 
@@ -163,9 +162,9 @@ def start_groups(block, invstd, count, totals, projections, held):
 
 @helper
 def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
-    """Add the sums of channels, times their weights, to their groups' sums, in order.
+    """Add the sums of channels, times their weights, to the sums of their groups, in order.
 
-    In float64 arithmetic the errors are added too.
+    In float64 arithmetic errors are added too.
     """
     not_inlined()
     per_group, single = get(block, B.PER_GROUP), get(block, B.SINGLE) != 0
@@ -197,7 +196,7 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
 
 @helper
 def of_group(total, projection, r, m, centred, fits, normal):
-    """A group's slope, scale, shift, and what its channels' weights are multiplied by."""
+    """A group's slope, scale and shift, and the factor of its channels' weights."""
     inlined()
     projection = (projection[0] + (r[0] - r[0]) if m > 1.0 else projection[0], projection[1])
     total = total if centred else (0.0, 0.0)
@@ -208,7 +207,7 @@ def of_group(total, projection, r, m, centred, fits, normal):
 
 @helper
 def finish_groups(block, invstd, count, totals, projections, held, slope, scale):
-    """Compute the groups' slopes and scales; their shifts replace their sums."""
+    """Compute the groups' slopes and scales; ``totals`` and ``held`` become shifts and factors."""
     m, normal = bits_to_double(get(block, B.DIVISOR)), normal_numbers(block)
     centred = get(block, B.CENTRED) != 0
     for g in range(count):
@@ -236,7 +235,7 @@ def spread_groups(block, at, count, w, totals, factors):
 
 
 def constant(block, s, bank, c0, c1):
-    """The coefficients where no sum takes part: w·r, and the bias."""
+    """The coefficients where they depend on no sums: w·r, and the bias."""
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
     gain, offset = array(block, B.W_GAIN, base), array(block, B.W_SHIFT, base)
     invstd = array(block, B.W_INVSTD, base // per_group)
@@ -252,12 +251,12 @@ def constant(block, s, bank, c0, c1):
 
 
 def count(block, flags, s, bank, c0, c1):
-    """Store the number of elements of all ranks, over which the given sums are."""
+    """Store the number of elements of all ranks, which the given sums are over."""
     put(array(block, B.W_COUNT, plain(0)), 0, total_count(block))
 
 
 def weights(block, flags, s, bank, c0, c1):
-    """Copy weight and bias of rows' elements in the arithmetic's type; find the weights' range."""
+    """Copy the weight and bias along rows in the arithmetic's type; find the weights' range."""
     row, parameters = double_buffer(SOME), get(block, B.PARAMETERS)
     least, most = np.inf, 0.0
     for first in range(0, parameters, SOME):

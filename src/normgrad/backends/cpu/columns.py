@@ -1,9 +1,9 @@
-"""Columns: one position's channels are contiguous in every tensor, which all have one dtype.
+"""Kernels for columns: a position's channels are contiguous in all tensors, which have one dtype.
 
-A row of them is made long enough to be worth a loop: where there are few channels several
-positions follow each other in it (channels-last images), and where a channel is short its
-positions do (NCHW with small images). Its elements are summed down the rows, each in a lane of its
-own, and then within each channel.
+A row is long enough to be worth a loop: where there are few channels it has several adjacent
+positions (channels-last images), and where channels are short it has all their positions (NCHW with
+small images). Each element of the row is summed down the rows, in a lane of its own; then the
+elements of each channel are added up.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Rows of columns summed before they are folded into float64, alternating between two chains of
-#: eight additions: a rounding fewer than rows have (see :data:`.rows.CHAIN`).
+#: Rows of columns summed before a fold into float64, alternating between two chains of eight
+#: additions: one rounding fewer than in rows (see :data:`.rows.CHAIN`).
 ROWS = access.ROWS
-#: Fewer rows than these are summed in float64 at once: where there are few, the rounding of each
-#: term shows.
+#: Fewer rows than these are summed in float64 from the start, since the rounding of each term shows
+#: in a sum of few terms.
 FEW_ROWS = 4
 DX_ROWS = access.DX_ROWS
-#: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the nearest
+#: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
 #: cache when they are read again.
 ABOUT_ONE = 4 * ROWS
-#: The longest row of columns: the mean, the coefficients and the sums of its elements, 36 KiB in
-#: float32, stay in the first-level cache.
+#: The longest row of columns: the means, coefficients and sums of its elements, 36 KiB in float32,
+#: stay in the L1 cache.
 SPAN = access.SPAN
-#: Bytes further on, in memory's order, that are prefetched of rows: four pages.
+#: How many bytes ahead, in memory's order, rows are prefetched: four pages.
 LATER = 1 << 14
-#: The size of buffers, in which the last lanes may end beyond the row.
+#: The size of buffers for a row, beyond whose end the last lanes may reach.
 BUFFER = SPAN + LANES
 
 
@@ -114,7 +114,7 @@ def add_rows(arguments, c, part):
 
 @passed
 def add_row(arguments, c, part):
-    """Add a part of a row to a chain of its elements' sums, and prefetch what is read later."""
+    """Add a part of a row to a chain of its elements' sums, and prefetch a later part."""
     operation, tensors, later, terms, chain, streaming = arguments
     prefetch_lanes(tensors[0], later + c)
     prefetch_lanes(tensors[1], later + c)
@@ -127,7 +127,7 @@ def add_row(arguments, c, part):
 
 @helper
 def clear_chains(zero, width, chains):
-    """Start two chains of two sums of each of a row's elements."""
+    """Set two chains of two sums to zero, for each of a row's elements."""
     for c in range(0, width, LANES):
         put_lanes(chains[0][0], c, zero)
         put_lanes(chains[0][1], c, zero)
@@ -137,7 +137,7 @@ def clear_chains(zero, width, chains):
 
 @helper
 def fold_chains(zero, columns, width, chains):
-    """Add two chains of sums to those in float64."""
+    """Add two chains of sums to the sums in float64."""
     (a, a2), (b, b2) = chains
     for c in range(0, width, LANES):
         first, second = (get_lanes(a, c), get_lanes(a2, c)), (get_lanes(b, c), get_lanes(b2, c))
@@ -148,9 +148,9 @@ def fold_chains(zero, columns, width, chains):
 def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
     """Add some rows to the sums of their elements.
 
-    What comes from memory is read in its order, row by row, and sums go through the nearest cache;
-    half types, whose rows need more sums for each byte, stay in registers and are prefetched. The
-    additions are the same.
+    Data that come from memory are read in memory's order, row by row, with the sums in the L1
+    cache. For half types, which need more sums for each byte, the sums stay in registers, and the
+    rows are prefetched. The additions are the same.
     """
 
     def in_registers(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
@@ -183,7 +183,7 @@ def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, stre
 
 @passed
 def add_single(arguments, c, part):
-    """Add one row's terms, in float64, to the sums of a part of its elements."""
+    """Add a row's terms, in float64, to the sums of a part of its elements."""
     operation, tensors, terms, sums = arguments
     dy, x, dx = tensors
     values, xs = load_part(dy, c, part), load_part(x, c, part)
@@ -194,7 +194,7 @@ def add_single(arguments, c, part):
 
 @helper
 def add_moments_about_means(x, step, rows, points, c, sums, part):
-    """Add some rows' moments to those of a part of their elements, about the rows' own means."""
+    """Add some rows to the moments of a part of their elements, about these rows' own means."""
     zero = zero_lanes(x, x)
     total, squares = splat(0.0), splat(0.0)
     for first in range(0, rows, ROWS):
@@ -224,7 +224,7 @@ def add_moments_about_means(x, step, rows, points, c, sums, part):
 
 @helper
 def add_exact_moments(x, step, rows, points, c, sums, part):
-    """Add some rows' moments to those of a part of their elements, in float64."""
+    """Add some rows to the moments of a part of their elements, in float64."""
     zero = zero_lanes(x, x)
     mean = double_lanes(get_lanes(points, c))
     s, q, e = splat(0.0), splat(0.0), splat(0.0)
@@ -239,7 +239,7 @@ def add_exact_moments(x, step, rows, points, c, sums, part):
 
 @by_types
 def add_moments(arguments, c, part):
-    """Add some rows' moments to those of a part of their elements, as the operation says."""
+    """Add some rows to the moments of a part of their elements, in the operation's way."""
 
     def exact(arguments, c, part):
         _, x, step, rows, points, sums = arguments
@@ -261,7 +261,7 @@ def rows_about_one(operation):
 
 @helper
 def shape_of(job):
-    """A job's first channel, number of channels, elements of each in a row, and repetitions."""
+    """A job's first channel, number of channels, elements per channel and positions in a row."""
     return (
         get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN), get(job, B.J_REPEAT)
     )  # fmt: skip
@@ -269,9 +269,9 @@ def shape_of(job):
 
 @helper
 def along_row(job, field, per, dy, row):
-    """Give each element of a row its channel's number, in the order in which dy is loaded.
+    """Give each element of a row its channel's coefficient, in the order in which dy is loaded.
 
-    The field of the job says which number; ``per``: how many channels share one.
+    ``field`` is the job's field of the coefficients; ``per`` channels share one.
     """
     not_inlined()
     first, channels, run, repeat = shape_of(job)
@@ -283,7 +283,7 @@ def along_row(job, field, per, dy, row):
     else:
         group, left = first // per, per - first % per
         for c in range(channels):
-            # Lanes beyond a channel's elements are in the next one's place, which comes later.
+            # Lanes beyond a channel's elements are overwritten by the next channel's.
             value = splat_like(row, row, get(values, group))
             for i in range(0, run, LANES):
                 put_lanes(row, c * run + i, value)
@@ -304,7 +304,7 @@ def start_sums(columns, width, zero):
 
 @helper
 def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
-    """Add the sums of a row's elements to their channels'."""
+    """Add the sums of a row's elements to the sums of their channels."""
     not_inlined()
     for i in range(0, channels * run * repeat, LANES):
         put_lanes(columns[0], i, in_sequence(tensor, get_lanes(columns[0], i)))
@@ -339,7 +339,7 @@ def sums(operation, dy, x, dx, job):
             add_some(operation, here, apart, rows, terms, columns, width, ahead, streaming)
             i += rows * repeat
         else:
-            # One row, or what is left of one.
+            # One row, or the rest of one.
             m = min(repeat, count - i)
             over_row(add_single, (operation, here, terms, columns), channels * run * m)
             i += m
@@ -360,7 +360,7 @@ def moments(operation, dy, x, dx, job):
     start_sums(columns, channels * run * repeat, zero)
     i = 0
     while i < count:
-        # Some rows, or what is left of one.
+        # Some rows, or the rest of one.
         rows = max(1, min(rows_about_one(operation), (count - i) // repeat))
         m = min(repeat, count - i)
         arguments = (operation, shift(x, i * step), repeat * step, rows, means, columns)
@@ -388,10 +388,10 @@ def write_part(arguments, c, part):
 
 @helper
 def rows_before(end, repeat):
-    """The number of rows to write next, before position ``end``, and of their positions.
+    """The number of rows to write next, before position ``end``, and the number of their positions.
 
-    Several rows at once, whose coefficients are loaded once; at the end of a piece the rows that
-    are left over, and before them what is left of a row.
+    It is several rows, whose coefficients are loaded once; but first, at the end of a piece, the
+    rest of a row and the rows that are left over.
     """
     left = end % (repeat * DX_ROWS)
     if left == 0:
@@ -401,7 +401,7 @@ def rows_before(end, repeat):
 
 @helper
 def write(operation, dy, x, dx, job):
-    """Write dx or y, the last rows first: they are what was summed last."""
+    """Write dx or y, the last rows first, since they were summed last."""
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
@@ -410,7 +410,7 @@ def write(operation, dy, x, dx, job):
         real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x),
     )  # fmt: skip
     for i in range(coefficients_used(operation)):
-        # Gain and shift are a channel's own.
+        # Each channel has its own gain and shift.
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
     ahead = get(job, B.J_AHEAD) != 0
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, channels * run * repeat, apart[2])

@@ -13,7 +13,7 @@ from .disk import cache_for
 
 
 def c_function(function: Any, signature: Any, parallel: bool = False) -> CFunc:
-    """A C function of this signature, not compiled yet."""
+    """A C function of this signature, which is not compiled yet."""
     return CFunc(
         function,
         (signature.args, signature.return_type),
@@ -27,7 +27,7 @@ def compiled(function: Any, signature: Any, parallel: bool = False) -> CFunc:
     made = c_function(function, signature, parallel)
     made._cache = cache_for(function)
     with compiling(), warnings.catch_warnings():
-        # Of what has a loop that is shared out, not every function that it calls has one too.
+        # Numba warns of functions without a parallel loop that a parallel function calls.
         warnings.simplefilter("ignore", NumbaPerformanceWarning)
         made.compile()
     return made

@@ -1,8 +1,8 @@
 """Conversions between the types that tensors have and the types that arithmetic is done in.
 
-They are of single numbers or of vectors. float16 is converted by the processor where it can (LLVM
-emits vcvtph2ps and vcvtps2ph), else by integer arithmetic, which gives the same bits; bfloat16
-always by integer arithmetic.
+They convert single numbers or vectors. float16 is converted by the processor where it can (LLVM
+emits vcvtph2ps and vcvtps2ph), else by integer arithmetic, which gives the same bits. bfloat16 is
+always converted by integer arithmetic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ bfloat16 = HalfStorage("normgrad.bfloat16")
 
 
 def value_type(storage: types.Type) -> types.Type:
-    """What an element is computed in: float32 for the halves."""
+    """The type that an element is computed in: float32 for the half types."""
     return types.float32 if isinstance(storage, HalfStorage) else storage
 
 
@@ -60,10 +60,10 @@ def element(kind: ir.Type) -> ir.Type:
 
 @cache
 def converts_halves() -> bool:
-    """Whether the processor that is compiled for converts float16 itself.
+    """Whether the processor that is compiled for can convert float16.
 
-    Elsewhere LLVM calls functions of a compiler's own library, which no process need have, and ends
-    the process where it finds none.
+    If not, LLVM calls functions of a compiler's runtime library. A process need not have it, and
+    LLVM ends a process without it.
     """
     triple, name, features = cpu_target.target_context.codegen().magic_tuple()
     target = llvm.Target.from_triple(triple)
@@ -78,7 +78,7 @@ def converts_halves() -> bool:
 
 
 def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """The bits of float16 as float32, to the bit as processors convert them: NaNs become quiet."""
+    """The bits of float16 as float32, bitwise as processors convert them: NaNs become quiet."""
     single, word = shaped(value.type, F32), shaped(value.type, I32)
 
     def word_of(number: int) -> ir.Constant:
@@ -88,11 +88,11 @@ def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     magnitude = builder.and_(bits, word_of(0x7FFF))
     sign = builder.shl(builder.xor(bits, magnitude), word_of(16))
     shifted = builder.shl(magnitude, word_of(13))
-    # The exponents' biases are 112 apart, and those of infinity and NaN twice as far.
+    # The exponents' biases differ by 112, the exponents of infinity and NaN by 224.
     finite = builder.add(shifted, word_of(112 << 23))
     endless = builder.add(shifted, word_of(224 << 23))
     quiet = builder.or_(endless, word_of(0x00400000))
-    # What is below float16's normal range is so many times 2⁻²⁴.
+    # A number below float16's normal range is its bits times 2⁻²⁴.
     tiny = builder.fmul(builder.uitofp(magnitude, single), constant(value.type, F32, 2.0**-24))
     found = builder.bitcast(tiny, word)
     for limit, larger in ((0x0400, finite), (0x7C00, endless), (0x7C01, quiet)):
@@ -114,7 +114,7 @@ def _single_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     odd = builder.and_(builder.lshr(magnitude, word_of(13)), word_of(1))
     rounded = builder.add(builder.add(magnitude, odd), word_of(0x0FFF - (112 << 23)))
     normal = builder.lshr(rounded, word_of(13))
-    # Beside a half the last place of float32 is that of float16's smallest numbers.
+    # Adding 0.5 rounds to float16's smallest subnormal, which is the last place of float32 there.
     half = constant(value.type, F32, 0.5)
     tiny = builder.bitcast(builder.fadd(builder.bitcast(magnitude, value.type), half), word)
     tiny = builder.sub(tiny, word_of(0x3F000000))
@@ -163,8 +163,8 @@ def _to_float32_odd(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     )
     truncated = builder.sub(magnitude, builder.zext(over, word))
     odd = builder.or_(truncated, constant(kind, I32, 1))
-    # A finite value beyond float32's range becomes its largest number, which the halves round to
-    # infinity.
+    # A finite value beyond float32's range becomes its largest number, which is rounded to infinity
+    # in the half types.
     sign = builder.and_(bits, constant(kind, I32, -0x80000000))
     return builder.bitcast(builder.select(inexact, builder.or_(sign, odd), bits), single)
 

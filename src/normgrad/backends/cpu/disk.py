@@ -1,9 +1,9 @@
 """The cache of compiled kernels on disk.
 
 Numba keeps an index beside numbered files. Two processes that compile at once can give one number
-to kernels of two dtypes, and one that is killed in between leaves a number that means an older
-kernel: the next process would compute with the wrong one. So here every kernel has a file of its
-own name, which begins with a digest of what it is for and of all that is in it.
+to kernels of two dtypes, and a process that is killed meanwhile leaves a number for an older
+kernel: the next process would compute with the wrong kernel. So here every kernel has a file of its
+own name, which begins with a digest of the kernel's key and of the file's content.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from . import packaged
 
 @cache
 def sources() -> str:
-    """A digest of what the kernels are compiled from, and with.
+    """A digest of the kernels' sources and the versions of their compilers.
 
-    Numba looks only at the file that holds a function, and would go on using a kernel whose
-    helpers in other files have changed.
+    Numba checks only the file that holds a function, and would go on using a kernel whose helpers
+    in other files have changed.
     """
     return f"{packaged.sources()} {numba.__version__} {llvmlite.__version__}"
 
 
 class _Files:
-    """The files of a function's kernels, which replace Numba's index and its files."""
+    """The files of a function's kernels, in the place of Numba's index and numbered files."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._folder, self._name = Path(folder), name
 
     def _path(self, key: Any) -> Path:
-        """The file, named by signature and CPU: a kernel of changed sources replaces it."""
+        """A kernel's file, named by signature and CPU: kernels of changed sources replace it."""
         signature, cpu, *_ = key
         digest = hashlib.sha256(repr((signature, cpu)).encode()).hexdigest()
         return self._folder / f"{self._name}.{digest[:16]}.nbc"
@@ -56,7 +56,7 @@ class _Files:
         return hashlib.sha256(f"{sources()} {key!r}\n".encode() + content).digest()
 
     def load(self, key: Any) -> Any:
-        """The kernel that was saved for a key; None if there is none, or it is damaged."""
+        """The kernel that was saved under a key; None if there is none, or it is damaged."""
         try:
             found = self._path(key).read_bytes()
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class _Compiling:
         self._seconds = self._start = 0.0
 
     def begins(self) -> None:
-        """Note that a kernel is compiled now. Forks wait for this message too: see loading.py."""
+        """Note that a kernel is compiled now. A fork waits for the message too: see loading.py."""
         if not self.allowed:
             raise NotKeptError
         if not self.told and self._seconds >= LONG:
@@ -125,7 +125,7 @@ def _tell() -> None:
         "`normgrad warmup` does it beforehand."
     )
     logging.getLogger("normgrad").info(text)
-    with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+    with suppress(AttributeError, OSError, ValueError):  # stderr is None, or closed
         if sys.stderr.isatty():
             print(f"normgrad: {text}", file=sys.stderr, flush=True)
 
@@ -137,7 +137,7 @@ def beforehand(compiles: bool = True) -> Iterator[None]:
     It holds for the whole process.
 
     Raises:
-        NotKeptError: inside, where a kernel would be compiled that is not to be.
+        NotKeptError: inside, where a kernel would have to be compiled but ``compiles`` is false.
     """
     before = _compiling.allowed, _compiling.told
     _compiling.allowed, _compiling.told = compiles, True
@@ -148,7 +148,7 @@ def beforehand(compiles: bool = True) -> Iterator[None]:
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache on disk, with this module's files; its failures are never the caller's.
+    """Numba's cache on disk, with this module's files; its failures do not reach the caller.
 
     A cache that cannot be read or written costs a compilation, no more.
     """
@@ -158,9 +158,9 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(self.cache_path, self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """A kernel from disk, or None, where it is compiled next."""
+        """A kernel from disk; or None, and Numba compiles it next."""
         found = None
-        with suppress(Exception):  # what cannot be read can raise anything
+        with suppress(Exception):  # a damaged file may raise any type of exception
             found = super().load_overload(sig, target_context)
         if found is None:
             _compiling.begins()
@@ -176,7 +176,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 class _NoCache(NullCache):  # type: ignore[misc]
-    """The cache where no folder can be written."""
+    """The cache for the case that no folder can be written."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Warn that the kernel cannot be kept."""

@@ -11,7 +11,7 @@ from .intrinsics import address_of, call, get, int_buffer, integers_at, put, shi
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Sizes of arrays on the stack, which have to be the module's own.
+#: Sizes of arrays on the stack, which have to be globals of the module that uses them.
 BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
 SIGNATURE = types.int64(*[types.int64] * 9)
 START_SIGNATURE = types.void(*[types.int64] * 2)
@@ -19,7 +19,7 @@ SHARE_SIGNATURE = types.void(types.int64)
 
 
 def start_numba(block, step):
-    """Share a step's tasks among Numba's threads, as many as it is set to."""
+    """Share a step's tasks among as many of Numba's threads as it is set to use."""
     for task in prange(get(integers_at(step), B.TASKS)):
         call(get(integers_at(step), B.RUN_TASKS), (block, step, task, task + 1))
 
@@ -43,7 +43,7 @@ def row_of(aliases, slot):
 
 @helper
 def can_be_written(aliases, first, last):
-    """Whether the pages from one to another can be written, by the probes of pages.py."""
+    """Whether the pages from first to last can be written, by the probes of pages.py."""
     madvise, page = get(aliases, B.ALIAS_MADVISE), get(aliases, B.ALIAS_PAGE)
     size = last + page - first
     if madvise == 0:
@@ -81,7 +81,8 @@ def is_apart(aliases, addresses, slot):
 def passes(aliases, given, unprobed, addresses):
     """Whether a call's memory passes the alias check.
 
-    ``given`` has a bit for each given output, ``unprobed`` for those of them that may be read-only.
+    ``given`` has a bit for each output of the caller's, ``unprobed`` for each of these that has yet
+    to be probed for read-only pages.
     """
     page = get(aliases, B.ALIAS_PAGE)
     seen = -1
@@ -96,7 +97,7 @@ def passes(aliases, given, unprobed, addresses):
                 return False
             if not unprobed >> slot & 1:
                 continue
-            # Short outputs, one after the other, often share a page.
+            # Short outputs often share a page, which is probed once.
             first = (address + get(row_of(aliases, slot), B.ALIAS_LOW)) // page * page
             last = (address + get(row_of(aliases, slot), B.ALIAS_HIGH) - 1) // page * page
             if (first != seen or last != seen) and not can_be_written(aliases, first, last):
@@ -108,9 +109,9 @@ def passes(aliases, given, unprobed, addresses):
 def drive(template, steps, step_count, team, threads, aliases, given, unprobed, places):
     """Run a program: copy its block, fill in the addresses, and call its steps one by one.
 
-    ``threads`` of a team share the tasks of steps that are for several. Returns 0 if the steps
-    were run, and 1 if the alias check (see ``passes``) failed first; it is left out if ``given`` is
-    below 0.
+    The ``threads`` of a team share the tasks of parallel steps. Returns 0 if the steps were run, or
+    1 if the alias check (see ``passes``) failed first; the check is skipped if ``given`` is below
+    0.
     """
     addresses = integers_at(places)
     if given >= 0 and not passes(integers_at(aliases), given, unprobed, addresses):

@@ -1,8 +1,8 @@
-"""The operations on single elements, in which kernels differ: the terms of sums, and dx or y.
+"""The operations on elements, in which kernels differ: the terms of sums, and dx or y.
 
-The loops of :mod:`.rows` and :mod:`.columns` are the same for all of them. A kernel is compiled for
-one operation, which is the type of its first argument. ``tensors`` are dy, x and dx from a row's
-first element on; a part of a row is from its element k on, as lanes (see lanes.py).
+The loops of :mod:`.rows` and :mod:`.columns` are the same for all operations. A kernel is compiled
+for one operation, which is the type of its first argument. ``tensors`` are dy, x and dx from a
+row's first element on; a part of a row starts at its element k, and is in lanes (see lanes.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
 def added(operation, tensors, k, terms, sums, part, streaming):
     """Add a part of a row to two sums: dy and dy·(x − mean), or nothing and (x − mean)².
 
-    The terms are mean and gain in lanes, and the weights along the row. In evaluation dx = gain ·
-    dy is written here, where dy has been read; it may be x's memory.
+    ``terms`` are the mean and gain in lanes, and the weights along the row. In evaluation
+    dx = gain · dy is written here too, after dy and x are read: dx may be x's memory.
     """
     if operation.operation == "moments":
 
@@ -63,7 +63,7 @@ def added(operation, tensors, k, terms, sums, part, streaming):
 
 @by_types
 def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
-    """A row's coefficients for a part of it, multiplied by the weights along it, if any."""
+    """The coefficients of a part of a row, multiplied by the weights along the row, if any."""
     if not operation.along:
         return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
     normalises = operation.operation == "normalise"
@@ -81,8 +81,9 @@ def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
 def written(operation, tensors, k, coefficients, part):
     """Compute dx or y of a part of a row.
 
-    The coefficients are lanes: gain, shift, mean, slope and scale. dx = scale · (gain·dy − (shift +
-    slope·(x − mean))); in evaluation dx = gain · dy; y = gain · (x − mean) + shift.
+    The coefficients are lanes: gain, shift, mean, slope and scale.
+    dx = scale · (gain·dy − (shift + slope·(x − mean))), or in evaluation dx = gain · dy;
+    y = gain · (x − mean) + shift.
     """
     if operation.operation == "scale":
         return lambda operation, tensors, k, coefficients, part: (
@@ -103,6 +104,6 @@ def written(operation, tensors, k, coefficients, part):
 
 @by_types
 def coefficients_used(operation):
-    """How many coefficients an operation takes, counted in their order."""
+    """How many of the coefficients an operation takes, from the first on."""
     count = {"scale": 1, "evaluate": 1, "normalise": 3, "apply": 5}.get(operation.operation, 0)
     return lambda operation: count

@@ -1,9 +1,9 @@
 """The compiled entry of calls: from the Python objects to the driver, if the signature is known.
 
-A plan remembers the signature of its last call's tensors: shapes, strides, dtypes. If the next call
-has the same, its storages hold all elements and its outputs can be written, compiled code computes
-at once; if not, nothing was done, and Python handles the call (see plans.py). Python calls
-``function`` itself, with an array of borrowed objects.
+A plan remembers the signature of its last call's tensors: shapes, strides, dtypes. Compiled code
+computes at once if the next call has the same signature, its storages hold all elements, and its
+outputs can be written. If not, it does nothing, and Python handles the call (see plans.py). Python
+calls ``function``, with an array of borrowed objects.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ from .program import ALIGNMENT
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-# Constants are passed as `plain` integers: a helper is compiled anew for each literal constant.
+# Constants are passed as `plain` integers, since a helper is compiled anew for each literal.
 
-#: The arguments of a function that Python calls with an array: its owner, the array, its length.
+#: The type of ``function``: it takes its owner, an array of objects and the array's length.
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
-#: Sizes of arrays on the stack, which have to be the module's own.
+#: Sizes of arrays on the stack, which have to be globals of the module that uses them. Signatures
+#: and keys are arrays of words, which are int64.
 WORDS_MAX, KEY_MAX, PLACES = B.WORDS_MAX, 4 * B.WORDS_MAX, B.PLACES
-#: The words that stand before the results in a key.
+#: The word that stands before the results in a signature or key.
 _RESULTS = -2
 
 let_others_run = external("PyEval_SaveThread")
@@ -75,7 +76,7 @@ tuple_entry = external("PyTuple_GetItem")
 
 @helper
 def describe_choice(known, value, words, at):
-    """Append to the words an argument that is no tensor; returns their new number, or -1."""
+    """Append an argument that is no tensor to a key; returns the key's new length, or -1."""
     kind = word(value, TYPE)
     put(words, at, kind)
     if kind == word(known, native.BOOL) or value == word(known, native.NONE):
@@ -94,7 +95,7 @@ def describe_choice(known, value, words, at):
 
 @helper
 def describe_all(known, values, words, at):
-    """Append the signature of a tuple of tensors; returns the words' new number, or -1."""
+    """Append the signature of a tuple of tensors; returns the new number of words, or -1."""
     found = int_buffer(3)
     for index in range(word(values, LENGTH)):
         if at < 0 or index >= B.ENTRIES_MAX:
@@ -105,7 +106,7 @@ def describe_all(known, values, words, at):
 
 @helper
 def key_of(known, tensors, out, choices, words):
-    """Write a call's key, which tells it from others; returns its number of words, or -1."""
+    """Write a call's key: the signature and the other arguments. Returns its length, or -1."""
     if not (is_tuple(known, tensors) and is_tuple(known, choices)):
         return -1
     at = describe_all(known, tensors, words, plain(0))
@@ -134,17 +135,18 @@ def key_of(known, tensors, out, choices, words):
 
 @helper
 def is_brought(known, out, index):
-    """Whether the caller brought a result; ``out`` is None or a tuple."""
+    """Whether the caller gave a tensor for a result; ``out`` is None or a tuple."""
     nothing = word(known, native.NONE)
     return out != nothing and entry(known, out, index) != nothing
 
 
 @helper
 def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
-    """Read the tensors' addresses if the signature is the plan's; returns the words' new number.
+    """Read the tensors' addresses if the signature is the plan's; returns the new number of words.
 
-    -1 where it is not, or a storage lacks elements. ``first`` is the number of the first tensor.
-    The caller brought those that ``out`` has, to be written; other results are new ones.
+    Returns -1 if it is not the plan's, or if a storage lacks elements. ``first`` is the number of
+    the first tensor: 0 for inputs. Of results, those that ``out`` has are the caller's, and must be
+    writable; the others are new.
     """
     not_inlined()
     found = int_buffer(3)
@@ -170,7 +172,7 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
 
 @helper
 def aligned(address):
-    """The first aligned address from one on, where a workspace may begin."""
+    """The first aligned address, from this one on, where a workspace may begin."""
     return (address + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
@@ -200,7 +202,7 @@ def room_of(plan, known, workspace, words):
 
 @helper
 def was_probed(plan, known, probed, index, value, address):
-    """Whether a result, or the workspace after the last, is what the last call found writable."""
+    """Whether the last call found this result (or workspace, the last index) writable."""
     reference = list_entry((probed, index))
     return (
         reference != word(known, native.NONE)
@@ -211,7 +213,7 @@ def was_probed(plan, known, probed, index, value, address):
 
 @helper
 def remember(plan, probed, index, value, address):
-    """Remember what a call found writable, by a weak reference: another may take its memory."""
+    """Remember what a call found writable, by a weak reference, since its memory may be reused."""
     reference = refer((value, 0))
     if reference == 0:
         clear_error(())
@@ -222,7 +224,7 @@ def remember(plan, probed, index, value, address):
 
 @helper
 def run(plan, known, probed, team, threads, tensors, results, out, workspace):
-    """Compute with a call's objects; returns 0 if that was done."""
+    """Compute on a call's objects; returns 0 if it was done."""
     not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(B.PLACES):
@@ -291,7 +293,7 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
 
 @helper
 def results_of(plan, known, makers, tensors, out):
-    """Make the tuple of results, the caller's and new ones; 0 if Python raised an error."""
+    """Make the tuple of results, the caller's and new ones; 0 if Python raised an exception."""
     results, argument = new_tuple((word(makers, LENGTH),)), int_buffer(1)
     if results == 0:
         return 0
@@ -315,7 +317,7 @@ def results_of(plan, known, makers, tensors, out):
 
 @helper
 def compute(known, ready, tensors, out, workspace, team, threads):
-    """Compute the results by a plan that is ready; None if it is not, 0 if Python raised."""
+    """Compute the results with a plan; None if it is not ready for them, 0 if Python raised."""
     plan, makers = long_value((entry(known, ready, 0),)), entry(known, ready, 1)
     nothing = word(known, native.NONE)
     retain((nothing,))
@@ -341,8 +343,8 @@ def compute(known, ready, tensors, out, workspace, team, threads):
 def enter(ready, arguments, count):
     """Compute a call from its tensors, results or None, and workspace or None.
 
-    A team's address and size may follow. Returns None, with nothing done, if the plan is not ready
-    for these tensors.
+    A team's address and size may follow as arguments. If the plan is not ready for these tensors,
+    it does nothing and returns None.
     """
     known = word(long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
     tensors, out, workspace = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -370,8 +372,8 @@ def compute_alone(known, ready, tensors, out):
 def answer(table, arguments):
     """Compute a call if a plan is ready for its signature; else return its key.
 
-    The arguments are the plans by their calls' keys, tensors, results or None, and choices. A key
-    is bytes; None stands for it where compiled code cannot read an argument.
+    The arguments are the plans by the keys of their calls, the tensors, results or None, and the
+    other arguments. A key is bytes, or None if compiled code cannot read an argument.
     """
     known = long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
@@ -385,7 +387,7 @@ def answer(table, arguments):
         return key
     ready = find((plans, key))
     if ready != 0:
-        # Another thread may forget it meanwhile.
+        # Another thread may drop the plan meanwhile.
         retain((ready,))
         results = compute_alone(known, ready, tensors, out)
         release((ready,))
@@ -400,7 +402,7 @@ def answer(table, arguments):
 def function(owner, arguments, count):
     """The function that Python calls: ``answer`` with four arguments, else ``enter``.
 
-    Both are in one, so that what they share is compiled once.
+    They are one function, so that the helpers they share are compiled once.
     """
     if count == 4:
         return answer(owner, arguments)

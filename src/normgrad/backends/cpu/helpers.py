@@ -1,9 +1,9 @@
-"""What kernels are made of: functions that are compiled as parts of them, and LLVM's instructions.
+"""The decorators for helpers, which are compiled as parts of kernels, and for LLVM instructions.
 
-Numba makes each function that it compiles ready to be run: LLVM optimises it, with all that it
-calls, and writes machine code for it. What runs here are kernels; of what they are made of there is
-only LLVM's code, which is optimised once for each kernel. Without Numba's way a first training step
-compiled in 0.76 of the time, all kernels in 0.80.
+Numba makes every function that it compiles ready to run: LLVM optimises it, with all functions that
+it calls, and emits machine code. Here only kernels run. A helper is kept as LLVM's intermediate
+code, which is optimised once for each kernel. So a first training step compiled in 0.76 of the
+time, all kernels in 0.80.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from numba.core.lowering import Lower
 
 
 class _Part(JITCodeLibrary):  # type: ignore[misc]
-    """LLVM's code of a function and of what it calls, for kernels to be linked with."""
+    """LLVM's code of a helper and of the functions that it calls, to be linked to kernels."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
-        """Leave it to the kernel's own passes, but say what the machine is."""
+        """Leave the optimisation to the kernel's passes, and only set the target machine."""
         ll_module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
-        """Put together what the function calls."""
+        """Link the functions that the helper calls."""
         for library in dict.fromkeys(self._linking_libraries):
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         self._finalized = True
@@ -38,7 +38,7 @@ class _Part(JITCodeLibrary):  # type: ignore[misc]
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _PartLowering(LoweringPass):  # type: ignore[misc]
-    """From Numba's code to LLVM's, as Numba's own pass does it, but for the machine code."""
+    """Lower Numba's code to LLVM's, as Numba's own pass does, but without machine code."""
 
     _name = "normgrad_part_lowering"
 
@@ -56,7 +56,7 @@ class _PartLowering(LoweringPass):  # type: ignore[misc]
         with target.push_code_library(library):
             lowering = Lower(target, library, described, state.func_ir, metadata=state.metadata)
             lowering.lower()
-        # Numba finds a function's code by this object, which cannot be called.
+        # Numba finds a function's code by this object; it cannot be called.
         key = _dynfunc.make_function(
             described.lookup_module(), name, "", 0, lowering.env, (library,)
         )
@@ -67,8 +67,8 @@ class _PartLowering(LoweringPass):  # type: ignore[misc]
         return True
 
 
-#: Numba's passes for what kernels do not have: contexts, closures, functions that are to be written
-#: out in others, loops over literals. Each pass looks at the whole function.
+#: Numba's passes for features that kernels do not use: contexts, closures, inlined functions, loops
+#: over literals. Each pass would go through the whole function.
 _UNUSED = {
     "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction",
     "InlineInlinables", "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass",
@@ -76,11 +76,11 @@ _UNUSED = {
 
 
 class _PartCompiler(CompilerBase):  # type: ignore[misc]
-    """Numba's passes without those for arrays and objects, of which kernels have none."""
+    """Numba's compiler without the passes for arrays and objects, which kernels do not use."""
 
     def define_pipelines(self) -> list[PassManager]:
         passes = PassManager("normgrad_part")
-        # Each once: what branches are dead is known by the arguments' types, before all else.
+        # Each pass runs once: dead branches are known from the arguments' types at the start.
         untyped = dict.fromkeys(DefaultPassBuilder.define_untyped_pipeline(self.state).passes)
         passes.passes += [found for found in untyped if found[0].__name__ not in _UNUSED]
         passes.add_pass(typed_passes.NopythonTypeInference, "find types")
@@ -102,7 +102,7 @@ helper = njit(**_OPTIONS)
 
 
 def by_types(choose: Any) -> Any:
-    """A helper whose body is chosen when it is compiled, by what is returned for its types."""
+    """A helper whose body ``choose`` selects by the arguments' types, when it is compiled."""
 
     def chosen(*arguments: Any) -> Any:
         raise NotImplementedError
@@ -112,12 +112,12 @@ def by_types(choose: Any) -> Any:
 
 
 def passed(function: Any) -> Any:
-    """A helper that others are given as an argument: Numba keeps no dispatcher on disk."""
+    """A helper that is passed to others as an argument: Numba keeps no dispatcher on disk."""
     return by_types(functools.wraps(function)(lambda *arguments: function))
 
 
 class Emitter(NamedTuple):
-    """What an instruction is written with: Numba's context, LLVM's builder, arguments' types."""
+    """The means to emit an instruction: Numba's context, LLVM's builder, the arguments' types."""
 
     context: Any
     builder: Any
@@ -127,9 +127,9 @@ class Emitter(NamedTuple):
 def instruction(signature: Callable[..., Any], literal: bool = False) -> Any:
     """A function for kernels that is written in LLVM's instructions rather than in Python.
 
-    It is given an emitter and LLVM's values of the arguments, and returns LLVM's value of the
-    result, or None; ``signature`` makes its type from the arguments' types. ``literal``: constants
-    among the arguments have types of their own, with their value.
+    It takes an emitter and LLVM's values of the arguments, and returns LLVM's value of the result,
+    or None. ``signature`` makes its type from the arguments' types. ``literal``: constant arguments
+    have types of their own, which hold their value.
     """
 
     def written(emit: Any) -> Any:

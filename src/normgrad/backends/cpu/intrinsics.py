@@ -1,13 +1,13 @@
-"""What Numba lacks: typed pointers, the half types, and loads that do not alias stores.
+"""Instructions that Numba lacks: typed pointers, half types, and loads that do not alias stores.
 
-A kernel sees a tensor as a typed pointer. ``load`` converts to the type arithmetic is done in,
-``store`` rounds to the tensor's type, to nearest even.
+A kernel has a tensor as a typed pointer. ``load`` converts to the arithmetic's type, ``store``
+rounds to the tensor's type, to nearest even.
 
-``load`` and ``store`` carry metadata that says a load never sees an element that a store of
-another element wrote. The operators promise it (an output is either a tensor of its own or the very
-same memory as an input), and without it LLVM tests ranges for overlap before each loop that it
-vectorises. Memory that is written and read back goes through ``get`` and ``put``, which promise
-nothing.
+The metadata of ``load`` and ``store`` say that a load never reads an element that a store of
+another element wrote. The operators guarantee it: an output is either a tensor of its own or the
+very memory of an input. Without it LLVM tests ranges for overlap before each loop that it
+vectorises. Memory that is written and read back goes through ``get`` and ``put``, without such
+metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DOUBLE_POINTER = types.CPointer(types.float64)
 
 
 def real_type(*pointers: types.Type) -> types.Type:
-    """The arithmetic's type: float64 as soon as one tensor is."""
+    """The arithmetic's type: float64 if any tensor is float64, else float32."""
     return types.float64 if any(p.dtype == types.float64 for p in pointers) else types.float32
 
 
@@ -53,7 +53,7 @@ def _promise(builder: ir.IRBuilder, access: ir.Instruction, reads: bool) -> None
 
 @instruction(lambda pointer, index: value_type(pointer.dtype)(pointer, types.intp))
 def load(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Read element ``index`` of a tensor, in the type of arithmetic."""
+    """Read element ``index`` of a tensor, in the arithmetic's type."""
     value = emit.builder.load(emit.builder.gep(pointer, [index]), align=1)
     _promise(emit.builder, value, reads=True)
     return widen(emit.builder, value, emit.types[0].dtype)
@@ -129,19 +129,19 @@ def word(emit: Emitter, address: Any, index: Any) -> Any:
 
 @instruction(lambda address, pointer: pointer(types.int64, pointer))
 def like(emit: Emitter, address: Any, pointer: Any) -> Any:
-    """A pointer of the same type at another address."""
+    """A pointer to an address, of the same type as another pointer."""
     return emit.builder.inttoptr(address, pointer.type)
 
 
 @instruction(lambda dy, x: types.CPointer(real_type(dy, x))(dy, x))
 def real_of(emit: Emitter, dy: Any, x: Any) -> Any:
-    """A null pointer to the type that dy and x are computed in; it stands for that type."""
+    """A null pointer to the arithmetic's type for dy and x; it stands for that type."""
     return emit.context.get_constant_null(types.CPointer(real_type(*emit.types)))
 
 
 def _on_stack(emit: Emitter, storage: types.Type, count: int) -> ir.Value:
-    """An uninitialised array in the function's frame. (Numba's own helper fills it with zeros, by
-    an instruction that LLVM takes half a minute to compile.)"""
+    """An uninitialised array in the function's frame. (Numba's own helper fills it with zeros by an
+    instruction that takes LLVM half a minute to compile.)"""
     with emit.builder.goto_entry_block():
         kind = ir.ArrayType(emit.context.get_value_type(storage), count)
         array = emit.builder.alloca(kind)
@@ -188,16 +188,15 @@ def fma(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
 
 @instruction(lambda: types.void())
 def inlined(emit: Emitter) -> None:
-    """Copy the function this stands in to where it is called: its result stays in registers."""
+    """Inline the function that calls this, so that its result stays in registers."""
     emit.builder.function.attributes.add("alwaysinline")
 
 
 @instruction(lambda: types.void())
 def not_inlined(emit: Emitter) -> None:
-    """Keep the function this stands in out of its callers.
+    """Never inline the function that calls this.
 
-    LLVM would copy large loops into every place they are called from, and compiling takes as long
-    as there are copies.
+    LLVM would copy large loops to every call, and the time to compile grows with the copies.
     """
     emit.builder.function.attributes.add("noinline")
 
@@ -236,7 +235,7 @@ def call(emit: Emitter, function: Any, arguments: Any) -> Any:
 
 def external(name: str, returns: types.Type = types.int64) -> Any:
     """A function of Python's C API for kernels, by its name. It takes a tuple of integers and
-    pointers, and returns an integer, a pointer as one, or nothing that is of use."""
+    pointers, and returns an integer, a pointer as an integer, or nothing useful."""
 
     @instruction(lambda arguments: returns(arguments))
     def function(emit: Emitter, arguments: Any) -> Any:
@@ -258,7 +257,7 @@ def _as_words(builder: ir.IRBuilder, arguments: Any) -> list[ir.Value]:
 
 @helper
 def two_sum(a, b):  # type: ignore[no-untyped-def]
-    """a + b as a rounded sum and its exact error (Knuth). Never with reassociation."""
+    """a + b as a rounded sum and its exact error (Knuth); it must not be reassociated."""
     s = a + b
     z = s - a
     return s, (a - (s - z)) + (b - z)

@@ -1,6 +1,6 @@
 """The sources of units: the function and type that each unit is compiled from, by its name.
 
-Numba is imported with this module, which happens when something has to be compiled.
+This module imports Numba, and is imported only when something has to be compiled.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .disk import cache_for
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
 
-#: The kernels' modules and functions, by operation. The name of an operation on rows also says
-#: whether weights lie along the row.
+#: The kernels' modules and functions, by operation. On rows, a suffix of the operation's name tells
+#: that weights lie along the row.
 _LOOPS = {
     "sums": "sums",
     "evaluate": "sums",
@@ -44,13 +44,13 @@ _LOOPS = {
     "scale": "write",
     "normalise": "write",
 }
-#: The operations of rows that are statistics groups alone.
+#: The operations that only rows have that are statistics groups.
 _ALONG = ("parameters", "gradients")
 _PATTERNS = {"rows": rows, "columns": columns, "along": along}
-#: The codes of float32 and float64; and those for which an operation has no kernel.
+#: The codes of float32 and float64; and the dtype codes for which an operation has no kernel.
 _WHOLE = dtypes.float32.code, dtypes.float64.code
 _UNUSED = {"moments": _WHOLE, "gradients along": _WHOLE[1:]}
-#: The kernels there are, as pattern and operation.
+#: All kernels, as pattern and operation.
 _KERNELS = (
     *[("rows", name) for name in _LOOPS if name not in _ALONG],
     *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
@@ -120,14 +120,14 @@ def compiled(unit: str) -> CFunc:
     made = _compiled.get(unit)
     if made is None:
         made = compiling.compiled(*SOURCES[unit], parallel=unit == units.NUMBA)
-        # Two threads may have compiled it; all have the address of one.
+        # Two threads may have compiled the unit; all use the address of one.
         made = _compiled.setdefault(unit, made)
     return made
 
 
 def usable() -> list[str]:
     """The names of all units that can be used on this machine."""
-    # Where there are no threads, Numba compiles nothing for them.
+    # Numba compiles nothing for threads where it has none.
     return [unit for unit in SOURCES if unit != units.NUMBA or teams.has_numbas()]
 
 

@@ -1,14 +1,13 @@
-"""Vectors of a fixed number of lanes, whatever the machine's own vectors are.
+"""Vectors with a fixed number of lanes, whatever the width of the machine's own vectors.
 
-Loops written in them are vectorised by construction, and which elements are added to which follows
-from the number of lanes alone, not from what LLVM thinks of a machine. 32 lanes are one cache line
-of a half type, two AVX-512 registers of float32.
+Loops over such vectors are vectorised by construction. Which elements are added to which depends on
+the number of lanes alone, and not on LLVM's choices for a machine. 32 lanes are one cache line of a
+half type, or two AVX-512 registers of float32.
 
-``load_lanes`` and ``store_lanes`` convert between a tensor's type and the arithmetic's. Lanes of
-bfloat16 stand in an order of their own, the even elements before the odd ones: a pair of them is
-one 32-bit word, which two instructions take apart and one puts together, where moving each to a
-word of its own takes twice as many. Whatever meets such lanes must stand in the same order:
-``as_loaded``.
+``load_lanes`` and ``store_lanes`` convert between a tensor's type and the arithmetic's. The lanes
+of bfloat16 have an order of their own, the even elements before the odd ones. A pair of elements is
+one 32-bit word, which two instructions split and one joins; to move each element to a word of its
+own takes twice as many. ``as_loaded`` brings other lanes into the same order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .intrinsics import real_type
 
 LANES = access.LANES
 HALF = LANES // 2
-#: The number of sums that are added up together.
+#: The number of vectors whose lanes are added up together.
 EIGHT = 8
 
 
@@ -70,14 +69,14 @@ def _splat(builder: Any, value: ir.Value, count: int = LANES) -> ir.Value:
 
 
 def _places(storage: types.Type) -> list[int]:
-    """Which element stands in which lane."""
+    """The index of the element in each lane."""
     if storage == bfloat16:
         return [*range(0, LANES, 2), *range(1, LANES, 2)]
     return list(range(LANES))
 
 
 def _stored_type(context: Any, storage: types.Type) -> ir.Type:
-    """The type of the vector that is loaded or stored."""
+    """The type of a vector as it is loaded or stored."""
     if storage == bfloat16:
         return _vector(I32, HALF)
     return _vector(context.get_value_type(storage))
@@ -97,8 +96,8 @@ def _unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
 def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     """A vector to store, rounded to nearest even.
 
-    A NaN of bfloat16 arithmetic has zeros where its pattern would be rounded, since every tensor
-    and coefficient that goes into it has; so it stays one without being looked for.
+    NaNs need no test: the low half of a NaN is zero, since it is zero in every bfloat16 tensor and
+    coefficient that the NaN may come from; so rounding leaves it a NaN.
     """
     if storage != bfloat16 or value.type.element != F32:
         return narrow(builder, value, storage)
@@ -117,12 +116,12 @@ def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
 
 
 def _size(element: ir.Type) -> int:
-    """The bytes of a vector's element."""
+    """The size in bytes of a vector's element."""
     return {F64: 8, F32: 4, I32: 4}.get(element, 2)
 
 
 def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
-    """A mask of the lanes whose element, by ``places``, is one of the first ``count``."""
+    """A mask of the lanes that hold one of the first ``count`` elements, by ``places``."""
     order = _constants(I32, places)
     limit = _splat(builder, builder.trunc(count, I32))
     return builder.icmp_signed("<", order, limit)
@@ -133,7 +132,7 @@ def _vector_at(builder: Any, pointer: ir.Value, index: ir.Value, kind: ir.Type) 
 
 
 def _function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
-    """A call of one of LLVM's own functions."""
+    """A call of one of LLVM's intrinsic functions."""
     function = builder.module.globals.get(name)
     if function is None:
         signature = ir.FunctionType(result, [value.type for value in args])
@@ -174,7 +173,7 @@ def splat_like(emit: Emitter, dy: Any, x: Any, value: Any) -> Any:
 
 @instruction(lambda pointer, index: Lanes(value_type(pointer.dtype))(pointer, types.intp))
 def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Elements ``index`` and following of a tensor, in the type of arithmetic."""
+    """Elements ``index`` and following of a tensor, in the arithmetic's type."""
     storage = emit.types[0].dtype
     at = _vector_at(emit.builder, pointer, index, _stored_type(emit.context, storage))
     return _unpacked(emit.builder, emit.builder.load(at, align=1), storage)
@@ -182,7 +181,7 @@ def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
 
 @instruction(lambda pointer, index: types.void(pointer, types.intp))
 def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
-    """Prefetch elements, which may be beyond the tensor, into the second-level cache."""
+    """Prefetch elements, which may lie beyond the tensor, into the L2 cache."""
     builder = emit.builder
     size = {types.float64: 8, types.float32: 4}.get(emit.types[0].dtype, 2)
     read, second_level, data = I32(0), I32(2), I32(1)
@@ -198,7 +197,7 @@ def _some(pointer: Any, index: Any, count: Any) -> Any:
 
 @instruction(_some)
 def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
-    """As ``load_lanes`` for the first ``count`` elements, 0 to LANES; others are 0 and not read."""
+    """As ``load_lanes``, for ``count`` elements, 0 to LANES; the others are 0 and are not read."""
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
@@ -215,9 +214,9 @@ def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any)
 
 
 def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
-    """A cache line as float32 behind a fence, through which LLVM does not see its true type.
+    """A cache line as float32, behind inline assembly that hides its true type from LLVM.
 
-    LLVM has no non-temporal store of float16 and silently drops the hint.
+    LLVM has no non-temporal store of float16, and silently drops the hint.
     """
     kind = _vector(F32, LINE // 4)
     name = f"llvm.arithmetic.fence.v{kind.count}f32"
@@ -229,7 +228,7 @@ def _storing(past_caches: bool) -> Any:
     def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
         """Round to a tensor's type and write to elements ``index`` and following."""
         value = _packed(emit.builder, lanes, emit.types[0].dtype)
-        # Line by line: LLVM would write the last of several first, and memory likes them in order.
+        # Line by line: LLVM would write the last line first, and memory is faster in order.
         count = LINE // _size(value.type.element)
         for first in range(0, value.type.count, count):
             line = _shuffled(emit.builder, value, value, range(first, first + count))
@@ -252,7 +251,7 @@ _store_lanes, _stream_lanes = _storing(False), _storing(True)
     lambda pointer, index, lanes, count: types.void(pointer, types.intp, lanes, types.intp)
 )
 def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any) -> None:
-    """As ``store_all`` for the first ``count`` elements, 0 to LANES; others are not touched."""
+    """As ``store_all``, for ``count`` elements, 0 to LANES; the others are not touched."""
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     value = builder.bitcast(_packed(builder, lanes, storage), kind)
@@ -262,14 +261,14 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
 
 @instruction(lambda pointer, index: Lanes(pointer.dtype)(pointer, types.intp))
 def get_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
-    """Read LANES numbers of scratch memory, in its own type."""
+    """Read LANES numbers of scratch memory, in the memory's type."""
     kind = _vector(emit.context.get_value_type(emit.types[0].dtype))
     return emit.builder.load(_vector_at(emit.builder, pointer, index, kind), align=1)
 
 
 @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
 def put_lanes(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
-    """Write to scratch memory of the same type."""
+    """Write lanes to scratch memory of the same type."""
     at = _vector_at(emit.builder, pointer, index, lanes.type)
     emit.builder.store(lanes, at, align=1)
 
@@ -287,7 +286,7 @@ def single_lanes(emit: Emitter, lanes: Any) -> Any:
 
 
 def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The lower lanes and the upper ones."""
+    """The lower half of the lanes and the upper half."""
     half = value.type.count // 2
     low, high = (
         _shuffled(builder, value, value, range(first, first + half)) for first in (0, half)
@@ -296,7 +295,7 @@ def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
-    """Add the halves of a vector in its own type; half as many lanes, in float64."""
+    """Half as many lanes in float64: the sums of the two halves, added in the vector's own type."""
     value = builder.fadd(*_halves(builder, lanes))
     if value.type.element == F64:
         return value
@@ -307,14 +306,14 @@ def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
 def halves_added(emit: Emitter, lanes: Any) -> Any:
     """Half as many lanes in float64: the two halves are added in their own type.
 
-    It is the last addition in that type: see rows.py for how many the bound has room for.
+    This is the last addition in that type; CHAIN in rows.py tells how many the bound allows.
     """
     return _first_halves(emit.builder, lanes)
 
 
 @instruction(lambda lanes: types.float64(lanes))
 def sum_of_lanes(emit: Emitter, lanes: Any) -> Any:
-    """The sum of all lanes in float64: the halves are added to each other, and so on."""
+    """The sum of all lanes in float64, by adding the halves until one lane is left."""
     if lanes.type.element != F64:
         lanes = _first_halves(emit.builder, lanes)
     while lanes.type.count > 1:
@@ -324,10 +323,10 @@ def sum_of_lanes(emit: Emitter, lanes: Any) -> Any:
 
 @instruction(lambda pointer: Lanes(types.float64, EIGHT)(pointer))
 def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
-    """The sums of eight times HALF lanes of float64, or LANES of float32, each as all its halves.
+    """The sums of the lanes of eight vectors: HALF lanes of float64, or LANES of float32 each.
 
-    One alone takes two instructions for each time that it is halved; here they halve two at a time.
-    Those of float32 are added up in float32.
+    Each sum is formed by halving, as in ``sum_of_lanes``, which takes two instructions per step for
+    one vector; here one step halves two vectors. float32 is added up in float32.
     """
     builder, storage = emit.builder, emit.types[0].dtype
     count = HALF if storage == types.float64 else LANES
@@ -339,7 +338,7 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
             lanes = builder.fadd(*_halves(builder, lanes))
         vectors.append(lanes)
     while len(vectors) > 1:
-        # Half of what is left of each sum: its lower lanes and its upper ones.
+        # Add the lower half of each sum's lanes to the upper half.
         half = len(vectors) // 2
         low = [lane for lane in range(2 * EIGHT) if lane % (2 * half) < half]
         high = [lane + half for lane in low]
@@ -384,7 +383,7 @@ def minus(emit: Emitter, lanes: Any) -> Any:
 def finite(emit: Emitter, lanes: Any) -> Any:
     """The same numbers, and 0 for those that are infinite or NaN."""
     zeros = _constants(lanes.type.element, [0.0] * lanes.type.count)
-    # What is not finite less itself is NaN.
+    # A number minus itself is NaN if it is not finite.
     is_finite = emit.builder.fcmp_ordered("==", emit.builder.fsub(lanes, lanes), zeros)
     return emit.builder.select(is_finite, lanes, zeros)
 
@@ -398,8 +397,8 @@ def product(emit: Emitter, a: Any, b: Any) -> Any:
 def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
     @instruction(lambda a, b: a(a, b))
     def operation(emit: Emitter, a: Any, b: Any) -> Any:
-        # NaN and Inf must stay what they are, so neither 'nnan' nor 'ninf'. A multiplication and an
-        # addition may become one instruction.
+        # NaN and Inf must be kept, so neither 'nnan' nor 'ninf'. A multiplication and an addition
+        # may become one instruction.
         return getattr(emit.builder, name)(a, b, flags=("contract", "nsz"))
 
     @overload(function)
@@ -432,8 +431,8 @@ def in_sequence(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     return _in_order(emit, lanes, lambda lane: lane // 2 + lane % 2 * HALF)
 
 
-# A part of a row: ``part`` is None for all lanes, or how many elements there are. It is known when
-# a kernel is compiled which of the two it is, so one function serves both and neither asks.
+# Parts of a row: ``part`` is None for all lanes, or else the number of elements. A kernel is
+# compiled for one of the two, so one function serves both and has no test at run time.
 
 
 @by_types
@@ -448,8 +447,8 @@ def load_part(pointer, index, part):
 def merge_part(pointer, lanes, others, part):
     """``merge_some``, or the lanes.
 
-    To leave elements out of a sum it is the sum that is merged, not what is added: some processors
-    multiply, select and add at once, and round otherwise.
+    To leave elements out of a sum, merge the sum rather than the terms: some processors multiply,
+    select and add in one instruction, which rounds differently.
     """
     if isinstance(part, types.Integer):
         return lambda pointer, lanes, others, part: merge_some(pointer, lanes, others, part)

@@ -1,9 +1,9 @@
-"""Linking units to the shared libraries that wheels for a platform bring (packaged.py).
+"""Linking units into the shared libraries that wheels for a platform bring (packaged.py).
 
     python -m normgrad.backends.cpu.linking LEVEL FOLDER [UNIT...]
 
-compiles units, all that can be, for a level of x86-64, and links them with the C compiler. It has a
-process to itself, as Numba is told the level before it is imported.
+compiles these units, or all that can be linked, for a level of x86-64, and links them with the C
+compiler. It needs a process of its own, since Numba must know the level before it is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ...capi.build import c_compiler
 from . import packaged, units
 
-#: Numba's functions for Python's errors, to which units refer; they never call them.
+#: Numba's functions for Python's errors, which units refer to but never call.
 _NUMBAS = (
     *("NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_unpickle"),
     "numba_runtime_build_excinfo_struct",
@@ -43,13 +43,13 @@ def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     """Make a level's library in a folder, of some units or of all that can be linked.
 
     Raises:
-        BuildError: no C compiler.
-        subprocess.CalledProcessError: it failed.
+        BuildError: there is no C compiler.
+        subprocess.CalledProcessError: the C compiler failed.
     """
     os.environ.update(NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="")
     from . import kernels
 
-    # What starts Numba's threads is linked to Numba.
+    # The unit that starts Numba's threads cannot be linked without Numba.
     chosen = chosen or [unit for unit in kernels.SOURCES if unit != units.NUMBA]
     with tempfile.TemporaryDirectory() as work:
         made = [Path(work, f"{packaged.symbol(unit)}.o") for unit in chosen]
@@ -68,7 +68,7 @@ def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
 
 
 def _object(level: str, symbol: str, function: Any, signature: Any) -> bytes:
-    """An object file that defines nothing but a symbol: a function, compiled for a level."""
+    """An object file with one symbol: a function, compiled for a level."""
     from llvmlite import binding as llvm
 
     from .compiling import c_function

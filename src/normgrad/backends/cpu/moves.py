@@ -1,9 +1,9 @@
 """Copies between tensors and small tiles, for tensors whose layout or dtype kernels do not read.
 
-A kernel takes tensors of one dtype and one memory layout. Of a tensor that differs, a tile is
-copied to the stack first, or a tile that was written there is copied to the tensor; no tensor is
-copied whole. A copying function is compiled for a tensor's dtype and the tile's, and called through
-its address.
+A kernel takes tensors of one dtype and one memory layout. If a tensor differs, the kernel reads a
+tile of it that is copied to the stack first, or writes a tile that is copied to the tensor after;
+no tensor is copied whole. A copying function is compiled for the dtypes of a tensor and of its
+tile, and called through its address.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def move_element(emit: Emitter, source: Any, i: Any, target: Any, j: Any) -> Non
     builder.store(value, builder.gep(target, [j]), align=1)
 
 
-#: Columns of a panel, four for each lane of 128 bits, within which shuffles are cheap; so that of
-#: its columns every fourth is in one vector.
+#: The columns of a panel, which is transposed at once. A vector holds every fourth column, one in
+#: each lane of 128 bits, within which shuffles are cheap.
 WIDE, NARROW = 16, 8
 
 
 def _rows_of(storage: types.Type) -> int:
-    """The rows of a panel: as many elements as fit 128 bits, or two such lanes of float64."""
+    """The number of a panel's rows: as many elements as fit 128 bits, or 256 for float64."""
     return 4 if storage in (types.float32, types.float64) else 8
 
 
 def _interleaved(builder: Any, a: ir.Value, b: ir.Value, unit: int, lane: int) -> list[ir.Value]:
-    """The lower halves of two vectors' lanes, unit by unit in turn; and the upper halves."""
+    """Interleave the lower halves of two vectors' lanes, unit by unit; and the upper halves."""
     count = a.type.count
     halves = []
     for first in (0, lane // 2):
@@ -60,8 +60,8 @@ def _interleaved(builder: Any, a: ir.Value, b: ir.Value, unit: int, lane: int) -
 def _rows(builder: Any, vectors: list[ir.Value], lane: int) -> list[ir.Value]:
     """Transpose vectors that hold every fourth column, a lane for each, into rows of all columns.
 
-    Pairs of vectors are taken in turn until a row's four columns follow each other in a lane; then
-    the lanes' parts of a row are put together.
+    Pairs of vectors are interleaved until a row's four columns are adjacent in each lane; then the
+    parts of a row are gathered from the lanes.
     """
     low, high = (_interleaved(builder, vectors[i], vectors[i + 1], 1, lane) for i in (0, 2))
     rows = [
@@ -119,13 +119,13 @@ _move_wide, _move_narrow = _panel(WIDE), _panel(NARROW)
 
 @instruction(lambda source: types.int64(source))
 def rows_of_panel(emit: Emitter, source: Any) -> Any:
-    """The number of a panel's rows that are copied at once."""
+    """The number of rows that are copied at once."""
     return I64(_rows_of(emit.types[0].dtype))
 
 
 @helper
 def move_panels(move_panel, width, source, source_step, target, target_step, high, first, columns):
-    """Copy whole panels of so many columns, from the first one on; the column after them."""
+    """Copy whole panels of ``width`` columns, from ``first`` on; returns the column after them."""
     j = first
     while j + width <= columns:
         for i in range(0, high, rows_of_panel(source)):
@@ -139,7 +139,7 @@ def move_panels(move_panel, width, source, source_step, target, target_step, hig
 
 @helper
 def transpose(source, source_step, target, target_step, rows, columns):
-    """Copy so many rows, whose columns follow each other in the target and rows in the source."""
+    """Copy rows, whose elements are adjacent in the target; adjacent in the source are columns'."""
     not_inlined()
     unit = rows_of_panel(source)
     high = rows // unit * unit
@@ -156,7 +156,7 @@ def transpose(source, source_step, target, target_step, rows, columns):
 
 @helper
 def move(source, target, rows, columns, steps, target_steps):
-    """Copy rows and columns, between two arrays with steps of their own for both."""
+    """Copy rows and columns between two arrays, each with its own strides for both."""
     if steps[1] == 1 and target_steps[1] == 1:
         for i in range(rows):
             row, target_row = shift(source, i * steps[0]), shift(target, i * target_steps[0])
@@ -174,7 +174,7 @@ def move(source, target, rows, columns, steps, target_steps):
 
 
 def mover(tensor, tile, writes, rows, columns, step, column_step, tile_step, tile_column_step):
-    """Copy a piece of a tensor to a tile, or a tile to where it belongs in a tensor."""
+    """Copy a piece of a tensor to a tile, or if ``writes`` a tile to its place in the tensor."""
     steps, tile_steps = (step, column_step), (tile_step, tile_column_step)
     if writes:
         move(tile, tensor, rows, columns, tile_steps, steps)

@@ -2,8 +2,8 @@
 
 NumPy's arrays are read through their C structure, PyTorch's tensors through DLPack's C exchange API
 and the C functions that PyTorch offers to compiled models. ``known`` is the address of the table of
-:mod:`normgrad.native`: the types and functions that there are in this process. Python's lock is
-held, references are borrowed from the caller, and what raises leaves no error behind.
+:mod:`normgrad.native`, which has this process's types and functions. The GIL is held, references
+are borrowed from the caller, and failures leave no Python exception set.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from .intrinsics import (
 
 #: The most axes of a tensor that is read here.
 MAX_RANK = native.MAX_RANK
-#: The fields of ``found``: the first element's address, an element's bytes where the tensor is
+#: The fields of ``found``: the first element's address, the bytes of an element if the tensor is
 #: PyTorch's, and NumPy's flags.
 ADDRESS, BYTES, FLAGS = 0, 1, 2
-#: The words of DLPack's DLTensor.
+#: The number of words in DLPack's DLTensor.
 DLTENSOR_WORDS = 6
-#: The words of every object, of a tuple and of a weak reference: an object's type, a tuple's
-#: length, and the object that is referred to.
+#: Offsets in words: of any object's type, a tuple's length, and a weak reference's object.
 TYPE, LENGTH, REFERENT = 1, 2, 2
-_CPU = 1  # DLPack's device of number 0 on the CPU, type and number as one word
+_CPU = 1  # DLPack's device type and number in one word: CPU, 0
 
 long_value = external("PyLong_AsLongLong")
 float_value = external("PyFloat_AsDouble", types.float64)
 bytes_from = external("PyBytes_FromStringAndSize")
 retain, release = external("Py_IncRef"), external("Py_DecRef")
-# Python 3.10's library has no call of a function with one argument.
+# Python 3.10's library exports no function for a call with one argument.
 call_object, call_nothing = external("PyObject_VectorcallDict"), external("PyObject_CallNoArgs")
 new_tuple, set_entry = external("PyTuple_New"), external("PyTuple_SetItem")
 list_entry, set_list_entry = external("PyList_GetItem"), external("PyList_SetItem")
@@ -55,7 +54,7 @@ raised = external("PyErr_Occurred")
 
 @helper
 def is_tuple(known, value):
-    """Whether an object is a tuple, and of no derived class."""
+    """Whether an object is a tuple, and not of a derived class."""
     return word(value, TYPE) == word(known, native.TUPLE)
 
 
@@ -67,7 +66,7 @@ def entry(known, values, index):
 
 @helper
 def integer(value):
-    """The value of an object that is an integer of 64 bits; else -1."""
+    """The value of an object that is an integer of 64 bits, or -1."""
     number = long_value((value,))
     if number == -1 and raised(()) != 0:
         clear_error(())
@@ -76,10 +75,10 @@ def integer(value):
 
 @helper
 def describe(known, value, words, at, found):
-    """Append a tensor's signature, or None's, to the words; returns their new number, or -1.
+    """Append the signature of a tensor or None to ``words``; returns their new number, or -1.
 
-    ``found`` gets the address, and other fields that are not compared. -1 says that the object is
-    of no type known here, or not on the CPU.
+    ``found`` gets the address, and other fields that are not compared. -1 means that the object has
+    a type that is not read here, or is not on the CPU.
     """
     not_inlined()
     kind = word(value, TYPE)
@@ -124,9 +123,9 @@ def describe(known, value, words, at, found):
 
 @helper
 def holds_all(known, value, words, at, size):
-    """Whether a tensor's storage holds all elements of its signature, as values of its dtype.
+    """Whether a tensor's storage holds all elements of its signature, with the tensor's values.
 
-    A storage can be resized under a tensor, and a negating view has other values than its memory.
+    A storage may have been resized under its tensor, and a negating view differs from its memory.
     """
     not_inlined()
     if get(words, at) == 0 or get(words, at + 1) == word(known, native.NDARRAY):
@@ -134,7 +133,7 @@ def holds_all(known, value, words, at, size):
     implementation = word(value, word(known, native.IMPLEMENTATION))
     if word(implementation, word(known, native.KEYS)) & word(known, native.NEGATES):
         return False
-    # PyTorch's functions take a tensor's handle: the address of what holds its implementation's.
+    # PyTorch's functions take a handle: the address of a word with the implementation's address.
     handle, room = int_buffer(1), int_buffer(2)
     put(handle, 0, implementation)
     if (

@@ -1,8 +1,8 @@
 """Shared libraries in the package that hold the machine code of kernels.
 
-A wheel for a platform has one for each supported level of x86-64 (linking.py makes them). It is
-used where this machine has its level, it was made from the installed sources, and no environment
-variable tells Numba how to compile.
+A wheel for a platform has one library for each supported level of x86-64; linking.py makes them. A
+library is used if this machine has its level, it was made from the installed sources, and no
+environment variable tells Numba how to compile.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ...loading import loading
 LEVELS = ("x86-64-v4", "x86-64-v3")
 #: The folder of the libraries.
 FOLDER = Path(__file__).parent
-#: The variables that tell Numba how to compile: where one is set, kernels are compiled.
+#: The variables that tell Numba how to compile. If one is set, kernels are compiled.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT", "NUMBA_DISABLE_JIT")
 
-#: A library's symbols about itself: the digest of its sources, and whether this machine can run it.
+#: A library's symbols for the digest of its sources, and for whether this machine can run it.
 SOURCES, RUNS_HERE = "normgrad_sources", "normgrad_runs_here"
 
 #: Files outside this folder whose constants kernels use.
@@ -52,7 +52,7 @@ def symbol(unit: str) -> str:
 
 @cache
 def library() -> tuple[str, ctypes.CDLL] | None:
-    """The library that is used, with its level; None if no library is."""
+    """The library in use, with its level; None if none is."""
     if any(name in os.environ for name in SETTINGS):
         return None
     digest = sources().encode()
@@ -60,7 +60,7 @@ def library() -> tuple[str, ctypes.CDLL] | None:
         for level in LEVELS:
             try:
                 found = ctypes.CDLL(str(FOLDER / file_of(level)))
-            except OSError:  # there is none, or not for such a system
+            except OSError:  # there is no library, or it is for another system
                 continue
             made_from = (ctypes.c_char * len(digest)).in_dll(found, SOURCES)
             if made_from.value == digest and found[RUNS_HERE]():

@@ -1,8 +1,8 @@
 """Double-double arithmetic: numbers with the errors of their roundings, and arrays of them.
 
-A pair is a float64 and its rounding error. Of many, the numbers are one array and their errors
-another, and a tuple has both: LLVM vectorises loops over them. The error of an infinite number may
-be NaN, and is disregarded.
+A pair is a float64 and its rounding error. Many pairs are a tuple of two arrays, of the numbers and
+of their errors, so that LLVM vectorises loops over them. The error of an infinite number may be
+NaN, and is disregarded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def plus(a, b):
 
 @helper
 def over(a, divisor):
-    """The quotient of two pairs. Divided by an infinite number of elements, the error is 0."""
+    """A pair divided by a number of elements; if that is infinite, the error is 0."""
     value = a[0] / divisor
     rest = (fma(-value, divisor, a[0]) + a[1]) / divisor
     return value, rest if isfinite(divisor) else 0.0
@@ -41,38 +41,38 @@ def over(a, divisor):
 
 @helper
 def rounded(a):
-    """A pair as one number, to which its error is added."""
+    """The sum of a pair's number and error, rounded to one number."""
     return a[0] + a[1] if isfinite(a[0]) else a[0]
 
 
 @helper
 def array(block, field, at):
-    """An array of float64 in the workspace, from an element on; a field has its offset."""
+    """An array of float64 in the workspace, at the offset in a field, from an element on."""
     return shift(doubles_at(get(block, B.WORKSPACE) + get(block, field)), at)
 
 
 @helper
 def pairs(block, field, at):
-    """An array of numbers and that of their errors, whose field is the next."""
+    """An array of numbers and the array of their errors, whose offset is in the next field."""
     return array(block, field, at), array(block, field + 1, at)
 
 
 @helper
 def get_pair(numbers, i):
-    """An array's number i with its error."""
+    """Read number i of an array, with its error."""
     return get(numbers[0], i), get(numbers[1], i)
 
 
 @helper
 def put_pair(numbers, i, number):
-    """Write a number with its error to an array."""
+    """Write number i of an array, with its error."""
     put(numbers[0], i, number[0])
     put(numbers[1], i, number[1])
 
 
 @helper
 def clear_pairs(numbers, count):
-    """Start an array's numbers from zero."""
+    """Set an array's numbers and errors to zero."""
     not_inlined()
     for i in range(count):
         put_pair(numbers, i, (0.0, 0.0))
@@ -80,13 +80,13 @@ def clear_pairs(numbers, count):
 
 @helper
 def add_pair(numbers, i, number):
-    """Add a number with its error to an array's number i."""
+    """Add a number with its error to number i of an array."""
     add_sum(numbers[0], numbers[1], i, number)
 
 
 @helper
 def add_numbers(numbers, others, count):
-    """Add an array's numbers to another's, one by one, without their errors."""
+    """Add an array's numbers to another's, element by element, without their errors."""
     not_inlined()
     for i in range(count):
         put(numbers, i, get(numbers, i) + get(others, i))
@@ -94,7 +94,7 @@ def add_numbers(numbers, others, count):
 
 @helper
 def add_pairs(numbers, others, count):
-    """Add an array's numbers to another's, one by one."""
+    """Add an array's numbers to another's, element by element, with their errors."""
     not_inlined()
     for i in range(count):
         add_pair(numbers, i, get_pair(others, i))

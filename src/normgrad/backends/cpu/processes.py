@@ -1,4 +1,4 @@
-"""Compiling kernels in several processes at once, which keep them on disk."""
+"""Compiling kernels in several processes at once, which write them to disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 from . import disk, kernels
 
-#: Not ``python -m``, which would import files of the current folder in the place of libraries.
+#: Not ``python -m``, which would prefer files of the current folder to installed modules.
 _START = (
     "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
     "from normgrad.backends.cpu.processes import work; work()"
@@ -20,13 +20,13 @@ _START = (
 #: Starting a process takes as long as compiling so many units.
 UNITS = 4
 
-#: Prefixes of the units that take longest to compile; they come first, so that no process is left
-#: with one at the end. The first takes more than a second, most take a third of one.
+#: Prefixes of the units that take longest to compile. These come first, so that no process is left
+#: with one at the end. The first takes more than a second, most units take a third of one.
 _LONGEST = ("arithmetic: channels", "sums", "parameters", "entry", "tasks", "evaluate", "moments")
 
 
 def is_kept(unit: str) -> bool:
-    """Whether a unit can be read from disk."""
+    """Whether a unit is on disk."""
     try:
         with disk.beforehand(compiles=False):
             kernels.compiled(unit)
@@ -43,9 +43,9 @@ def _rank(unit: str) -> int:
 def compiled(units: Sequence[str], count: int) -> Generator[str, None, None]:
     """Compile units in ``count`` processes; yields the name of each when it is on disk.
 
-    A process that fails ends, and the others go on. So a unit that is not yielded is not on disk:
-    compiling it in this process shows why. Processes end with the iterator; if this process ends
-    first, they end after their current unit.
+    A process that fails ends, and the others go on. So a unit that is not yielded is not on disk,
+    and compiling it in this process shows why. The processes end with the iterator; if this process
+    ends first, they end after their current unit.
     """
     units = sorted(units, key=_rank)
     running: list[subprocess.Popen[bytes]] = []
@@ -54,11 +54,11 @@ def compiled(units: Sequence[str], count: int) -> Generator[str, None, None]:
             stack.enter_context(os.fdopen(end, mode, buffering=0))
             for end, mode in zip((*os.pipe(), *os.pipe()), ("rb", "wb") * 2, strict=True)
         )
-        # Each process takes a number when it has done the last, and gives it back when it is done.
+        # A process takes one unit's number at a time, and returns it when the unit is on disk.
         offer.write(bytes(range(len(units))))
         offer.close()
         stack.callback(_end, running)
-        with suppress(OSError):  # those there are will do
+        with suppress(OSError):  # the processes that could be started are enough
             while len(running) < count:
                 running.append(
                     subprocess.Popen(
@@ -82,10 +82,10 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def work() -> None:
-    """The program of one process: the units' names are its arguments."""
+    """The program of one process; its arguments are the units' names."""
     tell = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    warnings.simplefilter("error", RuntimeWarning)  # what cannot be kept is not done
+    warnings.simplefilter("error", RuntimeWarning)  # a kernel that cannot be kept is an error
     with disk.beforehand():
         while number := os.read(sys.stdin.fileno(), 1):
             kernels.compiled(sys.argv[1 + number[0]])

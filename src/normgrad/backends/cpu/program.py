@@ -1,6 +1,6 @@
 """Programs of the CPU backend: a problem's access pattern, steps, workspace and parameter block.
 
-A program is made from specs and a description of the machine; nothing is compiled or computed here.
+A program is made from specs and a description of the machine. Nothing is compiled or computed here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Program:
 
     Attributes:
         access: how the tensors are read, which decides what kernels are compiled for.
-        steps: run one after the other, the tasks of each in any order.
-        machine: that it will run on.
-        workspace: how its workspace is laid out, in the parameter block.
-        workspace_size: bytes, including what aligning the caller's buffer may cost.
-        input_is_grad_out: x is not needed, and dy is read in its place.
+        steps: the steps, which run one after the other, the tasks of each in any order.
+        machine: the machine that the program will run on.
+        workspace: the fields of the parameter block on the layout of the workspace.
+        workspace_size: the bytes of the workspace, with what aligning the caller's buffer may cost.
+        input_is_grad_out: whether x is not needed, and dy is read in its place.
     """
 
     access: Access
@@ -150,7 +150,7 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     """The layout of the workspace, and its size in bytes."""
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
-    # Each set has a bank of its own where a later step reads what an earlier one left there.
+    # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
     walks = sum(any((step.sums, step.write, step.along)) for step in steps)
     bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
     banks = ceil_div(problem.sets.size, bank_sets)
@@ -162,7 +162,7 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     sums = rounded_up(tiling.parts * banks * channels * double, ALIGNMENT)
     wanted = problem.wants_parameters and not problem.forward
     gradients = rounded_up(slots * parameters * double, ALIGNMENT) if wanted else 0
-    # Beside float32 arithmetic they go without errors.
+    # In float32 arithmetic they have no errors.
     errors = gradients if problem.arithmetic is dtypes.float64 else 0
     along = rounded_up(parameters * real, ALIGNMENT) if access.along else 0
     fields: _Fields = {

@@ -1,6 +1,6 @@
-"""Rows: a channel's elements are contiguous in every tensor, which all have one dtype.
+"""Kernels for rows: a channel's elements are contiguous in all tensors, which have one dtype.
 
-Sums are formed in lanes, in the arithmetic's type, over chains that are folded into float64.
+Sums are formed in lanes, in the arithmetic's type, in chains that are folded into float64.
 """
 
 from __future__ import annotations
@@ -62,27 +62,28 @@ from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Additions in each lane, of two lots of lanes (one addition waits for the last). On any data the
-#: bound allows 16 roundings of one term. They are: one of x − μ, one of the product, one of a
-#: weight along the row, 7 of the chain's other additions, one each where the two lots and the
-#: lanes' halves are added (the rest is float64, and in float64 arithmetic carries its errors), and
-#: in dx 4, of the slope, x − μ, the addition and the subtraction, with which multiplications are
-#: fused.
+#: Additions to each lane of a chain; two chains alternate, so that an addition need not wait for
+#: the last. On any data the bound allows 16 roundings of one term. They are: one of x − μ, one of
+#: the product, one of a weight along the row, 7 of the chain's other additions, one each where the
+#: two chains and the lanes' halves are added, and in dx 4, of the slope, x − μ, the addition and
+#: the subtraction, with which multiplications are fused. The rest is float64, and in float64
+#: arithmetic carries its errors.
 CHAIN = 8
 BLOCK = CHAIN * 2 * LANES
-#: Elements whose moments are taken about one point: 8 KiB of float32, still in the nearest cache
-#: when they are read again.
+#: Elements whose moments are taken about one point: 8 KiB of float32 are still in the L1 cache when
+#: they are read again.
 ABOUT_ONE = 4 * BLOCK
 #: The lanes of eight short rows, which are kept until they are added up together.
 KEPT = EIGHT * LANES
-#: Longer rows that are groups the processor prefetches better by itself.
+#: The longest rows that are prefetched where rows are groups: longer ones the processor prefetches
+#: better by itself.
 FORESEEN = 512
 
 
 @helper
 def fetch(tensors, steps, count):
     """Prefetch a channel's row in the next image, which the processor does not do by itself."""
-    inlined()  # around a call the sums' registers would be saved
+    inlined()  # a call would save and restore the registers of the sums
     for k in range(0, count, LANES):
         prefetch_lanes(tensors[0], steps[0] + k)
         prefetch_lanes(tensors[1], steps[1] + k)
@@ -90,7 +91,7 @@ def fetch(tensors, steps, count):
 
 @helper
 def further(tensors, steps, count):
-    """Advance the tensors' pointers by so many rows or channels."""
+    """Advance the tensors' pointers by ``count`` steps, of rows or channels."""
     return (
         shift(tensors[0], count * steps[0]), shift(tensors[1], count * steps[1]),
         shift(tensors[2], count * steps[2]),
@@ -117,13 +118,13 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
     zero = zero_lanes(tensors[0], tensors[1])
     totals = start_total(zero), start_total(zero)
     a, b = (zero, zero), (zero, zero)
-    # How many additions a block, or a short row, makes a chain longer by; and how long it is.
+    # By how many additions a block, or a short row, extends a chain; and the chain's length.
     longer = -(-min(count, BLOCK) // (2 * LANES))
     chain = 0
-    # The same for all rows, so that masks are made once.
+    # All rows end alike, so that masks are made once.
     whole = count // LANES * LANES
     part = count - whole
-    # One loop over the blocks of all rows, of which short rows have one.
+    # One loop over the blocks of all rows; a short row is one block.
     here, start, left = tensors, 0, rows if count > 0 else 0
     while left > 0:
         if ahead and start == 0 and left > 1:
@@ -170,7 +171,7 @@ def has_whole_lines(pointer, width, step):
 
 @helper
 def keep_short_row(operation, tensors, run, terms, kept, i):
-    """Sum a short row in float32, and keep its lanes as number i of those that are added up."""
+    """Sum a short row in float32, and keep its lanes as the i-th of those added up together."""
     inlined()
     zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
     none = zero, zero
@@ -183,7 +184,7 @@ def keep_short_row(operation, tensors, run, terms, kept, i):
 
 @helper
 def sums_of_short_rows(operation, dy, x, dx, job):
-    """Sum channels that have one short row each, in float32 to the end."""
+    """Sum channels that have one short row each, entirely in float32."""
     not_inlined()
     run, apart, sums = get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS), sums_of(job)
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
@@ -260,10 +261,10 @@ def total_of_rows(x, step, rows, count):
 def moments_about_means(operation, x, step, rows, run, about, sums, c):
     """Add the moments of some rows of half data to channel c's, about the elements' own means.
 
-    Squares are taken about the mean of so many elements at a time, which are read twice: so float32
-    is exact enough for them, and what an element far from the others makes of that mean concerns
-    its neighbours alone. Sums of a few numbers of 8 or 11 bits lose next to nothing in float32. In
-    float64 both are moved to the channel's point.
+    Squares are taken about the mean of ABOUT_ONE elements at a time, which are read twice. So
+    float32 is exact enough for squares, and an outlier's effect on that mean is limited to its
+    neighbours. Sums of a few numbers of 8 or 11 bits lose next to nothing in float32. In float64
+    both are shifted to the channel's point.
     """
     height = max(1, ABOUT_ONE // run)
     for r in range(0, rows, height):
@@ -285,7 +286,7 @@ def moments_about_means(operation, x, step, rows, run, about, sums, c):
 
 @helper
 def add_moments_of_part(zero, x, i, mean, s, q, e, part):
-    """Add a part of a row's moments to two sums of lanes in float64, the first with its error."""
+    """Add the moments of a part of a row to two sums in lanes of float64, the first with error."""
     value = double_lanes(load_part(x, i, part))
     d, s, e = add_deviation(zero, x, value, mean, s, e, part)
     return s, q + d * d, e
@@ -293,7 +294,10 @@ def add_moments_of_part(zero, x, i, mean, s, q, e, part):
 
 @helper
 def exact_moments_of_block(zero, row, i, end, mu):
-    """The moments of a row's elements i to end, two sums of each in float64, the first's error."""
+    """The moments of a row's elements i to end, in lanes of float64.
+
+    They are two sums of deviations, their error, and the sum of squares.
+    """
     none = splat(0.0)
     s, q, s2, q2, e = none, none, none, none, none
     while i + 2 * LANES <= end:
@@ -310,10 +314,10 @@ def exact_moments_of_block(zero, row, i, end, mu):
 
 @helper
 def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
-    """Add the moments of some rows to channel c's, in chains of 16.
+    """Add the moments of some rows to channel c's, in chains of 16 additions.
 
-    Longer ones are too long for float64 arithmetic: with 32, squares just below half a unit of the
-    last place of their sum came to 1.06 of the bound.
+    Longer chains would break the bound in float64 arithmetic: with 32, squares just below half a
+    unit in the last place of their sum gave an error of 1.06 of the bound.
     """
     not_inlined()
     zero, mu = zero_lanes(x, x), splat(mean)
@@ -327,7 +331,7 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
 
 @helper
 def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
-    """Add the moments of channels that have one short row each, which are added up together."""
+    """Add the moments of channels that have one short row each, eight channels at a time."""
     not_inlined()
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
     for start in range(0, channels, EIGHT):
@@ -342,7 +346,7 @@ def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
 
 @by_types
 def moments_of_rows(operation, x, step, rows, run, about, sums, c):
-    """Add the moments of some rows to channel c's: of half data, or exactly, about its point."""
+    """Add the moments of some rows to channel c's, in the operation's way: exactly or not."""
     if operation.operation == "exact moments":
         return lambda operation, x, step, rows, run, about, sums, c: exact_moments_of_rows(
             x, step, rows, run, about, sums, c
@@ -354,7 +358,7 @@ def moments_of_rows(operation, x, step, rows, run, about, sums, c):
 
 @by_types
 def is_exact_and_short(operation, zero, run):
-    """Whether a row's exact moments are one sum each, without the errors of float64 arithmetic."""
+    """Whether a row's exact moments need one chain and no errors: it is short, and float32."""
     if operation.operation == "exact moments" and zero.real == types.float32:
         return lambda operation, zero, run: run <= 2 * BLOCK
     return lambda operation, zero, run: False
@@ -373,7 +377,7 @@ def moments(operation, dy, x, dx, job):
         return
     row = x
     while c < end:
-        # A group's adjacent channels are one row, whose sums are its first channel's.
+        # A group's adjacent channels are one row; the sums go to the first of these channels.
         n = min(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
         moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
@@ -382,7 +386,7 @@ def moments(operation, dy, x, dx, job):
 
 @helper
 def lines_to_stream(pointer, count):
-    """The part of a row that consists of whole cache lines, in lanes: its begin and end."""
+    """The begin and end of the part of a row that is whole lanes, from a cache line's start on."""
     size = item_size(pointer)
     address = address_of(pointer)
     head = -(address // size) % (LINE // size)
@@ -393,14 +397,14 @@ def lines_to_stream(pointer, count):
 
 @helper
 def write_part(operation, tensors, k, coefficients, along, part, streaming):
-    """Write a part of a row."""
+    """Compute and write a part of a row of dx or y."""
     here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
     store_part(tensors[2], k, written(operation, tensors, k, here, part), part, streaming)
 
 
 @by_types
 def write_row(operation, tensors, coefficients, along, count, past_caches):
-    """Write a row; its whole cache lines with streaming stores, unless ``past_caches`` is None.
+    """Write a row; unless ``past_caches`` is None, its whole cache lines with streaming stores.
 
     The coefficients are lanes.
     """
@@ -429,7 +433,7 @@ def write_row(operation, tensors, coefficients, along, count, past_caches):
 
 @by_types
 def fetch_others(operation, tensors, ahead, run):
-    """Prefetch what is read after the rows that are written, where each is a group."""
+    """Prefetch x of the rows that are normalised next, where rows are statistics groups."""
     if operation.along and operation.operation == "normalise":
 
         def x_alone(operation, tensors, ahead, run):
@@ -471,7 +475,7 @@ def write_rows(operation, dy, x, dx, job, past_caches):
 
 @helper
 def write(operation, dy, x, dx, job):
-    """Write dx or y, with streaming stores where that is asked."""
+    """Write dx or y, with streaming stores if the job asks for them."""
     if get(job, B.J_STREAM) != 0:
         write_rows(operation, dy, x, dx, job, plain(1))
     else:

@@ -1,4 +1,4 @@
-"""Programs that are ready to run, with the addresses of their units."""
+"""Programs with the addresses of their units, ready to run."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ class _Method(ctypes.Structure):
     )
 
 
-#: A function that takes its arguments as an array: METH_FASTCALL.
+#: METH_FASTCALL: the function takes its arguments as an array.
 _FASTCALL = 0x80
 
 
 def _entry(name: str, owner: Any) -> Callable[..., Any]:
-    """Make ``enter.function`` a built-in function of Python; its owner is its first argument."""
+    """Make ``enter.function`` a built-in function of Python; ``owner`` is its first argument."""
     method = _Method(name.encode(), units.address(units.ENTRY), _FASTCALL, None)
     make = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.py_object
     )(("PyCFunction_NewEx", ctypes.pythonapi))
-    # The definition is passed as the function's module, so that it lives as long.
+    # The definition is passed as the function's module, so that it lives as long as the function.
     made: Callable[..., Any] = make(ctypes.byref(method), owner, method)
     return made
 
 
 @cache
 def answer() -> Callable[..., Any]:
-    """See ``native.answer``."""
+    """The compiled function for ``native.answer``."""
     native.known[native.TEAM] = id(teams.ready)
     return _entry("answer", native.known.ctypes.data)
 
 
-#: The value of ``given`` with which the driver leaves out the alias check.
+#: The value of ``given`` that makes the driver skip the alias check.
 UNCHECKED = -1
 
 
 def _not_ready(tensors: tuple[Any, ...], out: Any, workspace: Any) -> None:
-    """The entry before any signature was learned."""
+    """The entry before a signature was learned."""
 
 
 class Runner:
@@ -105,7 +105,7 @@ class Runner:
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(driver)
 
     def run(self, addresses: Sequence[int]) -> None:
-        """Compute, with the addresses of a block in their order; the GIL is released."""
+        """Compute on the addresses, in the block's order; the GIL is released."""
         places = np.array(addresses, np.int64)
 
         def drive(team: Team) -> None:
@@ -142,7 +142,7 @@ class Runner:
         return ready
 
     def _enter_in_a_team(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Enter with this thread's team, which is made if there is none."""
+        """Enter with this thread's team, which is made first if there is none."""
         team = teams.ready()
         if team is not None:
             return self._enter(tensors, out, workspace, *team)

@@ -1,4 +1,4 @@
-"""The mean and invstd of channels and groups, given or computed from moments of x.
+"""The mean and invstd of channels and groups, which are given or computed from moments of x.
 
 Every loop goes over channels, without a branch, so that LLVM vectorises it.
 """
@@ -41,9 +41,9 @@ from .vectors import (
 def prepare(block, s, bank, c0, c1):
     """Read a set's given statistics and sums; choose the point for moments if there is no mean.
 
-    The point is the statistics group's first element, or 0. An element is no further from the mean
-    than sqrt(m) deviations, of which float64's sums of float32 data can lose m·2⁻⁵³: so one pass is
-    enough.
+    The point is the statistics group's first element, or 0 if that is not finite. An element is at
+    most sqrt(m) standard deviations from the mean, so sums of float32 data in float64 lose at most
+    m·2⁻⁵³, and one pass is enough.
     """
     not_inlined()
     per_group = get(block, B.PER_GROUP)
@@ -77,7 +77,7 @@ def prepare(block, s, bank, c0, c1):
 
 @helper
 def inverse_root(a):
-    """1/sqrt, by a step of Newton's: of 1 − root²·value half is what the root lacks, relatively."""
+    """1/sqrt by a step of Newton's method: the root's relative error is half of 1 − root²·value."""
     root = 1.0 / sqrt(a[0])
     square, error = times((root, 0.0), (root, 0.0))
     lack = fma(-square, a[0], 1.0) - error * a[0] - square * a[1]
@@ -87,11 +87,11 @@ def inverse_root(a):
 
 @helper
 def means_of_groups(sums, groups, per_group, m, means):
-    """Sums over groups of channels, in their order, divided by m."""
+    """Add the sums of each group's channels, in their order, and divide by m."""
     not_inlined()
     for g in range(groups):
         total = get_pair(sums, g * per_group)
-        if per_group != 1:  # else a loop that can be vectorised
+        if per_group != 1:  # otherwise the loop can be vectorised
             for c in range(g * per_group + 1, (g + 1) * per_group):
                 total = plus(total, get_pair(sums, c))
         put_pair(means, g, over(total, m))
@@ -99,9 +99,9 @@ def means_of_groups(sums, groups, per_group, m, means):
 
 @helper
 def update(block, slot, out_slot, first, count, new, n, factor):
-    """Update running statistics, if asked: (1 − momentum)·old + momentum·factor·new.
+    """Update running statistics, if wanted: (1 − momentum)·old + momentum·factor·new.
 
-    The result replaces ``new``. Without elements the old ones stay.
+    The result replaces ``new``. Without elements (n = 0) the old statistics stay.
     """
     not_inlined()
     if get(block, out_slot) == 0:
@@ -117,9 +117,9 @@ def update(block, slot, out_slot, first, count, new, n, factor):
 
 @helper
 def write_statistics(block, s, first, count, mean, invstd, variance, n):
-    """Write statistics over n elements to the outputs, and update the running ones.
+    """Write statistics over n elements to the outputs, and update the running statistics.
 
-    A running variance is unbiased, over n − 1 elements; of one element it stays as it is.
+    The variance for these is unbiased, over n − 1 elements; over one element it stays biased.
     """
     write_row(block, B.OUT_MEAN, s, first, count, mean)
     write_row(block, B.OUT_INVSTD, s, first, count, invstd)
@@ -132,11 +132,11 @@ def write_statistics(block, s, first, count, mean, invstd, variance, n):
 def statistics(block, flags, s, bank, c0, c1):
     """Compute the missing mean and invstd from the moments of x; or the mean, for a second round.
 
-    Moments are about the mean in use, where one is given, else about what is close to the mean.
-    What they leave of the mean corrects it, and the variance: so both are as exact as the sums. A
-    mean that is found is rounded to the arithmetic's type, for the loops over tensors, and what
-    rounding leaves is kept beside it (see ``centre``). 1/std is not rounded for gradients; y is
-    normalised with both as the arithmetic's type holds them. Without elements they are 0.
+    Moments are about the given mean, or else about a point near the mean. The first moment corrects
+    the mean and the variance, so that both are as exact as the sums. A computed mean is rounded to
+    the arithmetic's type for the loops over tensors, and its rounding error is kept beside it (see
+    ``centre``). For gradients 1/std is not rounded; y is normalised with a rounded mean and 1/std.
+    Without elements both are 0.
     """
     not_inlined()
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
@@ -183,9 +183,9 @@ def statistics(block, flags, s, bank, c0, c1):
 def gather(block, flags, s, bank, c0, c1):
     """Combine the ranks' means and invstds, weighted by their numbers of elements.
 
-    With 1/r² the variance and eps, their mean over all elements and the ranks' own deviations from
-    the common mean make the common variance and eps: eps need not be taken off first. Without
-    elements they are 0.
+    1/r² is a rank's variance plus eps. Its mean over all elements, plus that of the ranks' squared
+    deviations from the common mean, is the common variance plus eps; so eps need not be subtracted
+    first. Without elements the statistics are 0.
     """
     eps = bits_to_double(get(block, B.EPS))
     means, variances, invstds = pairs_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)

@@ -1,8 +1,8 @@
 """A program's steps: their order, and how their work is cut into tasks.
 
-Where the sums of a channel are cut into parts, the cut follows from the shape alone, never from the
-number of threads: it decides the order of additions, and so the last bit of the result. The
-measurements behind the thresholds stand in one table in docs/performance.md.
+How a channel's sums are cut into parts depends on the shape alone, never on the number of threads:
+the cut decides the order of additions, and so the last bit of the result. The measurements behind
+the thresholds stand in one table in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,52 +16,54 @@ from ...problem import Problem
 from . import block as B
 from .access import ALONG, LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes
 
-#: One thread finishes fewer elements than these before others have started.
+#: With fewer elements one thread has finished before others have started.
 SMALL = 1 << 14
-#: Cutting fewer elements of one channel or sample into parts does not pay.
+#: The least elements of a part: cutting a channel or sample further does not pay.
 PART = 1 << 13
-#: Elements that a task sums and then writes while they are in a core's cache.
+#: The elements that a task sums and then writes while they are in a core's cache.
 IN_CACHE = 1 << 15
 #: The number of tasks that keeps a large server busy, while adding their sums costs little.
 TASKS = 64
 #: With at least as many tasks, tasks are made larger; with fewer, channels are cut into parts.
 ENOUGH_TASKS = 16
-#: The tasks that keep a few cores busy; sums that nothing else depends on are not cut further.
+#: The number of tasks that keeps a few cores busy; sums that dx does not depend on are not cut
+#: further.
 FEW_TASKS = 8
 #: The least number of parts that columns are cut into, each with at least so many elements.
 FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
-#: One thread finishes work that is per channel alone before others have started, if the channels
-#: times their copies are fewer than these.
+#: One thread does per-channel work alone if the channels times their copies (parts or sets) are
+#: fewer than these: it has finished before others have started.
 MANY_CHANNELS = 1 << 13
-#: The channels of a task whose work is per channel alone.
+#: The channels of a task of per-channel work.
 CHANNELS_PER_TASK = 128
-#: Rows of columns to a part: for each channel, a part's own cost is that of some ten rows.
+#: Rows of columns in a part: for each channel, a part costs as much as some ten rows.
 ROWS_OF_PART = 256
-#: Consecutive bytes of dy and x that are read for sums that nothing depends on: memory is read in
-#: long runs, some channels of one image after the other's.
+#: Consecutive bytes of dy and x that are read for sums that dx does not depend on: memory is read
+#: in long runs, some channels of one image after those of another.
 CONTIGUOUS = 1 << 16
-#: The least rows of a channel, and elements if rows are long, that are read together even then, as
+#: The rows of a channel, and the elements if rows are long, that are read together even then, since
 #: each piece has a cost of its own.
 ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
-#: Rows of fewer elements are read in that order even where dx depends on a channel's sums, in
-#: tensors of more bytes than a core's cache holds: the next channel's row is nearer than the next
+#: Rows of fewer elements are read in that order even where dx depends on a channel's sums, if the
+#: tensors have more bytes than a core's cache: the next channel's row is nearer than the next
 #: image's.
 SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
-#: Bytes of dy and x that a task of group norm's columns treats at once. Batch norm's columns cross
-#: the whole batch, and gain nothing from this.
+#: The bytes of dy and x that a task of group norm's columns treats at a time. Batch norm's columns
+#: run through the whole batch, and gain nothing from this.
 SAMPLE = 2 << 20
-#: The most bytes, and rows, that are treated at once where rows are statistics groups.
+#: The most bytes, and rows, that are treated at a time where rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
-#: The same where one walk does all: then it takes as many as stay in cache by itself.
+#: The most rows where one walk does everything; the walk itself takes what stays in cache.
 ROWS_OF_WALK = 128
-#: The least such rows where parameter gradients are summed, however long rows are: their sums, in
-#: float64, are read and written once for so many rows.
+#: The least rows at a time where parameter gradients are summed, however long rows are: the sums,
+#: in float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
-#: The bytes of dy and x in a row from which those sums are a step of their own, in float32 where
-#: the rows' lines do not push each other out; and the same for half types.
+#: The bytes of dy and x in a row from which the sums of parameter gradients are a step of their
+#: own: for float32, if the rows do not evict one another from the L1 cache; and for half types.
 ROW_APART, HALF_ROW_APART = 1 << 18, 1 << 14
-#: Moments in float64: for gradients, which use them unrounded, and for float32 and float64 data. So
-#: the mean that is found is the nearest float32, next to which every element's deviation is exact.
+#: The operation for moments in float64: for gradients, which use them unrounded, and for float32
+#: and float64 data. So the computed mean is the nearest float32, from which every element's
+#: deviation is exact.
 EXACT = "exact moments"
 
 #: The names of the arithmetic's flags, in the order in which it is done.
@@ -75,7 +77,7 @@ class Tiling(NamedTuple):
         sets: the number of sets.
         sets_per_task, all_channels, channel_block, at_once, parts, part_size, piece_channels,
             piece_rows: see the fields of a step in block.py.
-        parallel: whether several threads are worth while.
+        parallel: whether several threads pay.
     """
 
     sets: int
@@ -109,11 +111,11 @@ class Step(NamedTuple):
     """One step of a program: a tiling of the tensors or channels, and what is done to each tile.
 
     Attributes:
-        tiling: how they are cut.
+        tiling: how the tensors or channels are cut.
         before, after, last: the arithmetic before and after the sums, and after all sets, as flags.
-        sums, write: the operations of the kernels that sum and write, if any do.
-        along: the operation, if any, that takes the sums of parameters that lie along the rows; it
-            writes dx too.
+        sums, write: the operations of the kernels that sum and write, or None.
+        along: the operation, or None, that sums the gradients of parameters along the rows; it may
+            write dx too.
     """
 
     tiling: Tiling
@@ -159,7 +161,7 @@ class Step(NamedTuple):
 
 
 def _uses(operation: str | None) -> int:
-    """The data tensors that a kernel reads or writes, by bit."""
+    """The data tensors that a kernel reads or writes, as bits."""
     if operation is None:
         return 0
     name = operation.removesuffix(ALONG)
@@ -169,12 +171,12 @@ def _uses(operation: str | None) -> int:
 
 
 def _waits(problem: Problem) -> bool:
-    """Whether a channel's sums are needed before anything else is done to it."""
+    """Whether a channel's sums are needed before anything else is computed."""
     return problem.result_needs_sums or problem.missing_mean
 
 
 def _is_small(access: Access) -> bool:
-    """Whether one thread finishes before others have started."""
+    """Whether one thread would finish before others have started."""
     problem = access.problem
     return problem.sets.size * problem.channel.size * access.per_channel < SMALL
 
@@ -221,7 +223,7 @@ def _rows_of_piece(access: Access) -> int:
 
 
 def _unit(access: Access) -> int:
-    """The least number of channels that are whole groups, and whole rows of columns or tiles."""
+    """The least number of channels that make whole groups, and whole rows of columns or tiles."""
     problem, unit = access.problem, 1
     if access.columns:
         unit = access.chunk if access.run > 1 else LANES
@@ -231,7 +233,7 @@ def _unit(access: Access) -> int:
 
 
 def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
-    """The tiling of rows that are statistics groups: a task has many of them, and one slot."""
+    """The tiling of rows that are statistics groups: a task has many rows, and one slot."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
     problem = access.problem
@@ -253,7 +255,8 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
     """The tiling of columns by whole groups of a sample, so that they stay in cache.
 
-    None where there is one sample, not one group stays there, or too few tasks are left.
+    None if there is one sample, if not even one group stays in cache, or if there are too few
+    tasks.
     """
     sets, channels, unit = whole.sets, whole.all_channels, _unit(access)
     if sets == 1:
@@ -282,19 +285,19 @@ def _of_positions(access: Access, whole: Tiling) -> Tiling:
 
 
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
-    """The tiling by channels, of rows or columns of short channels; in parts if they are few."""
+    """The tiling by channels, for rows or columns of short channels; in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
     if sets == 1 and not _waits(problem):
-        # Long runs of memory, each image's after the other's.
+        # Read long runs of memory, image after image.
         size = access.run * read_bytes(problem)
         wanted = min(CONTIGUOUS // size, ceil_div(channels, FEW_TASKS))
         block = min(channels, rounded_up(max(1, wanted), unit))
     else:
-        # As few channels as make it worth a task's while, and no more than stay in cache.
+        # As few channels as are worth a task, and no more than stay in cache.
         wanted = channels * sets // ENOUGH_TASKS * per_channel
         most = max(SMALL, min(IN_CACHE, wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
@@ -305,7 +308,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         most = max(1, min(most, per_channel * block // PART))
         parts = min(ceil_div(TASKS, found.tasks), most)
     if parts == 1 and sets > 1:
-        # A task has several blocks, one after the other, where enough tasks are left all the same.
+        # A task has several blocks, one after the other, as long as there are enough tasks.
         wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
         return found._replace(channel_block=max(block, wanted))
     size = ceil_div(positions, parts)
@@ -318,9 +321,9 @@ def _in_one_task(channels: int = 1, sets: int = 0) -> Tiling:
 
 
 def _over_channels(channels: int, copies: int, sets: int = 0, per_group: int = 1) -> Tiling:
-    """The tiling of per-channel work, by whole statistics groups.
+    """The tiling of per-channel work, in whole statistics groups.
 
-    ``copies``: how many numbers there are of each channel.
+    ``copies``: the number of values for each channel, one for each part or set.
     """
     size = min(channels, rounded_up(CHANNELS_PER_TASK, per_group))
     return Tiling(sets, sets, channels, size, size, parallel=channels * copies >= MANY_CHANNELS)
@@ -348,7 +351,7 @@ def _apart(
 def _pass(
     over: _Over, before: int, sums: str | None, after: int, write: str | None = None
 ) -> list[Step]:
-    """The steps of a pass over tensors: one where a tile has all positions of its channels."""
+    """The steps of a pass over tensors; it is one step if a tile has all of its positions."""
     if over.tiles.parts == 1:
         return [Step(over.tiles, before, sums, after, write)]
     return _apart(over, before, sums, after, write)
@@ -357,8 +360,8 @@ def _pass(
 def _rounds(problem: Problem, last: int) -> list[int]:
     """The arithmetic after each round of moments.
 
-    In float64 arithmetic the mean takes a round of its own: about anything else the squares would
-    lose what float32 data have to spare.
+    In float64 arithmetic the mean takes a round of its own, since squares about any other point
+    would lose the precision that only float32 data can spare.
     """
     twice = problem.missing_mean and problem.arithmetic is dtypes.float64
     return [B.DO_MEAN, last] if twice else [last]
@@ -384,7 +387,7 @@ def _forward(access: Access, over: _Over) -> list[Step]:
 def _backward(access: Access, over: _Over) -> list[Step]:
     """The steps of gradients."""
     problem, along = access.problem, access.along
-    # Where parameters lie along rows, their gradients are sums down the columns.
+    # The gradients of parameters along rows are sums down the columns.
     sums_parameters = problem.wants_parameters
     needs_sums = problem.result_needs_sums if along else problem.needs_sums
     sums = "sums" + ALONG * along if needs_sums else None
@@ -425,14 +428,14 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         step = Step(over.tiles, before, along="gradients" + ALONG)
     elif along and outputs:
         if _sums_apart(access):
-            # They come first, since dx may be in the place of what is summed.
+            # The sums come first, since dx may overwrite what is summed.
             steps += [Step(over.channels, before & B.DO_PREPARE)]
             summed = Step(_of_columns(access, over.tiles), along="parameters" + ALONG)
             steps += [summed] if write else []
             step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
         else:
             step = step._replace(along="parameters" + ALONG)
-    # Batch norm's outputs follow from one set; group norm's are sums over all, and come last.
+    # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
     if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
         return [*steps, step._replace(last=outputs)]
     return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
@@ -441,8 +444,8 @@ def _backward(access: Access, over: _Over) -> list[Step]:
 def _sums_apart(access: Access) -> bool:
     """Whether the parameters' sums over rows that are groups are a step of their own.
 
-    There all rows are summed, a part of their elements at a time. A row whose dx is written alone
-    stays in cache, however long.
+    That step sums all rows, a part of their elements at a time. The step that writes dx then has
+    one row at a time, which stays in cache, however long it is.
     """
     problem, size = access.problem, access.run * read_bytes(access.problem)
     if access.positions > 1 or any(access.moved):
@@ -454,7 +457,7 @@ def _sums_apart(access: Access) -> bool:
 
 
 def _of_columns(access: Access, tiles: Tiling) -> Tiling:
-    """The tiling of rows that are groups by parts of all of them."""
+    """The tiling for the parameters' sums alone: a task has a part of the elements of all rows."""
     rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
     return tiles._replace(
         sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
@@ -463,9 +466,9 @@ def _of_columns(access: Access, tiles: Tiling) -> Tiling:
 
 
 def _walks_once(access: Access) -> bool:
-    """Whether one walk down rows that are groups can do all: a row's sums, its dx, the parameters'.
+    """Whether one walk down rows can do everything: a row's sums, its dx, the parameters' sums.
 
-    A row is short then, and in the nearest cache when it is read again. The parameters' sums cost
+    Rows are short then, and in the L1 cache when they are read again. The parameters' sums cost
     little, so they are taken even if nobody wants them.
     """
     problem = access.problem
@@ -476,7 +479,7 @@ def _walks_once(access: Access) -> bool:
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
-    """The steps without elements: the sums over them are 0."""
+    """The steps for tensors without elements, whose sums are 0."""
     channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
@@ -492,7 +495,7 @@ def _gather(problem: Problem) -> Step:
 
 
 def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
-    """A problem's steps, and the tiling of those over tensors."""
+    """A problem's steps, and the tiling of its passes over tensors."""
     problem = access.problem
     if problem.is_empty:
         return _for_nothing(problem), None

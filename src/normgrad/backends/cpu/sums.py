@@ -2,8 +2,8 @@
 
 In float64 arithmetic the rounding error of each addition is carried too: otherwise a long tensor's
 chain of additions would break the bound. In float32 arithmetic float64 is exact enough by itself.
-Which of them a function is compiled for follows from ``zero``, lanes of the arithmetic's type, or
-from the type of other lanes.
+A function is compiled for one of the two by the type of ``zero``, lanes in the arithmetic's type,
+or of other lanes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .lanes import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The elements of one and of two vectors of lanes.
+#: The numbers of elements in one vector of lanes and in two.
 LOT, TWO_LOTS = LANES, 2 * LANES
-#: The number of sums in registers that are reduced together, and the elements of all of them.
+#: The elements of all sums in registers that are reduced together.
 LOTS = EIGHT * HALF
 SHORT = access.SHORT
 
@@ -52,7 +52,7 @@ def _is_double(lanes: Any) -> bool:
 
 @by_types
 def start_total(zero):
-    """A sum in registers that starts from zero."""
+    """A sum in registers that starts at zero."""
     if _is_double(zero):
         return lambda zero: (zero, zero)
     return lambda zero: half_zeros()
@@ -92,7 +92,7 @@ def total_of(total):
 
 @helper
 def add_sum(totals, errors, c, addend):
-    """Add a number with its error to a sum with its own."""
+    """Add a number with its error to sum c, which has an error too."""
     value, rounding = two_sum(get(totals, c), addend[0])
     put(totals, c, value)
     put(errors, c, get(errors, c) + (rounding + addend[1]))
@@ -100,9 +100,9 @@ def add_sum(totals, errors, c, addend):
 
 @by_types
 def keep_totals(kept, i, totals, sums, c):
-    """Store two sums in registers, of several that are later added to their channels' together.
+    """Keep two sums in registers, so that several channels' are reduced together later.
 
-    In float64 arithmetic they are added to channel c's now, with their errors.
+    In float64 arithmetic they are added to channel c's sums now, with their errors.
     """
     if isinstance(totals[0], types.BaseTuple):
 
@@ -121,7 +121,7 @@ def keep_totals(kept, i, totals, sums, c):
 
 @by_types
 def add_kept_totals(zero, kept, n, sums, first):
-    """Add n times two sums that were kept to those of channels from the first on."""
+    """Add the kept sums of n channels to these channels' sums, from ``first`` on."""
     if _is_double(zero):
         return lambda zero, kept, n, sums, first: None
 
@@ -138,10 +138,10 @@ def add_kept_totals(zero, kept, n, sums, first):
 
 @by_types
 def is_short(zero, rows, run):
-    """Whether a channel has a single row, short enough to be summed in float32 to the end.
+    """Whether a channel has a single row, short enough to be summed entirely in float32.
 
-    The roundings that are not additions leave 9 to those (see rows.py): 256 elements take 3 in each
-    of 64 lanes, and 6 to add the lanes up.
+    The bound leaves 9 roundings to additions (see rows.py): 256 elements take 3 in each of 64
+    lanes, and 6 to add the lanes up.
     """
     if _is_double(zero):
         return lambda zero, rows, run: False
@@ -150,9 +150,9 @@ def is_short(zero, rows, run):
 
 @by_types
 def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
-    """Add the sums of rows that have fewer elements than lanes, each term in float64.
+    """Add the sums of rows that have fewer elements than lanes, with each term in float64.
 
-    Where a statistic is over few elements, the rounding of each term shows in the result.
+    In a statistic over few elements the rounding of each term would show.
     """
     along, evaluates = operation.along, operation.operation == "evaluate"
     if any(tensor.dtype == types.float64 for tensor in tensors):
@@ -163,7 +163,7 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
                 for k in range(count):
                     d = load(dy, r * steps[0] + k)
                     w = load(terms[2], k) if along else 1.0
-                    # w·d·(x − mean), and what each rounding leaves.
+                    # w·d·(x − mean), with the error of each rounding.
                     value, rest = two_sum(load(x, r * steps[1] + k), -mean)
                     d, d_rest = d * w, fma(d, w, -(d * w))
                     product_ = d * value
@@ -195,7 +195,7 @@ def few_terms(operation, tensors, steps, rows, count, mean, terms, sums, c):
 
 @by_types
 def fold_lanes(zero, total, error, index, lanes):
-    """Add lanes to sums in float64 that follow each other."""
+    """Add lanes to adjacent sums in float64."""
     if _is_double(zero):
 
         def compensated(zero, total, error, index, lanes):
@@ -213,14 +213,14 @@ def fold_lanes(zero, total, error, index, lanes):
 
 @helper
 def fold_sums(zero, sums, index, a, b):
-    """Add lanes of two chains of two sums each to those in float64."""
+    """Add the lanes of two chains of two sums each to adjacent sums in float64."""
     fold_lanes(zero, sums[0], sums[1], index, a[0] + b[0])
     fold_lanes(zero, sums[2], sums[3], index, a[1] + b[1])
 
 
 @by_types
 def clear_lanes(zero, total, error, index):
-    """Set consecutive sums to zero."""
+    """Set adjacent sums to zero."""
     if _is_double(zero):
 
         def compensated(zero, total, error, index):
@@ -233,15 +233,15 @@ def clear_lanes(zero, total, error, index):
 
 @by_types
 def add_columns(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
-    """Add the sums of a row's elements to those of their channels, from the first on.
+    """Add the sums of a row's elements to the sums of their channels, from ``first`` on.
 
-    The row has the channels' elements, ``run`` of each, ``repeat`` times.
+    The row repeats all channels ``repeat`` times, with ``run`` elements of each.
     """
     if _is_double(zero):
 
         def compensated(zero, columns, column_errors, channels, run, repeat, totals, errors, first):
-            # Element by element within channels, so that one addition does not wait for the last.
-            # Errors stand in the same order as sums: lanes of float64 have no other.
+            # The inner loop goes over channels, so that no addition waits for the last. Errors have
+            # the same order as sums, since lanes of float64 are never reordered.
             for at in range(0, channels * run * repeat, channels * run):
                 for i in range(run):
                     for c in range(channels):
@@ -273,7 +273,7 @@ def add_columns(zero, columns, column_errors, channels, run, repeat, totals, err
 
 @by_types
 def add_errors(zero, error, index, lanes):
-    """Add to consecutive errors, where the arithmetic keeps them."""
+    """Add to adjacent errors, if the arithmetic has them."""
     if _is_double(zero):
         return lambda zero, error, index, lanes: put_lanes(
             error, index, get_lanes(error, index) + lanes
@@ -283,7 +283,7 @@ def add_errors(zero, error, index, lanes):
 
 @by_types
 def add_terms(zero, sums, c, tensor, dy, x, mean, part):
-    """Add the terms of a part of a tensor's row, in float64, to sums that follow each other."""
+    """Add the terms of a part of a row, in float64, to adjacent sums."""
     if _is_double(zero):
 
         def compensated(zero, sums, c, tensor, dy, x, mean, part):
@@ -309,8 +309,8 @@ def add_terms(zero, sums, c, tensor, dy, x, mean, part):
 def add_deviation(zero, tensor, x, mean, s, e, part):
     """Compute x − mean of a part of a row in float64, and add it to a sum and its error, in lanes.
 
-    In float64 arithmetic no rounding is lost: what is left of a mean has to be right for elements
-    that are far nearer to the mean than others.
+    In float64 arithmetic no rounding error is lost: the mean must be exact enough for elements that
+    are far nearer to it than others.
     """
     if _is_double(zero):
 
@@ -332,7 +332,7 @@ def add_deviation(zero, tensor, x, mean, s, e, part):
 
 @by_types
 def fold_deviations(zero, sums, c, s, s2, e, squares):
-    """Add two sums of deviations with their error, and one of squares, to a channel's sums."""
+    """Add two sums of deviations with their error, and a sum of squares, to channel c's sums."""
     if _is_double(zero):
 
         def compensated(zero, sums, c, s, s2, e, squares):

@@ -27,8 +27,8 @@ class Team(NamedTuple):
     """The threads that share the tasks of a step.
 
     Attributes:
-        address: of the table that tells the driver how to start them; 0 for none.
-        size: how many there are, with the calling thread.
+        address: the address of the table by which the driver starts them; 0 for none.
+        size: their number, with the calling thread.
     """
 
     address: int
@@ -46,7 +46,7 @@ class _Most(threading.local):
 
 
 class _Threads:
-    """The rules on which threads may run in parallel, and with how many others."""
+    """The state that decides which threads may run in parallel, and with how many others."""
 
     def __init__(self) -> None:
         self.started = False
@@ -55,23 +55,23 @@ class _Threads:
         self._new_locks()
 
     def _new_locks(self) -> None:
-        # The lock is reentrant, as a signal handler may compute during a call that holds it.
+        # The locks are reentrant, since a signal handler may compute during a call that holds one.
         #: Held while a thread's team is started.
         self.starting = threading.RLock()
-        # Numba's own work queue, the last resort where there is no OpenMP, ends the process when
-        # two threads use it at once.
+        # Numba's own work queue, which it uses without OpenMP, ends the process if two threads use
+        # it at once.
         self.one_at_a_time: Any = threading.RLock()
 
     def forked(self) -> None:
-        # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child.
-        # Whoever started them: a function of the user's, a question about their number, PyTorch.
+        # OpenMP's threads do not survive a fork, and starting new ones ends or hangs the child. The
+        # user's code, a question about their number, or PyTorch may have started them.
         numbas = sys.modules.get("numba.np.ufunc.parallel")
         started = getattr(numbas, "_is_initialized", numbas) or "torch" in sys.modules
         self.usable = self.usable and not started
         self._new_locks()
 
     def usual(self) -> int | None:
-        """The number of Numba's threads for this thread, started if need be; None without any."""
+        """The number of Numba's threads for this thread, started if need be; None if impossible."""
         if not self.started:
             check_numba()
         import numba
@@ -94,8 +94,8 @@ class _Threads:
 def _can_start(count: int) -> bool:
     """Whether so many threads can be started now; they are started on trial, and end at once.
 
-    OpenMP ends the process where it cannot start its own, for want of memory or because there is a
-    limit to their number.
+    OpenMP ends the process if it cannot start its threads, because memory or their number is
+    limited.
     """
     gate = threading.Lock()
     numbers: list[int] = []
@@ -117,7 +117,7 @@ def _can_start(count: int) -> bool:
             pass
         for _ in range(started):
             told.acquire()
-    # What they had is there for others when the system has done with them.
+    # Their resources are free once the system no longer lists them.
     for number in numbers:
         while _TASKS.joinpath(str(number)).exists():
             time.sleep(0)
@@ -148,12 +148,12 @@ def _team(functions: tuple[int, ...] | None, count: int) -> Team:
 
 
 def has_numbas() -> bool:
-    """Whether Numba has threads; they are started if they were not."""
+    """Whether Numba has threads, which are started if need be."""
     return _threads.usual() is not None
 
 
 def ready() -> Team | None:
-    """The team of this thread's next call; None where ``made`` has to make it."""
+    """The team of this thread's next call; None if ``made`` has to make it."""
     if not _threads.usable:
         return ALONE
     wanted = threads.wanted_threads()
@@ -168,7 +168,7 @@ def ready() -> Team | None:
 
 
 def _numbas_usual(wanted: int | None) -> Team | None:
-    """Numba's threads if they are started, as many as it is set to."""
+    """The team of as many of Numba's threads as it is set to use; None if they must be started."""
     if not _threads.started or not isinstance(_threads.one_at_a_time, nullcontext):
         return None
     import numba
@@ -210,7 +210,7 @@ def _numbas(count: int, usual: int) -> Iterator[None]:
         if count == usual:
             yield
         else:
-            # Numba's number is the calling thread's own, and its user's.
+            # Numba's number belongs to the calling thread, and so to the user: it is set back.
             numba.set_num_threads(count)
             try:
                 yield

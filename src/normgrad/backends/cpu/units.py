@@ -18,13 +18,13 @@ from .steps import Step
 
 #: The driver, which runs a program's steps, and the function that Python calls.
 DRIVER, ENTRY = "driver", "entry"
-#: The walk of a task through the tensors; and the same with copies to tiles.
+#: The walk of a task through the tensors; and the walk with copies to tiles.
 TASKS, TASKS_IN_TILES = "tasks", "tasks in tiles"
 #: The function of each OpenMP thread, and the one that starts Numba's threads on a step.
 OPENMP, NUMBA = "threads of OpenMP", "threads of Numba"
 
 _DTYPES = {dtype.code: dtype.name for dtype in dtypes.FLOATS}
-#: The arithmetic that has a unit of its own, by its flag.
+#: The kinds of arithmetic that have a unit of their own, by flag.
 _ALONE = {B.DO_COUNT: "count", B.DO_WEIGHTS: "weights", B.DO_GATHER: "gather"}
 
 
@@ -39,7 +39,7 @@ def kernel(pattern: str, operation: str, code: int) -> str:
 
 
 def mover(code: int, tile: int) -> str:
-    """The name of the unit that copies between a tensor of a dtype and a tile of another."""
+    """The name of the unit that copies between a tensor of one dtype and a tile of another."""
     return f"tiles of {_DTYPES[tile]} from {_DTYPES[code]}"
 
 
@@ -71,7 +71,7 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
 
 
 def needed(program: Program) -> list[str]:
-    """All units that a program may need, with any kind of threads."""
+    """All units that a program may need, whichever threads it runs on."""
     units = [DRIVER, ENTRY, *of_program(program).values()]
     for step in program.steps:
         units += of_step(program, step).values()
@@ -85,8 +85,8 @@ def address(unit: str) -> int:
     """The address of a unit's machine code, which never changes.
 
     Raises:
-        MemoryError: there is too little to compile it.
-        KernelError: Numba was told to compile nothing.
+        MemoryError: there is too little memory to compile it.
+        KernelError: the environment tells Numba to compile nothing.
     """
     found = packaged.address(unit)
     if found is not None:

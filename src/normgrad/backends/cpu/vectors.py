@@ -40,13 +40,13 @@ def held(block, value):
 
 @helper
 def canonical(value):
-    """A number, or for any NaN the one that survives rounding to bfloat16 (see lanes.py)."""
+    """A number; any NaN becomes one that survives rounding to bfloat16 (see lanes.py)."""
     return value if value == value else nan
 
 
 @helper
 def read(address, code, index):
-    """Read an element of any of the listed types."""
+    """Read an element of the dtype with this code, as float64."""
     not_inlined()
     if code == 0:
         return double(get(singles_at(address), index))
@@ -63,7 +63,7 @@ def read(address, code, index):
 
 @helper
 def next_group(group, left, per_group):
-    """The group of the next channel, and its channels that are left, without a division."""
+    """The next channel's group and the number of its channels left, without a division."""
     if left == 1:
         return group + 1, per_group
     return group, left - 1
@@ -71,14 +71,14 @@ def next_group(group, left, per_group):
 
 @helper
 def fill(row, count, value):
-    """Set every channel's number to one value."""
+    """Set the numbers of all channels to one value."""
     for c in range(count):
         put(row, c, value)
 
 
 @helper
 def spread(numbers, first, count, per_group, row):
-    """Spread groups' numbers over their channels; a copy is made only where it is needed."""
+    """Give each channel its group's number; a copy is made only if groups have several channels."""
     not_inlined()
     if per_group == 1:
         return shift(numbers, first)
@@ -93,7 +93,7 @@ def spread(numbers, first, count, per_group, row):
 
 @helper
 def outer_offset(block, steps, index):
-    """The offset along the outer axes for an index that counts through all of them."""
+    """The offset along the outer axes of an index that counts through all their indices."""
     not_inlined()
     offset = 0
     for axis in range(get(block, B.OUTER_RANK) - 1, -1, -1):
@@ -105,7 +105,7 @@ def outer_offset(block, steps, index):
 
 @helper
 def place_of(block, slot, s, first):
-    """The address of a vector's element ``first``, its stride, and its dtype's code."""
+    """The offset of a vector's element ``first``, the vector's stride, and its dtype's code."""
     words = shift(block, B.VECTORS + B.VECTOR_FIELDS * (slot - B.MEAN))
     stride = get(words, B.STRIDE)
     at = s * get(words, B.SET_STRIDE) + first * stride
@@ -116,7 +116,7 @@ def place_of(block, slot, s, first):
 
 @helper
 def read_adjacent(source, count, row):
-    """Read elements that follow each other, in a loop that can be vectorised."""
+    """Read adjacent elements, in a loop that can be vectorised."""
     for c in range(count):
         store(row, c, canonical(double(load(source, c))))
 
@@ -146,9 +146,9 @@ def read_row(block, slot, s, first, count, otherwise, row):
 
 @helper
 def read_parameters(block, slot, first, count, otherwise, row):
-    """Read weight or bias, as ``read_row``; several samples treated as one repeat them.
+    """Read weight or bias, as ``read_row``.
 
-    Or of rows' elements, which may have outer axes.
+    Samples that are treated as one repeat them; those along rows may have outer axes.
     """
     outer = get(block, B.VECTORS_OUTER) != 0
     every, c = get(block, B.RUN) if outer else get(block, B.PARAMETERS), 0
@@ -162,7 +162,7 @@ def read_parameters(block, slot, first, count, otherwise, row):
 
 @helper
 def write(address, code, index, value):
-    """Round a number to an element of a float type."""
+    """Write a number, rounded to the dtype with this code."""
     not_inlined()
     if code == 0:
         put(singles_at(address), index, value)
@@ -176,7 +176,7 @@ def write(address, code, index, value):
 
 @helper
 def write_adjacent(target, count, numbers):
-    """Round numbers with their errors to elements that follow each other, likewise."""
+    """Write numbers with their errors to adjacent elements, in a loop that can be vectorised."""
     for c in range(count):
         store(target, c, rounded((load(numbers[0], c), load(numbers[1], c))))
 

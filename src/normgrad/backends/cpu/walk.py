@@ -1,8 +1,8 @@
 """The walk of a task through its part of the tensors, with a call of a kernel for each piece.
 
-A kernel is compiled for each access pattern, operation and dtype, as a C function without threads
-in it, and called through its address. So the machine code, and with it every bit of the results, is
-the same however a program is run. Nothing here depends on a dtype.
+A kernel is compiled for each access pattern, operation and dtype, as a C function without threads,
+and called through its address. So the machine code, and every bit of the results, is the same
+however a program is run. Nothing here depends on a dtype.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .intrinsics import (
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 DOUBLE, SINGLE_SIZE = float64.itemsize, float32.itemsize
-#: The sides of a tile that tensors are copied to; each fills some cache lines. 64 KiB in float64.
+#: The sides of a tile that tensors are copied to; each fills some cache lines. A tile has 64 KiB in
+#: float64.
 TILE_POSITIONS, TILE_CHANNELS = 128, access.TILE_CHANNELS
 TILE_WORDS = TILE_POSITIONS * TILE_CHANNELS
 #: Sizes of arrays on the stack, which have to be the module's own.
@@ -112,7 +113,7 @@ def start_piece(block, job, s, c, channels, position, rows, k, run):
     put(job, B.J_ROWS, rows)
     put(job, B.J_FIRST, k)
     put(job, B.J_RUN, run)
-    # Positions are adjacent only where all channels are taken.
+    # A row has several positions only if the piece has all channels.
     put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
     if get(block, B.ALONG) != 0:
         workspace = get(block, B.WORKSPACE)
@@ -139,7 +140,7 @@ def move(block, tensor, address, tile, writes, channels, rows, run):
 def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k, run):
     """Call a kernel for a piece of the tensors that is no larger than a tile."""
     buffers = int_buffer(TILE_WORDS), int_buffer(TILE_WORDS)
-    # dx takes the place of what was moved for it: a kernel writes what it has read.
+    # dx may share the tile of a tensor that was copied, since a kernel has read what it overwrites.
     dx_tile = address_of(buffers[1] if moved & (B.USES_DY | B.USES_X) == B.USES_X else buffers[0])
     tile_step = TILE_CHANNELS if get(block, B.COLUMNS) != 0 else TILE_POSITIONS
     addresses, job = int_buffer(3), int_buffer(JOB_FIELDS)
@@ -168,9 +169,9 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
-    """Call a kernel for a piece of the tensors, of which some are copied to tiles first.
+    """Call a kernel for a piece of the tensors, some of which are copied to tiles first.
 
-    In rows a tile has channels of some elements each, in columns rows of some channels.
+    The pattern rows gives a tile some elements of some channels; columns, some rows of them.
     """
     moved = get(block, B.MOVED) & uses
     most = TILE_POSITIONS if get(block, B.COLUMNS) != 0 else 1
@@ -187,7 +188,7 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
 def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
     """Call a kernel for some rows of some channels, from their element k on.
 
-    Tensors that are copied to tiles are read from their first element.
+    Where tensors are copied to tiles, k is 0.
     """
     not_inlined()
     if get(block, B.MOVED) & uses:
@@ -203,7 +204,7 @@ def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
 def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
     """Call a kernel for the positions first to last of some channels, piece by piece.
 
-    Backwards, what was summed last comes first: it is still in cache.
+    If ``backwards``, the last positions come first: they were summed last, and are still in cache.
     """
     not_inlined()
     of_set = s * get(block, B.POSITIONS) if get(block, B.ALONG) != 0 else 0
@@ -211,7 +212,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
     most = get(step, B.PIECE_ROWS)
     channels = get(step, B.PIECE_CHANNELS)
     while first < last:
-        # Rows of one outer index, all of one length.
+        # A piece has rows of one outer index and of one length.
         row = last - 1 if backwards else first
         row = row % rows_axis if get(block, B.OUTER_RANK) > 0 else row
         if backwards:
@@ -243,7 +244,7 @@ def clear(address, count):
 
 @helper
 def slot_of(block, slot, s, array):
-    """The address of a set's sums of parameters in a slot, in one of their four arrays."""
+    """The address of a set's parameter sums in a slot, in one of the four arrays of such sums."""
     at = slot * get(block, B.PARAMETERS) + s * get(block, B.OWN_PARAMETERS)
     return get(block, B.WORKSPACE) + get(block, B.W_BIASES + array) + at * DOUBLE
 
@@ -256,7 +257,7 @@ def sums_parameters(block):
 
 @helper
 def part_of_row(block, step, part):
-    """The first element of a task's part of rows that are groups, and the number of elements."""
+    """The first element and the number of elements of a task's part of rows."""
     if get(step, B.PARTS) == 1:
         return 0, get(block, B.RUN)
     k = part * get(step, B.PART_SIZE)
@@ -265,7 +266,7 @@ def part_of_row(block, step, part):
 
 @helper
 def sum_parameters(block, step, job, s, slot, b0, b1, part):
-    """Add rows that are groups of their own to the sums of parameters, and write their dx."""
+    """Add rows that are statistics groups to the parameters' sums; write dx if the step does."""
     kernel, run = get(step, B.PARAMETER_KERNEL), get(block, B.RUN)
     k, count = part_of_row(block, step, part)
     uses = get(step, B.PARAMETER_USES)
@@ -298,7 +299,7 @@ def run_task(block, step, task):
     before, after, finally_ = get(step, B.BEFORE), get(step, B.AFTER), get(step, B.LAST)
     sums, writes = get(step, B.SUMS_KERNEL), get(step, B.WRITE_KERNEL)
     columns, own = get(step, B.PARAMETER_KERNEL) != 0, get(block, B.OWN_PARAMETERS)
-    if own == 0:  # all sets share the parameters, and add to a slot of the task's
+    if own == 0:  # all sets share the parameters, and add to the task's slot
         slot = tile
     job = int_buffer(JOB_FIELDS)
     sets = get(step, B.SETS_PER_TASK)
@@ -328,7 +329,7 @@ def run_task(block, step, task):
             if columns:
                 sum_parameters(block, step, job, s, slot, b0, b1, part)
                 start_job(block, job, bank, part)
-            if writes != 0:  # last, since it may be in the place of what was summed
+            if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
                 walk(block, step, writes, uses, job, s, b0, b1, first, last, plain(1))
     if finally_ != 0:
@@ -338,7 +339,7 @@ def run_task(block, step, task):
 def run_tasks(block, step, first, last):
     """Run some of a step's tasks, one after the other.
 
-    A step that only writes goes through them backwards: what was summed last is still in cache.
+    A step that only writes goes backwards, since what was summed last is still in cache.
     """
     backwards = get(step, B.WRITE_KERNEL) != 0 and get(step, B.SUMS_KERNEL) == 0
     for i in range(last - first):
