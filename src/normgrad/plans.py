@@ -130,7 +130,7 @@ class Plan:
 
     @property
     def path(self) -> str:
-        """The steps through the kernels, in words."""
+        """A description of the steps: the kernels and the arithmetic of each."""
         return self._program.path  # type: ignore[no-any-return]
 
     @property

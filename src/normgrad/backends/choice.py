@@ -69,7 +69,7 @@ class Program(Protocol):
 
     @property
     def path(self) -> str:
-        """The kernels that were chosen, in words, for people and tests."""
+        """A description of the chosen kernels, for people and tests."""
 
     @property
     def input_is_grad_out(self) -> bool:

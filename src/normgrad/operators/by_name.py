@@ -75,7 +75,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
             "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt",
             "group_norm", "layer_norm" or "rms_norm".
         arguments: the operator's arguments by keyword. In the place of a tensor stands a
-            :class:`TensorSpec`, or an array or tensor whose data are not looked at.
+            :class:`TensorSpec`, or an array or tensor whose data are not read.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.
         device: the device of the tensors: "cpu", "cuda" (the current GPU), "cuda:0" or a
             torch.device. None for the device of the tensors among the arguments, and for the CPU

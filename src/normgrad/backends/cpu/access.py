@@ -31,7 +31,7 @@ TILE_CHANNELS = 64
 #: The least number of rows of columns that outweighs the cost per element of a longer row.
 LEAST_ROWS = 128
 #: How many lines at one offset in their pages the L1 cache holds, and the bytes of a page. If more
-#: rows lie whole pages apart, they evict one another and what was prefetched of them.
+#: rows lie whole pages apart, they evict one another, even before prefetched lines are read.
 WAYS, PAGE = 8, 1 << 12
 #: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
 LANES = 32

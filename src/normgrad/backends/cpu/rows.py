@@ -63,11 +63,11 @@ from .vectors import next_group
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Additions to each lane of a chain; two chains alternate, so that an addition need not wait for
-#: the last. On any data the bound allows 16 roundings of one term. They are: one of x − μ, one of
-#: the product, one of a weight along the row, 7 of the chain's other additions, one each where the
-#: two chains and the lanes' halves are added, and in dx 4, of the slope, x − μ, the addition and
-#: the subtraction, with which multiplications are fused. The rest is float64, and in float64
-#: arithmetic carries its errors.
+#: the last. On any data the bound allows 16 roundings of one term. In a sum they are: one of x − μ,
+#: one of the product, one of a weight along the row, 7 of the chain's other additions, and one each
+#: where the two chains and the lanes' halves are added. In dx they are 4: of the slope, x − μ, the
+#: addition and the subtraction, with which multiplications are fused. The rest is float64, and in
+#: float64 arithmetic carries its errors.
 CHAIN = 8
 BLOCK = CHAIN * 2 * LANES
 #: Elements whose moments are taken about one point: 8 KiB of float32 are still in the L1 cache when

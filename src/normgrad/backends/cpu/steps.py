@@ -128,7 +128,7 @@ class Step(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The step's work, in words."""
+        """The step's name: its kinds of arithmetic and its kernels, in their order."""
 
         def named(flags: int) -> list[str]:
             return [word for flag, word in _WORDS.items() if flags & flag]

@@ -171,7 +171,8 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
     """Call a kernel for a piece of the tensors, some of which are copied to tiles first.
 
-    The pattern rows gives a tile some elements of some channels; columns, some rows of them.
+    In the pattern rows a tile has some elements of some channels; in columns, some rows of some
+    channels.
     """
     moved = get(block, B.MOVED) & uses
     most = TILE_POSITIONS if get(block, B.COLUMNS) != 0 else 1
