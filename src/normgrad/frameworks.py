@@ -136,7 +136,8 @@ class NumPy(Framework):
     name = "NumPy array"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        # numpy.ma would import the module; without it there are no masked arrays.
+        # Looked up among loaded modules, since numpy.ma would import it; only with it are there
+        # masked arrays.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
         # A plain array, without the overrides of a subclass.

@@ -1,6 +1,6 @@
 """Instructions that Numba lacks: typed pointers, half types, and loads that do not alias stores.
 
-A kernel has a tensor as a typed pointer. ``load`` converts to the arithmetic's type, ``store``
+A kernel takes a tensor as a typed pointer. ``load`` converts to the arithmetic's type, ``store``
 rounds to the tensor's type, to nearest even.
 
 The metadata of ``load`` and ``store`` say that a load never reads an element that a store of
