@@ -181,8 +181,8 @@ def _where(found: Results) -> str:
 def details(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
     """Everything on one run, which this file holds, for a document in this folder."""
     sections = [f"### {found.device}", summary(found)]
-    if found.facts.get("not_measured"):
-        sections.append(f"Not measured: {found.facts['not_measured']}.")
+    if reasons := found.facts.get("not_measured"):
+        sections.append("\n".join(["Not measured:\n", *(f"- {why}" for why in reasons.split("; "))]))
     if (picture := path.with_suffix(".svg")).exists():
         link = Path(os.path.relpath(picture, folder)).as_posix()
         sections.append(f"![Times over the memory's own time]({link})")

@@ -187,8 +187,8 @@ def test_one_that_fails_or_disagrees_is_left_out(torch, fake, monkeypatch):
     assert ready.contender == "right"
     assert set(ready.failed) == {"missing", "wrong", "nan", "shape"}
     assert ready.failed["missing"] == "ImportError: no such"
-    assert ready.failed["wrong"].startswith("disagrees: output 0 is off by ")
-    assert ready.failed["nan"] == "disagrees: output 0 is off by nan of the largest"
+    off = "disagrees: output 0 is off by more than 0.00049 of the largest"
+    assert ready.failed["wrong"] == ready.failed["nan"] == off
     assert ready.failed["shape"] == (
         "disagrees: output 0 has shape (2, 8, 6, 5) instead of (4, 8, 6, 5)"
     )
@@ -212,4 +212,4 @@ def test_disagreement_is_more_than_roundings(torch, dtype, units):
     assert contenders.disagreement([None, torch.empty(0)], [mine, mine]) is None
     zeros = torch.zeros(8, dtype=kind)
     assert contenders.disagreement([zeros], [zeros]) is None
-    assert "inf" in contenders.disagreement([mine], [zeros])
+    assert contenders.disagreement([mine], [zeros]) is not None
