@@ -182,7 +182,7 @@ def details(found: Results, begun: Table | None, path: Path, folder: Path) -> st
     """Everything on one run, which this file holds, for a document in this folder."""
     sections = [f"### {found.device}", summary(found)]
     if reasons := found.facts.get("not_measured"):
-        sections.append("\n".join(["Not measured:\n", *(f"- {why}" for why in reasons.split("; "))]))
+        sections.append("\n- ".join(["Not measured:\n", *reasons.split("; ")]))
     if (picture := path.with_suffix(".svg")).exists():
         link = Path(os.path.relpath(picture, folder)).as_posix()
         sections.append(f"![Times over the memory's own time]({link})")
