@@ -90,9 +90,11 @@ W_BIASES, W_WEIGHTS = _block(2), _block(2)
 SLOTS, PARAMETERS = _block(), _block()
 # The total of the counts, then the least and the largest nonzero magnitude of weights along rows.
 W_COUNT = _block()
-# Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type, and
-# the number of parameters that a set has of its own, or 0 where all sets share them.
-ALONG, W_WEIGHT, W_BIAS, OWN_PARAMETERS = _block(), _block(), _block(), _block()
+# Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type if
+# they have to be copied, and their addresses, which a first step finds; and the number of
+# parameters that a set has of its own, or 0 where all sets share them.
+ALONG, W_WEIGHT, W_BIAS, ROW_WEIGHT, ROW_BIAS = _block(), _block(), _block(), _block(), _block()
+OWN_PARAMETERS = _block()
 
 # Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
 # bits; the tensors' item sizes; the addresses of the copying functions and of their caller.

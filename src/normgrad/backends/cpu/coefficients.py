@@ -22,27 +22,36 @@ import numpy as np
 from . import block as B
 from .helpers import helper
 from .intrinsics import (
+    address_of,
     bits_to_double,
+    double,
     double_buffer,
     doubles_at,
     fma,
     get,
     inlined,
+    int32s_at,
+    int_buffer,
+    integers_at,
+    load,
     not_inlined,
     pairs_buffer,
     plain,
     put,
     shift,
     singles_at,
+    store,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
-from .vectors import SOME, canonical, fill, read_parameters, spread, total_count
+from .vectors import SOME, canonical, fill, place_of, read_parameters, spread, total_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: The smallest and the largest normal number of each type of arithmetic.
 NORMAL_SINGLES = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL_DOUBLES = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
+#: The bits of a float64 but its sign.
+MAGNITUDE = (1 << 63) - 1
 
 
 @helper
@@ -255,24 +264,59 @@ def count(block, flags, s, bank, c0, c1):
     put(array(block, B.W_COUNT, plain(0)), 0, total_count(block))
 
 
-def weights(block, flags, s, bank, c0, c1):
-    """Copy the weight and bias along rows in the arithmetic's type; find the weights' range."""
-    row, parameters = double_buffer(SOME), get(block, B.PARAMETERS)
-    least, most = np.inf, 0.0
-    for first in range(0, parameters, SOME):
-        n = min(SOME, parameters - first)
-        for slot, field, otherwise in ((B.BIAS, B.W_BIAS, 0.0), (B.WEIGHT, B.W_WEIGHT, 1.0)):
-            read_parameters(block, slot, first, n, otherwise, row)
-            address = get(block, B.WORKSPACE) + get(block, field)
-            for c in range(n):
-                if get(block, B.SINGLE) != 0:
-                    put(singles_at(address), first + c, get(row, c))
-                else:
-                    put(doubles_at(address), first + c, get(row, c))
+@helper
+def along_rows(block, slot, field, otherwise):
+    """The address of the weight or bias along rows, in the arithmetic's type.
+
+    It is the tensor's own where kernels read tensors of that type, and a copy's in the workspace
+    otherwise: for half types NaNs have to be canonical.
+    """
+    not_inlined()
+    address, single = get(block, slot), get(block, B.SINGLE) != 0
+    _, stride, code = place_of(block, slot, plain(0), plain(0))
+    own = code == (0 if single else 1) and code == get(block, B.X_CODE)
+    if address != 0 and stride == 1 and own and get(block, B.VECTORS_OUTER) == 0:
+        return address
+    copy, row = get(block, B.WORKSPACE) + get(block, field), double_buffer(SOME)
+    for first in range(0, get(block, B.PARAMETERS), SOME):
+        n = min(SOME, get(block, B.PARAMETERS) - first)
+        read_parameters(block, slot, first, n, otherwise, row)
         for c in range(n):
-            size = abs(get(row, c))
-            if size != 0.0:
-                least, most = min(least, size), max(most, size)
+            if single:
+                store(singles_at(copy), first + c, load(row, c))
+            else:
+                store(doubles_at(copy), first + c, load(row, c))
+    return copy
+
+
+@helper
+def range_of(words, count, magnitude):
+    """The bits of the least and the largest nonzero magnitude, whose order is that of the bits.
+
+    ``magnitude`` has all bits but the sign. The least is all of these if all numbers are 0.
+    """
+    least, most = magnitude, 0
+    for c in range(count):
+        size = get(words, c) & magnitude
+        least, most = min(least, (size - 1) & magnitude), max(most, size)
+    return least + (least < magnitude), most
+
+
+def weights(block, flags, s, bank, c0, c1):
+    """Find the weight and bias along rows, and for gradients the weights' range."""
+    weight, count = along_rows(block, B.WEIGHT, B.W_WEIGHT, 1.0), get(block, B.PARAMETERS)
+    put(block, B.ROW_WEIGHT, weight)
+    if get(block, B.FORWARD) != 0:
+        put(block, B.ROW_BIAS, along_rows(block, B.BIAS, B.W_BIAS, 0.0))
+        return
     found = array(block, B.W_COUNT, plain(0))
-    put(found, 1, least)
-    put(found, 2, most)
+    if get(block, B.SINGLE) != 0:
+        least, most = range_of(int32s_at(weight), count, MAGNITUDE >> 32)
+        bits = int_buffer(1)
+        for i, size in ((1, least), (2, most)):
+            put(bits, 0, size)
+            put(found, i, double(get(singles_at(address_of(bits)), 0)))
+    else:
+        least, most = range_of(integers_at(weight), count, MAGNITUDE)
+        put(found, 1, bits_to_double(least))
+        put(found, 2, bits_to_double(most))

@@ -116,12 +116,11 @@ def start_piece(block, job, s, c, channels, position, rows, k, run):
     # A row has several positions only if the piece has all channels.
     put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
     if get(block, B.ALONG) != 0:
-        workspace = get(block, B.WORKSPACE)
         size = SINGLE_SIZE if get(block, B.SINGLE) != 0 else DOUBLE
         at = position % get(block, B.POSITIONS) * get(block, B.RUN) + k
         element = (s * get(block, B.OWN_PARAMETERS) + at) * size
-        put(job, B.J_WEIGHT, workspace + get(block, B.W_WEIGHT) + element)
-        put(job, B.J_BIAS, workspace + get(block, B.W_BIAS) + element)
+        put(job, B.J_WEIGHT, get(block, B.ROW_WEIGHT) + element)
+        put(job, B.J_BIAS, get(block, B.ROW_BIAS) + element)
 
 
 @helper
