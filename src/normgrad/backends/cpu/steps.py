@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ... import dtypes
 from ...layout import ceil_div, rounded_up
+from ...memory import LINE
 from ...problem import Problem
 from . import block as B
 from .access import ALONG, LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes
@@ -40,10 +41,10 @@ CHANNELS_PER_TASK = 128
 ROWS_OF_PART = 256
 #: Consecutive bytes of dy and x that are read for sums that dx does not depend on: memory is read
 #: in long runs, some channels of one image after those of another.
-CONTIGUOUS = 1 << 16
+CONTIGUOUS = 1 << 20
 #: The rows of a channel, and the elements if rows are long, that are read together even then, since
 #: each piece has a cost of its own.
-ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 8, 1 << 12
+ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
 #: Rows of fewer elements are read in that order even where dx depends on a channel's sums, if the
 #: tensors have more bytes than a core's cache: the next channel's row is nearer than the next
 #: image's.
@@ -207,7 +208,10 @@ def tiling_of(access: Access) -> Tiling:
 
 def _rows_of_piece(access: Access) -> int:
     """The rows of a channel that are read before the next channels' rows of the same images."""
-    waits = _waits(access.problem)
+    problem, row = access.problem, access.run * access.dtype.itemsize
+    if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and row % LINE == 0:
+        return 1
+    waits = _waits(problem)
     short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
     if access.columns or (waits and not short):
         return access.positions
