@@ -133,7 +133,7 @@ def cut_finely() -> Iterator[None]:
         on_device(FINE),
         mock.patch.object(steps, "SMALL", 1),
         mock.patch.object(steps, "PART", 8),
-        mock.patch.object(steps, "IN_CACHE", 8),
+        mock.patch.object(steps, "IN_CACHE", 64),
         mock.patch.object(steps, "CHANNELS_PER_TASK", 2),
         mock.patch.object(steps, "ROWS_OF_PART", 1),
         mock.patch.object(steps, "CONTIGUOUS", 8),

@@ -21,8 +21,8 @@ from .access import ALONG, LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held
 SMALL = 1 << 14
 #: The least elements of a part: cutting a channel or sample further does not pay.
 PART = 1 << 13
-#: The elements that a task sums and then writes while they are in a core's cache.
-IN_CACHE = 1 << 15
+#: The bytes of dy and x that a task sums, and then writes dx of while they are in a core's cache.
+IN_CACHE = 1 << 18
 #: The number of tasks that keeps a large server busy, while adding their sums costs little.
 TASKS = 64
 #: With at least as many tasks, tasks are made larger; with fewer, channels are cut into parts.
@@ -303,7 +303,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     else:
         # As few channels as are worth a task, and no more than stay in cache.
         wanted = channels * sets // ENOUGH_TASKS * per_channel
-        most = max(SMALL, min(IN_CACHE, wanted))
+        most = max(SMALL, min(IN_CACHE // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
