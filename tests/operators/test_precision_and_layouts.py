@@ -161,7 +161,7 @@ def test_terms_that_each_addition_loses(access, dtype):
     run_absorbed(dtype, *ACCESS[access], values, np.ones_like(values))
 
 
-@settings(max_examples=4 if INTERPRETED else 15, deadline=None, print_blob=True)
+@settings(max_examples=2 if INTERPRETED else 15, deadline=None, print_blob=True)
 @given(
     patterns=st.lists(
         st.tuples(
