@@ -15,7 +15,7 @@ import numpy as np
 
 from normgrad import dtypes, plans, precision
 from normgrad.backends import choice
-from normgrad.backends.cpu import access, program, steps
+from normgrad.backends.cpu import access, program, tiling
 from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
 from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - for the tests, as what follows
@@ -131,14 +131,14 @@ def cut_finely() -> Iterator[None]:
     """
     with (
         on_device(FINE),
-        mock.patch.object(steps, "SMALL", 1),
-        mock.patch.object(steps, "PART", 8),
-        mock.patch.object(steps, "IN_CACHE", 64),
-        mock.patch.object(steps, "CHANNELS_PER_TASK", 2),
-        mock.patch.object(steps, "ROWS_OF_PART", 1),
-        mock.patch.object(steps, "CONTIGUOUS", 8),
-        mock.patch.object(steps, "ROWS_IN_ORDER", 1),
-        mock.patch.object(steps, "BEYOND_CACHE", 0),
+        mock.patch.object(tiling, "SMALL", 1),
+        mock.patch.object(tiling, "PART", 8),
+        mock.patch.object(tiling, "IN_CACHE", 64),
+        mock.patch.object(tiling, "CHANNELS_PER_TASK", 2),
+        mock.patch.object(tiling, "ROWS_OF_PART", 1),
+        mock.patch.object(tiling, "CONTIGUOUS", 8),
+        mock.patch.object(tiling, "ROWS_IN_ORDER", 1),
+        mock.patch.object(tiling, "BEYOND_CACHE", 0),
         mock.patch.object(access, "LONGEST_ROW", 64),
         mock.patch.object(program, "streams", return_value=access.MOST_THREADS),
         mock.patch.object(program, "fetches_ahead", return_value=True),

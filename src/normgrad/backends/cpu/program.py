@@ -18,7 +18,8 @@ from ...memory import LINE
 from ...problem import STATISTICS, Problem
 from . import block as B
 from .access import Access, access_of, fetches_ahead, streams
-from .steps import Step, Tiling, steps_of
+from .steps import Step, steps_of
+from .tiling import Tiling
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.

@@ -1,67 +1,23 @@
-"""A program's steps: their order, and how their work is cut into tasks.
-
-How a channel's sums are cut into parts depends on the shape alone, never on the number of threads:
-the cut decides the order of additions, and so the last bit of the result. The measurements behind
-the thresholds stand in one table in docs/performance.md.
-"""
+"""A program's steps and their order. tiling.py says how their work is cut into tasks."""
 
 from __future__ import annotations
 
-from math import gcd
 from typing import NamedTuple
 
 from ... import dtypes
-from ...layout import ceil_div, rounded_up
-from ...memory import LINE
 from ...problem import Problem
 from . import block as B
-from .access import ALONG, LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes
+from .access import ALONG, Access
+from .tiling import (
+    Tiling,
+    in_one_task,
+    of_columns,
+    over_channels,
+    sums_apart,
+    tiling_of,
+    walks_once,
+)
 
-#: With fewer elements one thread has finished before others have started.
-SMALL = 1 << 14
-#: The least elements of a part: cutting a channel or sample further does not pay.
-PART = 1 << 13
-#: The bytes of dy and x that a task sums, and then writes dx of while they are in a core's cache.
-IN_CACHE = 1 << 18
-#: The number of tasks that keeps a large server busy, while adding their sums costs little.
-TASKS = 64
-#: With at least as many tasks, tasks are made larger; with fewer, channels are cut into parts.
-ENOUGH_TASKS = 16
-#: The number of tasks that keeps a few cores busy; sums that dx does not depend on are not cut
-#: further.
-FEW_TASKS = 8
-#: The least number of parts that columns are cut into, each with at least so many elements.
-FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
-#: One thread does per-channel work alone if the channels times their copies (parts or sets) are
-#: fewer than these: it has finished before others have started.
-MANY_CHANNELS = 1 << 13
-#: The channels of a task of per-channel work.
-CHANNELS_PER_TASK = 128
-#: Rows of columns in a part: for each channel, a part costs as much as some ten rows.
-ROWS_OF_PART = 256
-#: Consecutive bytes of dy and x that are read for sums that dx does not depend on: memory is read
-#: in long runs, some channels of one image after those of another.
-CONTIGUOUS = 1 << 20
-#: The rows of a channel, and the elements if rows are long, that are read together even then, since
-#: each piece has a cost of its own.
-ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
-#: Rows of fewer elements are read in that order even where dx depends on a channel's sums, if the
-#: tensors have more bytes than a core's cache: the next channel's row is nearer than the next
-#: image's.
-SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
-#: The bytes of dy and x that a task of group norm's columns treats at a time. Batch norm's columns
-#: run through the whole batch, and gain nothing from this.
-SAMPLE = 2 << 20
-#: The most bytes, and rows, that are treated at a time where rows are statistics groups.
-ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
-#: The most rows where one walk does everything; the walk itself takes what stays in cache.
-ROWS_OF_WALK = 128
-#: The least rows at a time where parameter gradients are summed, however long rows are: the sums,
-#: in float64, are read and written once for so many rows.
-LEAST_ROWS_AT_ONCE = 8
-#: The bytes of dy and x in a row from which the sums of parameter gradients are a step of their
-#: own: for float32, if the rows do not evict one another from the L1 cache; and for half types.
-ROW_APART, HALF_ROW_APART = 1 << 18, 1 << 14
 #: The operation for moments in float64: for gradients, which use them unrounded, and for float32
 #: and float64 data. So the computed mean is the nearest float32, from which every element's
 #: deviation is exact.
@@ -69,43 +25,6 @@ EXACT = "exact moments"
 
 #: The names of the arithmetic's flags, in the order in which it is done.
 _WORDS = {flag: name[3:].lower() for name, flag in vars(B).items() if name.startswith("DO_")}
-
-
-class Tiling(NamedTuple):
-    """How work is cut into tasks, and a task into the pieces that a kernel takes.
-
-    Attributes:
-        sets: the number of sets.
-        sets_per_task, all_channels, channel_block, at_once, parts, part_size, piece_channels,
-            piece_rows: see the fields of a step in block.py.
-        parallel: whether several threads pay.
-    """
-
-    sets: int
-    sets_per_task: int
-    all_channels: int
-    channel_block: int
-    at_once: int
-    parts: int = 1
-    part_size: int = 1
-    piece_channels: int = 1
-    piece_rows: int = 1
-    parallel: bool = True
-
-    @property
-    def turns(self) -> int:
-        """The number of tasks along the sets."""
-        return ceil_div(self.sets, self.sets_per_task) if self.sets_per_task else 1
-
-    @property
-    def blocks(self) -> int:
-        """The number of tasks along the channels."""
-        return ceil_div(self.all_channels, self.channel_block)
-
-    @property
-    def tasks(self) -> int:
-        """The number of tasks."""
-        return self.turns * self.blocks * self.parts
 
 
 class Step(NamedTuple):
@@ -171,168 +90,6 @@ def _uses(operation: str | None) -> int:
     return dy | x | (0 if name in ("sums", "moments", EXACT, "parameters") else B.USES_DX)
 
 
-def _waits(problem: Problem) -> bool:
-    """Whether a channel's sums are needed before anything else is computed."""
-    return problem.result_needs_sums or problem.missing_mean
-
-
-def _is_small(access: Access) -> bool:
-    """Whether one thread would finish before others have started."""
-    problem = access.problem
-    return problem.sets.size * problem.channel.size * access.per_channel < SMALL
-
-
-def tiling_of(access: Access) -> Tiling:
-    """Choose how a problem's tensors are cut into tasks."""
-    problem = access.problem
-    sets, channels, positions = problem.sets.size, problem.channel.size, access.positions
-    whole = Tiling(
-        sets=sets,
-        sets_per_task=sets,
-        all_channels=channels,
-        channel_block=channels,
-        at_once=channels,
-        part_size=positions,
-        piece_channels=min(access.chunk, channels) if access.columns else channels,
-        piece_rows=_rows_of_piece(access),
-    )
-    small = _is_small(access)
-    if access.along:
-        return _of_groups(access, whole, small)
-    if small:
-        return whole
-    if access.columns and access.run == 1:
-        return _of_samples(access, whole) or _of_positions(access, whole)
-    return _of_channels(access, whole)
-
-
-def _rows_of_piece(access: Access) -> int:
-    """The rows of a channel that are read before the next channels' rows of the same images."""
-    problem, row = access.problem, access.run * access.dtype.itemsize
-    if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and row % LINE == 0:
-        return 1
-    waits = _waits(problem)
-    short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
-    if access.columns or (waits and not short):
-        return access.positions
-    steps = [
-        dtype.itemsize * step
-        for dtype, step in zip(access.data, access.rows.strides, strict=True)
-        if step > 0
-    ]
-    most = [ROWS_IN_ORDER, *(held_at_once(step) // len(steps) for step in steps)]
-    if not waits:
-        most.append(ELEMENTS_IN_ORDER // access.run)
-    return max(1, min(most))
-
-
-def _unit(access: Access) -> int:
-    """The least number of channels that make whole groups, and whole rows of columns or tiles."""
-    problem, unit = access.problem, 1
-    if access.columns:
-        unit = access.chunk if access.run > 1 else LANES
-    elif any(access.moved):
-        unit = min(TILE_CHANNELS, problem.channel.size)
-    return problem.per_group * unit // gcd(problem.per_group, unit)
-
-
-def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
-    """The tiling of rows that are statistics groups: a task has many rows, and one slot."""
-    sets, rows = whole.sets, whole.all_channels
-    size = access.run * read_bytes(access.problem)
-    problem = access.problem
-    sums_parameters = problem.wants_parameters and not problem.forward and not _sums_apart(access)
-    least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
-    at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
-    if _walks_once(access):
-        at_once = min(ROWS_OF_WALK, rows)
-    if small:
-        return whole._replace(at_once=at_once, piece_rows=1)
-    # Sets that share their parameters add to one slot for each task.
-    turn = ceil_div(sets, TASKS) if problem.by_row else 1
-    blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
-    block = rounded_up(ceil_div(rows, blocks), at_once)
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
-    return found._replace(piece_channels=at_once, piece_rows=1)
-
-
-def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
-    """The tiling of columns by whole groups of a sample, so that they stay in cache.
-
-    None if there is one sample, if not even one group stays in cache, or if there are too few
-    tasks.
-    """
-    sets, channels, unit = whole.sets, whole.all_channels, _unit(access)
-    if sets == 1:
-        return None
-    most = SAMPLE // (access.positions * read_bytes(access.problem)) // unit * unit
-    turn = ceil_div(sets, TASKS)
-    wanted = ceil_div(ENOUGH_TASKS, ceil_div(sets, turn))
-    block = rounded_up(max(ceil_div(channels, wanted), 2 * LANES), unit)
-    block = min(most, block, channels)
-    if block == 0:
-        return None
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
-    found = found._replace(piece_channels=min(whole.piece_channels, block))
-    return found if found.tasks >= FEW_PARTS else None
-
-
-def _of_positions(access: Access, whole: Tiling) -> Tiling:
-    """The tiling of columns along the positions, with all channels, which share cache lines."""
-    rows, unit = access.positions // access.repeat, access.repeat * ROWS
-    elements = access.per_channel * whole.all_channels
-    few = min(FEW_PARTS, elements // PART_OF_COLUMNS)
-    most = max(1, elements // PART)
-    parts = min(ceil_div(TASKS, whole.sets), max(1, few, rows // ROWS_OF_PART), most)
-    size = ceil_div(ceil_div(access.positions, unit), parts) * unit
-    return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
-
-
-def _of_channels(access: Access, whole: Tiling) -> Tiling:
-    """The tiling by channels, for rows or columns of short channels; in parts if they are few."""
-    problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
-    sets, channels, positions = whole.sets, whole.all_channels, access.positions
-    turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
-    if access.together > 1:
-        return whole._replace(sets_per_task=turn)
-    if sets == 1 and not _waits(problem):
-        # Read long runs of memory, image after image.
-        size = access.run * read_bytes(problem)
-        wanted = min(CONTIGUOUS // size, ceil_div(channels, FEW_TASKS))
-        block = min(channels, rounded_up(max(1, wanted), unit))
-    else:
-        # As few channels as are worth a task, and no more than stay in cache.
-        wanted = channels * sets // ENOUGH_TASKS * per_channel
-        most = max(SMALL, min(IN_CACHE // read_bytes(problem), wanted))
-        block = min(channels, max(1, most // (per_channel * unit)) * unit)
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
-    parts = 1
-    if found.tasks < ENOUGH_TASKS:
-        most = positions if access.columns or _waits(problem) else positions // whole.piece_rows
-        most = max(1, min(most, per_channel * block // PART))
-        parts = min(ceil_div(TASKS, found.tasks), most)
-    if parts == 1 and sets > 1:
-        # A task has several blocks, one after the other, as long as there are enough tasks.
-        wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
-        return found._replace(channel_block=max(block, wanted))
-    size = ceil_div(positions, parts)
-    return found._replace(parts=ceil_div(positions, size), part_size=size)
-
-
-def _in_one_task(channels: int = 1, sets: int = 0) -> Tiling:
-    """The tiling of per-channel work in a single task, over ``sets`` if it is done for each set."""
-    return Tiling(sets, sets, channels, channels, channels)
-
-
-def _over_channels(channels: int, copies: int, sets: int = 0, per_group: int = 1) -> Tiling:
-    """The tiling of per-channel work, in whole statistics groups.
-
-    ``copies``: the number of values for each channel, one for each part or set.
-    """
-    size = min(channels, rounded_up(CHANNELS_PER_TASK, per_group))
-    return Tiling(sets, sets, channels, size, size, parallel=channels * copies >= MANY_CHANNELS)
-
-
 class _Over(NamedTuple):
     """The tilings of a problem's steps: over tensors, over channels and over parameters."""
 
@@ -376,7 +133,7 @@ def _forward(access: Access, over: _Over) -> list[Step]:
     problem = access.problem
     write = None if problem.result is None else "normalise" + ALONG * access.along
     coefficients = B.DO_COEFFICIENTS if write else 0
-    steps = [Step(_in_one_task(), last=B.DO_WEIGHTS)] if access.along and write else []
+    steps = [Step(in_one_task(), last=B.DO_WEIGHTS)] if access.along and write else []
     before = B.DO_PREPARE
     if not problem.missing_invstd:
         return steps + _pass(over, before | coefficients, None, 0, write)
@@ -403,9 +160,9 @@ def _backward(access: Access, over: _Over) -> list[Step]:
 
     steps: list[Step] = []
     if problem.count is not None:
-        steps.append(Step(_in_one_task(), last=B.DO_COUNT))
+        steps.append(Step(in_one_task(), last=B.DO_COUNT))
     if along:
-        steps.append(Step(_in_one_task(), last=B.DO_WEIGHTS))
+        steps.append(Step(in_one_task(), last=B.DO_WEIGHTS))
     before = B.DO_PREPARE
     if problem.missing_mean or problem.missing_invstd:
         for finish in _rounds(problem, B.DO_STATISTICS):
@@ -428,13 +185,13 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     step = Step(over.tiles, before, sums, after, write)
-    if _walks_once(access):
+    if walks_once(access):
         step = Step(over.tiles, before, along="gradients" + ALONG)
     elif along and outputs:
-        if _sums_apart(access):
+        if sums_apart(access):
             # The sums come first, since dx may overwrite what is summed.
             steps += [Step(over.channels, before & B.DO_PREPARE)]
-            summed = Step(_of_columns(access, over.tiles), along="parameters" + ALONG)
+            summed = Step(of_columns(access, over.tiles), along="parameters" + ALONG)
             steps += [summed] if write else []
             step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
         else:
@@ -445,57 +202,20 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
 
 
-def _sums_apart(access: Access) -> bool:
-    """Whether the parameters' sums over rows that are groups are a step of their own.
-
-    That step sums all rows, a part of their elements at a time. The step that writes dx then has
-    one row at a time, which stays in cache, however long it is.
-    """
-    problem, size = access.problem, access.run * read_bytes(access.problem)
-    if access.positions > 1 or any(access.moved):
-        return False
-    if access.dtype.itemsize == dtypes.float16.itemsize:
-        return size >= HALF_ROW_APART
-    step = access.dtype.itemsize * problem.channel.strides[1]
-    return size >= ROW_APART and held_at_once(step) >= 2 * ROWS
-
-
-def _of_columns(access: Access, tiles: Tiling) -> Tiling:
-    """The tiling for the parameters' sums alone: a task has a part of the elements of all rows."""
-    rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
-    return tiles._replace(
-        sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
-        parts=parts, part_size=SPAN, parallel=not _is_small(access),
-    )  # fmt: skip
-
-
-def _walks_once(access: Access) -> bool:
-    """Whether one walk down rows can do everything: a row's sums, its dx, the parameters' sums.
-
-    Rows are short then, and in the L1 cache when they are read again. The parameters' sums cost
-    little, so they are taken even if nobody wants them.
-    """
-    problem = access.problem
-    short = LANES <= access.run <= SHORT and access.positions == 1 and not any(access.moved)
-    found = problem.missing_mean or problem.missing_invstd
-    wanted = access.along and problem.result_needs_sums and not found
-    return wanted and short and access.dtype != dtypes.float64
-
-
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     """The steps for tensors without elements, whose sums are 0."""
     channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
     if problem.forward:
-        return (Step(_in_one_task(channels, problem.sets.size), before=B.DO_STATISTICS),)
-    return (Step(_in_one_task(channels), last=B.DO_OUTPUTS),)
+        return (Step(in_one_task(channels, problem.sets.size), before=B.DO_STATISTICS),)
+    return (Step(in_one_task(channels), last=B.DO_OUTPUTS),)
 
 
 def _gather(problem: Problem) -> Step:
     """The step that combines the ranks' statistics."""
     ranks = problem.count.elements if problem.count else 1
-    return Step(_over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
+    return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
 
 
 def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
@@ -510,7 +230,7 @@ def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
     copies = max(tiles.parts, sets, tiles.blocks)
     over = _Over(
         tiles,
-        _over_channels(channels, copies, sets, per_group),
-        _over_channels(access.parameters, copies, per_group=per_group),
+        over_channels(channels, copies, sets, per_group),
+        over_channels(access.parameters, copies, per_group=per_group),
     )
     return tuple((_forward if problem.forward else _backward)(access, over)), tiles
