@@ -6,22 +6,17 @@ dtypes. All checks are made on specs, before anything is computed or written.
 
 from __future__ import annotations
 
-import math
-import numbers
-import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
 from . import dtypes, layout
 from .dtypes import DType
+from .options import OPTIONS, READERS, Options, Sort, flag, mask
 from .problem import Role
 from .tensor import TensorSpec, naming
-from .unusable import shown
 
 MIN_RANK, MAX_RANK = 2, 8
 
@@ -50,18 +45,6 @@ class Kind(Enum):
     def dtypes(self) -> tuple[DType, ...]:
         """The dtypes that such a tensor may have."""
         return dtypes.COUNTS if self is Kind.COUNT else dtypes.FLOATS
-
-
-class Options(NamedTuple):
-    """The arguments that are not tensors, for all operators; each operator uses some of them."""
-
-    training: bool = True
-    eps: float | None = 0.0
-    momentum: float = 0.0
-    mask: tuple[bool, ...] = ()
-    channel_axis: int = 1
-    num_groups: int = 1
-    normalized_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -201,7 +184,7 @@ class Operator:
             elif name == "eps" and value is None and self.has_own_eps:
                 found[name] = None
             elif name in Options._fields:
-                found[name] = _READERS[sort](name, value)
+                found[name] = READERS[sort](name, value)
             else:
                 found["mask"] = (*found.get("mask", ()), flag(name, value))
         return Options(**found)
@@ -233,109 +216,6 @@ class Operator:
     def out_name(self, index: int, output: Output) -> str:
         """The name of a tensor of ``out`` in messages."""
         return f"out ({output.name})" if self.out_is_tensor else f"out[{index}] ({output.name})"
-
-
-# Options
-
-
-def flag(name: str, value: Any) -> bool:
-    """Check a boolean argument."""
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
-
-
-#: The default mask.
-ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
-
-
-def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
-    """Check the mask of outputs to compute."""
-    if value is ALL_THREE and len(outputs) == len(ALL_THREE):
-        return tuple(ALL_THREE)  # the default needs no check of its entries
-    if type(value) is not tuple or len(value) != len(outputs):
-        allowed = f"allowed: {len(outputs)} booleans"
-        if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name}: {shown(value)}; {allowed}")
-        try:
-            value = tuple(value)
-        except Exception:  # a scalar, or an array without axes: any type of exception
-            raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
-        if len(value) != len(outputs):
-            raise ValueError(
-                f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
-            )
-    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(value))
-
-
-def integer(name: str, value: Any) -> int:
-    """Check an integer argument; a boolean is not one."""
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
-    try:
-        return operators.index(value)
-    except Exception:  # a tensor of one element may raise any type of exception
-        raise TypeError(f"{name}: {shown(value)}; allowed: an integer") from None
-
-
-def real(name: str, value: Any) -> float:
-    """Check a real argument."""
-    if isinstance(value, float) and not math.isnan(value):
-        return float(value)
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: {shown(value)}; allowed: a real number")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise ValueError(f"{name}: too large; allowed: a number that float64 can hold") from None
-    # One NaN object for all: the cache of options would not find a NaN of its own for each call.
-    return number if number == number else math.nan
-
-
-def sizes(name: str, value: Any) -> tuple[int, ...]:
-    """Check the sizes of some axes: one integer, or several."""
-    if isinstance(value, (tuple, list)):
-        if value:
-            return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(value))
-        raise ValueError(f"{name}: {value}; allowed: an integer, or a tuple of one or more")
-    return (integer(name, value),)
-
-
-class Sort(Enum):
-    """The sort of an argument that is not a tensor: how its value is read."""
-
-    FLAG = "true or false"
-    REAL = "a number"
-    INTEGER = "an integer"
-    SIZES = "an integer, or several such as 32,32"
-    FLAGS = "true or false for each output, such as 1,1,0"
-
-
-#: The sorts of all operators' arguments that are not tensors. Those without a field in ``Options``
-#: are entries of the mask.
-OPTIONS = {
-    "training": Sort.FLAG,
-    "eps": Sort.REAL,
-    "momentum": Sort.REAL,
-    "channel_axis": Sort.INTEGER,
-    "num_groups": Sort.INTEGER,
-    "normalized_shape": Sort.SIZES,
-    "output_mask": Sort.FLAGS,
-    "input_g": Sort.FLAG,
-    "weight_g": Sort.FLAG,
-    "bias_g": Sort.FLAG,
-}
-_READERS: dict[Sort, Callable[[str, Any], Any]] = {
-    Sort.FLAG: flag,
-    Sort.REAL: real,
-    Sort.INTEGER: integer,
-    Sort.SIZES: sizes,
-}
-
-
-# Tensors
 
 
 def _check_dtype(name: str, dtype: DType, allowed: Sequence[DType]) -> None:

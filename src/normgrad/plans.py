@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from . import contract, devices, frameworks, layout, memory, native, views
 from .arguments import Arguments, out_entries
 from .backends import choice
-from .contract import Operator, Options, Specs
+from .contract import Operator, Specs
+from .options import Options
 from .overlap import Place, Taken, used
 from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec

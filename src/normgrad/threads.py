@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cache
 
-from . import contract
+from . import options
 from .machine import this_machine
 from .settings import SettingError
 
@@ -33,7 +33,7 @@ def set_num_threads(count: int | None) -> None:
     """
     global _chosen
     if count is not None:
-        count = contract.integer("count", count)
+        count = options.integer("count", count)
         if count < 1:
             raise ValueError(f"count: {count}; allowed: a positive integer")
     _chosen = count

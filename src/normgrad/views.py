@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from . import contract, layout
-from .contract import Kind, Operator, Options, Specs
+from .contract import Kind, Operator, Specs
 from .layout import Axis
+from .options import Options
 from .problem import DATA, STATISTICS, Problem, Role, Vector
 from .tensor import TensorSpec
 

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, layout
-from ..contract import Operator, Options
+from ..contract import Operator
 from ..memory import LINE
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..operators.group_norm import GROUP_NORM_BACKWARD
 from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
+from ..options import Options
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, Scalar, check
 from ..tensor import ReachError, TensorSpec

@@ -18,9 +18,10 @@ from rich.text import Text
 import normgrad
 
 from .. import dtypes, precision, reference
-from ..contract import OPTIONS, Operator, Sort
+from ..contract import Operator
 from ..operators import OPERATORS
 from ..operators.by_name import choices_of
+from ..options import OPTIONS, Sort
 from ..plans import Plan
 from ..settings import SettingError
 from . import files, outputs, show

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, frameworks, layout
-from ..contract import Options
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
+from ..options import Options
 from ..plans import Plan, keep
 from ..rules import (
     Always,

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..contract import (
-    ALL_THREE,
-    GRAD_INPUT,
-    GRAD_OUT,
-    INPUT,
-    OUTPUT,
-    Kind,
-    Operator,
-    Output,
-    Parameter,
-)
+from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
+from ..options import ALL_THREE
 from ..plans import call
 from ..problem import Role
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, reference
-from ..contract import Kind, Operator, Options, Output, Parameter
+from ..contract import Kind, Operator, Output, Parameter
 from ..dtypes import DType
 from ..operators.by_name import PLANNED, choices_of
+from ..options import Options
 from ..problem import Role
 
 Array = npt.NDArray[Any]

@@ -8,8 +8,9 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ..contract import GRAD_INPUT, OPTIONS, Kind, Operator, Output, Parameter, Sort, only
+from ..contract import GRAD_INPUT, Kind, Operator, Output, Parameter, only
 from ..operators.by_name import PLANNED
+from ..options import OPTIONS, Sort
 from ..problem import Role
 
 #: The namespace of ``torch.ops`` that the operators are in.

@@ -1,0 +1,127 @@
+"""The arguments of operators that are not tensors: their sorts, and the checks of their values.
+
+Each check names the argument, what it was and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator as operators
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .unusable import shown
+
+
+class Options(NamedTuple):
+    """The arguments that are not tensors, for all operators; each operator uses some of them."""
+
+    training: bool = True
+    eps: float | None = 0.0
+    momentum: float = 0.0
+    mask: tuple[bool, ...] = ()
+    channel_axis: int = 1
+    num_groups: int = 1
+    normalized_shape: tuple[int, ...] = ()
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a boolean argument."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
+
+
+#: The default mask.
+ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
+
+
+def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
+    """Check the mask of outputs to compute."""
+    if value is ALL_THREE and len(outputs) == len(ALL_THREE):
+        return tuple(ALL_THREE)  # the default needs no check of its entries
+    if type(value) is not tuple or len(value) != len(outputs):
+        allowed = f"allowed: {len(outputs)} booleans"
+        if isinstance(value, (str, bytes)):
+            raise TypeError(f"{name}: {shown(value)}; {allowed}")
+        try:
+            value = tuple(value)
+        except Exception:  # a scalar, or an array without axes: any type of exception
+            raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
+        if len(value) != len(outputs):
+            raise ValueError(
+                f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
+            )
+    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(value))
+
+
+def integer(name: str, value: Any) -> int:
+    """Check an integer argument; a boolean is not one."""
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
+    try:
+        return operators.index(value)
+    except Exception:  # a tensor of one element may raise any type of exception
+        raise TypeError(f"{name}: {shown(value)}; allowed: an integer") from None
+
+
+def real(name: str, value: Any) -> float:
+    """Check a real argument."""
+    if isinstance(value, float) and not math.isnan(value):
+        return float(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: {shown(value)}; allowed: a real number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: too large; allowed: a number that float64 can hold") from None
+    # One NaN object for all: the cache of options would not find a NaN of its own for each call.
+    return number if number == number else math.nan
+
+
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """Check the sizes of some axes: one integer, or several."""
+    if isinstance(value, (tuple, list)):
+        if value:
+            return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(value))
+        raise ValueError(f"{name}: {value}; allowed: an integer, or a tuple of one or more")
+    return (integer(name, value),)
+
+
+class Sort(Enum):
+    """The sort of an argument that is not a tensor: how its value is read."""
+
+    FLAG = "true or false"
+    REAL = "a number"
+    INTEGER = "an integer"
+    SIZES = "an integer, or several such as 32,32"
+    FLAGS = "true or false for each output, such as 1,1,0"
+
+
+#: The sorts of all operators' arguments that are not tensors. Those without a field in ``Options``
+#: are entries of the mask.
+OPTIONS = {
+    "training": Sort.FLAG,
+    "eps": Sort.REAL,
+    "momentum": Sort.REAL,
+    "channel_axis": Sort.INTEGER,
+    "num_groups": Sort.INTEGER,
+    "normalized_shape": Sort.SIZES,
+    "output_mask": Sort.FLAGS,
+    "input_g": Sort.FLAG,
+    "weight_g": Sort.FLAG,
+    "bias_g": Sort.FLAG,
+}
+#: What reads and checks a value of each sort; masks are checked against the outputs.
+READERS: dict[Sort, Callable[[str, Any], Any]] = {
+    Sort.FLAG: flag,
+    Sort.REAL: real,
+    Sort.INTEGER: integer,
+    Sort.SIZES: sizes,
+}
