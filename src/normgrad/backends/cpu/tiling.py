@@ -136,7 +136,11 @@ def _is_small(access: Access) -> bool:
 
 
 def _rows_of_piece(access: Access) -> int:
-    """The rows of a channel that are read before the next channels' rows of the same images."""
+    """The rows of a channel that are read before the next channels' rows of the same images.
+
+    Rows within an image, which are nearer than the next channel's, are read together.
+    """
+    rows, channels = access.rows, access.problem.channel
     problem, row = access.problem, access.run * access.dtype.itemsize
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and row % LINE == 0:
         return 1
@@ -144,9 +148,11 @@ def _rows_of_piece(access: Access) -> int:
     short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
     if access.columns or (waits and not short):
         return access.positions
+    if all(abs(row) <= abs(step) for row, step in zip(rows.strides, channels.strides, strict=True)):
+        return access.positions
     steps = [
         dtype.itemsize * step
-        for dtype, step in zip(access.data, access.rows.strides, strict=True)
+        for dtype, step in zip(access.data, rows.strides, strict=True)
         if step > 0
     ]
     most = [ROWS_IN_ORDER, *(held_at_once(step) // len(steps) for step in steps)]
