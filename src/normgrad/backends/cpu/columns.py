@@ -66,6 +66,8 @@ ROWS = access.ROWS
 #: in a sum of few terms.
 FEW_ROWS = 4
 DX_ROWS = access.DX_ROWS
+#: The bytes of an element of the half types.
+HALF_SIZE = 2
 #: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
 #: cache when they are read again.
 ABOUT_ONE = 4 * ROWS
@@ -401,7 +403,11 @@ def rows_before(end, repeat):
 
 @helper
 def write(operation, dy, x, dx, job):
-    """Write dx or y, the last rows first, since they were summed last."""
+    """Write dx or y, the last rows first, since they were summed last.
+
+    float32 that is written past the caches goes there in memory's order, row by row: several rows
+    at once cost more than loading coefficients once saves, but for half types.
+    """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
     apart = (repeat * steps[0], repeat * steps[1], repeat * steps[2])
@@ -414,10 +420,16 @@ def write(operation, dy, x, dx, job):
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
     ahead = get(job, B.J_AHEAD) != 0
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, channels * run * repeat, apart[2])
-    end = get(job, B.J_ROWS)
-    while end > 0:
-        rows, m = rows_before(end, repeat)
-        here = further((dy, x, dx), steps, end - m)
+    in_order = streaming and item_size(dx) > HALF_SIZE
+    start, end = 0, get(job, B.J_ROWS)
+    while start < end:
+        if in_order:
+            at, rows, m = start, 1, min(repeat, end - start)
+            start += m
+        else:
+            rows, m = rows_before(end, repeat)
+            end -= m
+            at = end
+        here = further((dy, x, dx), steps, at)
         arguments = (operation, here, apart, rows, terms, ahead, streaming)
         over_row(write_part, arguments, channels * run * (m // rows))
-        end -= m
