@@ -43,8 +43,8 @@ TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
 COLUMN_RUN = 32
 #: The same limit where moments are summed in float64, which costs more in rows.
 EXACT_RUN = 128
-#: The same limit for tensors of FAR_APART bytes or more, where a channel's rows in the images of a
-#: batch are too far apart for the processor to prefetch them.
+#: The same limit for tensors of FAR_APART bytes or more, where a channel's sums come first: its
+#: rows in the images of a batch are too far apart for the processor to prefetch them.
 FAR_RUN, FAR_APART = 512, 32 << 20
 #: Longer rows are cut, so that several tasks can share a row.
 LONGEST_ROW = 1 << 13
@@ -249,9 +249,14 @@ def _sums_exactly(problem: Problem) -> bool:
     return problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
 
 
+def waits(problem: Problem) -> bool:
+    """Whether a channel's sums are needed before anything else is done to the channel."""
+    return problem.result_needs_sums or problem.missing_mean
+
+
 def _least_row(problem: Problem) -> int:
     """The length from which adjacent channels are read as rows rather than columns."""
-    if bytes_of(problem, problem.positions) >= FAR_APART:
+    if waits(problem) and bytes_of(problem, problem.positions) >= FAR_APART:
         return FAR_RUN
     return EXACT_RUN if _sums_exactly(problem) else COLUMN_RUN
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from ... import dtypes
 from ...layout import ceil_div, rounded_up
 from ...memory import LINE
-from ...problem import Problem
-from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes
+from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
 #: With fewer elements one thread has finished before others have started.
 SMALL = 1 << 14
@@ -124,11 +123,6 @@ def tiling_of(access: Access) -> Tiling:
     return _of_channels(access, whole)
 
 
-def _waits(problem: Problem) -> bool:
-    """Whether a channel's sums are needed before anything else is computed."""
-    return problem.result_needs_sums or problem.missing_mean
-
-
 def _is_small(access: Access) -> bool:
     """Whether one thread would finish before others have started."""
     problem = access.problem
@@ -144,9 +138,9 @@ def _rows_of_piece(access: Access) -> int:
     problem, row = access.problem, access.run * access.dtype.itemsize
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and row % LINE == 0:
         return 1
-    waits = _waits(problem)
+    waiting = waits(problem)
     short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
-    if access.columns or (waits and not short):
+    if access.columns or (waiting and not short):
         return access.positions
     if all(abs(row) <= abs(step) for row, step in zip(rows.strides, channels.strides, strict=True)):
         return access.positions
@@ -156,7 +150,7 @@ def _rows_of_piece(access: Access) -> int:
         if step > 0
     ]
     most = [ROWS_IN_ORDER, *(held_at_once(step) // len(steps) for step in steps)]
-    if not waits:
+    if not waiting:
         most.append(ELEMENTS_IN_ORDER // access.run)
     return max(1, min(most))
 
@@ -230,7 +224,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
-    if sets == 1 and not _waits(problem):
+    if sets == 1 and not waits(problem):
         # Read long runs of memory, image after image.
         size = access.run * read_bytes(problem)
         wanted = min(CONTIGUOUS // size, ceil_div(channels, FEW_TASKS))
@@ -243,7 +237,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < ENOUGH_TASKS:
-        most = positions if access.columns or _waits(problem) else positions // whole.piece_rows
+        most = positions if access.columns or waits(problem) else positions // whole.piece_rows
         most = max(1, min(most, per_channel * block // PART))
         parts = min(ceil_div(TASKS, found.tasks), most)
     if parts == 1 and sets > 1:
