@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -182,7 +183,8 @@ def details(found: Results, begun: Table | None, path: Path, folder: Path) -> st
     """Everything on one run, which this file holds, for a document in this folder."""
     sections = [f"### {found.device}", summary(found)]
     if reasons := found.facts.get("not_measured"):
-        sections.append("\n- ".join(["Not measured:\n", *reasons.split("; ")]))
+        # Each ends with its cases in brackets; what an error says may have a semicolon within.
+        sections.append("\n- ".join(["Not measured:\n", *re.split(r"(?<=\)); ", reasons)]))
     if (picture := path.with_suffix(".svg")).exists():
         link = Path(os.path.relpath(picture, folder)).as_posix()
         sections.append(f"![Times over the memory's own time]({link})")

@@ -34,7 +34,10 @@ def test_a_run(checkout, row, content, results):
         row(shape=shape, speedup=0.75, ours=800.0, layout=Layout.CHANNELS_LAST),
         row(Operator.LAYER_BATCH_NORM, speedup=2.5, ours=2000),
     )
-    facts = {**found.facts, "not_measured": "aten::x: RuntimeError: no (a); other: no (b)"}
+    facts = {
+        **found.facts,
+        "not_measured": "aten::x: RuntimeError: 1; allowed: 2 (a); other: no (b)",
+    }
     (checkout / "cuda-nvidia-h200.csv").write_bytes(content(Results(facts, found.rows)))
     (checkout / "cuda-nvidia-h200.svg").write_text("<svg/>")
     (checkout / "cuda-nvidia-h200-quick.csv").write_text("not read")
@@ -44,7 +47,10 @@ def test_a_run(checkout, row, content, results):
     assert any("L2 50 MiB; host Some CPU. driver 570.1, CUDA 12.8" in line for line in text)
     assert any(line.endswith("`normgrad bench --device cuda`.") for line in text)
     at = text.index("Not measured:")
-    assert text[at + 2 : at + 4] == ["- aten::x: RuntimeError: no (a)", "- other: no (b)"]
+    assert text[at + 2 : at + 4] == [
+        "- aten::x: RuntimeError: 1; allowed: 2 (a)",
+        "- other: no (b)",
+    ]
     assert "![Times over the memory's own time](../cuda-nvidia-h200.svg)" in text
     limit = "each of 2¹⁶ elements or more, gradients"
     assert f"| torch / ours, {limit} | ≥ 1 | 0.75 | **missed** by 1 of 2 |" in text

@@ -405,8 +405,8 @@ def rows_before(end, repeat):
 def write(operation, dy, x, dx, job):
     """Write dx or y, the last rows first, since they were summed last.
 
-    float32 that is written past the caches goes there in memory's order, row by row: several rows
-    at once cost more than loading coefficients once saves, but for half types.
+    Where they bypass the caches, float32 rows are written one by one in the order of memory, which
+    gains more than to load the coefficients once for several rows. For half types it does not.
     """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)

@@ -132,11 +132,12 @@ def _is_small(access: Access) -> bool:
 def _rows_of_piece(access: Access) -> int:
     """The rows of a channel that are read before the next channels' rows of the same images.
 
-    Rows within an image, which are nearer than the next channel's, are read together.
+    Rows within an image are nearer than the next channel's, and are read together. Rows of whole
+    cache lines that are written without sums go in the order of memory, one by one.
     """
     rows, channels = access.rows, access.problem.channel
-    problem, row = access.problem, access.run * access.dtype.itemsize
-    if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and row % LINE == 0:
+    problem, size = access.problem, access.run * access.dtype.itemsize
+    if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
         return 1
     waiting = waits(problem)
     short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
