@@ -141,9 +141,9 @@ J_STREAM, J_AHEAD = _job(), _job()
 # The addresses of weight and bias along the rows; the index of the row's first element among the
 # parameters; whether dx is written with the parameters' sums, and whether there are such sums.
 J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job(), _job(), _job(), _job(), _job()
-# For kernels that compute a row's coefficients: the block's DIVISOR and CENTRED, and the address of
-# the weights' range (W_COUNT).
-J_DIVISOR, J_CENTRED, J_RANGE = _job(), _job(), _job()
+# For kernels that compute a row's coefficients: the block's DIVISOR, EPS and CENTRED, and the
+# address of the weights' range (W_COUNT).
+J_DIVISOR, J_EPS, J_CENTRED, J_RANGE = _job(), _job(), _job(), _job()
 JOB_FIELDS = _job.end
 
 _team = _Fields()

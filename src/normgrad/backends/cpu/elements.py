@@ -25,6 +25,7 @@ class Operation(types.Type):  # type: ignore[misc]
         self.operation = name.removesuffix(ALONG)
         #: Whether weight and bias belong to a row's elements, rather than to a channel.
         self.along = name.endswith(ALONG)
+        self.normalises = self.operation in ("normalise", "forward")
 
 
 @register_model(Operation)
@@ -66,7 +67,7 @@ def coefficients_at(operation, dy, coefficients, weight, bias, k, part):
     """The coefficients of a part of a row, multiplied by the weights along the row, if any."""
     if not operation.along:
         return lambda operation, dy, coefficients, weight, bias, k, part: coefficients
-    normalises = operation.operation == "normalise"
+    normalises = operation.normalises
 
     def weighted(operation, dy, coefficients, weight, bias, k, part):
         gain, offset, mean, slope, scale = coefficients
@@ -89,7 +90,7 @@ def written(operation, tensors, k, coefficients, part):
         return lambda operation, tensors, k, coefficients, part: (
             coefficients[0] * load_part(tensors[0], k, part)
         )
-    if operation.operation == "normalise":
+    if operation.normalises:
         return lambda operation, tensors, k, coefficients, part: (
             coefficients[0] * (load_part(tensors[1], k, part) - coefficients[2]) + coefficients[1]
         )

@@ -38,6 +38,7 @@ _LOOPS = {
     "evaluate": "sums",
     "parameters": "parameters",
     "gradients": "gradients",
+    "forward": "forward",
     "moments": "moments",
     "exact moments": "moments",
     "apply": "write",
@@ -45,17 +46,17 @@ _LOOPS = {
     "normalise": "write",
 }
 #: The operations that only rows have that are statistics groups.
-_ALONG = ("parameters", "gradients")
-_PATTERNS = {"rows": rows, "columns": columns, "along": along}
+_ALONG = ("parameters", "gradients", "forward")
+_PATTERNS = {"rows": rows, "columns": columns}
 #: The codes of float32 and float64; and the dtype codes for which an operation has no kernel.
 _WHOLE = dtypes.float32.code, dtypes.float64.code
-_UNUSED = {"moments": _WHOLE, "gradients along": _WHOLE[1:]}
+_UNUSED = {"moments": _WHOLE, "gradients along": _WHOLE[1:], "forward along": _WHOLE[1:]}
 #: All kernels, as pattern and operation.
 _KERNELS = (
     *[("rows", name) for name in _LOOPS if name not in _ALONG],
     *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
     *[("columns", name) for name in _LOOPS if name not in _ALONG],
-    *[("along", name + ALONG) for name in _ALONG],
+    *[("rows", name + ALONG) for name in _ALONG],
 )
 #: The units of per-channel arithmetic, by a program's name for it; each is compiled separately.
 _ARITHMETIC = {
@@ -77,7 +78,8 @@ class Source(NamedTuple):
 
 
 def _kernel(pattern: str, operation: str, code: int) -> Source:
-    function = getattr(_PATTERNS[pattern], _LOOPS[operation.removesuffix(ALONG)])
+    name = operation.removesuffix(ALONG)
+    function = getattr(along if name in _ALONG else _PATTERNS[pattern], _LOOPS[name])
     signature = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
     return Source(function.py_func, signature)
 

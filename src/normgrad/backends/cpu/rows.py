@@ -75,9 +75,9 @@ BLOCK = CHAIN * 2 * LANES
 ABOUT_ONE = 4 * BLOCK
 #: The lanes of eight short rows, which are kept until they are added up together.
 KEPT = EIGHT * LANES
-#: The longest rows that are prefetched where rows are groups: longer ones the processor prefetches
-#: better by itself.
-FORESEEN = 512
+#: The longest chain, in elements, of float32 data's moments in float64, whose roundings are as far
+#: below float32's.
+ONE_CHAIN = 8 * BLOCK
 
 
 @helper
@@ -293,40 +293,42 @@ def add_moments_of_part(zero, x, i, mean, s, q, e, part):
 
 
 @helper
-def exact_moments_of_block(zero, row, i, end, mu):
-    """The moments of a row's elements i to end, in lanes of float64.
+def exact_moments_of_block(zero, row, i, end, mean):
+    """The moments of a row's elements i to end, in a chain of float64 lanes.
 
-    They are two sums of deviations, their error, and the sum of squares.
+    They are the sum of deviations with its error, and the sum of squares.
     """
     none = splat(0.0)
-    s, q, s2, q2, e = none, none, none, none, none
-    while i + 2 * LANES <= end:
-        s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
-        s2, q2, e = add_moments_of_part(zero, row, i + LANES, mu, s2, q2, e, None)
-        i += 2 * LANES
-    if i + LANES <= end:
-        s, q, e = add_moments_of_part(zero, row, i, mu, s, q, e, None)
+    s, q, e = none, none, none
+    while i + LANES <= end:
+        s, q, e = add_moments_of_part(zero, row, i, mean, s, q, e, None)
         i += LANES
     if i < end:
-        s2, q2, e = add_moments_of_part(zero, row, i, mu, s2, q2, e, end - i)
-    return s, s2, e, q + q2
+        s, q, e = add_moments_of_part(zero, row, i, mean, s, q, e, end - i)
+    return s, e, q
+
+
+@by_types
+def exact_chain(zero):
+    """The elements of a chain of moments in float64.
+
+    In float64 arithmetic it has 16 additions to a lane: with 32, squares just below half a unit in
+    the last place of their sum gave an error of 1.06 of the bound.
+    """
+    return (lambda zero: ONE_CHAIN) if zero.real == types.float32 else (lambda zero: BLOCK)
 
 
 @helper
 def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
-    """Add the moments of some rows to channel c's, in chains of 16 additions.
-
-    Longer chains would break the bound in float64 arithmetic: with 32, squares just below half a
-    unit in the last place of their sum gave an error of 1.06 of the bound.
-    """
+    """Add the moments of some rows to channel c's, chain by chain."""
     not_inlined()
     zero, mu = zero_lanes(x, x), splat(mean)
+    chain = exact_chain(zero)
     for r in range(rows):
         row = shift(x, r * x_step)
-        for start in range(0, count, 2 * BLOCK):
-            end = min(start + 2 * BLOCK, count)
-            s, s2, e, squares = exact_moments_of_block(zero, row, start, end, mu)
-            fold_deviations(zero, sums, c, s, s2, e, squares)
+        for start in range(0, count, chain):
+            end = min(start + chain, count)
+            fold_deviations(zero, sums, c, exact_moments_of_block(zero, row, start, end, mu))
 
 
 @helper
@@ -338,8 +340,8 @@ def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
         n = min(EIGHT, channels - start)
         for i in range(n):
             row, mu = shift(x, (start + i) * apart), splat(get(means, first + start + i))
-            s, s2, _, squares = exact_moments_of_block(zero, row, plain(0), run, mu)
-            put_lanes(kept[0], i * HALF, halves_added(s + s2))
+            s, _, squares = exact_moments_of_block(zero, row, plain(0), run, mu)
+            put_lanes(kept[0], i * HALF, halves_added(s))
             put_lanes(kept[1], i * HALF, halves_added(squares))
         add_kept_totals(zero, kept, n, sums, first + start)
 
@@ -347,31 +349,30 @@ def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
 @by_types
 def moments_of_rows(operation, x, step, rows, run, about, sums, c):
     """Add the moments of some rows to channel c's, in the operation's way: exactly or not."""
-    if operation.operation == "exact moments":
-        return lambda operation, x, step, rows, run, about, sums, c: exact_moments_of_rows(
-            x, step, rows, run, about, sums, c
+    if operation.operation == "moments":
+        return lambda operation, x, step, rows, run, about, sums, c: moments_about_means(
+            operation, x, step, rows, run, about, sums, c
         )
-    return lambda operation, x, step, rows, run, about, sums, c: moments_about_means(
-        operation, x, step, rows, run, about, sums, c
+    return lambda operation, x, step, rows, run, about, sums, c: exact_moments_of_rows(
+        x, step, rows, run, about, sums, c
     )
 
 
 @by_types
 def is_exact_and_short(operation, zero, run):
-    """Whether a row's exact moments need one chain and no errors: it is short, and float32."""
-    if operation.operation == "exact moments" and zero.real == types.float32:
-        return lambda operation, zero, run: run <= 2 * BLOCK
+    """Whether a row's moments in float64 need one chain and no errors: it is short, and float32."""
+    if operation.operation != "moments" and zero.real == types.float32:
+        return lambda operation, zero, run: run <= ONE_CHAIN
     return lambda operation, zero, run: False
 
 
 @helper
-def moments(operation, dy, x, dx, job):
-    """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums."""
+def moments_of_channels(operation, x, job, c, end):
+    """Add the moments of the rows of channels c to end, which start at x, to their sums."""
+    inlined()
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
-    rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
-    c, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    end = c + get(job, B.J_CHANNELS)
+    rows, run, per_group = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_PER_GROUP)
     if per_group == 1 and rows == 1 and is_exact_and_short(operation, zero_lanes(x, x), run):
         exact_moments_of_eight(x, apart, end - c, run, means, sums, c)
         return
@@ -382,6 +383,13 @@ def moments(operation, dy, x, dx, job):
         moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
         c += n
+
+
+@helper
+def moments(operation, dy, x, dx, job):
+    """Add Σ(x − mean) and Σ(x − mean)² of each channel's rows to its sums."""
+    c = get(job, B.J_CHANNEL)
+    moments_of_channels(operation, x, job, c, c + get(job, B.J_CHANNELS))
 
 
 @helper
@@ -431,20 +439,6 @@ def write_row(operation, tensors, coefficients, along, count, past_caches):
     return write if isinstance(past_caches, types.NoneType) else stream
 
 
-@by_types
-def fetch_others(operation, tensors, ahead, run):
-    """Prefetch x of the rows that are normalised next, where rows are statistics groups."""
-    if operation.along and operation.operation == "normalise":
-
-        def x_alone(operation, tensors, ahead, run):
-            if run <= FORESEEN:
-                for k in range(0, run, LANES):
-                    prefetch_lanes(tensors[1], ahead + k)
-
-        return x_alone
-    return lambda operation, tensors, ahead, run: None
-
-
 @helper
 def write_rows(operation, dy, x, dx, job, past_caches):
     """Write dx or y of each channel's rows."""
@@ -457,7 +451,6 @@ def write_rows(operation, dy, x, dx, job, past_caches):
     slopes, scales = doubles_at(get(job, B.J_SLOPE)), doubles_at(get(job, B.J_SCALE))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
     group, left = first // per_group, per_group - first % per_group
-    ahead = get(job, B.J_CHANNELS) * apart[1]
     for c in range(get(job, B.J_CHANNELS)):
         channel = first + c
         coefficients = (
@@ -466,7 +459,6 @@ def write_rows(operation, dy, x, dx, job, past_caches):
             splat_like(dy, x, get(scales, group)),
         )  # fmt: skip
         here = further((dy, x, dx), apart, c)
-        fetch_others(operation, here, ahead, run)
         for _ in range(rows):
             write_row(operation, here, coefficients, along, run, past_caches)
             here = further(here, steps, 1)

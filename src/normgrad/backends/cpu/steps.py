@@ -15,6 +15,7 @@ from .tiling import (
     over_channels,
     sums_apart,
     tiling_of,
+    walks_forward,
     walks_once,
 )
 
@@ -85,7 +86,7 @@ def _uses(operation: str | None) -> int:
     if operation is None:
         return 0
     name = operation.removesuffix(ALONG)
-    dy = 0 if name in ("moments", EXACT, "normalise") else B.USES_DY
+    dy = 0 if name in ("moments", EXACT, "normalise", "forward") else B.USES_DY
     x = 0 if name == "scale" else B.USES_X
     return dy | x | (0 if name in ("sums", "moments", EXACT, "parameters") else B.USES_DX)
 
@@ -137,6 +138,8 @@ def _forward(access: Access, over: _Over) -> list[Step]:
     before = B.DO_PREPARE
     if not problem.missing_invstd:
         return steps + _pass(over, before | coefficients, None, 0, write)
+    if walks_forward(access):
+        return [*steps, Step(over.tiles, sums="forward" + ALONG, after=B.DO_STATISTICS)]
     moments = "moments" if access.dtype.itemsize == dtypes.float16.itemsize else EXACT
     *rounds, last = _rounds(problem, B.DO_STATISTICS | coefficients)
     for finish in rounds:

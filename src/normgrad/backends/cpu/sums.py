@@ -331,23 +331,24 @@ def add_deviation(zero, tensor, x, mean, s, e, part):
 
 
 @by_types
-def fold_deviations(zero, sums, c, s, s2, e, squares):
-    """Add two sums of deviations with their error, and a sum of squares, to channel c's sums."""
+def fold_deviations(zero, sums, c, moments):
+    """Add a sum of deviations with its error, and a sum of squares, to channel c's sums."""
     if _is_double(zero):
 
-        def compensated(zero, sums, c, s, s2, e, squares):
-            row = double_buffer(TWO_LOTS)
+        def compensated(zero, sums, c, moments):
+            s, e, squares = moments
+            row = double_buffer(LOT)
             put_lanes(row, 0, s)
-            put_lanes(shift(row, LANES), 0, s2)
-            for lane in range(TWO_LOTS):
+            for lane in range(LANES):
                 add_sum(sums[0], sums[1], c, (get(row, lane), 0.0))
             put(sums[1], c, get(sums[1], c) + sum_of_lanes(e))
             add_sum(sums[2], sums[3], c, sum_and_error_of_lanes(squares))
 
         return compensated
 
-    def plain(zero, sums, c, s, s2, e, squares):
-        add_sum(sums[0], sums[1], c, (sum_of_lanes(s + s2), 0.0))
+    def plain(zero, sums, c, moments):
+        s, _, squares = moments
+        add_sum(sums[0], sums[1], c, (sum_of_lanes(s), 0.0))
         add_sum(sums[2], sums[3], c, (sum_of_lanes(squares), 0.0))
 
     return plain

@@ -61,7 +61,7 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
     for field, pattern, operation in (
         (B.SUMS_KERNEL, access.pattern, step.sums),
         (B.WRITE_KERNEL, access.pattern, None if step.along else step.write),
-        (B.PARAMETER_KERNEL, "along", step.along),
+        (B.PARAMETER_KERNEL, access.pattern, step.along),
     ):
         if operation:
             found[field] = kernel(pattern, operation, access.dtype.code)

@@ -98,6 +98,7 @@ def start_job(block, job, bank, part):
     put(job, B.J_STREAM, get(block, B.STREAM))
     put(job, B.J_AHEAD, get(block, B.AHEAD))
     put(job, B.J_DIVISOR, get(block, B.DIVISOR))
+    put(job, B.J_EPS, get(block, B.EPS))
     put(job, B.J_CENTRED, get(block, B.CENTRED))
     put(job, B.J_RANGE, workspace + get(block, B.W_COUNT))
     for tensor in range(3):
