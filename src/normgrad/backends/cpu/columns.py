@@ -65,7 +65,7 @@ ROWS = access.ROWS
 #: Fewer rows than these are summed in float64 from the start, since the rounding of each term shows
 #: in a sum of few terms.
 FEW_ROWS = 4
-DX_ROWS = access.DX_ROWS
+DX_ROWS, PAGE = access.DX_ROWS, access.PAGE
 #: The bytes of an element of the half types.
 HALF_SIZE = 2
 #: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
@@ -406,7 +406,9 @@ def write(operation, dy, x, dx, job):
     """Write dx or y, the last rows first, since they were summed last.
 
     Where they bypass the caches, float32 rows are written one by one in the order of memory, which
-    gains more than to load the coefficients once for several rows. For half types it does not.
+    gains more than to load the coefficients once for several rows. For half types it does not,
+    unless rows lie whole pages apart: a row's loads then wait for the stores of the row before, if
+    x and y begin at the same offset in their pages, as large tensors do.
     """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
@@ -420,7 +422,7 @@ def write(operation, dy, x, dx, job):
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
     ahead = get(job, B.J_AHEAD) != 0
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, channels * run * repeat, apart[2])
-    in_order = streaming and item_size(dx) > HALF_SIZE
+    in_order = streaming and (item_size(dx) > HALF_SIZE or apart[2] * item_size(dx) % PAGE == 0)
     start, end = 0, get(job, B.J_ROWS)
     while start < end:
         if in_order:
