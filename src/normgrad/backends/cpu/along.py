@@ -1,7 +1,8 @@
 """Kernels for rows that are statistics groups whose elements have the parameters (layer norm).
 
 One walk down some rows writes dx and adds up the parameters' gradients. A row's own sums come
-first (see rows.py), and leave the row in a cache.
+first (see rows.py), and leave the row in a cache. Another walk takes some rows' moments and writes
+their y.
 """
 
 from __future__ import annotations

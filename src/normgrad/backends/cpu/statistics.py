@@ -86,21 +86,6 @@ def inverse_root(a):
 
 
 @helper
-def mean_about(point, change):
-    """The mean that lies by ``change`` from a point, with its error and rounded."""
-    mean = plus((point, 0.0), change)
-    return mean, rounded(mean) if isfinite(point) else point
-
-
-@helper
-def variance_about(square, change):
-    """The variance, from the mean square about a point that the mean is ``change`` away from."""
-    variance = plus(square, times((-change[0], -change[1]), change))
-    negative = variance[0] < 0.0
-    return 0.0 if negative else variance[0], 0.0 if negative else variance[1]
-
-
-@helper
 def means_of_groups(sums, groups, per_group, m, means):
     """Add the sums of each group's channels, in their order, and divide by m."""
     not_inlined()
@@ -173,8 +158,12 @@ def statistics(block, flags, s, bank, c0, c1):
         means_of_groups(pairs(block, B.W_SUM_DY_XMU, at), there, per_group, m, variances)
         for g in range(there if get(block, B.MISSING_MEAN) != 0 else 0):
             change = get_pair(changes, g)
-            put_pair(variances, g, variance_about(get_pair(variances, g), change))
-            new, value = mean_about(get(mean[0], g), change)
+            variance = plus(get_pair(variances, g), times((-change[0], -change[1]), change))
+            put(variances[0], g, 0.0 if variance[0] < 0.0 else variance[0])
+            put(variances[1], g, 0.0 if variance[0] < 0.0 else variance[1])
+            about = get(mean[0], g)
+            new = plus((about, 0.0), change)
+            value = rounded(new) if isfinite(about) else about
             nearest = held(block, canonical(value))
             left = new[1] + (new[0] - nearest)
             put(means[0], g, value)

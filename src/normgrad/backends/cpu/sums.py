@@ -39,8 +39,8 @@ from .lanes import (
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: The numbers of elements in one vector of lanes and in two.
-LOT, TWO_LOTS = LANES, 2 * LANES
+#: The number of elements in one vector of lanes.
+LOT = LANES
 #: The elements of all sums in registers that are reduced together.
 LOTS = EIGHT * HALF
 SHORT = access.SHORT

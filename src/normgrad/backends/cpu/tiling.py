@@ -60,7 +60,6 @@ LEAST_ROWS_AT_ONCE = 8
 #: The bytes of dy and x in a row from which the sums of parameter gradients are a step of their
 #: own: for float32, if the rows do not evict one another from the L1 cache; and for half types.
 ROW_APART, HALF_ROW_APART = 1 << 18, 1 << 14
-
 #: The longest rows of half types whose moments take less time in float64 than about own means.
 SHORT_HALF = 256
 
