@@ -9,16 +9,29 @@ from __future__ import annotations
 
 from math import isfinite, sqrt
 
+from numba import types
+
 from . import block as B
 from .access import SHORT
-from .coefficients import NORMAL_SINGLES, holds, keep_precision, of_group
-from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
-from .helpers import helper, passed
+from .coefficients import NORMAL_SINGLES, holds, keep_precision
+from .columns import (
+    BUFFER,
+    ROWS,
+    SPAN,
+    clear_chains,
+    fold_chains,
+    gather_sums,
+    over_row,
+    start_sums,
+)
+from .conversions import HalfStorage
+from .helpers import by_types, helper, passed
 from .intrinsics import (
     bits_to_double,
     double_buffer,
     doubles_at,
     get,
+    inlined,
     item_size,
     like,
     load,
@@ -33,9 +46,8 @@ from .lanes import (
     EIGHT,
     LANES,
     as_loaded,
-    get_lanes,
+    double_lanes,
     load_part,
-    load_some,
     prefetch_lanes,
     put_lanes,
     splat,
@@ -51,10 +63,12 @@ from .rows import (
     keep_short_row,
     moments_of_channels,
     sums_of,
+    sums_of_rows,
     three,
     write_row,
 )
-from .sums import fold_sums
+from .sums import fold_sums, total_of
+from .target import has_many_registers
 from .vectors import canonical
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -100,50 +114,112 @@ def write_part(dx, c, weight, numbers, values, centred, part, streaming):
     store_part(dx, c, scale * (gain * weight * values - inner), part, streaming)
 
 
+@by_types
+def is_given(choice):
+    """Whether a choice that is made when a kernel is compiled is not None."""
+    found = not isinstance(choice, types.NoneType)
+    return lambda choice: found
+
+
 @helper
 def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
     """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
     dy, x, dx = tensors
     values, centred = load_part(dy, c, part), load_part(x, c, part) - numbers[2]
-    if writes:
+    if is_given(writes):
         write_part(dx, c, weight, numbers, values, centred, part, streaming)
     return sums[0] + values, sums[1] + values * (centred * numbers[5])
 
 
-@helper
+@by_types
 def fetch_on(tensors, c, ahead):
-    """Prefetch what is read later, since no processor foresees so many rows at once."""
-    prefetch_lanes(tensors[0], c + ahead[0])
-    prefetch_lanes(tensors[1], c + ahead[1])
+    """Prefetch what is read later, since no processor foresees so many rows at once.
+
+    With sums that fill the registers, float32 and float64 gain less from it than it costs.
+    """
+
+    def fetch(tensors, c, ahead):
+        prefetch_lanes(tensors[0], c + ahead[0])
+        prefetch_lanes(tensors[1], c + ahead[1])
+
+    halves = isinstance(tensors[0].dtype, HalfStorage)
+    return fetch if halves or has_many_registers() else lambda tensors, c, ahead: None
+
+
+@by_types
+def sums_of_some(arguments, c, part, weight, zero):
+    """Sum some rows of a part of their elements, alternating between two chains.
+
+    Where registers do not hold the sums of two chains, one comes after the other. The additions are
+    the same.
+    """
+
+    def together(arguments, c, part, weight, zero):
+        here, steps, rows, _, numbers, _, writes, streaming, ahead = arguments
+        a, b = (zero, zero), (zero, zero)
+        for r in range(0, rows - 1, 2):
+            fetch_on(here, c, ahead)
+            of_row = numbers_of(numbers, r)
+            a = add_and_write(here, c, weight, of_row, a, part, writes, streaming)
+            here = further(here, steps, 1)
+            fetch_on(here, c, ahead)
+            of_row = numbers_of(numbers, r + 1)
+            b = add_and_write(here, c, weight, of_row, b, part, writes, streaming)
+            here = further(here, steps, 1)
+        if rows % 2 > 0:
+            of_row = numbers_of(numbers, rows - 1)
+            a = add_and_write(here, c, weight, of_row, a, part, writes, streaming)
+        return a, b
+
+    def apart(arguments, c, part, weight, zero):
+        return (
+            add_chain(arguments, c, part, weight, zero, 0),
+            add_chain(arguments, c, part, weight, zero, 1),
+        )
+
+    return together if has_many_registers() else apart
+
+
+@helper
+def add_chain(arguments, c, part, weight, zero, first):
+    """Sum every other row of a part of their elements, from row ``first`` on."""
+    tensors, steps, rows, _, numbers, _, writes, streaming, ahead = arguments
+    chain, here = (zero, zero), further(tensors, steps, first)
+    for r in range(first, rows, 2):
+        fetch_on(here, c, ahead)
+        of_row = numbers_of(numbers, r)
+        chain = add_and_write(here, c, weight, of_row, chain, part, writes, streaming)
+        here = further(here, steps, 2)
+    return chain
 
 
 @passed
 def add_rows(arguments, c, part):
-    """Add some rows to the sums of a part of their elements, alternating between two chains."""
-    tensors, steps, rows, weights, numbers, sums, writes, streaming, ahead = arguments
-    weight, zero = get_lanes(weights, c), zero_lanes(tensors[0], tensors[1])
-    a, b = (zero, zero), (zero, zero)
-    here = tensors
-    for r in range(0, rows - 1, 2):
-        fetch_on(here, c, ahead)
-        of_row = numbers_of(numbers, r)
-        a = add_and_write(here, c, weight, of_row, a, part, writes, streaming)
-        here = further(here, steps, 1)
-        fetch_on(here, c, ahead)
-        of_row = numbers_of(numbers, r + 1)
-        b = add_and_write(here, c, weight, of_row, b, part, writes, streaming)
-        here = further(here, steps, 1)
-    if rows % 2 > 0:
-        of_row = numbers_of(numbers, rows - 1)
-        a = add_and_write(here, c, weight, of_row, a, part, writes, streaming)
+    """Add some rows to the sums of a part of their elements."""
+    tensors, weights, sums = arguments[0], arguments[3], arguments[5]
+    weight = as_loaded(tensors[0], load_part(weights, c, part))
+    zero = zero_lanes(tensors[0], tensors[1])
+    a, b = sums_of_some(arguments, c, part, weight, zero)
     fold_sums(zero, sums, c, a, b)
+
+
+@passed
+def add_row(arguments, c, part):
+    """Add a part of row r to a chain of sums in the nearest caches, and write its dx if asked."""
+    inlined()
+    tensors, r, weights, numbers, chain, writes, streaming = arguments
+    weight, of_row = as_loaded(tensors[0], load_part(weights, c, part)), numbers_of(numbers, r)
+    sums = load_part(chain[0], c, part), load_part(chain[1], c, part)
+    sums = add_and_write(tensors, c, weight, of_row, sums, part, writes, streaming)
+    store_part(chain[0], c, sums[0], part, False)
+    store_part(chain[1], c, sums[1], part, False)
 
 
 @passed
 def write_rows(arguments, c, part):
     """Write dx of a part of some rows."""
     tensors, steps, rows, weights, numbers, streaming, ahead = arguments
-    weight = get_lanes(weights, c)
+    weight = as_loaded(tensors[0], load_part(weights, c, part))
     for r in range(rows):
         fetch_on(tensors, c, ahead)
         dy, x, dx = tensors
@@ -153,27 +229,48 @@ def write_rows(arguments, c, part):
         tensors = further(tensors, steps, 1)
 
 
-@helper
-def read_weights(dy, weight, width, weights):
-    """Copy the weights of a row's elements, in the order in which dy is loaded."""
-    for c in range(0, width, LANES):
-        put_lanes(weights, c, as_loaded(dy, load_some(weight, c, min(LANES, width - c))))
+@by_types
+def add_some(tensors, steps, rows, weights, numbers, columns, width, writes, streaming):
+    """Add some rows to the sums of their elements, and write dx if asked.
+
+    They are taken row by row, with the sums in the L1 cache; rows of half types, which need more
+    sums for each byte, together, with the sums in registers.
+    """
+
+    def in_registers(tensors, steps, rows, weights, numbers, columns, width, writes, streaming):
+        ahead = ON, ON
+        arguments = (tensors, steps, rows, weights, numbers, columns, writes, streaming, ahead)
+        over_row(add_rows, arguments, width)
+
+    def in_order(tensors, steps, rows, weights, numbers, columns, width, writes, streaming):
+        dy, x, _ = tensors
+        chains = (
+            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
+            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
+        )
+        zero = zero_lanes(dy, x)
+        clear_chains(zero, width, chains)
+        for r in range(rows):
+            chain = chains[0] if r % 2 == 0 else chains[1]
+            over_row(add_row, (tensors, r, weights, numbers, chain, writes, streaming), width)
+            tensors = further(tensors, steps, 1)
+        fold_chains(zero, columns, width, chains)
+
+    return in_registers if isinstance(tensors[0].dtype, HalfStorage) else in_order
 
 
 @helper
-def parameters(operation, dy, x, dx, job):
+def sum_parameters(dy, x, dx, job, writes):
     """Add each row's contribution to the parameter gradients, and write its dx if asked."""
+    not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    numbers, weights = real_buffer(NUMBERS, dy, x), real_buffer(BUFFER, dy, x)
+    numbers, weight = real_buffer(NUMBERS, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
     columns = (
         double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
     zero = zero_lanes(dy, x)
-    weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
-    writes = get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width = min(SPAN, run - k)
-        read_weights(dy, shift(weight, k), width, weights)
         tensors = further((dy, x, dx), (1, 1, 1), k)
         streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(tensors[2], width, steps[2])
         start_sums(columns, width, zero)
@@ -181,9 +278,18 @@ def parameters(operation, dy, x, dx, job):
             rows = min(ROWS, count - i)
             read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
             here = further(tensors, steps, i)
-            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, (ON, ON))
-            over_row(add_rows, arguments, width)
+            weights = shift(weight, k)
+            add_some(here, steps, rows, weights, numbers, columns, width, writes, streaming)
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
+
+
+@helper
+def parameters(operation, dy, x, dx, job):
+    """Add each row's contribution to the parameter gradients, and write its dx if asked."""
+    if get(job, B.J_WRITES) != 0:
+        sum_parameters(dy, x, dx, job, plain(1))
+    else:
+        sum_parameters(dy, x, dx, job, None)
 
 
 @helper
@@ -202,54 +308,165 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums):
 
 
 @helper
+def no_sums():
+    """Buffers for two sums of some rows, which are zero: they stay so where dx is not wanted."""
+    inlined()
+    sums = double_buffer(TOTALS), double_buffer(TOTALS)
+    put_lanes(sums[0], 0, splat(0.0))
+    put_lanes(sums[1], 0, splat(0.0))
+    return sums
+
+
+@helper
 def find_numbers(job, rows, means, invstds, sums, numbers):
-    """Compute some rows' coefficients (see ``numbers_of``) from their sums."""
+    """Compute some rows' coefficients (see ``numbers_of`` and coefficients.py) from their sums.
+
+    They are rounded to float32, for which float64 is exact enough.
+    """
     not_inlined()
     m, centred = bits_to_double(get(job, B.J_DIVISOR)), get(job, B.J_CENTRED) != 0
     normal, found = NORMAL_SINGLES, doubles_at(get(job, B.J_RANGE))
-    least, most = get(found, 1), get(found, 2)
+    least, most, one = get(found, 1), get(found, 2), 1.0 / m
     for r in range(rows):
-        invstd = get(invstds, r)
+        invstd, total, projection = get(invstds, r), get(sums[0], r), get(sums[1], r)
+        several = invstd - invstd if m > 1.0 else 0.0
+        t, p = total * one if centred else 0.0, (projection + several) * one * (invstd * invstd)
+        gained, sloped = invstd * t, invstd * p
         fits = keep_precision(least, most, invstd, normal) & holds(invstd, invstd, 1.0, normal)
-        slope, scale, offset, gain = of_group(
-            (get(sums[0], r), 0.0), (get(sums[1], r), 0.0), (invstd, 0.0), m, centred, fits, normal
-        )
-        put(numbers, GAIN + r, gain)
-        put(numbers, SHIFT + r, offset)
+        fits &= holds(gained, invstd, t, normal) & holds(sloped, invstd, p, normal)
+        put(numbers, GAIN + r, invstd if fits else 1.0)
+        put(numbers, SHIFT + r, canonical(gained if fits else t))
         put(numbers, MEAN + r, get(means, r))
-        put(numbers, SLOPE + r, slope)
-        put(numbers, SCALE + r, scale)
+        put(numbers, SLOPE + r, canonical(sloped if fits else p))
+        put(numbers, SCALE + r, 1.0 if fits else canonical(invstd))
         put(numbers, INVSTD + r, invstd)
 
 
 @helper
-def gradients(operation, dy, x, dx, job):
-    """Sum each row, write its dx, and add the row to the parameters' sums where they are wanted.
+def short_rows(operation, dy, x, dx, job, writes):
+    """The gradients of short rows, some of which are in the L1 cache from their sums to their dx.
 
-    Rows are short: the rows of a chain stay in a core's cache from their sums to their dx.
+    The parameters' sums stay in registers.
     """
+    not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
-    weights, weight = real_buffer(ROW, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
+    weights = like(get(job, B.J_WEIGHT), real_of(dy, x))
     columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
-    first, zero, adds = get(job, B.J_CHANNEL), zero_lanes(dy, x), get(job, B.J_ADDS) != 0
+    first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
+    adds = get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
-    read_weights(dy, weight, run, weights)
     start_sums(columns, run, zero)
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
-    numbers, sums = real_buffer(NUMBERS, dy, x), (double_buffer(TOTALS), double_buffer(TOTALS))
+    numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
     ahead = ROWS * steps[0], ROWS * steps[1]
     for i in range(0, count, ROWS):
         rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
-        sum_short_rows(operation, here, steps, rows, run, shift(means, i), weight, sums)
+        if is_given(writes):
+            sum_short_rows(operation, here, steps, rows, run, shift(means, i), weights, sums)
         find_numbers(job, rows, shift(means, i), shift(invstds, i), sums, numbers)
         if adds:
-            arguments = (here, steps, rows, weights, numbers, columns, True, streaming, ahead)
+            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, ahead)
             over_row(add_rows, arguments, run)
         else:
             over_row(write_rows, (here, steps, rows, weights, numbers, streaming, ahead), run)
     if adds:
         gather_sums(columns, get(job, B.J_FIRST), run, 1, 1, dy, zero, sums_of(job))
+
+
+@helper
+def sum_row(operation, tensors, run, mean, weight, sums):
+    """Sum a row."""
+    terms = splat_like(tensors[0], tensors[1], mean), zero_lanes(tensors[0], tensors[1]), weight
+    totals = sums_of_rows(operation, tensors, (0, 0, 0), 1, run, terms, False, False)
+    put(sums[0], 0, total_of(totals[0])[0])
+    put(sums[1], 0, total_of(totals[1])[0])
+
+
+@helper
+def fold_two(total, a, b, c, part):
+    """Add a part of two chains to sums in float64, and set the chains to zero."""
+    inlined()
+    lanes, zero = load_part(a, c, part) + load_part(b, c, part), zero_lanes(a, b)
+    store_part(total, c, load_part(total, c, part) + double_lanes(lanes), part, False)
+    store_part(a, c, zero, part, False)
+    store_part(b, c, zero, part, False)
+
+
+@passed
+def fold_part(arguments, c, part):
+    """Add a part of two chains of two sums to the sums in float64, and set the chains to zero."""
+    sums, chains = arguments
+    fold_two(sums[0], chains[0][0], chains[1][0], c, part)
+    fold_two(sums[2], chains[0][1], chains[1][1], c, part)
+
+
+@helper
+def chains_of(job, dy, x):
+    """The two chains of a task's two sums, which float32 has in the place of errors."""
+    run, real = get(job, B.J_RUN), real_of(dy, x)
+    first, second = like(get(job, B.J_SUMS + 1), real), like(get(job, B.J_SUMS + 3), real)
+    return (first, second), (shift(first, run), shift(second, run))
+
+
+@helper
+def in_order(operation, dy, x, dx, job, writes):
+    """The gradients of longer rows, or the parameters' alone, one row after the other.
+
+    A row is in the nearest caches from its sums to its dx, and so are the parameters' sums.
+    """
+    not_inlined()
+    count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
+    weights, chains = like(get(job, B.J_WEIGHT), real_of(dy, x)), chains_of(job, dy, x)
+    first = get(job, B.J_CHANNEL)
+    adds = get(job, B.J_ADDS) != 0
+    means = shift(doubles_at(get(job, B.J_MEAN)), first)
+    invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
+    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
+    numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
+    here = dy, x, dx
+    for i in range(count):
+        if is_given(writes):
+            sum_row(operation, here, run, get(means, i), weights, sums)
+        find_numbers(job, 1, shift(means, i), shift(invstds, i), sums, numbers)
+        if adds:
+            chain = chains[0] if i % 2 == 0 else chains[1]
+            over_row(add_row, (here, plain(0), weights, numbers, chain, writes, streaming), run)
+            if (i + 1) % ROWS == 0 or i + 1 == count:
+                over_row(fold_part, (sums_of(job), chains), run)
+        else:
+            over_row(write_rows, (here, steps, 1, weights, numbers, streaming, (0, 0)), run)
+        here = further(here, steps, 1)
+
+
+@by_types
+def of_some_rows(operation, dy, x, dx, job, writes):
+    """The gradients of some rows. Rows of half types are short."""
+
+    def short(operation, dy, x, dx, job, writes):
+        short_rows(operation, dy, x, dx, job, writes)
+
+    def of_any_length(operation, dy, x, dx, job, writes):
+        if get(job, B.J_RUN) <= SHORT:
+            short_rows(operation, dy, x, dx, job, writes)
+        else:
+            in_order(operation, dy, x, dx, job, writes)
+
+    def sums(operation, dy, x, dx, job, writes):
+        in_order(operation, dy, x, dx, job, writes)
+
+    if dy.dtype != types.float32:
+        return short
+    return sums if isinstance(writes, types.NoneType) else of_any_length
+
+
+@helper
+def gradients(operation, dy, x, dx, job):
+    """Sum each row, write its dx, and add the row to the parameters' sums, as far as wanted."""
+    if get(job, B.J_WRITES) != 0:
+        of_some_rows(operation, dy, x, dx, job, plain(1))
+    else:
+        of_some_rows(operation, dy, x, dx, job, None)
 
 
 @helper

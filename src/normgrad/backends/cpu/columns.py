@@ -19,6 +19,7 @@ from .intrinsics import (
     double_buffer,
     doubles_at,
     get,
+    inlined,
     item_size,
     load,
     not_inlined,
@@ -55,6 +56,7 @@ from .sums import (
     fold_lanes,
     fold_sums,
 )
+from .target import has_many_registers
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -114,12 +116,25 @@ def add_rows(arguments, c, part):
     fold_sums(zero, sums, c, a, b)
 
 
+@by_types
+def fetch_later(tensors, later, c):
+    """Prefetch a part of dy and x that is read later, unless ``later`` is None."""
+    if isinstance(later, types.NoneType):
+        return lambda tensors, later, c: None
+
+    def fetch(tensors, later, c):
+        prefetch_lanes(tensors[0], later + c)
+        prefetch_lanes(tensors[1], later + c)
+
+    return fetch
+
+
 @passed
 def add_row(arguments, c, part):
     """Add a part of a row to a chain of its elements' sums, and prefetch a later part."""
+    inlined()
     operation, tensors, later, terms, chain, streaming = arguments
-    prefetch_lanes(tensors[0], later + c)
-    prefetch_lanes(tensors[1], later + c)
+    fetch_later(tensors, later, c)
     mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
     sums = get_lanes(chain[0], c), get_lanes(chain[1], c)
     sums = added(operation, tensors, c, mean_and_gain, sums, part, streaming)
@@ -146,41 +161,51 @@ def fold_chains(zero, columns, width, chains):
         fold_sums(zero, columns, c, first, second)
 
 
+@helper
+def add_in_order(operation, tensors, steps, rows, terms, columns, width, later, streaming):
+    """Add some rows to the sums of their elements, row by row, with the sums in the L1 cache."""
+    dy, x, _ = tensors
+    chains = (
+        (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
+        (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
+    )
+    zero = zero_lanes(dy, x)
+    clear_chains(zero, width, chains)
+    for r in range(rows):
+        chain = chains[0] if r % 2 == 0 else chains[1]
+        over_row(add_row, (operation, tensors, later, terms, chain, streaming), width)
+        tensors = further(tensors, steps, 1)
+    fold_chains(zero, columns, width, chains)
+
+
 @by_types
 def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
     """Add some rows to the sums of their elements.
 
-    Data that come from memory are read in memory's order, row by row, with the sums in the L1
-    cache. For half types, which need more sums for each byte, the sums stay in registers, and the
-    rows are prefetched. The additions are the same.
+    Data that come from memory are read in memory's order, row by row; all data are, where registers
+    do not hold two chains of two sums, and then prefetching costs more than it gains. For half
+    types, which need more sums for each byte, the sums stay in registers, and the rows are
+    prefetched. The additions are the same.
     """
 
     def in_registers(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
         arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
         over_row(add_rows, arguments, width)
 
-    if tensors[0].dtype not in (types.float32, types.float64):
-        return in_registers
-
     def in_order(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-        dy, x, _ = tensors
-        if not ahead:
+        add_in_order(operation, tensors, steps, rows, terms, columns, width, None, streaming)
+
+    def by_size(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+        if ahead:
+            later = LATER // item_size(tensors[0])
+            add_in_order(operation, tensors, steps, rows, terms, columns, width, later, streaming)
+        else:
             arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
             over_row(add_rows, arguments, width)
-            return
-        chains = (
-            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
-            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
-        )
-        zero, later = zero_lanes(dy, x), LATER // item_size(dy)
-        clear_chains(zero, width, chains)
-        for r in range(rows):
-            chain = chains[0] if r % 2 == 0 else chains[1]
-            over_row(add_row, (operation, tensors, later, terms, chain, streaming), width)
-            tensors = further(tensors, steps, 1)
-        fold_chains(zero, columns, width, chains)
 
-    return in_order
+    if tensors[0].dtype not in (types.float32, types.float64):
+        return in_registers
+    return by_size if has_many_registers() else in_order
 
 
 @passed

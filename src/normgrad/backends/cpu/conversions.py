@@ -7,14 +7,13 @@ always converted by integer arithmetic.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core.extending import models, register_model
-from numba.core.registry import cpu_target
+
+from .target import converts_halves
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -56,25 +55,6 @@ def shaped(like: ir.Type, element: ir.Type) -> ir.Type:
 def element(kind: ir.Type) -> ir.Type:
     """The type of a vector's elements, or of a single number."""
     return kind.element if isinstance(kind, ir.VectorType) else kind
-
-
-@cache
-def converts_halves() -> bool:
-    """Whether the processor that is compiled for can convert float16.
-
-    If not, LLVM calls functions of a compiler's runtime library. A process need not have it, and
-    LLVM ends a process without it.
-    """
-    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
-    target = llvm.Target.from_triple(triple)
-    machine = target.create_target_machine(cpu=name, features=features)
-    module = llvm.parse_assembly("""
-        define float @widened(half %value) {
-          %wide = fpext half %value to float
-          ret float %wide
-        }
-    """)
-    return "__extendhfsf2" not in machine.emit_assembly(module)
 
 
 def _half_to_single(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

@@ -19,7 +19,7 @@ from ...problem import STATISTICS, Problem
 from . import block as B
 from .access import Access, access_of, fetches_ahead, streams
 from .steps import Step, steps_of
-from .tiling import Tiling
+from .tiling import Tiling, keeps_chains
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
@@ -163,8 +163,8 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     sums = rounded_up(tiling.parts * banks * channels * double, ALIGNMENT)
     wanted = problem.wants_parameters and not problem.forward
     gradients = rounded_up(slots * parameters * double, ALIGNMENT) if wanted else 0
-    # In float32 arithmetic they have no errors.
-    errors = gradients if problem.arithmetic is dtypes.float64 else 0
+    # In float32 arithmetic they have no errors; the chains that add to them may be in their place.
+    errors = gradients if problem.arithmetic is dtypes.float64 or keeps_chains(access) else 0
     along = rounded_up(parameters * real, ALIGNMENT) if access.along else 0
     fields: _Fields = {
         B.BANKS: banks,

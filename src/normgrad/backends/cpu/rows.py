@@ -58,6 +58,7 @@ from .sums import (
     start_total,
     total_of,
 )
+from .target import has_many_registers
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -169,13 +170,37 @@ def has_whole_lines(pointer, width, step):
     return (address_of(pointer) | width * size | step * size) % LINE == 0
 
 
+@by_types
+def sum_whole_lanes(operation, tensors, end, terms, zero):
+    """Sum a short row's elements up to ``end`` in two chains of two sums.
+
+    Where registers do not hold two chains, one comes after the other. The additions are the same.
+    """
+    if has_many_registers():
+
+        def together(operation, tensors, end, terms, zero):
+            none = zero, zero
+            return add_whole_lanes(operation, tensors, plain(0), end, terms, none, none, False)
+
+        return together
+
+    def apart(operation, tensors, end, terms, zero):
+        a, b = (zero, zero), (zero, zero)
+        for k in range(0, end, 2 * LANES):
+            a = added(operation, tensors, k, terms, a, None, False)
+        for k in range(LANES, end, 2 * LANES):
+            b = added(operation, tensors, k, terms, b, None, False)
+        return a, b
+
+    return apart
+
+
 @helper
 def keep_short_row(operation, tensors, run, terms, kept, i):
     """Sum a short row in float32, and keep its lanes as the i-th of those added up together."""
     inlined()
     zero, whole = zero_lanes(tensors[0], tensors[1]), run // LANES * LANES
-    none = zero, zero
-    a, b = add_whole_lanes(operation, tensors, plain(0), whole, terms, none, none, False)
+    a, b = sum_whole_lanes(operation, tensors, whole, terms, zero)
     if whole < run:
         b = added(operation, tensors, whole, terms, b, run - whole, False)
     put_lanes(kept[0], i * LANES, a[0] + b[0])

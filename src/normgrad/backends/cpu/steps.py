@@ -88,7 +88,9 @@ def _uses(operation: str | None) -> int:
     name = operation.removesuffix(ALONG)
     dy = 0 if name in ("moments", EXACT, "normalise", "forward") else B.USES_DY
     x = 0 if name == "scale" else B.USES_X
-    return dy | x | (0 if name in ("sums", "moments", EXACT, "parameters") else B.USES_DX)
+    return (
+        dy | x | (0 if name in ("sums", "moments", EXACT, "parameters", "gradients") else B.USES_DX)
+    )
 
 
 class _Over(NamedTuple):
@@ -189,7 +191,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     step = Step(over.tiles, before, sums, after, write)
     if walks_once(access):
-        step = Step(over.tiles, before, along="gradients" + ALONG)
+        step = Step(over.tiles, before, write=write, along="gradients" + ALONG)
     elif along and outputs:
         if sums_apart(access):
             # The sums come first, since dx may overwrite what is summed.

@@ -177,7 +177,7 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
     least = LEAST_ROWS_AT_ONCE if sums_parameters else 1
     at_once = min(ROWS_OF_SLOT, rows, max(least, ROWS_AT_ONCE // size))
     if walks_once(access):
-        at_once = min(ROWS_OF_WALK, rows)
+        at_once = min(ROWS_OF_WALK if access.run <= SHORT else ROWS_OF_SLOT, rows)
     elif walks_forward(access):
         at_once = min(ROWS_OF_WALK, rows, max(1, ROWS_AT_ONCE // size))
     if small:
@@ -254,16 +254,22 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
 
 
 def walks_once(access: Access) -> bool:
-    """Whether one walk down rows can do everything: a row's sums, its dx, the parameters' sums.
+    """Whether one walk down rows does everything: a row's sums, its dx, the parameters' sums.
 
-    Rows are short then, and in the L1 cache when they are read again. The parameters' sums cost
-    little, so they are taken even if nobody wants them.
+    Rows are in the nearest caches when they are read again. Longer rows of half types would need
+    more sums there for each byte of theirs than they have room for.
     """
     problem = access.problem
-    short = LANES <= access.run <= SHORT and access.positions == 1 and not any(access.moved)
+    longest = access.run if access.dtype == dtypes.float32 else SHORT
+    fits = LANES <= access.run <= longest and access.positions == 1 and not any(access.moved)
     found = problem.missing_mean or problem.missing_invstd
-    wanted = access.along and problem.result_needs_sums and not found
-    return wanted and short and access.dtype != dtypes.float64
+    wanted = access.along and not (problem.forward or found)
+    return wanted and fits and access.dtype != dtypes.float64
+
+
+def keeps_chains(access: Access) -> bool:
+    """Whether this walk may have chains of the parameters' sums in the workspace."""
+    return walks_once(access) and access.dtype == dtypes.float32
 
 
 def walks_forward(access: Access) -> bool:

@@ -251,6 +251,12 @@ def slot_of(block, slot, s, array):
 
 
 @helper
+def has_errors(block):
+    """Whether slots have errors of the sums, or chains in their place."""
+    return get(block, B.W_WEIGHTS) > get(block, B.W_BIASES + 1)
+
+
+@helper
 def sums_parameters(block):
     """Whether a gradient of the parameters is wanted."""
     return (get(block, B.GRAD_WEIGHT) != 0) | (get(block, B.GRAD_BIAS) != 0)
@@ -308,7 +314,7 @@ def run_task(block, step, task):
         bank = s // get(block, B.BANK_SETS)
         if columns and sums_parameters(block) and (own != 0 or s == turn * sets):
             k, count = part_of_row(block, step, part)
-            for i in range(0, 4, 2 if get(block, B.SINGLE) != 0 else 1):
+            for i in range(0, 4, 1 if has_errors(block) else 2):
                 at = slot_of(block, slot, s, i) + k * DOUBLE
                 clear(at, count * get(block, B.POSITIONS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):

@@ -1,0 +1,46 @@
+"""The abilities of the processor that kernels are compiled for, as LLVM's code shows them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from llvmlite import binding as llvm
+from numba.core.registry import cpu_target
+
+
+def _code_of(source: str) -> str:
+    """The processor's code for a function in LLVM's language."""
+    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
+    target = llvm.Target.from_triple(triple)
+    machine = target.create_target_machine(cpu=name, features=features)
+    return str(machine.emit_assembly(llvm.parse_assembly(source)))
+
+
+@cache
+def converts_halves() -> bool:
+    """Whether it can convert float16.
+
+    If not, LLVM calls functions of a compiler's runtime library. A process need not have it, and
+    LLVM ends a process without it.
+    """
+    code = _code_of("""
+        define float @widened(half %value) {
+          %wide = fpext half %value to float
+          ret float %wide
+        }
+    """)
+    return "__extendhfsf2" not in code
+
+
+@cache
+def has_many_registers() -> bool:
+    """Whether it has AVX-512's 32 vector registers, which come with registers for masks (%k1)."""
+    code = _code_of("""
+        define <8 x float> @larger(<8 x float> %a, <8 x float> %b) {
+          %more = fcmp ogt <8 x float> %a, %b
+          %sum = fadd <8 x float> %a, %b
+          %found = select <8 x i1> %more, <8 x float> %sum, <8 x float> %b
+          ret <8 x float> %found
+        }
+    """)
+    return "%k" in code
