@@ -22,9 +22,10 @@ from numba.core.extending import models, overload, register_model
 
 from ...memory import LINE
 from . import access
-from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
+from .conversions import F32, F64, I16, I32, I64, HalfStorage, bfloat16, narrow, value_type, widen
 from .helpers import Emitter, by_types, instruction
 from .intrinsics import real_type
+from .target import masks_halves
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -123,7 +124,7 @@ def _size(element: ir.Type) -> int:
 def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
     """A mask of the lanes that hold one of the first ``count`` elements, by ``places``."""
     order = _constants(I32, places)
-    limit = _splat(builder, builder.trunc(count, I32))
+    limit = _splat(builder, builder.trunc(count, I32), len(places))
     return builder.icmp_signed("<", order, limit)
 
 
@@ -142,8 +143,33 @@ def _function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
 
 def _masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) -> ir.Value:
     """A call of llvm.masked.load or llvm.masked.store for vectors of a type."""
-    letter = {F32: "f32", F64: "f64"}.get(kind.element, "i16")
+    letter = {F32: "f32", F64: "f64", I32: "i32"}.get(kind.element, "i16")
     return _function(builder, f"llvm.masked.{name}.v{kind.count}{letter}.p0", result, args)
+
+
+def _load_words(builder: Any, at: ir.Value, count: ir.Value) -> ir.Value:
+    """The first ``count`` 16-bit elements: pairs of them as 32-bit words, and a last one alone."""
+    words, pairs = _vector(I32, HALF), builder.lshr(count, I64(1))
+    mask, none = _first(builder, pairs, range(HALF)), ir.Constant(words, None)
+    source = builder.bitcast(at, words.as_pointer())
+    value = _masked(builder, "load", words, words, [source, I32(1), mask, none])
+    last = builder.load(builder.gep(at, [builder.sub(count, I64(1))]), align=2)
+    last = _splat(builder, builder.zext(last, I32), HALF)
+    # In an odd count the last element's word comes after the pairs.
+    odd = _first(builder, builder.lshr(builder.add(count, I64(1)), I64(1)), range(HALF))
+    return builder.select(mask, value, builder.select(odd, last, none))
+
+
+def _store_words(builder: Any, at: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    """Write the first ``count`` 16-bit elements of a vector, as ``_load_words`` reads them."""
+    words, pairs = _vector(I32, HALF), builder.lshr(count, I64(1))
+    given = [builder.bitcast(value, words), builder.bitcast(at, words.as_pointer())]
+    mask = _first(builder, pairs, range(HALF))
+    _masked(builder, "store", ir.VoidType(), words, [*given, I32(1), mask])
+    with builder.if_then(builder.trunc(count, ir.IntType(1))):
+        place = builder.sub(count, I64(1))
+        last = builder.extract_element(builder.bitcast(value, _vector(I16)), place)
+        builder.store(last, builder.gep(at, [place]), align=2)
 
 
 @instruction(lambda dy, x: Lanes(real_type(dy, x))(dy, x))
@@ -197,8 +223,12 @@ def _some(pointer: Any, index: Any, count: Any) -> Any:
 
 @instruction(_some)
 def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
-    """As ``load_lanes``, for ``count`` elements, 0 to LANES; the others are 0 and are not read."""
+    """As ``load_lanes``, for ``count`` elements, 1 to LANES; the others are 0 and are not read."""
     builder, storage = emit.builder, emit.types[0].dtype
+    if isinstance(storage, HalfStorage) and not masks_halves():
+        words = _load_words(builder, builder.gep(pointer, [index]), count)
+        kind = _stored_type(emit.context, storage)
+        return _unpacked(builder, builder.bitcast(words, kind), storage)
     kind = _vector(emit.context.get_value_type(storage))
     at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
     others = ir.Constant(kind, None)
@@ -251,10 +281,13 @@ _store_lanes, _stream_lanes = _storing(False), _storing(True)
     lambda pointer, index, lanes, count: types.void(pointer, types.intp, lanes, types.intp)
 )
 def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any) -> None:
-    """As ``store_all``, for ``count`` elements, 0 to LANES; the others are not touched."""
+    """As ``store_all``, for ``count`` elements, 1 to LANES; the others are not touched."""
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     value = builder.bitcast(_packed(builder, lanes, storage), kind)
+    if isinstance(storage, HalfStorage) and not masks_halves():
+        _store_words(builder, builder.gep(pointer, [index]), value, count)
+        return
     at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
     _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
 

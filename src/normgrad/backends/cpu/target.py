@@ -44,3 +44,21 @@ def has_many_registers() -> bool:
         }
     """)
     return "%k" in code
+
+
+@cache
+def masks_halves() -> bool:
+    """Whether it reads and writes some of a vector's 16-bit elements in one instruction.
+
+    If not, LLVM reads and writes them one by one.
+    """
+    code = _code_of("""
+        declare <32 x i16> @llvm.masked.load.v32i16.p0(ptr, i32, <32 x i1>, <32 x i16>)
+        define <32 x i16> @read(ptr %from, <32 x i16> %other) {
+          %mask = icmp sgt <32 x i16> %other, zeroinitializer
+          %read = call <32 x i16> @llvm.masked.load.v32i16.p0(
+            ptr %from, i32 1, <32 x i1> %mask, <32 x i16> %other)
+          ret <32 x i16> %read
+        }
+    """)
+    return "vmovdqu16" in code
