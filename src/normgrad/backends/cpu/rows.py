@@ -429,25 +429,35 @@ def lines_to_stream(pointer, count):
 
 
 @helper
+def compute_part(operation, tensors, k, coefficients, along, part):
+    """Compute a part of a row of dx or y."""
+    here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
+    return written(operation, tensors, k, here, part)
+
+
+@helper
 def write_part(operation, tensors, k, coefficients, along, part, streaming):
     """Compute and write a part of a row of dx or y."""
-    here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
-    store_part(tensors[2], k, written(operation, tensors, k, here, part), part, streaming)
+    found = compute_part(operation, tensors, k, coefficients, along, part)
+    store_part(tensors[2], k, found, part, streaming)
 
 
 @by_types
 def write_row(operation, tensors, coefficients, along, count, past_caches):
     """Write a row; unless ``past_caches`` is None, its whole cache lines with streaming stores.
 
-    The coefficients are lanes.
+    The coefficients are lanes. The row's last lanes may overlap the lanes before: processors write
+    whole vectors faster than parts. They are computed first, since dx may overwrite dy or x.
     """
 
     def write(operation, tensors, coefficients, along, count, past_caches):
-        whole = count // LANES * LANES
-        for k in range(0, whole, LANES):
+        if count < LANES:
+            write_part(operation, tensors, plain(0), coefficients, along, count, False)
+            return
+        last = compute_part(operation, tensors, count - LANES, coefficients, along, None)
+        for k in range(0, count - LANES, LANES):
             write_part(operation, tensors, k, coefficients, along, None, False)
-        if whole < count:
-            write_part(operation, tensors, whole, coefficients, along, count - whole, False)
+        store_part(tensors[2], count - LANES, last, None, False)
 
     def stream(operation, tensors, coefficients, along, count, past_caches):
         k, end = lines_to_stream(tensors[2], count)
