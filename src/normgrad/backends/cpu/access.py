@@ -50,8 +50,9 @@ FAR_RUN, FAR_APART = 512, 32 << 20
 LONGEST_ROW = 1 << 13
 #: The least bytes of a row that is written with non-temporal stores (past the caches), since the
 #: ends of a row are partial cache lines. The first limit is for a large server's L3 (doubled for
-#: rows with partial lines), the second for an L3 that belongs to these cores alone.
-STREAMED_ROW, STREAMED_ROW_OF_FEW = 768, 384
+#: rows with partial lines), the others for an L3 that belongs to these cores alone: for rows of
+#: whole lines, and for rows with partial lines.
+STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
 #: Where the L3 belongs to these cores alone, the share of it beyond which non-temporal stores pay:
 #: for columns, for rows of whole cache lines, and for rows that end in partial lines.
 STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
@@ -368,8 +369,11 @@ def streams(access: Access, machine: Machine) -> int:
         return 0 if _sums_exactly(problem) and not access.columns else most
     if access.columns:
         return MOST_THREADS if access.bytes > STREAMED_COLUMNS * machine.cache else 0
-    share = STREAMED_PARTS if row % LINE else STREAMED_LINES
-    beyond = access.bytes > share * machine.cache and row >= STREAMED_ROW_OF_FEW
+    if row % LINE:
+        least, share = STREAMED_PARTS_OF_FEW, STREAMED_PARTS
+    else:
+        least, share = STREAMED_ROW_OF_FEW, STREAMED_LINES
+    beyond = access.bytes > share * machine.cache and row >= least
     return MOST_THREADS if beyond else 0
 
 
