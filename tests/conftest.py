@@ -18,8 +18,9 @@ from support import INTERPRETED, sampled
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Cases of each test that an interpreter runs.
-SAMPLE = 2
+#: The most cases of a test that run, of those that differ in numbers alone. An interpreter takes
+#: far longer than a compiled kernel. NORMGRAD_FULL=1 has all cases run.
+SAMPLE = 2 if INTERPRETED else 16
 
 if INTERPRETED:
     from triton.runtime import interpreter
@@ -37,19 +38,21 @@ def mapped():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where Triton computes: leave out what is the CPU's alone, and all but a sample of the rest.
+    """Leave out all but a sample of each test's cases, and what is the CPU's where Triton computes.
 
-    An interpreter takes far longer than a compiled kernel. NORMGRAD_FULL=1 has it run all.
+    Tests marked ``every_case``, whose cases are about different things, run whole.
     """
-    if not INTERPRETED:
-        return
-    reason = pytest.mark.skip(reason="of the CPU's kernels")
-    for item in items:
-        if item.get_closest_marker("cpu") is not None:
-            item.add_marker(reason)
+    if INTERPRETED:
+        reason = pytest.mark.skip(reason="of the CPU's kernels")
+        for item in items:
+            if item.get_closest_marker("cpu") is not None:
+                item.add_marker(reason)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {item for name, of_one in cases.items() for item in sampled(of_one, SAMPLE, name)}
+    kept: set[pytest.Item] = set()
+    for name, of_one in cases.items():
+        whole = of_one[0].get_closest_marker("every_case") is not None
+        kept.update(of_one if whole else sampled(of_one, SAMPLE, name))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -19,6 +19,8 @@ import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links
 from support import FULL
 
+pytestmark = pytest.mark.every_case
+
 #: What is run; and what is looked at in another way, or not at all: diagrams and formulas.
 RUN = ("python", "sh")
 SAVED = (*RUN, "c", "cpp")

@@ -381,6 +381,7 @@ def test_there_are_many_cases():
         assert sum(case[3] == NULL for case in mine) >= 5
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("product", [TRAINING, A2, A3, NEW, *OTHERS])
 @pytest.mark.parametrize("operator", HAS)
 def test_products_without_an_operator(operator, product):

@@ -43,6 +43,7 @@ def view(dims, strides, elements, offset=0, data_type=aclnn.ACL_FLOAT):
     return aclnn.aclCreateTensor(dims, data_type, strides, offset, 2, None, data)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "wrong", "status"),
     [

@@ -334,6 +334,7 @@ def test_devices_that_read_a_variance():
 # Products
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "product"),
     [

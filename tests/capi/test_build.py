@@ -137,6 +137,7 @@ def test_a_library_exports_its_functions_and_nothing_else(libraries, library):
     assert symbols == {function.name for function in functions_of(library)}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("suffix", LANGUAGES)
 @pytest.mark.parametrize("header", [header.path for header in HEADERS])
 def test_a_header_stands_alone(libraries, tmp_path, header, suffix):

@@ -117,6 +117,7 @@ def test_what_there_is_not(cli, compiled, option, allowed):
     assert result.stderr.startswith(f"normgrad: {option}: 'nothing'; allowed: {allowed}")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("seed", range(40))
 def test_typical_calls_stand_for_all_of_their_kind(seed):
     rng = random.Random(seed)

@@ -168,6 +168,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("norm", NORMS)
 def test_transforms(norm, transform):

@@ -162,6 +162,7 @@ X = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(2))
 V = torch.ones(6)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "arguments",
     [

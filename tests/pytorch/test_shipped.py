@@ -156,6 +156,7 @@ def converted(layer):
     yield nt.convert(layer)
 
 
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:normgrad.torch.convert left")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)

@@ -19,8 +19,8 @@ CONTIGUOUS, CHANNELS_LAST, MIXED = "contiguous", "channels-last", "mixed"
 LAYOUTS = (CONTIGUOUS, CHANNELS_LAST, MIXED)
 
 #: Samples, channels and positions: long channels, short ones, and those of one element, whose
-#: groups are short or long. All are large enough for threads.
-_SHAPES = ((4, 64, 4096), (64, 64, 16), (256, 64, 1), (256, 512, 1))
+#: groups are short or long, or rows shorter than a vector. All are large enough for threads.
+_SHAPES = ((4, 64, 4096), (64, 64, 16), (256, 64, 1), (256, 512, 1), (2048, 16, 1))
 _GROUPS, _RANKS = 8, 64
 #: What is asked for in a layer, in a network's first layer, and in one whose parameters are frozen.
 _MASKS = ((True, True, True), (False, True, True), (True, False, False))

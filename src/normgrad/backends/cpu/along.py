@@ -1,8 +1,7 @@
 """Kernels for rows that are statistics groups whose elements have the parameters (layer norm).
 
-One walk down some rows writes dx and adds up the parameters' gradients. A row's own sums come
-first (see rows.py), and leave the row in a cache. Another walk takes some rows' moments and writes
-their y.
+``gradients`` sums rows, writes their dx and adds them to the parameters' sums. ``parameters`` does
+so for rows whose own sums are known. ``forward`` takes rows' moments and writes their y.
 """
 
 from __future__ import annotations
@@ -115,10 +114,11 @@ def write_part(dx, c, weight, numbers, values, centred, part, streaming):
 
 
 @by_types
-def is_given(choice):
-    """Whether a choice that is made when a kernel is compiled is not None."""
-    found = not isinstance(choice, types.NoneType)
-    return lambda choice: found
+def is_wanted(writes):
+    """Whether dx is written: never if None, which a kernel is compiled for, or as a job says."""
+    if isinstance(writes, types.NoneType):
+        return lambda writes: False
+    return lambda writes: writes
 
 
 @helper
@@ -126,7 +126,7 @@ def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
     """Add dy and dy·(x − mean)/std of a part of a row to two sums; write dx if asked."""
     dy, x, dx = tensors
     values, centred = load_part(dy, c, part), load_part(x, c, part) - numbers[2]
-    if is_given(writes):
+    if is_wanted(writes):
         write_part(dx, c, weight, numbers, values, centred, part, streaming)
     return sums[0] + values, sums[1] + values * (centred * numbers[5])
 
@@ -260,15 +260,14 @@ def add_some(tensors, steps, rows, weights, numbers, columns, width, writes, str
 
 
 @helper
-def sum_parameters(dy, x, dx, job, writes):
+def parameters(operation, dy, x, dx, job):
     """Add each row's contribution to the parameter gradients, and write its dx if asked."""
-    not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     numbers, weight = real_buffer(NUMBERS, dy, x), like(get(job, B.J_WEIGHT), real_of(dy, x))
     columns = (
         double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
     )  # fmt: skip
-    zero = zero_lanes(dy, x)
+    zero, writes = zero_lanes(dy, x), get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
         width = min(SPAN, run - k)
         tensors = further((dy, x, dx), (1, 1, 1), k)
@@ -277,19 +276,9 @@ def sum_parameters(dy, x, dx, job, writes):
         for i in range(0, count, ROWS):
             rows = min(ROWS, count - i)
             read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
-            here = further(tensors, steps, i)
-            weights = shift(weight, k)
+            here, weights = further(tensors, steps, i), shift(weight, k)
             add_some(here, steps, rows, weights, numbers, columns, width, writes, streaming)
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
-
-
-@helper
-def parameters(operation, dy, x, dx, job):
-    """Add each row's contribution to the parameter gradients, and write its dx if asked."""
-    if get(job, B.J_WRITES) != 0:
-        sum_parameters(dy, x, dx, job, plain(1))
-    else:
-        sum_parameters(dy, x, dx, job, None)
 
 
 @helper
@@ -352,8 +341,7 @@ def short_rows(operation, dy, x, dx, job, writes):
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights = like(get(job, B.J_WEIGHT), real_of(dy, x))
     columns = double_buffer(ROW), double_buffer(1), double_buffer(ROW), double_buffer(1)
-    first, zero = get(job, B.J_CHANNEL), zero_lanes(dy, x)
-    adds = get(job, B.J_ADDS) != 0
+    first, zero, adds = get(job, B.J_CHANNEL), zero_lanes(dy, x), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     start_sums(columns, run, zero)
@@ -362,7 +350,7 @@ def short_rows(operation, dy, x, dx, job, writes):
     ahead = ROWS * steps[0], ROWS * steps[1]
     for i in range(0, count, ROWS):
         rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
-        if is_given(writes):
+        if is_wanted(writes):
             sum_short_rows(operation, here, steps, rows, run, shift(means, i), weights, sums)
         find_numbers(job, rows, shift(means, i), shift(invstds, i), sums, numbers)
         if adds:
@@ -410,7 +398,7 @@ def chains_of(job, dy, x):
 
 
 @helper
-def in_order(operation, dy, x, dx, job, writes):
+def one_by_one(operation, dy, x, dx, job, writes):
     """The gradients of longer rows, or the parameters' alone, one row after the other.
 
     A row is in the nearest caches from its sums to its dx, and so are the parameters' sums.
@@ -418,15 +406,14 @@ def in_order(operation, dy, x, dx, job, writes):
     not_inlined()
     count, run, steps = get(job, B.J_CHANNELS), get(job, B.J_RUN), three(job, B.J_CHANNEL_STEPS)
     weights, chains = like(get(job, B.J_WEIGHT), real_of(dy, x)), chains_of(job, dy, x)
-    first = get(job, B.J_CHANNEL)
-    adds = get(job, B.J_ADDS) != 0
+    first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
     numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
     here = dy, x, dx
     for i in range(count):
-        if is_given(writes):
+        if is_wanted(writes):
             sum_row(operation, here, run, get(means, i), weights, sums)
         find_numbers(job, 1, shift(means, i), shift(invstds, i), sums, numbers)
         if adds:
@@ -447,26 +434,20 @@ def of_some_rows(operation, dy, x, dx, job, writes):
         short_rows(operation, dy, x, dx, job, writes)
 
     def of_any_length(operation, dy, x, dx, job, writes):
-        if get(job, B.J_RUN) <= SHORT:
-            short_rows(operation, dy, x, dx, job, writes)
+        if not writes:
+            one_by_one(operation, dy, x, dx, job, None)
+        elif get(job, B.J_RUN) <= SHORT:
+            short_rows(operation, dy, x, dx, job, True)
         else:
-            in_order(operation, dy, x, dx, job, writes)
+            one_by_one(operation, dy, x, dx, job, True)
 
-    def sums(operation, dy, x, dx, job, writes):
-        in_order(operation, dy, x, dx, job, writes)
-
-    if dy.dtype != types.float32:
-        return short
-    return sums if isinstance(writes, types.NoneType) else of_any_length
+    return of_any_length if dy.dtype == types.float32 else short
 
 
 @helper
 def gradients(operation, dy, x, dx, job):
     """Sum each row, write its dx, and add the row to the parameters' sums, as far as wanted."""
-    if get(job, B.J_WRITES) != 0:
-        of_some_rows(operation, dy, x, dx, job, plain(1))
-    else:
-        of_some_rows(operation, dy, x, dx, job, None)
+    of_some_rows(operation, dy, x, dx, job, get(job, B.J_WRITES) != 0)
 
 
 @helper
