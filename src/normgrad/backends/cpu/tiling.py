@@ -57,9 +57,9 @@ ROWS_OF_WALK = 128
 #: The least rows at a time where parameter gradients are summed, however long rows are: the sums,
 #: in float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
-#: The bytes of dy and x in a row from which the sums of parameter gradients are a step of their
-#: own: for float32, if the rows do not evict one another from the L1 cache; and for half types.
-ROW_APART, HALF_ROW_APART = 1 << 18, 1 << 14
+#: The bytes of dy and x in a row of half types from which the parameters' sums are a step
+#: of their own.
+ROW_APART = 1 << 14
 #: The longest rows of half types whose moments take less time in float64 than about own means.
 SHORT_HALF = 256
 
@@ -283,18 +283,14 @@ def walks_forward(access: Access) -> bool:
 
 
 def sums_apart(access: Access) -> bool:
-    """Whether the parameters' sums over rows that are groups are a step of their own.
+    """Whether the parameters' sums over rows of half types are a step of their own.
 
     That step sums all rows, a part of their elements at a time. The step that writes dx then has
     one row at a time, which stays in cache, however long it is.
     """
-    problem, size = access.problem, access.run * read_bytes(access.problem)
-    if access.positions > 1 or any(access.moved):
-        return False
-    if access.dtype.itemsize == dtypes.float16.itemsize:
-        return size >= HALF_ROW_APART
-    step = access.dtype.itemsize * problem.channel.strides[1]
-    return size >= ROW_APART and held_at_once(step) >= 2 * ROWS
+    halves = access.dtype.itemsize == dtypes.float16.itemsize
+    one = access.positions == 1 and not any(access.moved)
+    return halves and one and access.run * read_bytes(access.problem) >= ROW_APART
 
 
 def of_columns(access: Access, tiles: Tiling) -> Tiling:
