@@ -12,6 +12,7 @@ from numba import types
 
 from . import access
 from . import block as B
+from .conversions import HalfStorage
 from .elements import added, coefficients_used, written
 from .helpers import by_types, helper, passed
 from .intrinsics import (
@@ -179,13 +180,20 @@ def add_in_order(operation, tensors, steps, rows, terms, columns, width, later, 
 
 
 @by_types
-def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-    """Add some rows to the sums of their elements.
+def how_far_on(tensor):
+    """How many elements ahead rows are prefetched, or None where that costs more than it gains."""
+    if has_many_registers():
+        return lambda tensor: LATER // item_size(tensor)
+    return lambda tensor: None
 
-    Data that come from memory are read in memory's order, row by row; all data are, where registers
-    do not hold two chains of two sums, and then prefetching costs more than it gains. For half
-    types, which need more sums for each byte, the sums stay in registers, and the rows are
-    prefetched. The additions are the same.
+
+@by_types
+def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+    """Add some rows to the sums of their elements. The additions are the same in every way.
+
+    Data that come from memory are read in memory's order, row by row. So are all data of float32
+    and float64 where registers do not hold two chains of two sums. Where they do, half types, which
+    need more sums for each byte, have them there, and the rows are prefetched.
     """
 
     def in_registers(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
@@ -197,15 +205,16 @@ def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, stre
 
     def by_size(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
         if ahead:
-            later = LATER // item_size(tensors[0])
+            later = how_far_on(tensors[0])
             add_in_order(operation, tensors, steps, rows, terms, columns, width, later, streaming)
         else:
             arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
             over_row(add_rows, arguments, width)
 
-    if tensors[0].dtype not in (types.float32, types.float64):
-        return in_registers
-    return by_size if has_many_registers() else in_order
+    halves = isinstance(tensors[0].dtype, HalfStorage)
+    if has_many_registers():
+        return in_registers if halves else by_size
+    return by_size if halves else in_order
 
 
 @passed
