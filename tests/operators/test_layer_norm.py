@@ -110,15 +110,18 @@ def test_masks(shape, mask):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((19, 4500), "bfloat16"), ((2, 19, 4500), "float16")],
+    ("shape", "dtype", "steps"),
+    [((3, 40000), "float32", "gradients along"),
+     ((19, 4500), "bfloat16", "parameters along sums along+coefficients+apply along"),
+     ((2, 19, 4500), "float16", "parameters along sums along+coefficients+apply along"),
+     ((2, 20000), "float64", "sums along+coefficients+apply along+parameters along")],
 )  # fmt: skip
-def test_parameters_of_long_rows_are_summed_apart(shape, dtype):
-    """By several threads and masks the bits are the same, and in place: they are summed first."""
+def test_gradients_of_long_rows(shape, dtype, steps):
+    """By several threads and masks the bits are the same, and in place: rows are summed first."""
     _, case = make(shape, 1, dtype=dtype)
     tensors = {name: value for name, value in case.tensors.items() if value is not None}
     path = ng.plan("layer_norm_backward", **tensors, **case.options).path
-    assert path.endswith(" parameters along sums along+coefficients+apply along outputs")
+    assert path.endswith(f"{steps} outputs")
     whole = bits(run(case))
     for threads in (1, 3):
         ng.set_num_threads(threads)

@@ -13,16 +13,7 @@ from numba import types
 from . import block as B
 from .access import SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import (
-    BUFFER,
-    ROWS,
-    SPAN,
-    clear_chains,
-    fold_chains,
-    gather_sums,
-    over_row,
-    start_sums,
-)
+from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
 from .conversions import HalfStorage
 from .helpers import by_types, helper, passed
 from .intrinsics import (
@@ -229,36 +220,6 @@ def write_rows(arguments, c, part):
         tensors = further(tensors, steps, 1)
 
 
-@by_types
-def add_some(tensors, steps, rows, weights, numbers, columns, width, writes, streaming):
-    """Add some rows to the sums of their elements, and write dx if asked.
-
-    They are taken row by row, with the sums in the L1 cache; rows of half types, which need more
-    sums for each byte, together, with the sums in registers.
-    """
-
-    def in_registers(tensors, steps, rows, weights, numbers, columns, width, writes, streaming):
-        ahead = ON, ON
-        arguments = (tensors, steps, rows, weights, numbers, columns, writes, streaming, ahead)
-        over_row(add_rows, arguments, width)
-
-    def in_order(tensors, steps, rows, weights, numbers, columns, width, writes, streaming):
-        dy, x, _ = tensors
-        chains = (
-            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
-            (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
-        )
-        zero = zero_lanes(dy, x)
-        clear_chains(zero, width, chains)
-        for r in range(rows):
-            chain = chains[0] if r % 2 == 0 else chains[1]
-            over_row(add_row, (tensors, r, weights, numbers, chain, writes, streaming), width)
-            tensors = further(tensors, steps, 1)
-        fold_chains(zero, columns, width, chains)
-
-    return in_registers if isinstance(tensors[0].dtype, HalfStorage) else in_order
-
-
 @helper
 def parameters(operation, dy, x, dx, job):
     """Add each row's contribution to the parameter gradients, and write its dx if asked."""
@@ -277,7 +238,8 @@ def parameters(operation, dy, x, dx, job):
             rows = min(ROWS, count - i)
             read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
             here, weights = further(tensors, steps, i), shift(weight, k)
-            add_some(here, steps, rows, weights, numbers, columns, width, writes, streaming)
+            arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, (ON, ON))
+            over_row(add_rows, arguments, width)
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
 
 

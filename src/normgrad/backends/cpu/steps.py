@@ -88,9 +88,8 @@ def _uses(operation: str | None) -> int:
     name = operation.removesuffix(ALONG)
     dy = 0 if name in ("moments", EXACT, "normalise", "forward") else B.USES_DY
     x = 0 if name == "scale" else B.USES_X
-    return (
-        dy | x | (0 if name in ("sums", "moments", EXACT, "parameters", "gradients") else B.USES_DX)
-    )
+    dx = 0 if name in ("sums", "moments", EXACT, "parameters", "gradients") else B.USES_DX
+    return dy | x | dx
 
 
 class _Over(NamedTuple):
