@@ -14,6 +14,10 @@ from .streams import Stream, keep_numbers
 #: What of the extra ``cli`` the commands cannot do without.
 _NEEDED = ("typer", "rich", "safetensors")
 
+#: Bytes that reading a command takes at most (200 KiB were measured): where one allocation fails,
+#: Typer's pydantic ends the process.
+PARSER_MEMORY = 1 << 20
+
 #: Exit status where what was tried or computed is not what it should be.
 FAILED = 1
 
@@ -85,6 +89,8 @@ def _run() -> None:
     if absent:
         say(f"the command line needs {' and '.join(absent)}: pip install 'normgrad[cli]'")
         sys.exit(UNUSABLE)
+    from .. import memory
     from .app import app
 
+    memory.need("reading the command", PARSER_MEMORY)
     app(prog_name="normgrad")
