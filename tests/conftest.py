@@ -11,7 +11,7 @@ import signal
 
 import mapped_pages
 import pytest
-from support import INTERPRETED, sampled
+from support import FULL, INTERPRETED, sampled
 
 # Whoever runs the tests in the background of a shell has them, and all that they start, ignore
 # interrupts; those that are about interrupts want them.
@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: The most cases of a test that run, of those that differ in numbers alone. An interpreter takes
 #: far longer than a compiled kernel. NORMGRAD_FULL=1 has all cases run.
-SAMPLE = 2 if INTERPRETED else 16
+SAMPLE = 2 if INTERPRETED else 8
 
 if INTERPRETED:
     from triton.runtime import interpreter
@@ -40,7 +40,8 @@ def mapped():
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out all but a sample of each test's cases, and what is the CPU's where Triton computes.
 
-    Tests marked ``every_case``, whose cases are about different things, run whole.
+    Tests marked ``every_case``, whose cases are about different things, run whole; those marked
+    ``full`` run where all do.
     """
     if INTERPRETED:
         reason = pytest.mark.skip(reason="of the CPU's kernels")
@@ -49,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(reason)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("full") is not None and not FULL:
+            continue
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: set[pytest.Item] = set()
     for name, of_one in cases.items():

@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links
-from support import FULL
 
 pytestmark = pytest.mark.every_case
 
@@ -47,17 +47,21 @@ def _steps(page: str) -> list[Block]:
     ]
 
 
-def _pages_that_run() -> list[str]:
+def _pages_that_run() -> list[Any]:
     """The pages with something to run; of those with the same code and output, the first.
 
-    Chinese pages, whose code is the English ones' but for what is said in it, where all is tried.
+    Tutorials take long, and Chinese pages' code is the English ones' but for what is said in it.
     """
     kept: dict[tuple[str, ...], str] = {}
     for page in PAGES:
-        if (steps := _steps(page)) and (FULL or not re.search(r"\bzh\b", page)):
+        if steps := _steps(page):
             shown = [block for block in blocks(page) if block.mark == "output"]
             kept.setdefault(tuple(block.code for block in (*steps, *shown)), page)
-    return list(kept.values())
+    full = re.compile(r"\b(zh|tutorials)\b")
+    return [
+        pytest.param(page, marks=pytest.mark.full if full.search(page) else ())
+        for page in kept.values()
+    ]
 
 
 def _missing(steps: list[Block]) -> list[str]:

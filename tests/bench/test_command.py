@@ -211,6 +211,7 @@ def test_startup(cli, tmp_path, monkeypatch):
     assert "from disk 7 840 99 51 498 0.25" in lines
 
 
+@pytest.mark.full
 def test_a_start_is_measured(tmp_path):
     """One process, with whatever kernels there are."""
     from normgrad.backends.cpu import kernels

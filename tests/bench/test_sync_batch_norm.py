@@ -43,6 +43,7 @@ def test_steps_in_a_turn(program):
     assert min(steps) == 1
 
 
+@pytest.mark.full
 def test_two_processes(program, tmp_path):
     if not program.dist.is_available():
         pytest.skip("torch without torch.distributed")

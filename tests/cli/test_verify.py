@@ -60,6 +60,7 @@ def test_ours(verify):
     assert str(Path(normgrad.__file__).parent) not in page
 
 
+@pytest.mark.full
 def test_pytorch_beside_ours(verify):
     pytest.importorskip("torch")
     result, page = verify("--quick", "--only", "/group_norm/")

@@ -77,6 +77,7 @@ def test_one_process(script, tmp_path):
     assert 100 * script.accuracy(model, testing) == pytest.approx(accuracy, abs=0.3)
 
 
+@pytest.mark.full
 def test_comparing_in_one_process(tmp_path):
     """Both trainings begin with the same weights and see the same images."""
     pytest.importorskip("matplotlib")
@@ -90,6 +91,7 @@ def test_comparing_in_one_process(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_two_processes(tmp_path):
     """One of them speaks; the layers are synchronised, the weights PyTorch's."""
     pytest.importorskip("matplotlib")

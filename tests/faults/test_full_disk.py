@@ -148,6 +148,7 @@ for change in (lambda: full(100), lambda: full(size + 100), lambda: killed("sync
 """
 
 
+@pytest.mark.full
 def test_bench(tmp_path):
     """The line names the file that could not be written; every file is an old one or a new one."""
     pytest.importorskip("torch")

@@ -73,6 +73,7 @@ print(interrupts, mean, ng.batch_norm_stats(x, eps=1e-5).mean)
 """
 
 
+@pytest.mark.full
 def test_a_first_call(tmp_path):
     """While Numba is imported and kernels are compiled; no interrupt is lost with a complaint."""
     done = python(START + FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path))

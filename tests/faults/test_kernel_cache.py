@@ -152,6 +152,7 @@ def kernels_from(folder):
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_two_processes_at_once_and_files_that_are_exchanged(tmp_path):
     """Numba's own index could give the kernel of one dtype for another's, and compute with it."""
     running = [

@@ -24,6 +24,7 @@ pytestmark = [
 TIMEOUT = 30.0
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed():
     """The others do not hang: each gets an error that names what it was doing, and with whom."""
     group = Ranks(3, TIMEOUT)

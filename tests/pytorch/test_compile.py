@@ -47,11 +47,8 @@ def compare(eager, compiled, x):
     assert ours[0].stride() == theirs[0].stride()
 
 
-BACKENDS = ["aot_eager", "inductor"]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_whole_graphs(backend):
     """Training and evaluation, forwards and backwards, both layouts, the average of all batches."""
     if backend == "inductor" and COMPILER is None:

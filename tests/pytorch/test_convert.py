@@ -314,6 +314,7 @@ def test_vmap_of_training_says_what_pytorch_says():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_an_exported_program_alone_says_what_is_missing(tmp_path):
     file = str(tmp_path / "model.pt2")
     program = torch.export.export(nt.convert(network()), (data().detach().float(),))

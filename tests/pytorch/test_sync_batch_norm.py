@@ -453,8 +453,9 @@ def test_wrong_arguments_are_found_before_the_others_are_told(x, change, error, 
     assert message in str(caught.value)
 
 
+@pytest.mark.full
 def test_opcheck(ranks):
     for answer in ranks(2).run("checked"):
-        assert len(answer) == 1 + 3 * ((4 + 3) if FULL else (1 + 1))
+        assert len(answer) == 1 + 3 * (4 + 3)
         for found in answer:
             assert set(found.values()) == {"SUCCESS"}

@@ -170,6 +170,7 @@ def test_a_process_that_leaves():
     }
 
 
+@pytest.mark.full
 def test_a_crash_between_two_cases_shifts_no_verdict(monkeypatch):
     """Of what crashes after its answer the answer counts, and no other case is judged by it."""
     trial = tried("CrashesLater", lambda case: case.kind == "stats")
@@ -198,6 +199,7 @@ def test_a_crash_that_leaves_programs_behind():
     assert {(each.verdict, each.detail) for each in trial.judged} == {(Verdict.CRASHED, "SIGABRT")}
 
 
+@pytest.mark.full
 def test_one_that_never_answers(monkeypatch):
     monkeypatch.setattr(process, "PATIENCE", 4.0)
     monkeypatch.setattr(process, "LITTLE_PATIENCE", 1.0)
@@ -299,6 +301,7 @@ def test_one_that_answers_where_there_is_nothing_to_compute(fooled):
     assert list(trial.silent) == ["batch_norm_backward"]
 
 
+@pytest.mark.full
 def test_one_that_answers_beside_one_that_does_not(fooled):
     trial = fooled("OneAnswers", lambda case: True)
     assert not trial.passed
@@ -362,6 +365,7 @@ def test_a_process_that_ends_as_it_begins(fooled):
         fooled("ExitsWhenMade")
 
 
+@pytest.mark.full
 def test_nothing_is_answered_in_time(monkeypatch):
     monkeypatch.setattr(process, "PATIENCE", 5.0)
     monkeypatch.setattr(process, "LITTLE_PATIENCE", 1.0)

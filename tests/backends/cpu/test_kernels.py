@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import support
 from llvmlite import binding as llvm
-from support import FULL, OPERATORS, bits, cut_finely, make, run
+from support import OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
@@ -120,6 +120,7 @@ def test_any_number_of_threads_gives_the_same_bits(kind, layout):
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.full
 def test_many_threads_in_other_processes_give_the_same_bits():
     """More threads than cores, and one."""
     code = (
@@ -253,7 +254,7 @@ def test_offsets_beyond_2_to_the_31():
         assert bits(case.call(out=(x, None, None))) == expected
 
 
-@pytest.mark.skipif(not FULL, reason="by nox -s full")
+@pytest.mark.full
 def test_more_than_2_to_the_31_elements():
     """An expanded tensor: as many elements, little memory."""
     m = 2**30 + 9

@@ -70,6 +70,7 @@ def library(folder, monkeypatch):
     look()
 
 
+@pytest.mark.full
 def test_the_bits_are_those_of_compiled_kernels(library, folder):
     """And Numba is not imported. The release compares all there are (`nox -s package`)."""
     (found,) = run(PROGRAM, LEVEL, folder, CASE).splitlines()

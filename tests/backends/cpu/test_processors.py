@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from llvmlite import binding as llvm
-from support import FULL
 
 pytestmark = [
     pytest.mark.cpu,
@@ -21,11 +20,10 @@ pytestmark = [
 #: What LLVM calls them, with instructions that tell whether this machine can stand in for them.
 PROCESSORS = {
     "generic": (),
+    "nehalem": ("sse4.2",),
     "haswell": ("avx2", "f16c", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
 }
-if FULL:
-    PROCESSORS["nehalem"] = ("sse4.2",)
 FUSED = ("haswell", "x86-64-v4")
 PROGRAM = Path(__file__).with_name("processor_program.py")
 
@@ -45,11 +43,11 @@ def run(processor: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_results_are_the_same_to_the_bit(tmp_path):
     """Conversions of float16 on all of them; sums and products on those that fuse them, or not."""
     here = llvm.get_host_cpu_features()
     there = [name for name, needs in PROCESSORS.items() if all(here.get(need) for need in needs)]
-    there = there if FULL else there[-2:]
     if len(there) < 2:
         pytest.skip("this machine can stand in for one processor alone")
     with ThreadPoolExecutor(2) as pool:
