@@ -36,6 +36,7 @@ def test_captured_files_are_small():
     assert sum(sizes) < 1_000_000
 
 
+@pytest.mark.full
 def test_capturing_anew(tmp_path):
     """The script trains, captures all four files, and finds every error within the bound."""
     pytest.importorskip("torch")

@@ -40,6 +40,7 @@ def test_an_example(libraries, tmp_path, name, dialect):
     assert 0 < float(last.split(":")[1]) < limit
 
 
+@pytest.mark.full
 def test_cmake(libraries, tmp_path):
     if shutil.which("cmake") is None or shutil.which("pkg-config") is None:
         pytest.skip("no cmake and pkg-config")

@@ -107,6 +107,7 @@ def test_two_processes(tmp_path):
     assert not any(name.startswith("module.") for name in torch.load(saved))
 
 
+@pytest.mark.full
 def test_interrupted():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

@@ -97,6 +97,7 @@ print(statuses, forks > 0)
 """
 
 
+@pytest.mark.full
 def test_forks_while_another_thread_compiles(tmp_path):
     """A fork waits for the kernel that is being compiled, so that the child can compile too."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}

@@ -52,6 +52,7 @@ def call(case, way, random):
     return getattr(ng, case.name)(**tensors, **case.options, out=(copy, *rest))
 
 
+@pytest.mark.full
 def test_sixteen_threads():
     known = list(cases())
     end = time.monotonic() + SECONDS

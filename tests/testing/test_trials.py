@@ -385,6 +385,7 @@ def test_the_name_of_a_case_is_that_case():
     assert all(each.case.name.startswith(name) for each in more.judged)
 
 
+@pytest.mark.full
 def test_torch_s_defects_are_found():
     """What is known of PyTorch 2.13's kernels for the CPU."""
     pytest.importorskip("torch")

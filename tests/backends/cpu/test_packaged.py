@@ -16,7 +16,7 @@ import normgrad
 from normgrad.backends.cpu import kernels, linking, packaged, units
 from normgrad.capi.build import BuildError, c_compiler
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.full]
 
 PROGRAM = Path(bits_program.__file__)
 #: What any machine that is likely to run the tests has.
@@ -70,7 +70,6 @@ def library(folder, monkeypatch):
     look()
 
 
-@pytest.mark.full
 def test_the_bits_are_those_of_compiled_kernels(library, folder):
     """And Numba is not imported. The release compares all there are (`nox -s package`)."""
     (found,) = run(PROGRAM, LEVEL, folder, CASE).splitlines()

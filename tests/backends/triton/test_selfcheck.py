@@ -33,6 +33,10 @@ BAD = selfcheck.Verdict("2026-11-22", 34, "batch_norm_stats in float32: mean is 
 # What it computes
 
 
+#: Where tests are not interpreted, the CPU's kernels compute; compiling all of them takes long.
+long = pytest.mark.skipif(not (INTERPRETED or FULL), reason="by nox -s full")
+
+
 def test_every_operator_in_both_dtypes_and_layouts():
     cases = on_device.cases(MADE_UP.persistent)
     looks = {(case.kind, case.dtype, case.layout) for case in cases}
@@ -45,7 +49,7 @@ def test_every_operator_in_both_dtypes_and_layouts():
     assert len({case.kind for case in cases if len(case.shape) == 2}) == 2
 
 
-@pytest.mark.skipif(not (INTERPRETED or FULL), reason="kernels are not interpreted")
+@long
 def test_our_results_are_within_their_bound(monkeypatch):
     """By Triton's interpreter where tests are, else by the CPU's kernels; none of it is kept."""
     monkeypatch.setattr(plans, "_plans", {})
@@ -73,6 +77,7 @@ def test_one_pass_and_two_in_either_look(monkeypatch):
     }  # fmt: skip
 
 
+@long
 def test_wrong_results_are_named(monkeypatch):
     class Wrong:
         """A plan whose last result is too large."""
