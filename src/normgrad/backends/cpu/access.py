@@ -41,8 +41,8 @@ SHORT = 256
 TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
 #: Adjacent channels shorter than this are read as columns: one alone would not fill the lanes.
 COLUMN_RUN = 32
-#: The same limit where moments are summed in float64, which costs more in rows.
-EXACT_RUN = 128
+#: The same limit where moments are computed, each row's of which costs more to combine.
+MOMENTS_RUN = 128
 #: The same limit for tensors of FAR_APART bytes or more, where a channel's sums come first: its
 #: rows in the images of a batch are too far apart for the processor to prefetch them.
 FAR_RUN, FAR_APART = 512, 32 << 20
@@ -259,7 +259,7 @@ def _least_row(problem: Problem) -> int:
     """The length from which adjacent channels are read as rows rather than columns."""
     if waits(problem) and bytes_of(problem, problem.positions) >= FAR_APART:
         return FAR_RUN
-    return EXACT_RUN if _sums_exactly(problem) else COLUMN_RUN
+    return MOMENTS_RUN if problem.missing_mean else COLUMN_RUN
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
