@@ -435,14 +435,25 @@ def rows_before(end, repeat):
     return 1, end % repeat or repeat
 
 
+@by_types
+def gains_in_order(operation, dx, step):
+    """Whether row after row gains more than to load the coefficients once for several rows.
+
+    With half types it does so where one tensor is read and there are no registers for several rows,
+    or if rows lie whole pages apart: a row's loads then wait for the stores of the row before, if x
+    and y begin at the same offset in their pages, as large tensors do.
+    """
+    reads_one = operation.operation in ("normalise", "scale")
+    if not isinstance(dx.dtype, HalfStorage) or (reads_one and not has_many_registers()):
+        return lambda operation, dx, step: True
+    return lambda operation, dx, step: step * HALF_SIZE % PAGE == 0
+
+
 @helper
 def write(operation, dy, x, dx, job):
     """Write dx or y, the last rows first, since they were summed last.
 
-    Where they bypass the caches, float32 rows are written one by one in the order of memory, which
-    gains more than to load the coefficients once for several rows. For half types it does not,
-    unless rows lie whole pages apart: a row's loads then wait for the stores of the row before, if
-    x and y begin at the same offset in their pages, as large tensors do.
+    Where they bypass the caches, rows may be written one by one in the order of memory instead.
     """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
@@ -456,7 +467,7 @@ def write(operation, dy, x, dx, job):
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
     ahead = get(job, B.J_AHEAD) != 0
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, channels * run * repeat, apart[2])
-    in_order = streaming and (item_size(dx) > HALF_SIZE or apart[2] * item_size(dx) % PAGE == 0)
+    in_order = streaming and gains_in_order(operation, dx, apart[2])
     start, end = 0, get(job, B.J_ROWS)
     while start < end:
         if in_order:

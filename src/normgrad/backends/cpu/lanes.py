@@ -22,7 +22,7 @@ from numba.core.extending import models, overload, register_model
 
 from ...memory import LINE
 from . import access
-from .conversions import F32, F64, I16, I32, I64, HalfStorage, bfloat16, narrow, value_type, widen
+from .conversions import F32, F64, I32, I64, HalfStorage, bfloat16, narrow, value_type, widen
 from .helpers import Emitter, by_types, instruction
 from .intrinsics import real_type
 from .target import masks_halves
@@ -160,16 +160,30 @@ def _load_words(builder: Any, at: ir.Value, count: ir.Value) -> ir.Value:
     return builder.select(mask, value, builder.select(odd, last, none))
 
 
-def _store_words(builder: Any, at: ir.Value, value: ir.Value, count: ir.Value) -> None:
-    """Write the first ``count`` 16-bit elements of a vector, as ``_load_words`` reads them."""
-    words, pairs = _vector(I32, HALF), builder.lshr(count, I64(1))
-    given = [builder.bitcast(value, words), builder.bitcast(at, words.as_pointer())]
-    mask = _first(builder, pairs, range(HALF))
-    _masked(builder, "store", ir.VoidType(), words, [*given, I32(1), mask])
-    with builder.if_then(builder.trunc(count, ir.IntType(1))):
-        place = builder.sub(count, I64(1))
-        last = builder.extract_element(builder.bitcast(value, _vector(I16)), place)
-        builder.store(last, builder.gep(at, [place]), align=2)
+def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Value) -> None:
+    """Write the first ``count`` elements of a vector in vectors of 32, 16, 8, 4, 2 and 1 elements.
+
+    Rows of a length that stays the same make these branches predictable, and a processor without
+    AVX-512 takes longer for a masked store than for all of them.
+    """
+    size = LANES
+    while size > 0:
+        part = _shuffled(builder, value, value, range(size))
+        has = builder.icmp_unsigned("!=", builder.and_(count, I64(size)), I64(0))
+        before = builder.block
+        with builder.if_then(has):
+            place = builder.bitcast(at, part.type.as_pointer())
+            builder.store(part, place, align=_size(part.type.element))
+            further = builder.gep(at, [I64(size)])
+            rest = value
+            if size < LANES:
+                rest = _shuffled(builder, value, value, range(size, 2 * size))
+            inside = builder.block
+        moved, left = builder.phi(at.type), builder.phi(part.type)
+        for found, (place, lanes) in ((inside, (further, rest)), (before, (at, part))):
+            moved.add_incoming(place, found)
+            left.add_incoming(lanes, found)
+        at, value, size = moved, left, size // 2
 
 
 @instruction(lambda dy, x: Lanes(real_type(dy, x))(dy, x))
@@ -285,8 +299,8 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     value = builder.bitcast(_packed(builder, lanes, storage), kind)
-    if isinstance(storage, HalfStorage) and not masks_halves():
-        _store_words(builder, builder.gep(pointer, [index]), value, count)
+    if not masks_halves():
+        _store_in_powers(builder, builder.gep(pointer, [index]), value, count)
         return
     at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
     _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
