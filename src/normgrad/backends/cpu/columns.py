@@ -74,8 +74,6 @@ HALF_SIZE = 2
 #: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
 #: cache when they are read again.
 ABOUT_ONE = 4 * ROWS
-#: The longest row of columns: the means, coefficients and sums of its elements, 36 KiB in float32,
-#: stay in the L1 cache.
 SPAN = access.SPAN
 #: How many bytes ahead, in memory's order, rows are prefetched: four pages.
 LATER = 1 << 14
