@@ -16,8 +16,8 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
 
-#: The longest row of columns. A longer row is cut, and its parts are not read in memory's order; the
-#: sums and coefficients of the elements of this one are still near the L1 cache.
+#: The longest row of columns. A longer row is cut, and its parts are not in memory's order; the
+#: sums and coefficients of this one's elements are still near the L1 cache.
 SPAN = 2048
 #: The bytes of a row of several positions: beside its sums and coefficients the L1 cache has room
 #: for other rows.

@@ -227,8 +227,26 @@ def add_single(arguments, c, part):
 
 
 @helper
-def add_moments_about_means(x, step, rows, points, c, sums, part):
+def add_about(x, rows, points, c, sums, part, total, mean, squares):
+    """Add a part of a row's moments about means of their own to moments about other points."""
+    n = merge_part(x, splat(double(rows)), splat(0.0), part)
+    about, mean = double_lanes(get_lanes(points, c)), double_lanes(mean)
+    away, deviations = mean - about, total - n * mean
+    put_lanes(sums[0], c, get_lanes(sums[0], c) + (total - n * about))
+    squares = squares + away * (deviations + deviations + n * away)
+    put_lanes(sums[2], c, get_lanes(sums[2], c) + squares)
+
+
+@helper
+def mean_of(total, rows):
+    """The mean of some rows, in lanes, as float32."""
+    return finite(single_lanes(total * splat(1.0 / rows)))
+
+
+@passed
+def add_moments_about_means(arguments, c, part):
     """Add some rows to the moments of a part of their elements, about these rows' own means."""
+    x, step, rows, points, sums = arguments
     zero = zero_lanes(x, x)
     total, squares = splat(0.0), splat(0.0)
     for first in range(0, rows, ROWS):
@@ -236,7 +254,7 @@ def add_moments_about_means(x, step, rows, points, c, sums, part):
         for r in range(first, min(first + ROWS, rows)):
             s = s + load_part(x, r * step + c, part)
         total = total + double_lanes(s)
-    mean = finite(single_lanes(total * splat(1.0 / rows)))
+    mean = mean_of(total, rows)
     for first in range(0, rows, ROWS):
         q, q2 = zero, zero
         i, last = first * step + c, min(first + ROWS, rows)
@@ -248,17 +266,70 @@ def add_moments_about_means(x, step, rows, points, c, sums, part):
             d = load_part(x, i, part) - mean
             q = q + d * d
         squares = squares + double_lanes(merge_part(x, q + q2, zero, part))
-    n = merge_part(x, splat(double(rows)), splat(0.0), part)
-    about, mean = double_lanes(get_lanes(points, c)), double_lanes(mean)
-    away, deviations = mean - about, total - n * mean
-    put_lanes(sums[0], c, get_lanes(sums[0], c) + (total - n * about))
-    squares = squares + away * (deviations + deviations + n * away)
-    put_lanes(sums[2], c, get_lanes(sums[2], c) + squares)
+    add_about(x, rows, points, c, sums, part, total, mean, squares)
+
+
+@passed
+def add_to_chain(arguments, c, part):
+    """Add a part of a row to a chain."""
+    inlined()
+    x, chain = arguments
+    put_lanes(chain, c, get_lanes(chain, c) + load_part(x, c, part))
+
+
+@passed
+def add_squares_to_chain(arguments, c, part):
+    """Add the squares of a part of a row's distances from the means to a chain."""
+    inlined()
+    x, means, chain = arguments
+    d = load_part(x, c, part) - get_lanes(means, c)
+    put_lanes(chain, c, get_lanes(chain, c) + d * d)
 
 
 @helper
-def add_exact_moments(x, step, rows, points, c, sums, part):
+def add_moments_in_order(x, step, rows, points, sums, width):
+    """As add_moments_about_means, for all of a row's elements, row by row in memory's order."""
+    first, second = real_buffer(BUFFER, x, x), real_buffer(BUFFER, x, x)
+    means = real_buffer(BUFFER, x, x)
+    totals, squares = double_buffer(BUFFER), double_buffer(BUFFER)
+    zero, nothing = zero_lanes(x, x), splat(0.0)
+    for c in range(0, width, LANES):
+        put_lanes(first, c, zero)
+        put_lanes(second, c, zero)
+        put_lanes(totals, c, nothing)
+        put_lanes(squares, c, nothing)
+    for r in range(rows):
+        over_row(add_to_chain, (shift(x, r * step), first), width)
+        if r % ROWS == ROWS - 1 or r == rows - 1:
+            for c in range(0, width, LANES):
+                put_lanes(totals, c, get_lanes(totals, c) + double_lanes(get_lanes(first, c)))
+                put_lanes(first, c, zero)
+    for c in range(0, width, LANES):
+        put_lanes(means, c, mean_of(get_lanes(totals, c), rows))
+    for r in range(rows):
+        chain = first if r % 2 == 0 else second
+        over_row(add_squares_to_chain, (shift(x, r * step), means, chain), width)
+        if r % ROWS == ROWS - 1 or r == rows - 1:
+            for c in range(0, width, LANES):
+                both = double_lanes(get_lanes(first, c) + get_lanes(second, c))
+                put_lanes(squares, c, get_lanes(squares, c) + both)
+                put_lanes(first, c, zero)
+                put_lanes(second, c, zero)
+    over_row(add_part_about, (x, rows, points, sums, totals, means, squares), width)
+
+
+@passed
+def add_part_about(arguments, c, part):
+    """Add the moments of a part of some rows, with means of their own."""
+    x, rows, points, sums, totals, means, squares = arguments
+    total, squared = get_lanes(totals, c), merge_part(x, get_lanes(squares, c), splat(0.0), part)
+    add_about(x, rows, points, c, sums, part, total, get_lanes(means, c), squared)
+
+
+@passed
+def add_exact_moments(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
+    x, step, rows, points, sums = arguments
     zero = zero_lanes(x, x)
     mean = double_lanes(get_lanes(points, c))
     s, q, e = splat(0.0), splat(0.0), splat(0.0)
@@ -272,18 +343,24 @@ def add_exact_moments(x, step, rows, points, c, sums, part):
 
 
 @by_types
-def add_moments(arguments, c, part):
-    """Add some rows to the moments of a part of their elements, in the operation's way."""
+def add_moments(operation, x, step, rows, points, sums, width):
+    """Add some rows to the moments of their elements, in the operation's way.
 
-    def exact(arguments, c, part):
-        _, x, step, rows, points, sums = arguments
-        add_exact_moments(x, step, rows, points, c, sums, part)
+    Where registers are few, half types are read row by row, as in add_some.
+    """
 
-    def about_means(arguments, c, part):
-        _, x, step, rows, points, sums = arguments
-        add_moments_about_means(x, step, rows, points, c, sums, part)
+    def exact(operation, x, step, rows, points, sums, width):
+        over_row(add_exact_moments, (x, step, rows, points, sums), width)
 
-    return exact if arguments[0].operation == "exact moments" else about_means
+    def about_means(operation, x, step, rows, points, sums, width):
+        over_row(add_moments_about_means, (x, step, rows, points, sums), width)
+
+    def in_order(operation, x, step, rows, points, sums, width):
+        add_moments_in_order(x, step, rows, points, sums, width)
+
+    if operation.operation == "exact moments":
+        return exact
+    return about_means if has_many_registers() else in_order
 
 
 @by_types
@@ -397,8 +474,8 @@ def moments(operation, dy, x, dx, job):
         # Some rows, or the rest of one.
         rows = max(1, min(rows_about_one(operation), (count - i) // repeat))
         m = min(repeat, count - i)
-        arguments = (operation, shift(x, i * step), repeat * step, rows, means, columns)
-        over_row(add_moments, arguments, channels * run * m)
+        here = shift(x, i * step)
+        add_moments(operation, here, repeat * step, rows, means, columns, channels * run * m)
         i += rows * m
     gather_sums(columns, first, channels, run, repeat, x, zero, sums_of(job))
 

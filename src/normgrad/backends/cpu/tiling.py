@@ -47,8 +47,8 @@ ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
 #: tensors have more bytes than a core's cache: the next channel's row is nearer than the next
 #: image's.
 SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
-#: The bytes of dy and x that a task of group norm's columns treats at a time. Batch norm's columns
-#: run through the whole batch, and gain nothing from this.
+#: The most bytes of dy and x in a sample of group norm's columns that is treated at a time. Batch
+#: norm's columns run through the whole batch, and gain nothing from this.
 SAMPLE = 2 << 20
 #: The most bytes, and rows, that are treated at a time where rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
@@ -191,23 +191,15 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
 
 
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
-    """The tiling of columns by whole groups of a sample, so that they stay in cache.
+    """The tiling of columns by whole samples, so that they stay in cache.
 
-    None if there is one sample, if not even one group stays in cache, or if there are too few
-    tasks.
+    None if there is one sample, if a sample does not stay in cache, or if there are too few tasks.
+    Some of a sample's channels would stay in cache, but are not in memory's order.
     """
-    sets, channels, unit = whole.sets, whole.all_channels, _unit(access)
-    if sets == 1:
+    size = access.positions * whole.all_channels * read_bytes(access.problem)
+    if whole.sets == 1 or size > SAMPLE:
         return None
-    most = SAMPLE // (access.positions * read_bytes(access.problem)) // unit * unit
-    turn = ceil_div(sets, TASKS)
-    wanted = ceil_div(ENOUGH_TASKS, ceil_div(sets, turn))
-    block = rounded_up(max(ceil_div(channels, wanted), 2 * LANES), unit)
-    block = min(most, block, channels)
-    if block == 0:
-        return None
-    found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
-    found = found._replace(piece_channels=min(whole.piece_channels, block))
+    found = whole._replace(sets_per_task=ceil_div(whole.sets, TASKS))
     return found if found.tasks >= FEW_PARTS else None
 
 
