@@ -29,7 +29,7 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.mark.parametrize(
-    ("imports", "times"), [("", 10 if STRESSED else 4), ("import torch", 10 if STRESSED else 1)]
+    ("imports", "times"), [("", 10 if STRESSED else 2), ("import torch", 10 if STRESSED else 1)]
 )
 def test_daemon_threads(imports, times):
     """Arrays, beside PyTorch too. (Its own tensors end such a process by themselves.)"""

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("imports", ["", "import torch"])
+@pytest.mark.parametrize("imports", ["", pytest.param("import torch", marks=pytest.mark.full)])
 def test_both_start_methods(tmp_path, imports):
     if imports:
         pytest.importorskip("torch")
