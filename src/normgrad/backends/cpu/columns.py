@@ -288,7 +288,10 @@ def add_squares_to_chain(arguments, c, part):
 
 @helper
 def add_moments_in_order(x, step, rows, points, sums, width):
-    """As add_moments_about_means, for all of a row's elements, row by row in memory's order."""
+    """Add some rows to the moments of their elements, row by row, in memory's order.
+
+    The additions are those of add_moments_about_means, whose sums would be in registers.
+    """
     first, second = real_buffer(BUFFER, x, x), real_buffer(BUFFER, x, x)
     means = real_buffer(BUFFER, x, x)
     totals, squares = double_buffer(BUFFER), double_buffer(BUFFER)

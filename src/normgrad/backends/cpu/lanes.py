@@ -299,7 +299,7 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
     builder, storage = emit.builder, emit.types[0].dtype
     kind = _vector(emit.context.get_value_type(storage))
     value = builder.bitcast(_packed(builder, lanes, storage), kind)
-    if not masks_halves():
+    if not masks_halves():  # AVX2 masks 32-bit elements, but slowly
         _store_in_powers(builder, builder.gep(pointer, [index]), value, count)
         return
     at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
