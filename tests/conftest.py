@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: The most cases of a test that run, of those that differ in numbers alone. An interpreter takes
 #: far longer than a compiled kernel. NORMGRAD_FULL=1 has all cases run.
-SAMPLE = 1 if INTERPRETED else 4
+SAMPLE = 1 if INTERPRETED else 16
 
 if INTERPRETED:
     from triton.runtime import interpreter
