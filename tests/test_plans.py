@@ -14,6 +14,7 @@ from support import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
 import normgrad as ng
 from normgrad import TensorSpec, plans
 from normgrad.backends.cpu import block
+from normgrad.operators.by_name import PLANNED
 
 
 def plan_of(case: Case, **more) -> ng.Plan:
@@ -132,12 +133,8 @@ def refuse(exception, message, action):
 
 def test_errors_of_plan():
     x = TensorSpec((3, 4, 5), "float32")
-    names = (
-        ", ".join(f"batch_norm_backward{rest}" for rest in ("", "_reduce", "_elemt"))
-        + ", group_norm_backward, layer_norm_backward, rms_norm_backward, batch_norm, "
-        "batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt, group_norm, "
-        "layer_norm, rms_norm"
-    )
+    assert set(PLANNED) <= set(ng.__all__)
+    names = ", ".join(PLANNED)
     refuse(ValueError, f"name: 'local_norm'; allowed: {names}", lambda: ng.plan("local_norm"))
     refuse(
         TypeError, "training: missing; batch_norm_backward has no default for it",
@@ -361,7 +358,9 @@ def test_plans_say_which_way_they_go():
     mixture = make("train", (3, 4, 5), dtype="float16", x_dtype="float32")
     assert plan_of(mixture).path.split()[1] == "moved"
     rows = make("group_norm", (9, 40), num_groups=2)
-    assert "sums along" in plan_of(rows).path
+    assert "gradients along" in plan_of(rows).path
+    doubles = make("group_norm", (9, 40), num_groups=2, dtype="float64")
+    assert "sums along" in plan_of(doubles).path
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Access patterns: how tensors are read, and which of them are copied to tiles first.
 
-The measurements behind its thresholds stand in one table in docs/performance.md.
+docs/performance.md has the measurements behind the thresholds, in one table.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
 
-#: The longest row of columns. A longer row is cut, and its parts are not in memory's order; the
-#: sums and coefficients of this one's elements are still near the L1 cache.
+#: The most elements in a row of columns: their sums and coefficients still almost fit the L1 cache.
+#: A longer row is cut into parts, which are then not read in the order of memory.
 SPAN = 2048
-#: The bytes of a row of several positions: beside its sums and coefficients the L1 cache has room
-#: for other rows.
+#: The most bytes in a row of several positions: the L1 cache then holds its sums and coefficients,
+#: and other rows too.
 REPEATED = 1 << 11
 #: Rows of columns summed in float32 before a fold into float64, as the error bound demands.
 ROWS = 16
@@ -31,41 +31,48 @@ DX_ROWS = 4
 TILE_CHANNELS = 64
 #: The least number of rows of columns that outweighs the cost per element of a longer row.
 LEAST_ROWS = 128
-#: How many lines at one offset in their pages the L1 cache holds, and the bytes of a page. If more
-#: rows lie whole pages apart, they evict one another, even before prefetched lines are read.
+#: The L1 cache's associativity (how many lines it holds that have the same offset in their pages),
+#: and the bytes of a page. If more rows lie whole pages apart, they evict one another, even
+#: prefetched lines before they are read.
 WAYS, PAGE = 8, 1 << 12
-#: The lanes that a kernel's vectors have (see lanes.py); a row's length should be a multiple of it.
+#: The number of SIMD lanes in a kernel's vectors (see lanes.py), of which a row's length should be
+#: a multiple.
 LANES = 32
-#: The longest row whose sums are float32 throughout.
+#: The most elements in a row that is summed in float32 alone.
 SHORT = 256
-#: The most elements, and the most channels, of the group norm samples that are treated as one.
+#: The most elements, and the most channels, of the group norm samples that are processed as one.
 TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
-#: Adjacent channels shorter than this are read as columns: one alone would not fill the lanes.
+#: Adjacent channels with fewer elements than this are read as columns, since one channel alone
+#: would not fill the lanes.
 COLUMN_RUN = 32
-#: The same limit where moments are computed, each row's of which costs more to combine.
+#: The same limit where moments are computed: the moments of each row cost more to combine than sums
+#: do.
 MOMENTS_RUN = 128
-#: The same limit for tensors of FAR_APART bytes or more, where a channel's sums come first: its
-#: rows in the images of a batch are too far apart for the processor to prefetch them.
+#: The same limit for tensors of FAR_APART bytes or more, if a channel's sums must be known before
+#: its dx: the channel's rows in the images of a batch are too far apart for the processor to
+#: prefetch them.
 FAR_RUN, FAR_APART = 512, 32 << 20
-#: Longer rows are cut, so that several tasks can share a row.
+#: The most elements in a row. Longer rows are cut, so that several tasks can share a row.
 LONGEST_ROW = 1 << 13
-#: The least bytes of a row that is written with non-temporal stores (past the caches), since the
-#: ends of a row are partial cache lines. The first limit is for a large server's L3 (doubled for
-#: rows with partial lines), the others for an L3 that belongs to these cores alone: for rows of
-#: whole lines, and for rows with partial lines.
+#: The least bytes of a row that is written with non-temporal stores, which bypass the caches. There
+#: is a limit since the ends of a row are partial cache lines. The first limit is for a large
+#: server's L3 (doubled for rows with partial lines), the others for an L3 that belongs to these
+#: cores alone: for rows of whole lines, and for rows with partial lines.
 STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
 #: Where the L3 belongs to these cores alone, the share of it beyond which non-temporal stores pay:
 #: for columns, for rows of whole cache lines, and for rows that end in partial lines.
 STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
-#: The next rows are prefetched in tensors beyond this share of the cache; columns, beyond this
-#: multiple of a core's L2, or of the cache if the dtype is no half type.
+#: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
+#: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes.
 FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
-#: Elements of a channel's next row that are prefetched: more would not stay in the L1 cache.
+#: The most elements of a channel's next row that are prefetched: more would not stay in the L1
+#: cache.
 FETCHED = 1024
 
-#: The suffix of operations whose weight and bias belong to a row's elements, as in layer norm.
+#: The suffix of operations whose weight and bias have an element for each element of a row, as in
+#: layer norm.
 ALONG = " along"
 
 #: The placeholder for an absent axis.
@@ -82,9 +89,9 @@ class Access(NamedTuple):
         rows: the axis of rows.
         run, last_run: the elements of a channel in a row, and in the last row.
         run_strides: the strides of these elements in (grad_out, input, result).
-        along: whether each row is a statistics group whose elements have the parameters, as in
-            layer norm.
-        together: the number of samples that are treated as one with the channels of all.
+        along: whether each row is a statistics group, and each of its elements has its own
+            parameters, as in layer norm.
+        together: the number of samples that are processed as one with the channels of all.
         repeat: the positions in a row of columns.
         chunk: the channels in a row of columns.
         moved: which tensors are copied to tiles before kernels read them.
@@ -109,12 +116,12 @@ class Access(NamedTuple):
         count = self.rows.size
         for axis in self.problem.outer:
             count *= axis.size
-        # By row, the outer axes of rows count as sets.
+        # In a problem by_row, the outer axes of rows are sets too.
         return count // self.problem.sets.size if self.problem.by_row else count
 
     @property
     def per_channel(self) -> int:
-        """The elements of a channel in a set; all rows of a cut axis count with the full length."""
+        """The elements of a channel in a set, as if every row of a cut axis had the full length."""
         return self.positions * self.run
 
     @property
@@ -152,7 +159,7 @@ def read_bytes(problem: Problem) -> int:
 
 
 def bytes_of(problem: Problem, per_channel: int) -> int:
-    """The bytes that are read and written for so many elements of each channel in a set."""
+    """The bytes that are read and written for ``per_channel`` elements of each channel in a set."""
     itemsize = read_bytes(problem)
     if problem.result is not None:
         itemsize += problem.result.itemsize
@@ -160,7 +167,7 @@ def bytes_of(problem: Problem, per_channel: int) -> int:
 
 
 def _aligned(unit: int, most: int, span: int = SPAN) -> int:
-    """The number of units in a row: as many as fit, if possible a multiple of the lanes."""
+    """The most units of ``unit`` elements that fit a row, if possible filling whole lanes."""
     fit = min(span // unit, most)
     for lanes in (LANES, LANES // 4):
         step = lanes // gcd(unit, lanes)
@@ -170,16 +177,19 @@ def _aligned(unit: int, most: int, span: int = SPAN) -> int:
 
 
 def held_at_once(step: int) -> int:
-    """How many rows, ``step`` bytes apart, can have a line each in the L1 cache."""
+    """How many rows, ``step`` bytes apart, can each have a cache line in the L1 cache at once."""
     return WAYS * (PAGE // gcd(PAGE, step))
 
 
 def _repeated(channels: int, most: int, itemsize: int) -> int:
-    """The positions in a row of columns: as many as fit, or fewer if more rows then fit the L1."""
+    """The positions in a row of columns: the most that fit, or fewer if more rows then fit the L1.
+
+    ``most`` is the largest number that is allowed.
+    """
     fit = _aligned(channels, most, max(channels, REPEATED // itemsize))
     step = LANES // gcd(channels, LANES)
     fewer = range(fit, max(0, fit - 4 * step), -step)
-    # The rows of dy, x and dx that are read and written together.
+    # The number of rows of dy, x and dx together that are read and written at once.
     rows = 3 * ROWS
     return max(fewer, key=lambda n: (min(rows, held_at_once(n * channels * itemsize)), n))
 
@@ -187,8 +197,8 @@ def _repeated(channels: int, most: int, itemsize: int) -> int:
 def _rows_as_groups(problem: Problem) -> Problem:
     """Make each group of a sample a row: samples take the place of channels, groups that of sets.
 
-    This is for group norm where a channel has one position, and would need as many sums as there
-    are elements: sums are taken along a row rather than for each channel.
+    This is for group norm of channels that have one position each. Sums per channel would then be
+    as many as the elements, so sums are taken along a row instead.
     """
 
     def turned(axis: Axis, factor: int, size: int) -> Axis:
@@ -211,9 +221,9 @@ def _rows_as_groups(problem: Problem) -> Problem:
 
 
 def _samples_together(problem: Problem) -> int:
-    """How many samples of group norm are treated as one, where their channels are adjacent.
+    """How many samples of group norm are processed as one, if their channels are adjacent.
 
-    The work per sample costs the same for few channels as for some more.
+    The per-channel work on one sample has a fixed cost, which samples processed as one share.
     """
     sets, channel, size = problem.sets, problem.channel, problem.channel.size
     if problem.per_group == 1 or problem.outer or 1 in (problem.positions, sets.size):
@@ -233,7 +243,7 @@ def _samples_together(problem: Problem) -> int:
 
 
 def _as_one(problem: Problem, count: int) -> Problem:
-    """Treat several samples as one with the channels of all."""
+    """Make each ``count`` samples one sample with the channels of all."""
     sets, channel = problem.sets, problem.channel
     return replace(
         problem,
@@ -247,12 +257,12 @@ def _as_one(problem: Problem, count: int) -> Problem:
 
 
 def _sums_exactly(problem: Problem) -> bool:
-    """Whether the moments of x are summed in float64, which takes longer than reading memory."""
+    """Whether the moments of x are summed in float64, so that reading memory takes less time."""
     return problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
 
 
 def waits(problem: Problem) -> bool:
-    """Whether a channel's sums are needed before anything else is done to the channel."""
+    """Whether a channel's sums are needed before its dx or y can be computed."""
     return problem.result_needs_sums or problem.missing_mean
 
 
@@ -285,7 +295,7 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
 
 
 def access_of(problem: Problem) -> Access:
-    """Choose the access pattern in which the fewest tensors have to be copied to tiles."""
+    """Choose the access pattern that copies the fewest tensors to tiles."""
     if problem.is_empty or problem.gathers:
         run = problem.inner.size if problem.by_row else 1
         return Access(problem, problem.arithmetic, False, _NO_AXIS, run, 0)
@@ -310,28 +320,29 @@ def access_of(problem: Problem) -> Access:
         strides = zip(data, axis.strides, strict=True)
         return all(found is None or stride == wanted for found, stride in strides)
 
-    # A channel of one position gives rows of one element, which count as no rows.
+    # Where a channel has one position, rows would have one element each. They count as if all
+    # tensors had to be copied.
     by_rows = moved_for(inner) if inner.size > 1 or channel.size == 1 else (True, True, True)
     by_columns = moved_for(channel)
 
-    # A row that is a statistics group is not cut, however long.
+    # A row that is a statistics group is never cut, however long it is.
     if along:
         run, steps = inner.size, inner.strides
         return Access(problem, dtype, False, _NO_AXIS, run, run, steps, True, moved=by_rows)
 
-    # Short adjacent channels form one row together, one for each outer index.
+    # Short adjacent channels together form one row of columns for each outer index.
     follow = not any(by_rows) and all_strides(channel, inner.size)
     if follow and problem.outer and inner.size < _least_row(problem):
         rows, chunk = problem.outer[-1], _aligned(inner.size, channel.size)
         problem = replace(problem, outer=problem.outer[:-1])
         return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
 
-    # Columns are chosen where they need fewer copies to tiles than rows do, or as many copies
-    # while rows are shorter.
+    # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many
+    # and rows would not fill the lanes.
     fewer = sum(by_rows) - sum(by_columns)
     if fewer > 0 or (fewer == 0 and channel.size >= LANES > inner.size):
         repeat, chunk = 1, min(channel.size, SPAN)
-        # Adjacent positions form one row together, as long as enough rows are left.
+        # Adjacent positions together form one row, as long as enough rows are left.
         if 2 * channel.size <= SPAN and not any(by_columns) and all_strides(inner, channel.size):
             most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
             repeat = _repeated(channel.size, min(inner.size, most), dtype.itemsize)
@@ -345,11 +356,11 @@ def access_of(problem: Problem) -> Access:
 def streams(access: Access, machine: Machine) -> int:
     """The largest number of threads with which dx is written with non-temporal stores.
 
-    Such stores bypass the caches. Ordinary stores read the line first, which costs most where the
-    L3 is a large server's: there dx is streamed as soon as it exceeds the threads' L2 caches. An L3
-    that belongs to these cores keeps dx for the next reader, so there dx is streamed if it would
-    not fit. Rows of a dx that is read next and fits the caches are never streamed; channels-last
-    models gained nothing from such a rule.
+    Such stores bypass the caches. An ordinary store reads its cache line first, which costs most
+    where the L3 is a large server's: there non-temporal stores are used as soon as the data exceed
+    the threads' L2 caches. An L3 that belongs to these cores alone keeps dx for the next reader, so
+    there they are used if dx would not fit. They are never used for rows of a dx that is read next
+    and fits the caches; for columns, channels-last models gained nothing from such a rule.
     """
     problem = access.problem
     if problem.result is None:
@@ -379,11 +390,11 @@ def streams(access: Access, machine: Machine) -> int:
 
 
 def fetches_ahead(access: Access, machine: Machine) -> bool:
-    """Whether the sums prefetch the next rows, where the processor does not do so by itself.
+    """Whether loops that sum prefetch the next rows, which the hardware prefetcher would miss.
 
-    In rows that is the channel's row in the next image. In columns it is several rows, which are
-    more streams than a processor foresees. Rows of short channels lie in different images, too far
-    apart, and are not prefetched.
+    For rows, the next row is the channel's row in the next image. For columns, several rows are
+    prefetched, which are more streams than a hardware prefetcher follows. Rows of columns that hold
+    short channels lie in different images, too far apart, and are not prefetched.
     """
     if not access.columns:
         return access.bytes > FETCHED_ROWS * machine.cache

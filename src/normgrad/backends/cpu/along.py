@@ -13,7 +13,7 @@ from numba import types
 from . import block as B
 from .access import SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import BUFFER, ROWS, SPAN, gather_sums, over_row, start_sums
+from .columns import BUFFER, LATER, ROWS, SPAN, fetch_later, gather_sums, start_sums
 from .conversions import HalfStorage
 from .helpers import by_types, helper, passed
 from .intrinsics import (
@@ -37,21 +37,21 @@ from .lanes import (
     LANES,
     as_loaded,
     double_lanes,
-    load_part,
     prefetch_lanes,
     put_lanes,
     splat,
     splat_like,
-    store_part,
+    sum_of_lanes,
     sums_of_eight,
     zero_lanes,
 )
+from .parts import load_part, over_row, store_part
+from .row_moments import moments_of_channels
 from .rows import (
     KEPT,
     further,
     has_whole_lines,
     keep_short_row,
-    moments_of_channels,
     sums_of,
     sums_of_rows,
     three,
@@ -68,6 +68,8 @@ GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS,
 NUMBERS = 6 * ROWS
 #: How many elements ahead rows are prefetched where several rows are read in turn.
 ON = 8 * LANES
+#: How many bytes ahead short rows are prefetched while rows are summed: the next sixteen rows.
+SOON = 1 << 13
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.
 ROW = SHORT + LANES
 #: The bytes of x in rows that are written together after their moments: they stay in the L1 cache
@@ -123,18 +125,21 @@ def add_and_write(tensors, c, weight, numbers, sums, part, writes, streaming):
 
 
 @by_types
-def fetch_on(tensors, c, ahead):
-    """Prefetch what is read later, since no processor foresees so many rows at once.
+def fetches_beside_sums(tensor):
+    """Whether rows are prefetched where the parameters are summed, rather than the rows before.
 
-    With sums that fill the registers, float32 and float64 gain less from it than it costs.
+    Where sums fill the registers, float32 and float64 would lose by it.
     """
+    beside = isinstance(tensor.dtype, HalfStorage) or has_many_registers()
+    return lambda tensor: beside
 
-    def fetch(tensors, c, ahead):
+
+@helper
+def fetch_on(tensors, c, ahead):
+    """Prefetch what is read later, since no processor foresees so many rows at once."""
+    if fetches_beside_sums(tensors[0]):
         prefetch_lanes(tensors[0], c + ahead[0])
         prefetch_lanes(tensors[1], c + ahead[1])
-
-    halves = isinstance(tensors[0].dtype, HalfStorage)
-    return fetch if halves or has_many_registers() else lambda tensors, c, ahead: None
 
 
 @by_types
@@ -199,6 +204,7 @@ def add_row(arguments, c, part):
     """Add a part of row r to a chain of sums in the nearest caches, and write its dx if asked."""
     inlined()
     tensors, r, weights, numbers, chain, writes, streaming = arguments
+    fetch_later(tensors, LATER // item_size(tensors[1]), c)
     weight, of_row = as_loaded(tensors[0], load_part(weights, c, part)), numbers_of(numbers, r)
     sums = load_part(chain[0], c, part), load_part(chain[1], c, part)
     sums = add_and_write(tensors, c, weight, of_row, sums, part, writes, streaming)
@@ -243,14 +249,42 @@ def parameters(operation, dy, x, dx, job):
         gather_sums(columns, get(job, B.J_FIRST) + k, width, 1, 1, dy, zero, sums_of(job))
 
 
+@by_types
+def rounds_terms(tensor):
+    """Whether the rounding of each term to float32 would show in a sum of few: not in a half's."""
+    shows = not isinstance(tensor.dtype, HalfStorage)
+    return lambda tensor: shows
+
+
 @helper
-def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums):
-    """Sum some short rows in float32, eight at a time; ``sums`` has room for whole lanes."""
+def sum_few_terms(tensors, steps, rows, run, means, weight, sums):
+    """Sum some rows of fewer elements than lanes, with each term in float64."""
+    for r in range(rows):
+        dy, x, _ = further(tensors, steps, r)
+        weights = double_lanes(as_loaded(dy, load_part(weight, 0, run)))
+        values = double_lanes(load_part(dy, 0, run)) * weights
+        centred = double_lanes(load_part(x, 0, run)) - splat(get(means, r))
+        put(sums[0], r, sum_of_lanes(values))
+        put(sums[1], r, sum_of_lanes(values * centred))
+
+
+@helper
+def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ahead):
+    """Sum some short rows in float32, eight at a time; ``sums`` has room for whole lanes.
+
+    Where ``ahead``, later rows are prefetched.
+    """
     dy, x = tensors[0], tensors[1]
+    if run < LANES and rounds_terms(dy):
+        sum_few_terms(tensors, steps, rows, run, means, weight, sums)
+        return
     kept = real_buffer(KEPT, dy, x), real_buffer(KEPT, dy, x)
     here = tensors
     for first in range(0, rows, EIGHT):
         for i in range(min(EIGHT, rows - first)):
+            if ahead:
+                for c in range(0, run, LANES):
+                    fetch_later(here, SOON // item_size(x), c)
             terms = splat_like(dy, x, get(means, first + i)), zero_lanes(dy, x), weight
             keep_short_row(operation, here, run, terms, kept, i)
             here = further(here, steps, 1)
@@ -310,10 +344,13 @@ def short_rows(operation, dy, x, dx, job, writes):
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
     numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
     ahead = ROWS * steps[0], ROWS * steps[1]
+    fetches = get(job, B.J_AHEAD) != 0 and not fetches_beside_sums(dy)
     for i in range(0, count, ROWS):
         rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
         if is_wanted(writes):
-            sum_short_rows(operation, here, steps, rows, run, shift(means, i), weights, sums)
+            sum_short_rows(
+                operation, here, steps, rows, run, shift(means, i), weights, sums, fetches
+            )
         find_numbers(job, rows, shift(means, i), shift(invstds, i), sums, numbers)
         if adds:
             arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, ahead)
@@ -360,6 +397,14 @@ def chains_of(job, dy, x):
 
 
 @helper
+def round_numbers(rows, means, invstds, numbers):
+    """Round what the parameters' sums need of some rows' coefficients."""
+    for r in range(rows):
+        put(numbers, MEAN + r, get(means, r))
+        put(numbers, INVSTD + r, get(invstds, r))
+
+
+@helper
 def one_by_one(operation, dy, x, dx, job, writes):
     """The gradients of longer rows, or the parameters' alone, one row after the other.
 
@@ -375,12 +420,15 @@ def one_by_one(operation, dy, x, dx, job, writes):
     numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
     here = dy, x, dx
     for i in range(count):
+        r = plain(0) if is_wanted(writes) else i % ROWS
         if is_wanted(writes):
             sum_row(operation, here, run, get(means, i), weights, sums)
-        find_numbers(job, 1, shift(means, i), shift(invstds, i), sums, numbers)
+            find_numbers(job, 1, shift(means, i), shift(invstds, i), sums, numbers)
+        elif r == 0:
+            round_numbers(min(ROWS, count - i), shift(means, i), shift(invstds, i), numbers)
         if adds:
             chain = chains[0] if i % 2 == 0 else chains[1]
-            over_row(add_row, (here, plain(0), weights, numbers, chain, writes, streaming), run)
+            over_row(add_row, (here, r, weights, numbers, chain, writes, streaming), run)
             if (i + 1) % ROWS == 0 or i + 1 == count:
                 over_row(fold_part, (sums_of(job), chains), run)
         else:

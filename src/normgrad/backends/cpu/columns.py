@@ -16,7 +16,6 @@ from .conversions import HalfStorage
 from .elements import added, coefficients_used, written
 from .helpers import by_types, helper, passed
 from .intrinsics import (
-    double,
     double_buffer,
     doubles_at,
     get,
@@ -27,36 +26,21 @@ from .intrinsics import (
     plain,
     put,
     real_buffer,
-    shift,
     store,
 )
 from .lanes import (
     LANES,
     as_loaded,
-    double_lanes,
-    finite,
     get_lanes,
     in_sequence,
-    load_part,
-    merge_part,
     prefetch_lanes,
     put_lanes,
-    single_lanes,
-    splat,
     splat_like,
-    store_part,
     zero_lanes,
 )
+from .parts import load_part, over_row, store_part
 from .rows import further, has_whole_lines, sums_of, three
-from .sums import (
-    add_columns,
-    add_deviation,
-    add_errors,
-    add_terms,
-    clear_lanes,
-    fold_lanes,
-    fold_sums,
-)
+from .sums import add_columns, add_terms, clear_lanes, fold_sums
 from .target import has_many_registers
 from .vectors import next_group
 
@@ -71,25 +55,11 @@ FEW_ROWS = 4
 DX_ROWS, PAGE = access.DX_ROWS, access.PAGE
 #: The bytes of an element of the half types.
 HALF_SIZE = 2
-#: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
-#: cache when they are read again.
-ABOUT_ONE = 4 * ROWS
 SPAN = access.SPAN
 #: How many bytes ahead, in memory's order, rows are prefetched: four pages.
 LATER = 1 << 14
 #: The size of buffers for a row, beyond whose end the last lanes may reach.
 BUFFER = SPAN + LANES
-
-
-@helper
-def over_row(part_of_row, arguments, width):
-    """Call a function for each part of a row."""
-    not_inlined()
-    whole = width // LANES * LANES
-    for c in range(0, whole, LANES):
-        part_of_row(arguments, c, None)
-    if whole < width:
-        part_of_row(arguments, whole, width - whole)
 
 
 @passed
@@ -142,13 +112,10 @@ def add_row(arguments, c, part):
 
 
 @helper
-def clear_chains(zero, width, chains):
-    """Set two chains of two sums to zero, for each of a row's elements."""
+def fill(row, width, lanes):
+    """Set all elements of a row, lanes by lanes."""
     for c in range(0, width, LANES):
-        put_lanes(chains[0][0], c, zero)
-        put_lanes(chains[0][1], c, zero)
-        put_lanes(chains[1][0], c, zero)
-        put_lanes(chains[1][1], c, zero)
+        put_lanes(row, c, lanes)
 
 
 @helper
@@ -169,7 +136,10 @@ def add_in_order(operation, tensors, steps, rows, terms, columns, width, later, 
         (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
     )
     zero = zero_lanes(dy, x)
-    clear_chains(zero, width, chains)
+    fill(chains[0][0], width, zero)
+    fill(chains[0][1], width, zero)
+    fill(chains[1][0], width, zero)
+    fill(chains[1][1], width, zero)
     for r in range(rows):
         chain = chains[0] if r % 2 == 0 else chains[1]
         over_row(add_row, (operation, tensors, later, terms, chain, streaming), width)
@@ -224,153 +194,6 @@ def add_single(arguments, c, part):
     if coefficients_used(operation) > 0:
         store_part(dx, c, get_lanes(terms[1], c) * values, part, False)
     add_terms(zero_lanes(dy, x), sums, c, dy, values, xs, get_lanes(terms[0], c), part)
-
-
-@helper
-def add_about(x, rows, points, c, sums, part, total, mean, squares):
-    """Add a part of a row's moments about means of their own to moments about other points."""
-    n = merge_part(x, splat(double(rows)), splat(0.0), part)
-    about, mean = double_lanes(get_lanes(points, c)), double_lanes(mean)
-    away, deviations = mean - about, total - n * mean
-    put_lanes(sums[0], c, get_lanes(sums[0], c) + (total - n * about))
-    squares = squares + away * (deviations + deviations + n * away)
-    put_lanes(sums[2], c, get_lanes(sums[2], c) + squares)
-
-
-@helper
-def mean_of(total, rows):
-    """The mean of some rows, in lanes, as float32."""
-    return finite(single_lanes(total * splat(1.0 / rows)))
-
-
-@passed
-def add_moments_about_means(arguments, c, part):
-    """Add some rows to the moments of a part of their elements, about these rows' own means."""
-    x, step, rows, points, sums = arguments
-    zero = zero_lanes(x, x)
-    total, squares = splat(0.0), splat(0.0)
-    for first in range(0, rows, ROWS):
-        s = zero
-        for r in range(first, min(first + ROWS, rows)):
-            s = s + load_part(x, r * step + c, part)
-        total = total + double_lanes(s)
-    mean = mean_of(total, rows)
-    for first in range(0, rows, ROWS):
-        q, q2 = zero, zero
-        i, last = first * step + c, min(first + ROWS, rows)
-        for _ in range(first, last - 1, 2):
-            d, d2 = load_part(x, i, part) - mean, load_part(x, i + step, part) - mean
-            q, q2 = q + d * d, q2 + d2 * d2
-            i += 2 * step
-        if (last - first) % 2 > 0:
-            d = load_part(x, i, part) - mean
-            q = q + d * d
-        squares = squares + double_lanes(merge_part(x, q + q2, zero, part))
-    add_about(x, rows, points, c, sums, part, total, mean, squares)
-
-
-@passed
-def add_to_chain(arguments, c, part):
-    """Add a part of a row to a chain."""
-    inlined()
-    x, chain = arguments
-    put_lanes(chain, c, get_lanes(chain, c) + load_part(x, c, part))
-
-
-@passed
-def add_squares_to_chain(arguments, c, part):
-    """Add the squares of a part of a row's distances from the means to a chain."""
-    inlined()
-    x, means, chain = arguments
-    d = load_part(x, c, part) - get_lanes(means, c)
-    put_lanes(chain, c, get_lanes(chain, c) + d * d)
-
-
-@helper
-def add_moments_in_order(x, step, rows, points, sums, width):
-    """Add some rows to the moments of their elements, row by row, in memory's order.
-
-    The additions are those of add_moments_about_means, whose sums would be in registers.
-    """
-    first, second = real_buffer(BUFFER, x, x), real_buffer(BUFFER, x, x)
-    means = real_buffer(BUFFER, x, x)
-    totals, squares = double_buffer(BUFFER), double_buffer(BUFFER)
-    zero, nothing = zero_lanes(x, x), splat(0.0)
-    for c in range(0, width, LANES):
-        put_lanes(first, c, zero)
-        put_lanes(second, c, zero)
-        put_lanes(totals, c, nothing)
-        put_lanes(squares, c, nothing)
-    for r in range(rows):
-        over_row(add_to_chain, (shift(x, r * step), first), width)
-        if r % ROWS == ROWS - 1 or r == rows - 1:
-            for c in range(0, width, LANES):
-                put_lanes(totals, c, get_lanes(totals, c) + double_lanes(get_lanes(first, c)))
-                put_lanes(first, c, zero)
-    for c in range(0, width, LANES):
-        put_lanes(means, c, mean_of(get_lanes(totals, c), rows))
-    for r in range(rows):
-        chain = first if r % 2 == 0 else second
-        over_row(add_squares_to_chain, (shift(x, r * step), means, chain), width)
-        if r % ROWS == ROWS - 1 or r == rows - 1:
-            for c in range(0, width, LANES):
-                both = double_lanes(get_lanes(first, c) + get_lanes(second, c))
-                put_lanes(squares, c, get_lanes(squares, c) + both)
-                put_lanes(first, c, zero)
-                put_lanes(second, c, zero)
-    over_row(add_part_about, (x, rows, points, sums, totals, means, squares), width)
-
-
-@passed
-def add_part_about(arguments, c, part):
-    """Add the moments of a part of some rows, with means of their own."""
-    x, rows, points, sums, totals, means, squares = arguments
-    total, squared = get_lanes(totals, c), merge_part(x, get_lanes(squares, c), splat(0.0), part)
-    add_about(x, rows, points, c, sums, part, total, get_lanes(means, c), squared)
-
-
-@passed
-def add_exact_moments(arguments, c, part):
-    """Add some rows to the moments of a part of their elements, in float64."""
-    x, step, rows, points, sums = arguments
-    zero = zero_lanes(x, x)
-    mean = double_lanes(get_lanes(points, c))
-    s, q, e = splat(0.0), splat(0.0), splat(0.0)
-    for r in range(rows):
-        value = double_lanes(load_part(x, r * step + c, part))
-        d, s, e = add_deviation(zero, x, value, mean, s, e, part)
-        q = q + d * d
-    fold_lanes(zero, sums[0], sums[1], c, s)
-    add_errors(zero, sums[1], c, e)
-    fold_lanes(zero, sums[2], sums[3], c, q)
-
-
-@by_types
-def add_moments(operation, x, step, rows, points, sums, width):
-    """Add some rows to the moments of their elements, in the operation's way.
-
-    Where registers are few, half types are read row by row, as in add_some.
-    """
-
-    def exact(operation, x, step, rows, points, sums, width):
-        over_row(add_exact_moments, (x, step, rows, points, sums), width)
-
-    def about_means(operation, x, step, rows, points, sums, width):
-        over_row(add_moments_about_means, (x, step, rows, points, sums), width)
-
-    def in_order(operation, x, step, rows, points, sums, width):
-        add_moments_in_order(x, step, rows, points, sums, width)
-
-    if operation.operation == "exact moments":
-        return exact
-    return about_means if has_many_registers() else in_order
-
-
-@by_types
-def rows_about_one(operation):
-    """The number of rows whose moments are taken about one point."""
-    found = ROWS if operation.operation == "exact moments" else ABOUT_ONE
-    return lambda operation: found
 
 
 @helper
@@ -458,29 +281,6 @@ def sums(operation, dy, x, dx, job):
             over_row(add_single, (operation, here, terms, columns), channels * run * m)
             i += m
     gather_sums(columns, first, channels, run, repeat, dy, zero, sums_of(job))
-
-
-@helper
-def moments(operation, dy, x, dx, job):
-    """Add Σ(x − mean) and Σ(x − mean)² of each channel to its sums, in the two ways of rows.py."""
-    first, channels, run, repeat = shape_of(job)
-    count, step = get(job, B.J_ROWS), get(job, B.J_ROW_STEPS + 1)
-    means = real_buffer(BUFFER, dy, x)
-    columns = (
-        double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER), double_buffer(BUFFER)
-    )  # fmt: skip
-    zero = zero_lanes(x, x)
-    along_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), x, means)
-    start_sums(columns, channels * run * repeat, zero)
-    i = 0
-    while i < count:
-        # Some rows, or the rest of one.
-        rows = max(1, min(rows_about_one(operation), (count - i) // repeat))
-        m = min(repeat, count - i)
-        here = shift(x, i * step)
-        add_moments(operation, here, repeat * step, rows, means, columns, channels * run * m)
-        i += rows * m
-    gather_sums(columns, first, channels, run, repeat, x, zero, sums_of(job))
 
 
 @passed

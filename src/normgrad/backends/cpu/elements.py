@@ -12,7 +12,8 @@ from numba.core.extending import models, register_model
 
 from .access import ALONG
 from .helpers import by_types
-from .lanes import as_loaded, load_part, merge_part, store_part
+from .lanes import as_loaded
+from .parts import load_part, merge_part, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

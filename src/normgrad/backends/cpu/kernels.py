@@ -15,11 +15,13 @@ from . import (
     along,
     arithmetic,
     coefficients,
+    column_moments,
     columns,
     compiling,
     drive,
     enter,
     moves,
+    row_moments,
     rows,
     statistics,
     teams,
@@ -48,6 +50,7 @@ _LOOPS = {
 #: The operations that only rows have that are statistics groups.
 _ALONG = ("parameters", "gradients", "forward")
 _PATTERNS = {"rows": rows, "columns": columns}
+_MOMENTS = {"rows": row_moments, "columns": column_moments}
 #: The codes of float32 and float64; and the dtype codes for which an operation has no kernel.
 _WHOLE = dtypes.float32.code, dtypes.float64.code
 _UNUSED = {"moments": _WHOLE, "gradients along": _WHOLE[1:], "forward along": _WHOLE[1:]}
@@ -79,7 +82,8 @@ class Source(NamedTuple):
 
 def _kernel(pattern: str, operation: str, code: int) -> Source:
     name = operation.removesuffix(ALONG)
-    function = getattr(along if name in _ALONG else _PATTERNS[pattern], _LOOPS[name])
+    modules = _MOMENTS if _LOOPS[name] == "moments" else _PATTERNS
+    function = getattr(along if name in _ALONG else modules[pattern], _LOOPS[name])
     signature = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
     return Source(function.py_func, signature)
 

@@ -22,10 +22,9 @@ from numba.core.extending import models, overload, register_model
 
 from ...memory import LINE
 from . import access
-from .conversions import F32, F64, I32, I64, HalfStorage, bfloat16, narrow, value_type, widen
-from .helpers import Emitter, by_types, instruction
+from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
+from .helpers import Emitter, instruction
 from .intrinsics import real_type
-from .target import masks_halves
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -47,54 +46,58 @@ class Lanes(types.Type):  # type: ignore[misc]
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         element = F64 if fe_type.real == types.float64 else F32
-        super().__init__(dmm, fe_type, _vector(element, fe_type.count))
+        super().__init__(dmm, fe_type, vector_type(element, fe_type.count))
 
 
-def _vector(element: ir.Type, count: int = LANES) -> ir.VectorType:
+def vector_type(element: ir.Type, count: int = LANES) -> ir.VectorType:
+    """The type of a vector of so many elements."""
     return ir.VectorType(element, count)
 
 
-def _constants(element: ir.Type, values: Any) -> ir.Constant:
+def constants(element: ir.Type, values: Any) -> ir.Constant:
+    """A vector of constants."""
     values = list(values)
-    return ir.Constant(_vector(element, len(values)), values)
+    return ir.Constant(vector_type(element, len(values)), values)
 
 
-def _shuffled(builder: Any, first: ir.Value, second: ir.Value, places: Any) -> ir.Value:
-    return builder.shuffle_vector(first, second, _constants(I32, places))
+def shuffled(builder: Any, first: ir.Value, second: ir.Value, places: Any) -> ir.Value:
+    """The elements of two vectors at these places."""
+    return builder.shuffle_vector(first, second, constants(I32, places))
 
 
-def _splat(builder: Any, value: ir.Value, count: int = LANES) -> ir.Value:
-    empty = ir.Constant(_vector(value.type, count), ir.Undefined)
+def repeated(builder: Any, value: ir.Value, count: int = LANES) -> ir.Value:
+    """A vector whose elements are all one value."""
+    empty = ir.Constant(vector_type(value.type, count), ir.Undefined)
     one = builder.insert_element(empty, value, I32(0))
-    return _shuffled(builder, one, empty, [0] * count)
+    return shuffled(builder, one, empty, [0] * count)
 
 
-def _places(storage: types.Type) -> list[int]:
+def places_of(storage: types.Type) -> list[int]:
     """The index of the element in each lane."""
     if storage == bfloat16:
         return [*range(0, LANES, 2), *range(1, LANES, 2)]
     return list(range(LANES))
 
 
-def _stored_type(context: Any, storage: types.Type) -> ir.Type:
+def stored_type(context: Any, storage: types.Type) -> ir.Type:
     """The type of a vector as it is loaded or stored."""
     if storage == bfloat16:
-        return _vector(I32, HALF)
-    return _vector(context.get_value_type(storage))
+        return vector_type(I32, HALF)
+    return vector_type(context.get_value_type(storage))
 
 
-def _unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
+def unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     """Lanes from a stored vector."""
     if storage != bfloat16:
         return widen(builder, value, storage)
-    single = _vector(F32, HALF)
-    even = builder.shl(value, _constants(I32, [16] * HALF))
-    odd = builder.and_(value, _constants(I32, [-65536] * HALF))
+    single = vector_type(F32, HALF)
+    even = builder.shl(value, constants(I32, [16] * HALF))
+    odd = builder.and_(value, constants(I32, [-65536] * HALF))
     halves = [builder.bitcast(half, single) for half in (even, odd)]
-    return _shuffled(builder, halves[0], halves[1], range(LANES))
+    return shuffled(builder, halves[0], halves[1], range(LANES))
 
 
-def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
+def packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     """A vector to store, rounded to nearest even.
 
     NaNs need no test: the low half of a NaN is zero, since it is zero in every bfloat16 tensor and
@@ -102,37 +105,31 @@ def _packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     """
     if storage != bfloat16 or value.type.element != F32:
         return narrow(builder, value, storage)
-    bits = builder.bitcast(value, _vector(I32))
+    bits = builder.bitcast(value, vector_type(I32))
     even = builder.and_(
-        builder.lshr(bits, _constants(I32, [16] * LANES)), _constants(I32, [1] * LANES)
+        builder.lshr(bits, constants(I32, [16] * LANES)), constants(I32, [1] * LANES)
     )
-    rounded = builder.add(builder.add(bits, _constants(I32, [0x7FFF] * LANES)), even)
+    rounded = builder.add(builder.add(bits, constants(I32, [0x7FFF] * LANES)), even)
     low, high = (
-        _shuffled(builder, rounded, rounded, range(first, first + HALF)) for first in (0, HALF)
+        shuffled(builder, rounded, rounded, range(first, first + HALF)) for first in (0, HALF)
     )
     return builder.or_(
-        builder.lshr(low, _constants(I32, [16] * HALF)),
-        builder.and_(high, _constants(I32, [-65536] * HALF)),
+        builder.lshr(low, constants(I32, [16] * HALF)),
+        builder.and_(high, constants(I32, [-65536] * HALF)),
     )
 
 
-def _size(element: ir.Type) -> int:
+def size_of(element: ir.Type) -> int:
     """The size in bytes of a vector's element."""
     return {F64: 8, F32: 4, I32: 4}.get(element, 2)
 
 
-def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
-    """A mask of the lanes that hold one of the first ``count`` elements, by ``places``."""
-    order = _constants(I32, places)
-    limit = _splat(builder, builder.trunc(count, I32), len(places))
-    return builder.icmp_signed("<", order, limit)
-
-
-def _vector_at(builder: Any, pointer: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
+def vector_at(builder: Any, pointer: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
+    """The pointer to a vector that begins at an element."""
     return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer())
 
 
-def _function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
+def llvm_function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
     """A call of one of LLVM's intrinsic functions."""
     function = builder.module.globals.get(name)
     if function is None:
@@ -141,82 +138,37 @@ def _function(builder: Any, name: str, result: ir.Type, args: Any) -> ir.Value:
     return builder.call(function, args)
 
 
-def _masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) -> ir.Value:
-    """A call of llvm.masked.load or llvm.masked.store for vectors of a type."""
-    letter = {F32: "f32", F64: "f64", I32: "i32"}.get(kind.element, "i16")
-    return _function(builder, f"llvm.masked.{name}.v{kind.count}{letter}.p0", result, args)
-
-
-def _load_words(builder: Any, at: ir.Value, count: ir.Value) -> ir.Value:
-    """The first ``count`` 16-bit elements: pairs of them as 32-bit words, and a last one alone."""
-    words, pairs = _vector(I32, HALF), builder.lshr(count, I64(1))
-    mask, none = _first(builder, pairs, range(HALF)), ir.Constant(words, None)
-    source = builder.bitcast(at, words.as_pointer())
-    value = _masked(builder, "load", words, words, [source, I32(1), mask, none])
-    last = builder.load(builder.gep(at, [builder.sub(count, I64(1))]), align=2)
-    last = _splat(builder, builder.zext(last, I32), HALF)
-    # In an odd count the last element's word comes after the pairs.
-    odd = _first(builder, builder.lshr(builder.add(count, I64(1)), I64(1)), range(HALF))
-    return builder.select(mask, value, builder.select(odd, last, none))
-
-
-def _store_in_powers(builder: Any, at: ir.Value, value: ir.Value, count: ir.Value) -> None:
-    """Write the first ``count`` elements of a vector in vectors of 32, 16, 8, 4, 2 and 1 elements.
-
-    Rows of a length that stays the same make these branches predictable, and a processor without
-    AVX-512 takes longer for a masked store than for all of them.
-    """
-    size = LANES
-    while size > 0:
-        part = _shuffled(builder, value, value, range(size))
-        has = builder.icmp_unsigned("!=", builder.and_(count, I64(size)), I64(0))
-        before = builder.block
-        with builder.if_then(has):
-            place = builder.bitcast(at, part.type.as_pointer())
-            builder.store(part, place, align=_size(part.type.element))
-            further = builder.gep(at, [I64(size)])
-            rest = value
-            if size < LANES:
-                rest = _shuffled(builder, value, value, range(size, 2 * size))
-            inside = builder.block
-        moved, left = builder.phi(at.type), builder.phi(part.type)
-        for found, (place, lanes) in ((inside, (further, rest)), (before, (at, part))):
-            moved.add_incoming(place, found)
-            left.add_incoming(lanes, found)
-        at, value, size = moved, left, size // 2
-
-
 @instruction(lambda dy, x: Lanes(real_type(dy, x))(dy, x))
 def zero_lanes(emit: Emitter, dy: Any, x: Any) -> Any:
     """Zeros in the arithmetic's type."""
-    return _constants(emit.context.get_value_type(real_type(*emit.types)), [0.0] * LANES)
+    return constants(emit.context.get_value_type(real_type(*emit.types)), [0.0] * LANES)
 
 
 @instruction(lambda: Lanes(types.float64, HALF)())
 def half_zeros(emit: Emitter) -> Any:
     """Zeros in half as many lanes of float64."""
-    return _constants(F64, [0.0] * HALF)
+    return constants(F64, [0.0] * HALF)
 
 
 @instruction(lambda value: Lanes(value)(value))
 def splat(emit: Emitter, value: Any) -> Any:
     """A number in every lane."""
-    return _splat(emit.builder, value)
+    return repeated(emit.builder, value)
 
 
 @instruction(lambda dy, x, value: Lanes(real_type(dy, x))(dy, x, types.float64))
 def splat_like(emit: Emitter, dy: Any, x: Any, value: Any) -> Any:
     """A float64 in every lane, rounded to the arithmetic's type."""
     real = real_type(*emit.types[:2])
-    return _splat(emit.builder, emit.context.cast(emit.builder, value, types.float64, real))
+    return repeated(emit.builder, emit.context.cast(emit.builder, value, types.float64, real))
 
 
 @instruction(lambda pointer, index: Lanes(value_type(pointer.dtype))(pointer, types.intp))
 def load_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
     """Elements ``index`` and following of a tensor, in the arithmetic's type."""
     storage = emit.types[0].dtype
-    at = _vector_at(emit.builder, pointer, index, _stored_type(emit.context, storage))
-    return _unpacked(emit.builder, emit.builder.load(at, align=1), storage)
+    at = vector_at(emit.builder, pointer, index, stored_type(emit.context, storage))
+    return unpacked(emit.builder, emit.builder.load(at, align=1), storage)
 
 
 @instruction(lambda pointer, index: types.void(pointer, types.intp))
@@ -228,95 +180,20 @@ def prefetch_lanes(emit: Emitter, pointer: Any, index: Any) -> None:
     for line in range(0, LANES, LINE // size):
         at = builder.gep(pointer, [builder.add(index, I64(line))])
         at = builder.bitcast(at, ir.IntType(8).as_pointer())
-        _function(builder, "llvm.prefetch.p0", ir.VoidType(), [at, read, second_level, data])
-
-
-def _some(pointer: Any, index: Any, count: Any) -> Any:
-    return Lanes(value_type(pointer.dtype))(pointer, types.intp, types.intp)
-
-
-@instruction(_some)
-def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
-    """As ``load_lanes``, for ``count`` elements, 1 to LANES; the others are 0 and are not read."""
-    builder, storage = emit.builder, emit.types[0].dtype
-    if isinstance(storage, HalfStorage) and not masks_halves():
-        words = _load_words(builder, builder.gep(pointer, [index]), count)
-        kind = _stored_type(emit.context, storage)
-        return _unpacked(builder, builder.bitcast(words, kind), storage)
-    kind = _vector(emit.context.get_value_type(storage))
-    at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
-    others = ir.Constant(kind, None)
-    value = _masked(builder, "load", kind, kind, [at, I32(1), mask, others])
-    return _unpacked(builder, builder.bitcast(value, _stored_type(emit.context, storage)), storage)
-
-
-@instruction(lambda pointer, lanes, others, count: lanes(pointer, lanes, others, types.intp))
-def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any) -> Any:
-    """Select the lanes of the first ``count`` elements from one vector, the rest from another."""
-    mask = _first(emit.builder, count, _places(emit.types[0].dtype))
-    return emit.builder.select(mask, lanes, others)
-
-
-def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
-    """A cache line as float32, behind inline assembly that hides its true type from LLVM.
-
-    LLVM has no non-temporal store of float16, and silently drops the hint.
-    """
-    kind = _vector(F32, LINE // 4)
-    name = f"llvm.arithmetic.fence.v{kind.count}f32"
-    return _function(builder, name, kind, [builder.bitcast(line, kind)])
-
-
-def _storing(past_caches: bool) -> Any:
-    @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
-    def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
-        """Round to a tensor's type and write to elements ``index`` and following."""
-        value = _packed(emit.builder, lanes, emit.types[0].dtype)
-        # Line by line: LLVM would write the last line first, and memory is faster in order.
-        count = LINE // _size(value.type.element)
-        for first in range(0, value.type.count, count):
-            line = _shuffled(emit.builder, value, value, range(first, first + count))
-            if past_caches:
-                line = _as_singles(emit.builder, line)
-            at = emit.builder.bitcast(emit.builder.gep(pointer, [index]), line.type.as_pointer())
-            at = emit.builder.gep(at, [I64(first // count)])
-            access = emit.builder.store(line, at, align=LINE if past_caches else 1)
-            if past_caches:
-                access.set_metadata("nontemporal", emit.builder.module.add_metadata([I32(1)]))
-
-    return store_all
-
-
-# A streaming store is non-temporal; its first element must begin a cache line.
-_store_lanes, _stream_lanes = _storing(False), _storing(True)
-
-
-@instruction(
-    lambda pointer, index, lanes, count: types.void(pointer, types.intp, lanes, types.intp)
-)
-def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any) -> None:
-    """As ``store_all``, for ``count`` elements, 1 to LANES; the others are not touched."""
-    builder, storage = emit.builder, emit.types[0].dtype
-    kind = _vector(emit.context.get_value_type(storage))
-    value = builder.bitcast(_packed(builder, lanes, storage), kind)
-    if not masks_halves():  # AVX2 masks 32-bit elements, but slowly
-        _store_in_powers(builder, builder.gep(pointer, [index]), value, count)
-        return
-    at, mask = _vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
-    _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
+        llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), [at, read, second_level, data])
 
 
 @instruction(lambda pointer, index: Lanes(pointer.dtype)(pointer, types.intp))
 def get_lanes(emit: Emitter, pointer: Any, index: Any) -> Any:
     """Read LANES numbers of scratch memory, in the memory's type."""
-    kind = _vector(emit.context.get_value_type(emit.types[0].dtype))
-    return emit.builder.load(_vector_at(emit.builder, pointer, index, kind), align=1)
+    kind = vector_type(emit.context.get_value_type(emit.types[0].dtype))
+    return emit.builder.load(vector_at(emit.builder, pointer, index, kind), align=1)
 
 
 @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
 def put_lanes(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
     """Write lanes to scratch memory of the same type."""
-    at = _vector_at(emit.builder, pointer, index, lanes.type)
+    at = vector_at(emit.builder, pointer, index, lanes.type)
     emit.builder.store(lanes, at, align=1)
 
 
@@ -335,9 +212,7 @@ def single_lanes(emit: Emitter, lanes: Any) -> Any:
 def _halves(builder: Any, value: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The lower half of the lanes and the upper half."""
     half = value.type.count // 2
-    low, high = (
-        _shuffled(builder, value, value, range(first, first + half)) for first in (0, half)
-    )
+    low, high = (shuffled(builder, value, value, range(first, first + half)) for first in (0, half))
     return low, high
 
 
@@ -346,7 +221,7 @@ def _first_halves(builder: Any, lanes: ir.Value) -> ir.Value:
     value = builder.fadd(*_halves(builder, lanes))
     if value.type.element == F64:
         return value
-    return builder.fpext(value, _vector(F64, value.type.count))
+    return builder.fpext(value, vector_type(F64, value.type.count))
 
 
 @instruction(lambda lanes: Lanes(types.float64, lanes.count // 2)(lanes))
@@ -377,10 +252,10 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
     """
     builder, storage = emit.builder, emit.types[0].dtype
     count = HALF if storage == types.float64 else LANES
-    kind = _vector(emit.context.get_value_type(storage), count)
+    kind = vector_type(emit.context.get_value_type(storage), count)
     vectors = []
     for i in range(EIGHT):
-        lanes = builder.load(_vector_at(builder, pointer, I64(i * count), kind), align=1)
+        lanes = builder.load(vector_at(builder, pointer, I64(i * count), kind), align=1)
         while lanes.type.count > EIGHT:
             lanes = builder.fadd(*_halves(builder, lanes))
         vectors.append(lanes)
@@ -390,12 +265,12 @@ def sums_of_eight(emit: Emitter, pointer: Any) -> Any:
         low = [lane for lane in range(2 * EIGHT) if lane % (2 * half) < half]
         high = [lane + half for lane in low]
         vectors = [
-            builder.fadd(_shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
+            builder.fadd(shuffled(builder, a, b, low), shuffled(builder, a, b, high))
             for a, b in zip(vectors[::2], vectors[1::2], strict=True)
         ]
     if storage == types.float64:
         return vectors[0]
-    return builder.fpext(vectors[0], _vector(F64, EIGHT))
+    return builder.fpext(vectors[0], vector_type(F64, EIGHT))
 
 
 @instruction(lambda lanes: types.UniTuple(types.float64, 2)(lanes))
@@ -417,7 +292,7 @@ def sum_and_error_of_lanes(emit: Emitter, lanes: Any) -> Any:
 def fused(emit: Emitter, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, rounded once."""
     name = f"llvm.fma.v{LANES}{'f64' if a.type.element == F64 else 'f32'}"
-    return _function(emit.builder, name, a.type, [a, b, c])
+    return llvm_function(emit.builder, name, a.type, [a, b, c])
 
 
 @instruction(lambda lanes: lanes(lanes))
@@ -429,7 +304,7 @@ def minus(emit: Emitter, lanes: Any) -> Any:
 @instruction(lambda lanes: lanes(lanes))
 def finite(emit: Emitter, lanes: Any) -> Any:
     """The same numbers, and 0 for those that are infinite or NaN."""
-    zeros = _constants(lanes.type.element, [0.0] * lanes.type.count)
+    zeros = constants(lanes.type.element, [0.0] * lanes.type.count)
     # A number minus itself is NaN if it is not finite.
     is_finite = emit.builder.fcmp_ordered("==", emit.builder.fsub(lanes, lanes), zeros)
     return emit.builder.select(is_finite, lanes, zeros)
@@ -463,7 +338,7 @@ _operator(operator.mul, "fmul")
 def _in_order(emit: Emitter, lanes: Any, order: Callable[[int], int]) -> Any:
     if emit.types[0].dtype != bfloat16:
         return lanes
-    return _shuffled(emit.builder, lanes, lanes, [order(lane) for lane in range(LANES)])
+    return shuffled(emit.builder, lanes, lanes, [order(lane) for lane in range(LANES)])
 
 
 @instruction(lambda pointer, lanes: lanes(pointer, lanes))
@@ -476,44 +351,3 @@ def as_loaded(emit: Emitter, pointer: Any, lanes: Any) -> Any:
 def in_sequence(emit: Emitter, pointer: Any, lanes: Any) -> Any:
     """The reverse of ``as_loaded``."""
     return _in_order(emit, lanes, lambda lane: lane // 2 + lane % 2 * HALF)
-
-
-# Parts of a row: ``part`` is None for all lanes, or else the number of elements. A kernel is
-# compiled for one of the two, so one function serves both and has no test at run time.
-
-
-@by_types
-def load_part(pointer, index, part):
-    """``load_lanes`` or ``load_some``."""
-    if isinstance(part, types.Integer):
-        return lambda pointer, index, part: load_some(pointer, index, part)
-    return lambda pointer, index, part: load_lanes(pointer, index)
-
-
-@by_types
-def merge_part(pointer, lanes, others, part):
-    """``merge_some``, or the lanes.
-
-    To leave elements out of a sum, merge the sum rather than the terms: some processors multiply,
-    select and add in one instruction, which rounds differently.
-    """
-    if isinstance(part, types.Integer):
-        return lambda pointer, lanes, others, part: merge_some(pointer, lanes, others, part)
-    return lambda pointer, lanes, others, part: lanes
-
-
-@by_types
-def store_part(pointer, index, lanes, part, streaming):
-    """Write a part of a row, rounded to the tensor's type; by non-temporal stores if asked."""
-    if isinstance(part, types.Integer):
-        return lambda pointer, index, lanes, part, streaming: _store_some(
-            pointer, index, lanes, part
-        )
-
-    def store(pointer, index, lanes, part, streaming):
-        if streaming:
-            _stream_lanes(pointer, index, lanes)
-        else:
-            _store_lanes(pointer, index, lanes)
-
-    return store

@@ -25,17 +25,15 @@ from .lanes import (
     get_lanes,
     half_zeros,
     halves_added,
-    load_some,
-    merge_part,
     minus,
     product,
     put_lanes,
     splat,
-    store_part,
     sum_and_error_of_lanes,
     sum_of_lanes,
     sums_of_eight,
 )
+from .parts import load_some, merge_part, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

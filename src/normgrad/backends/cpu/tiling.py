@@ -1,8 +1,8 @@
 """The tiling of a program's steps: how their work is cut into tasks and pieces.
 
 How a channel's sums are cut into parts depends on the shape alone, never on the number of threads:
-the cut decides the order of additions, and so the last bit of the result. The measurements behind
-the thresholds stand in one table in docs/performance.md.
+the cut decides the order of additions, and so the last bit of the result. docs/performance.md has
+the measurements behind the thresholds, in one table.
 """
 
 from __future__ import annotations
@@ -15,52 +15,60 @@ from ...layout import ceil_div, rounded_up
 from ...memory import LINE
 from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
-#: With fewer elements one thread has finished before others have started.
+#: The least elements of tensors for several threads. With fewer, one thread has finished before
+#: others have started.
 SMALL = 1 << 14
 #: The least elements of a part: cutting a channel or sample further does not pay.
 PART = 1 << 13
-#: The bytes of dy and x that a task sums, and then writes dx of while they are in a core's cache.
+#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx.
 IN_CACHE = 1 << 18
-#: The number of tasks that keeps a large server busy, while adding their sums costs little.
+#: The number of tasks that keeps a large server busy, and whose sums still cost little to add up.
 TASKS = 64
-#: With at least as many tasks, tasks are made larger; with fewer, channels are cut into parts.
+#: The number of tasks from which tasks are made larger instead. If there are fewer, channels are
+#: cut into parts.
 ENOUGH_TASKS = 16
-#: The number of tasks that keeps a few cores busy; sums that dx does not depend on are not cut
-#: further.
+#: The number of tasks that keeps a few cores busy. The work is not cut further where dx does not
+#: depend on sums.
 FEW_TASKS = 8
-#: The least number of parts that columns are cut into, each with at least so many elements.
+#: The number of parts that columns are cut into if each part then has at least PART_OF_COLUMNS
+#: elements.
 FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
-#: One thread does per-channel work alone if the channels times their copies (parts or sets) are
-#: fewer than these: it has finished before others have started.
+#: The least number of channels, times their copies (parts or sets), for which several threads share
+#: per-channel work. With fewer, one thread has finished before others have started.
 MANY_CHANNELS = 1 << 13
 #: The channels of a task of per-channel work.
 CHANNELS_PER_TASK = 128
-#: Rows of columns in a part: for each channel, a part costs as much as some ten rows.
+#: The least rows of columns in a part: for each channel, a part costs as much as about ten rows.
 ROWS_OF_PART = 256
-#: Consecutive bytes of dy and x that are read for sums that dx does not depend on: memory is read
-#: in long runs, some channels of one image after those of another.
+#: The bytes of dy and x that a task reads from one image before the next image, where dx does not
+#: depend on sums. Memory is read in long runs, each of which has several channels of one image.
 CONTIGUOUS = 1 << 20
-#: The rows of a channel, and the elements if rows are long, that are read together even then, since
-#: each piece has a cost of its own.
+#: How many rows of a channel are read before the next channel's rows even then, and at most how
+#: many elements these rows have: each piece has a fixed cost.
 ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
-#: Rows of fewer elements are read in that order even where dx depends on a channel's sums, if the
-#: tensors have more bytes than a core's cache: the next channel's row is nearer than the next
-#: image's.
+#: Rows with fewer elements than SHORT_ROW are read in that order even where dx depends on a
+#: channel's sums, if the tensors have at least BEYOND_CACHE bytes, which exceed a core's cache: the
+#: next channel's row is nearer in memory than the row in the next image.
 SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
-#: The most bytes of dy and x in a sample of group norm's columns that is treated at a time. Batch
-#: norm's columns run through the whole batch, and gain nothing from this.
+#: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
+#: Batch norm's columns run through the whole batch, and gain nothing from this.
 SAMPLE = 2 << 20
-#: The most bytes, and rows, that are treated at a time where rows are statistics groups.
+#: The most bytes, and the most rows, that are processed at a time if rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
-#: The most rows where one walk does everything; the walk itself takes what stays in cache.
+#: The most rows that are processed at a time if one walk does everything (see walks_once). The walk
+#: itself takes as many rows at a time as stay in cache.
 ROWS_OF_WALK = 128
-#: The least rows at a time where parameter gradients are summed, however long rows are: the sums,
-#: in float64, are read and written once for so many rows.
+#: The least rows of a task there, unless fewer than ENOUGH_TASKS tasks would be left: a task's sums
+#: of parameters cost as much as about ten rows.
+ROWS_OF_TASK = 128
+#: The least rows that are processed at a time if parameter gradients are summed, however long rows
+#: are: the sums, in float64, are read and written once for that many rows.
 LEAST_ROWS_AT_ONCE = 8
 #: The bytes of dy and x in a row of half types from which the parameters' sums are a step
 #: of their own.
 ROW_APART = 1 << 14
-#: The longest rows of half types whose moments take less time in float64 than about own means.
+#: The most elements in a row of a half type whose moments take less time in float64 than in float32
+#: about means of a few elements (see row_moments.py).
 SHORT_HALF = 256
 
 
@@ -71,7 +79,7 @@ class Tiling(NamedTuple):
         sets: the number of sets.
         sets_per_task, all_channels, channel_block, at_once, parts, part_size, piece_channels,
             piece_rows: see the fields of a step in block.py.
-        parallel: whether several threads pay.
+        parallel: whether several threads save time.
     """
 
     sets: int
@@ -132,10 +140,11 @@ def _is_small(access: Access) -> bool:
 
 
 def _rows_of_piece(access: Access) -> int:
-    """The rows of a channel that are read before the next channels' rows of the same images.
+    """How many rows of a channel are read before the next channel's rows in the same images.
 
-    Rows within an image are nearer than the next channel's, and are read together. Rows of whole
-    cache lines that are written without sums go in the order of memory, one by one.
+    A channel's rows within an image are nearer in memory than the next channel's, so they are read
+    together. If no sums are needed, rows of whole cache lines are written one by one, in the order
+    of memory.
     """
     rows, channels = access.rows, access.problem.channel
     problem, size = access.problem, access.run * access.dtype.itemsize
@@ -159,7 +168,7 @@ def _rows_of_piece(access: Access) -> int:
 
 
 def _unit(access: Access) -> int:
-    """The least number of channels that make whole groups, and whole rows of columns or tiles."""
+    """The least number of channels that form whole groups and whole rows of columns or tiles."""
     problem, unit = access.problem, 1
     if access.columns:
         unit = access.chunk if access.run > 1 else LANES
@@ -169,7 +178,7 @@ def _unit(access: Access) -> int:
 
 
 def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
-    """The tiling of rows that are statistics groups: a task has many rows, and one slot."""
+    """The tiling of rows that are statistics groups: a task has many rows and one slot of sums."""
     sets, rows = whole.sets, whole.all_channels
     size = access.run * read_bytes(access.problem)
     problem = access.problem
@@ -182,19 +191,21 @@ def _of_groups(access: Access, whole: Tiling, small: bool) -> Tiling:
         at_once = min(ROWS_OF_WALK, rows, max(1, ROWS_AT_ONCE // size))
     if small:
         return whole._replace(at_once=at_once, piece_rows=1)
-    # Sets that share their parameters add to one slot for each task.
+    # If sets share their parameters, all sets of a task add to the task's slot.
     turn = ceil_div(sets, TASKS) if problem.by_row else 1
-    blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), ceil_div(rows, ROWS))
+    wanted = max(ceil_div(rows, ROWS_OF_TASK), min(ENOUGH_TASKS, ceil_div(rows, ROWS)))
+    blocks = min(ceil_div(TASKS, ceil_div(sets, turn)), wanted)
     block = rounded_up(ceil_div(rows, blocks), at_once)
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=at_once)
     return found._replace(piece_channels=at_once, piece_rows=1)
 
 
 def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
-    """The tiling of columns by whole samples, so that they stay in cache.
+    """The tiling of columns by whole samples, each of which stays in cache.
 
     None if there is one sample, if a sample does not stay in cache, or if there are too few tasks.
-    Some of a sample's channels would stay in cache, but are not in memory's order.
+    A large sample is not cut by channels: a part of them would stay in cache, but would not be read
+    in the order of memory.
     """
     size = access.positions * whole.all_channels * read_bytes(access.problem)
     if whole.sets == 1 or size > SAMPLE:
@@ -204,7 +215,7 @@ def _of_samples(access: Access, whole: Tiling) -> Tiling | None:
 
 
 def _of_positions(access: Access, whole: Tiling) -> Tiling:
-    """The tiling of columns along the positions, with all channels, which share cache lines."""
+    """The tiling of columns by positions: a task has all channels, since they share cache lines."""
     rows, unit = access.positions // access.repeat, access.repeat * ROWS
     elements = access.per_channel * whole.all_channels
     few = min(FEW_PARTS, elements // PART_OF_COLUMNS)
@@ -222,12 +233,12 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
     if sets == 1 and not waits(problem):
-        # Read long runs of memory, image after image.
+        # A task reads long runs of memory, image after image.
         size = access.run * read_bytes(problem)
         wanted = min(CONTIGUOUS // size, ceil_div(channels, FEW_TASKS))
         block = min(channels, rounded_up(max(1, wanted), unit))
     else:
-        # As few channels as are worth a task, and no more than stay in cache.
+        # A task has as few channels as are worth a task, and no more than stay in cache.
         wanted = channels * sets // ENOUGH_TASKS * per_channel
         most = max(SMALL, min(IN_CACHE // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
@@ -246,26 +257,29 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
 
 
 def walks_once(access: Access) -> bool:
-    """Whether one walk down rows does everything: a row's sums, its dx, the parameters' sums.
+    """Whether one walk down rows computes everything: a row's sums, its dx, the parameters' sums.
 
-    Rows are in the nearest caches when they are read again. Longer rows of half types would need
-    more sums there for each byte of theirs than they have room for.
+    Rows are in the L1 or L2 cache when they are read again. Longer rows of half types are excluded:
+    for each of their bytes, the parameters' sums would need more room than these caches have.
     """
     problem = access.problem
     longest = access.run if access.dtype == dtypes.float32 else SHORT
-    fits = LANES <= access.run <= longest and access.positions == 1 and not any(access.moved)
+    fits = access.run <= longest and access.positions == 1 and not any(access.moved)
     found = problem.missing_mean or problem.missing_invstd
     wanted = access.along and not (problem.forward or found)
     return wanted and fits and access.dtype != dtypes.float64
 
 
 def keeps_chains(access: Access) -> bool:
-    """Whether this walk may have chains of the parameters' sums in the workspace."""
+    """Whether the walk of ``walks_once`` may keep chains of the parameters' sums in the workspace.
+
+    A chain is a float32 accumulator, which is added to the float64 sums after some rows.
+    """
     return walks_once(access) and access.dtype == dtypes.float32
 
 
 def walks_forward(access: Access) -> bool:
-    """Whether one walk down rows does a forward pass: each row's moments, in float64, and its y."""
+    """Whether one walk down rows does a forward pass: a row's moments, in float64, and its y."""
     problem = access.problem
     one = access.along and access.positions == 1 and not any(access.moved)
     found = problem.missing_invstd and problem.missing_mean == problem.centred
@@ -277,8 +291,8 @@ def walks_forward(access: Access) -> bool:
 def sums_apart(access: Access) -> bool:
     """Whether the parameters' sums over rows of half types are a step of their own.
 
-    That step sums all rows, a part of their elements at a time. The step that writes dx then has
-    one row at a time, which stays in cache, however long it is.
+    That step sums all rows, a part of their elements at a time. The step that writes dx then
+    processes one row at a time, which stays in cache, however long it is.
     """
     halves = access.dtype.itemsize == dtypes.float16.itemsize
     one = access.positions == 1 and not any(access.moved)
@@ -286,7 +300,7 @@ def sums_apart(access: Access) -> bool:
 
 
 def of_columns(access: Access, tiles: Tiling) -> Tiling:
-    """The tiling for the parameters' sums alone: a task has a part of the elements of all rows."""
+    """The tiling for the parameters' sums alone: a task has some of the elements of every row."""
     rows, parts = tiles.all_channels, ceil_div(access.run, SPAN)
     return tiles._replace(
         sets_per_task=tiles.sets, channel_block=rows, at_once=rows, piece_channels=rows,
@@ -300,7 +314,7 @@ def in_one_task(channels: int = 1, sets: int = 0) -> Tiling:
 
 
 def over_channels(channels: int, copies: int, sets: int = 0, per_group: int = 1) -> Tiling:
-    """The tiling of per-channel work, in whole statistics groups.
+    """The tiling of per-channel work into tasks of whole statistics groups.
 
     ``copies``: the number of values for each channel, one for each part or set.
     """
