@@ -1,6 +1,6 @@
-"""The contracts of the four operators as the documents have them, and calls that keep to them.
+"""The four operators' contracts as the documents state them, and calls that keep to them.
 
-Written from the documents, not from the tables under test: what is said twice is compared.
+They are written from the documents, not from the tables under test, to compare the two.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class T(NamedTuple):
 
 
 def tensor(what: T) -> Any:
-    """An aclTensor over as much memory as it takes."""
+    """Create an aclTensor, over memory that is just large enough."""
     size = int(np.prod(what.shape, dtype=np.int64)) * 16
     data = np.zeros(max(size, 16), np.uint8)
     return aclnn.aclCreateTensor(
@@ -81,12 +81,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def arguments(operator: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A call that keeps to the contract, but for the changes."""
+    """The arguments of a call that keeps to the contract, except for the changes."""
     return {**ARGUMENTS[operator], **(changes or {})}
 
 
 def all_of(operator: str, dtype: str) -> dict[str, Any]:
-    """Every tensor with one dtype (the counter keeps its own)."""
+    """Changes that give every tensor one dtype (the counter keeps its own)."""
     return {
         name: value._replace(dtype=dtype)
         for name, value in ARGUMENTS[operator].items()
@@ -95,17 +95,17 @@ def all_of(operator: str, dtype: str) -> dict[str, Any]:
 
 
 def built(call: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with their tensors made."""
+    """The arguments, with tensors created from their descriptions."""
     return {name: tensor(value) if isinstance(value, T) else value for name, value in call.items()}
 
 
 def phase_1(operator: str, call: dict[str, Any]) -> tuple[int, Any]:
-    """(workspace size, executor)."""
+    """Run phase 1; return the workspace's size and the executor."""
     return getattr(aclnn, f"{operator}GetWorkspaceSize")(*built(call).values())
 
 
 def status_of(operator: str, product: str, changes: dict[str, Any]) -> tuple[int, str | None, str]:
-    """The status of phase 1, the parameter it names, and what it says."""
+    """Phase 1's status, the parameter that its error names, and the error's text."""
     try:
         with aclnn.product(product):
             phase_1(operator, arguments(operator, changes))

@@ -1,11 +1,11 @@
-"""Digests of results by the kernels that a package brings for a level, or by compiled ones.
+"""Print digests of results by a package's kernels for a CPU level, or by compiled kernels.
 
     python bits_program.py LEVEL|compiled [FOLDER [KIND/DTYPE/LAYOUT...]]
     python bits_program.py compare
 
-FOLDER is where the libraries are, if not in the package. Without cases there are all dtypes,
-layouts and kinds of calls. Of a level that this machine does not have, nothing more is said. The
-second way has digests made in all ways, and fails where they differ.
+FOLDER is the folder of the libraries, if not the package. Without cases, all dtypes, layouts and
+kinds of calls run. For a level that this machine lacks, no digests are printed. ``compare`` makes
+digests for all levels and for compiled kernels, and fails if they differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ABSENT = "not for this machine"
 
 
 def call_of(case: str) -> Call:
-    """A call of some shape; in a third of them grad_out and input are not alike."""
+    """A case's call; in a third of the calls, grad_out and input differ in layout or dtype."""
     kind, dtype, layout = case.split("/")
     rng = random.Random(case)
     other = {"x_dtype": rng.choice(DTYPES), "x_layout": rng.choice(LAYOUTS)}

@@ -1,47 +1,72 @@
-"""What decides where the tests compute: on the CPU, or by Triton's interpreter.
+"""Configure pytest: whether tests compute on the CPU or in Triton's interpreter, and which run.
 
-With NORMGRAD_BACKEND=triton and TRITON_INTERPRET=1 the same tests hold the GPU's kernels to the
-same bounds. Those marked ``cpu`` are about the CPU's own ways, or too large for an interpreter.
+With NORMGRAD_BACKEND=triton and TRITON_INTERPRET=1 the same tests check the GPU's kernels against
+the same bounds. Tests marked ``cpu`` are about the CPU engine, or too large for an interpreter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import signal
+from pathlib import Path
 
 import mapped_pages
 import pytest
 from support import FULL, INTERPRETED, sampled
 
-# Whoever runs the tests in the background of a shell has them, and all that they start, ignore
-# interrupts; those that are about interrupts want them.
+# A shell that runs the tests in the background makes them, and all processes that they start,
+# ignore interrupts, but tests of interrupts need them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: The most cases of a test that run, of those that differ in numbers alone. An interpreter takes
-#: far longer than a compiled kernel. NORMGRAD_FULL=1 has all cases run.
+#: The most cases of a test that run, if its cases differ only in numbers. An interpreter takes far
+#: longer than a compiled kernel. With NORMGRAD_FULL=1, all cases run.
 SAMPLE = 1 if INTERPRETED else 16
+
+#: Folders and files whose tests each start a process, and so share few imports or fixtures.
+APART = {"capi", "cli", "examples", "faults", "test_documentation.py", "test_examples.py"}
 
 if INTERPRETED:
     from triton.runtime import interpreter
 
-    # Its checks of overflow take half of the time.
+    # The interpreter's overflow checks take half of its time.
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture
 def mapped():
-    """Maps memory, of so many bytes, from a file or from none; unmapped at the end."""
+    """A function that maps memory, anonymous or from a file, which is unmapped after the test."""
     with mapped_pages.mapping() as make:
         yield make
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all but a sample of each test's cases, and what is the CPU's where Triton computes.
+def pytest_configure(config: pytest.Config) -> None:
+    """With pytest-xdist's -n, run a file's tests in one process; see :func:`_keep_together`.
 
-    Tests marked ``every_case``, whose cases are about different things, run whole; those marked
-    ``full`` run where all do.
+    Do not if a file's tests take long: in a run of all cases, or with an interpreter.
+    """
+    if config.getoption("dist", "no") == "load" and not (FULL or INTERPRETED):
+        config.option.dist = "loadgroup"
+
+
+def _keep_together(items: list[pytest.Item]) -> None:
+    """Make each file's tests a group for pytest-xdist, except for those of :data:`APART`.
+
+    So a file's imports, compilations and fixtures are made once. Groups come first. The other tests
+    then fill the processes one by one, so that all end at about the same time.
+    """
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] not in APART:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a sample of each test's cases; with Triton, also drop the tests marked ``cpu``.
+
+    All cases of tests marked ``every_case`` run, since each tests something different. Tests marked
+    ``full`` run only if all cases do.
     """
     if INTERPRETED:
         reason = pytest.mark.skip(reason="of the CPU's kernels")
@@ -59,3 +84,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept.update(of_one if whole else sampled(of_one, SAMPLE, name))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+    if config.pluginmanager.hasplugin("xdist"):
+        _keep_together(items)

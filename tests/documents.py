@@ -1,10 +1,10 @@
-"""The project's Markdown: its blocks of code, what comments say of them, its links and anchors.
+"""Parse the project's Markdown: blocks of code, the comments before them, links and anchors.
 
-A comment on the lines before a block says what becomes of it:
+A comment on the lines before a block says how tests use it:
 
-- `<!-- not run: REASON -->`: nothing;
-- `<!-- file: NAME -->`: it is saved under that name, for a later block that names it;
-- `<!-- output -->`: it is what the block before it printed, with `...` for what varies;
+- `<!-- not run: REASON -->`: they do not run it;
+- `<!-- file: NAME -->`: they save it under that name, for a later block that names it;
+- `<!-- output -->`: it is the output of the block before it, with `...` for parts that vary;
 - `<!-- command: NAME -->`: .ci/run runs it.
 """
 
@@ -32,7 +32,7 @@ _MARK = re.compile(r"<!--\s*(not run|file|output|command)(?::\s*(.*?))?\s*-->\s*
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code, and what the comment before it says."""
+    """A block of code, with the comment before it."""
 
     page: str
     line: int
@@ -74,7 +74,7 @@ def _inline(tokens: list[Token]) -> Iterator[Token]:
 
 
 def links(page: str) -> list[str]:
-    """The targets of the page's links and pictures that are within the project."""
+    """The targets, within the project, of the page's links and pictures."""
     targets = (
         str(token.attrGet("href") or token.attrGet("src"))
         for token in _inline(_tokens(page))
@@ -84,7 +84,7 @@ def links(page: str) -> list[str]:
 
 
 def _slug(heading: str) -> str:
-    """A heading's anchor, as repository hosts and the site make it."""
+    """A heading's anchor, as repository hosts and the site generate it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

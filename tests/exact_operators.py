@@ -1,4 +1,4 @@
-"""The operators in NumPy: exactly, or with one sum that is not; and ours with NaN that spreads."""
+"""Operators to test the suite with: exact, with one inaccurate sum, or with NaN that spreads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ALL = (True, True, True)
 
 
 class Exact:
-    """Float64 throughout (longdouble for float64), each result rounded once.
+    """The operators in NumPy, in float64 (longdouble for float64), with each result rounded once.
 
-    Statistics that a gradient is not given are used as they come out: not rounded. (A forward pass
-    returns them, and rounds them first.)
+    A gradient without given statistics uses its own unrounded. (A forward pass returns statistics,
+    and so rounds them first.)
     """
 
     def total(self, name, terms):
-        """The sum over the last axis; the name says which of the formulas' it is."""
+        """The sum over the last axis; the name says which of the formulas' sums it is."""
         return terms.sum(-1)
 
     def batch_norm_backward(
@@ -169,7 +169,7 @@ class Exact:
 
 
 class _Call:
-    """A call's tensors in wide arithmetic, once normgrad has found nothing wrong with them."""
+    """A call's tensors in wide arithmetic, after normgrad has checked the arguments."""
 
     def __init__(self, name, tensors, channel_axis, **options):
         names = [p.name for p in PLANNED[name].parameters]
@@ -183,17 +183,17 @@ class _Call:
         self._real, self._wide = (np.float64, np.longdouble) if double else (np.float32, np.float64)
 
     def read(self, vector, default):
-        """One value in each row, as the arithmetic reads it."""
+        """A vector in wide arithmetic as a column, one value for each row."""
         if vector is None:
             return np.full((self.channels, 1), default, self._wide)
         return np.asarray(vector).astype(self._real).astype(self._wide).reshape(-1, 1)
 
     def rounded(self, values):
-        """As what the arithmetic keeps."""
+        """The values, rounded to the dtype in which the arithmetic keeps them."""
         return values.astype(self._real).astype(self._wide)
 
     def rows(self, tensor):
-        """A row for each channel."""
+        """The tensor with one row for each channel."""
         wide = np.moveaxis(tensor.astype(self._wide), self._axis, 0)
         return wide.reshape(self.channels, tensor.size // max(1, self.channels))
 
@@ -204,7 +204,7 @@ class _Call:
         return np.moveaxis(rows.reshape(self._moved(0)), 0, self._axis)
 
     def grouped(self, tensor, groups):
-        """Samples, groups, channels of a group, positions."""
+        """The tensor with axes for samples, groups, channels of a group, and positions."""
         n, c, *rest = self._moved(1)
         wide = np.moveaxis(tensor.astype(self._wide), self._axis, 1)
         return wide.reshape(n, groups, c // groups, int(np.prod(rest)))
@@ -213,7 +213,7 @@ class _Call:
         return np.moveaxis(values.reshape(self._moved(1)), 1, self._axis)
 
     def results(self, *values):
-        """Those that are wanted, each rounded to what it should be."""
+        """The wanted values, each rounded to its output's dtype."""
         pairs = zip(values, self._specs, strict=True)
         return tuple(
             None if spec is None else value.reshape(spec.shape).astype(spec.dtype.numpy)
@@ -222,12 +222,12 @@ class _Call:
 
 
 class Sequential(Exact):
-    """One of the sums is taken in float32, one term after another; but not of float64 tensors.
+    """Takes one of the sums in a narrow dtype, term by term, except for float64 tensors.
 
     Args:
-        name: which sum.
-        lanes: so many sums are taken side by side, as vectorised loops do.
-        dtype: what they are taken in.
+        name: the sum's name.
+        lanes: the number of partial sums that run side by side, as in vectorised loops.
+        dtype: the dtype of the partial sums.
     """
 
     def __init__(self, name, lanes=1, dtype=np.float32):
@@ -235,7 +235,7 @@ class Sequential(Exact):
 
     def total(self, name, terms):
         count = terms.shape[-1] // self._lanes * self._lanes
-        # What is computed in longdouble for float64 tensors stays.
+        # Sums in longdouble, of float64 tensors, stay exact.
         if name != self._name or not count or terms.dtype != np.float64:
             return super().total(name, terms)
         narrow = terms[..., :count].astype(self._dtype)
@@ -245,12 +245,12 @@ class Sequential(Exact):
 
 
 class Spreads:
-    """Ours; but what is special in an input's channel gets into another one's results.
+    """normgrad's operators, but a special value in one channel spreads to other channels' results.
 
     Args:
-        name: of the input.
-        is_special: what is, of its elements.
-        everywhere: whether it gets into all channels or groups, or into the next one alone.
+        name: the input's name.
+        is_special: whether an element is special.
+        everywhere: whether it spreads to all channels or groups, or only to the next one.
     """
 
     def __init__(self, name, is_special, everywhere):

@@ -1,7 +1,7 @@
-"""Launches without a GPU: Triton and the library over a libcuda.so.1 that only keeps them.
+"""Launch kernels without a GPU, through a fake libcuda.so.1 that only records the launches.
 
-:func:`install` puts it in place of CUDA in the process that calls it, for good: a process of its
-own is for that. The rest is for that process, too.
+:func:`install` replaces CUDA in its process for good, so tests call it, and everything else here,
+in a separate process.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from unittest import mock
 
 SOURCE = Path(__file__).with_suffix(".c")
-#: How many launches are kept.
+#: The most launches that are recorded.
 KEPT = 4096
-#: The current stream of the first device; the next one's is one more.
+#: The current stream of the first device; each further device's is one more.
 STREAM = 0x1000
 
 
 class Launched(ctypes.Structure):
-    """A launch as it was asked of CUDA; the C source has the same."""
+    """A launch with the arguments that CUDA got; the C source declares the same struct."""
 
     _fields_ = [
         ("grid", ctypes.c_uint32 * 3),
@@ -42,7 +42,7 @@ class Launched(ctypes.Structure):
     ]
 
     def described(self) -> dict[str, Any]:
-        """The same in Python's terms."""
+        """The launch as a dictionary."""
         return {
             "grid": tuple(self.grid),
             "block": tuple(self.block),
@@ -61,9 +61,9 @@ def compiler() -> str | None:
 
 
 def build() -> Path:
-    """Build the library; where Triton keeps what it compiles, always in the same place there.
+    """Build the library, always at the same path in Triton's cache folder.
 
-    That place is part of the key under which Triton keeps what it links with the library.
+    The path is part of the key under which Triton caches modules that it links with the library.
     """
     import triton
 
@@ -81,22 +81,22 @@ def build() -> Path:
 
 
 class Cuda:
-    """The library, and PyTorch's view of it."""
+    """The fake library, with the functions of torch.cuda that normgrad and Triton need."""
 
     def __init__(self, library: Path) -> None:
-        # Triton's own code finds a library of this name that is loaded already.
+        # Triton's own code finds a library of this name if one is loaded already.
         self.library = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
         self.library.fake_launches.restype = ctypes.POINTER(Launched)
         self.library.fake_launched.restype = ctypes.c_ulong
         self._thread = threading.local()
 
     def current_device(self) -> int:
-        """As PyTorch's: the first, in a thread without a context."""
+        """Like PyTorch's function: the first device, in a thread without a context."""
         return max(0, int(self.library.fake_current()))
 
     @contextmanager
     def device(self, index: int) -> Iterator[None]:
-        """As PyTorch's."""
+        """Like PyTorch's context manager."""
         before = self.library.fake_current()
         self.library.fake_use(index)
         try:
@@ -113,7 +113,7 @@ class Cuda:
         return int(getattr(self._thread, "stream", STREAM)) + index
 
     def launches(self) -> list[dict[str, Any]]:
-        """What was launched since this was asked last."""
+        """The launches since the last call of this method."""
         kept, count = self.library.fake_launches(), self.library.fake_launched()
         assert count <= KEPT
         found = [kept[index].described() for index in range(count)]
@@ -141,11 +141,11 @@ def install(library: Path) -> None:
     compiled._cuda_getCurrentRawStream = cuda.stream
 
 
-# What tests have done in the process.
+# Functions that tests call in the process
 
 
 def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[str, Any]:
-    """Run a program at addresses, one call after the other.
+    """Run a program at each of these lists of addresses in turn.
 
     Returns the launches, how many of them Triton's launcher made, how many kernels were looked up,
     and the current device afterwards.
@@ -171,7 +171,7 @@ def run(program: Any, calls: Sequence[Sequence[int]], index: int = 0) -> dict[st
 
 
 def run_without(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The same, where ``driver.NAME`` finds nothing that it can use."""
+    """Like :func:`run`, with a ``driver.NAME`` that finds nothing to use."""
     from normgrad.backends.triton import driver
 
     with mock.patch.object(driver, name, return_value=None):
@@ -179,7 +179,7 @@ def run_without(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict
 
 
 def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The same with one of Triton's hooks, and what it is told: kernels and streams."""
+    """Like :func:`run`, with one of Triton's hooks; also returns the hook's kernels and streams."""
     from triton import knobs
 
     told = []
@@ -198,7 +198,7 @@ def run_hooked(name: str, program: Any, calls: Sequence[Sequence[int]]) -> dict[
 
 
 def run_refused(status: int, program: Any, addresses: Sequence[int]) -> tuple[str, int, int]:
-    """The error where CUDA refuses, and how many launches there were, then and afterwards."""
+    """The error if CUDA refuses launches, and the numbers of launches then and in a later run."""
     from normgrad.backends.triton.runtime import Runner
 
     runner = Runner(program, 0)
@@ -218,7 +218,7 @@ def run_refused(status: int, program: Any, addresses: Sequence[int]) -> tuple[st
 def run_in_threads(
     program: Any, calls: Sequence[Sequence[int]], rounds: int
 ) -> list[dict[str, Any]]:
-    """Each call in a thread and a stream of its own, all at once; the launches."""
+    """Make all calls at once, each in its own thread and stream; return the launches."""
     from normgrad.backends.triton.runtime import Runner
 
     runner = Runner(program, 0)

@@ -1,4 +1,4 @@
-"""NumPy's cases on a GPU, for the tests that want one."""
+"""Run the NumPy test cases on a GPU, for tests that need one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ only_on_a_gpu = pytest.mark.skipif(_why_not() is not None, reason=f"{_why_not()}
 
 
 def to_gpu(array, device=GPU):
-    """The same values and strides."""
+    """Copy an array to the GPU with the same values and strides."""
     if array is None:
         return None
     strides = [step // array.itemsize for step in array.strides]
     kind = torch.bfloat16 if array.dtype == BFLOAT16 else getattr(torch, str(array.dtype))
-    # Of an axis that stays where it is, one element.
+    # Keep one element of an axis with stride 0.
     once = [
         slice(0, 1) if step == 0 and size > 1 else slice(None)
         for step, size in zip(strides, array.shape, strict=True)
@@ -56,14 +56,14 @@ def tensors_of(case, device=GPU):
 
 
 def of_numpy(result):
-    """The same result in NumPy arrays."""
+    """Convert a result to NumPy arrays."""
     if isinstance(result, torch.Tensor):
         return to_cpu(result)
     return type(result)(*map(to_cpu, result))
 
 
 def same(ours, theirs):
-    """Bitwise."""
+    """Whether two results have the same bits."""
     for name, value in named(ours).items():
         other = named(theirs)[name]
         assert (value is None) == (other is None)
@@ -72,7 +72,7 @@ def same(ours, theirs):
 
 
 def compute(case, **more):
-    """On the GPU, within the bound; no input changes."""
+    """Compute a case on the GPU, and check that it is within the bound and changes no input."""
     tensors = tensors_of(case)
     before = {name: None if value is None else value.clone() for name, value in tensors.items()}
     result = getattr(ng, case.name)(**tensors, **case.options, **more)

@@ -1,4 +1,4 @@
-"""Shared libraries for tests of those who try them: compiling them, trying them, what was found."""
+"""Compile shared libraries and run the suites on them, to test the suites themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verdicts(trial):
 
 
 def defects(trial):
-    """The cases that were not met, by what was found."""
+    """The cases that were not met, by their verdict."""
     found = {}
     for each in trial.judged:
         if each.verdict is not Verdict.MET:
@@ -41,7 +41,7 @@ def of(*topics):
 
 
 def allowed(case):
-    """The status that a mistake must give."""
+    """The status that a case's mistake must give."""
     judged = testing.judge(case, Outcome())
     assert judged.verdict is Verdict.ACCEPTED
     return judged.detail.rpartition("success; allowed: ")[2]

@@ -1,4 +1,4 @@
-"""Memory in pages of its own, which can be protected and unmapped one by one."""
+"""Map memory in separate pages, which can be protected and unmapped one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ protect = _library.mprotect
 protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
-#: Pages that were mapped here and not unmapped: others may get the addresses of those that were.
+#: The pages that are mapped now. The addresses of unmapped pages may be reused by others.
 _mapped: set[int] = set()
 
 
@@ -28,7 +28,7 @@ def unmap(address: int) -> None:
 
 @contextmanager
 def mapping() -> Iterator[Any]:
-    """What maps memory, from a file or from none, until the end."""
+    """A function that maps memory, anonymous or from a file, until the context ends."""
 
     def make(size: int, file: int = -1) -> int:
         kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if file < 0 else mmap.MAP_SHARED

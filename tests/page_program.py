@@ -1,7 +1,7 @@
-"""Runs a page's blocks in order, in one process: what tests/test_documentation.py starts.
+"""Run a page's blocks in order, in one process, which tests/test_documentation.py starts.
 
-Standard input is a list of steps as JSON: Python, which shares one namespace, commands of bash, and
-files to be written. Standard output is a list of what each printed. A step that fails ends it.
+Standard input is a JSON list of steps: Python code, which shares one namespace, bash commands, and
+files to write. Standard output is the list of their outputs. A step that fails ends the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def _python(step: dict[str, Any], namespace: dict[str, Any]) -> str:
-    # On the lines that it has on the page, so that a traceback and `inspect` find it there.
+    # Keep the page's line numbers, so that tracebacks and `inspect` point into the page.
     code = compile("\n" * step["line"] + step["code"], step["path"], "exec")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, namespace)

@@ -1,5 +1,5 @@
-"""What ranks do in the tests of synchronised batch norm; see ranks.py. Everything by NumPy or
-torch tensors of the whole batch, from a seed, of which each rank takes its part."""
+"""Functions that ranks run in the tests of synchronised batch norm; see ranks.py. Each rank makes
+the whole batch from a seed, and takes its part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normgrad.torch import collectives
 
 
 def whole(shape: tuple[int, ...], dtype: str, seed: int, mean: float = 0.5) -> Any:
-    """x and dy of all ranks, and what is multiplied with second derivatives."""
+    """x and dy of all ranks, and the tensor that second derivatives are multiplied by."""
     rng = np.random.default_rng(seed)
     kind = getattr(torch, dtype)
     x, dy, u = (torch.from_numpy(rng.standard_normal(shape)) for _ in range(3))
@@ -26,12 +26,12 @@ def whole(shape: tuple[int, ...], dtype: str, seed: int, mean: float = 0.5) -> A
 
 
 def part(tensor: Any, counts: tuple[int, ...], rank: int | None = None) -> Any:
-    """A rank's samples."""
+    """A rank's samples of the whole batch."""
     return tensor.split(counts)[dist.get_rank() if rank is None else rank]
 
 
 def filled(layer: Any, seed: int = 7) -> Any:
-    """A layer whose parameters and buffers are not what they begin with."""
+    """Fill a layer's parameters and buffers with other values than the initial ones."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):
@@ -63,7 +63,7 @@ def step(
     layout: str = "contiguous", seed: int = 0, mean: float = 0.5, steps: int = 1,
     compiled: str | None = None, ranks: Any = None, evaluating: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
-    """Training steps of one layer; what came out of the last."""
+    """Make training steps of one layer; return the last step's results."""
     group = None
     if ranks is not None:
         group = dist.new_group(ranks)
@@ -93,14 +93,14 @@ def step(
 
 
 def second(shape: Any, counts: Any, dtype: str = "float64", seed: int = 0) -> Any:
-    """Gradients of a function of the gradients, and of the third order too."""
+    """Gradients of a function of the gradients, and third-order gradients."""
     layer = filled(nt.nn.SyncBatchNorm(shape[1]).to(getattr(torch, dtype)))
     x, dy, u = (part(tensor, counts) for tensor in whole(shape, dtype, seed))
     return [_numpy(value) for value in differentiated(layer, x, dy, u)]
 
 
 def differentiated(layer: Any, x: Any, dy: Any, u: Any) -> list[Any]:
-    """First, second and third derivatives of a layer; each rank adds what it has to the loss."""
+    """First, second and third derivatives of a layer; the loss has one term from each rank."""
     x, dy = x.clone().requires_grad_(), dy.clone().requires_grad_()
     leaves = (x, layer.weight, layer.bias)
     first = torch.autograd.grad((layer(x) * dy).sum(), leaves, create_graph=True)
@@ -112,7 +112,7 @@ def differentiated(layer: Any, x: Any, dy: Any, u: Any) -> list[Any]:
 
 
 def traffic(shape: Any, counts: Any, dtype: str = "float32", frozen: bool = False) -> Any:
-    """The collectives of three steps: what, how many values, of which dtype."""
+    """The collectives of three steps: each one's kind, number of values and dtype."""
     seen: list[Any] = []
     real = {
         name: getattr(dist, name)
@@ -174,7 +174,7 @@ def network(seed: int = 3) -> Any:
 
 
 def wrapped(kind: str, counts: Any, steps: int = 3) -> Any:
-    """Training a network under a wrapper; its parameters and buffers at the end."""
+    """Train a network under a wrapper; return its parameters and buffers at the end."""
     model = nt.convert_sync_batchnorm(network())
     if kind == "ddp":
         trained = torch.nn.parallel.DistributedDataParallel(model)
@@ -194,7 +194,8 @@ def wrapped(kind: str, counts: Any, steps: int = 3) -> Any:
     for seed in range(steps):
         x, _, _ = whole((sum(counts), 3, 6, 6), "float64", seed)
         optimiser.zero_grad()
-        # The mean over all ranks' samples, though wrappers average over ranks.
+        # Wrappers average gradients over ranks. Scale the loss so that they are those of the mean
+        # over all ranks' samples.
         loss = trained(part(x, counts)).square().sum() * dist.get_world_size() / sum(counts)
         loss.backward()
         optimiser.step()
@@ -212,13 +213,13 @@ def wrapped(kind: str, counts: Any, steps: int = 3) -> Any:
 
 
 def disagree(features: int = 4, dtype: str = "float32", **options: Any) -> None:
-    """A step of a layer that is not the same on all ranks."""
+    """Make a step of a layer that differs between ranks."""
     layer = nt.nn.SyncBatchNorm(features, **options)
     layer(torch.ones(3, features, 2, dtype=getattr(torch, dtype)))
 
 
 def copied_on_one_rank() -> Any:
-    """A layer that one rank replaces by an equal copy between two steps."""
+    """Make two steps, between which one rank replaces the layer by an equal copy."""
     import copy
 
     layer = nt.nn.SyncBatchNorm(4)
@@ -230,7 +231,7 @@ def copied_on_one_rank() -> Any:
 
 
 def exported() -> Any:
-    """A converted model, exported and run."""
+    """Export a converted model, and run it."""
     model = nt.convert_sync_batchnorm(network().float()).eval()
     x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(model, (x,))
@@ -242,14 +243,14 @@ def exported() -> Any:
 
 
 def still_works() -> float:
-    """The group, after an error in words."""
+    """Make a collective, to show that the group works after an error was raised."""
     value = torch.ones(1)
     dist.all_reduce(value)
     return float(value)
 
 
 def convert(layers: int = 2, features: int = 4, outside: bool = False) -> Any:
-    """Convert a model that need not be the same on all ranks."""
+    """Convert a model that may differ between ranks."""
     model = torch.nn.Sequential(*[torch.nn.BatchNorm1d(features) for _ in range(layers)])
     group = dist.new_group([0]) if outside else None
     try:
@@ -261,10 +262,10 @@ def convert(layers: int = 2, features: int = 4, outside: bool = False) -> Any:
 
 
 def fail(how: str, when: str, seconds: float = 0.0) -> Any:
-    """A step in which this rank dies, or comes late, or has to wait for one that does."""
+    """Make a step in which this rank dies, comes late, or waits for one that does."""
     layer = nt.nn.SyncBatchNorm(4)
     x = whole((3, 4, 2), "float32", dist.get_rank())[0].requires_grad_()
-    layer(x).sum().backward()  # all is well
+    layer(x).sum().backward()  # a first step without failure
     x.grad = None
     y = layer(x) if when == "backward" else None
     if how == "die":
@@ -280,16 +281,16 @@ def fail(how: str, when: str, seconds: float = 0.0) -> Any:
 
 
 def destroyed_group() -> None:
-    """A forward pass after the layer's group was destroyed."""
+    """Make a forward pass after the layer's group was destroyed."""
     group = dist.new_group(list(range(dist.get_world_size())))
     layer = nt.nn.SyncBatchNorm(4, process_group=group)
-    still_works()  # nobody destroys what another is still connecting to
+    still_works()  # synchronise, since another rank may still be connecting to the group
     dist.destroy_process_group(group)
     layer(torch.ones(3, 4))
 
 
 def copies() -> Any:
-    """Layers with a group of their own are copied and saved by its name."""
+    """Copy and save layers with their own process group, which is stored by its name."""
     import copy
     import io
 
@@ -307,7 +308,7 @@ def copies() -> Any:
 
 
 def checked() -> Any:
-    """What torch.library.opcheck says of both operators."""
+    """The results of torch.library.opcheck for both operators."""
     name = dist.group.WORLD.group_name
     add_up = torch.ops.normgrad.all_reduce_sum.default
     values = torch.arange(6.0).reshape(3, 2).requires_grad_()

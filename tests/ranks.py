@@ -1,4 +1,4 @@
-"""Several processes over gloo on loopback, that run functions of rank_programs together."""
+"""Start several ranks, over gloo on loopback, which run functions of rank_programs together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-#: Long enough for the slowest start, short enough to see a hang.
+#: Seconds: long enough for the slowest start, short enough to notice a hang.
 TIMEOUT = 60.0
 
 
 def work(rank: int, size: int, store: str, pipe: Any, timeout: float) -> None:
-    """A rank: join the group, then do what comes through the pipe until it closes."""
+    """A rank's process: join the group, then run functions from the pipe until it closes."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import rank_programs
     import torch
@@ -39,7 +39,7 @@ def work(rank: int, size: int, store: str, pipe: Any, timeout: float) -> None:
 
 
 class Ranks:
-    """So many processes in one group."""
+    """A process group of this many ranks, each in its own process."""
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
         context = multiprocessing.get_context("spawn")
@@ -58,17 +58,17 @@ class Ranks:
             self._pipes.append(here)
 
     def start(self, name: str, each: list[dict[str, Any]] | None = None, **common: Any) -> None:
-        """Have every rank call a function, with arguments of its own and common ones."""
+        """Have every rank call a function, with arguments for each rank and common ones."""
         for pipe, own in zip(self._pipes, each or [{}] * self.size, strict=True):
             pipe.send((name, {**common, **own}))
 
     def answer(self, rank: int, within: float = 3 * TIMEOUT) -> tuple[bool, Any]:
-        """Whether a rank came to an end, and its result, or its error's type, text and trace."""
+        """Whether a rank succeeded, and its result, or its error's type, text and traceback."""
         assert self._pipes[rank].poll(within), f"rank {rank} hangs"
         return self._pipes[rank].recv()  # type: ignore[no-any-return]
 
     def run(self, name: str, each: list[dict[str, Any]] | None = None, **common: Any) -> list[Any]:
-        """What a function returns on each rank."""
+        """Run a function on all ranks, and return each rank's result."""
         self.start(name, each, **common)
         answers = [self.answer(rank) for rank in range(self.size)]
         for done, result in answers:
@@ -76,14 +76,14 @@ class Ranks:
         return [result for _, result in answers]
 
     def errors(self, name: str, each: Any = None, **common: Any) -> list[tuple[str, str]]:
-        """The errors' types and texts, where every rank is to fail."""
+        """Run a function that must fail on every rank; return the errors' types and texts."""
         self.start(name, each, **common)
         answers = [self.answer(rank) for rank in range(self.size)]
         assert not any(done for done, _ in answers), answers
         return [(kind, text) for _, (kind, text, _) in answers]
 
     def close(self) -> None:
-        """End them."""
+        """End the ranks' processes."""
         for pipe in self._pipes:
             pipe.close()
         for process in self.processes:

@@ -1,7 +1,7 @@
-"""A stand-in for the Triton backend, and for GPUs: the CPU's kernels on the CPU's memory.
+"""A stand-in for the Triton backend and for GPUs, with the CPU's kernels on the CPU's memory.
 
-What is behind the interface is the CPU's; everything on the callers' side of it is the library's
-own. Nothing here needs Triton or a GPU.
+The stand-in is behind the backend's interface; all code on the callers' side of it is the
+library's. Nothing here needs Triton or a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from normgrad.problem import WORKSPACE
 PACKAGE = "normgrad.backends.triton"
 ALIGNMENT = 256
 
-#: How many GPUs PyTorch says there are.
+#: The number of GPUs that PyTorch reports.
 GPUS = 4
 
 
@@ -59,9 +59,9 @@ class Program:
 
 @dataclass
 class Seen:
-    """What the library asked of its backend and of the frameworks.
+    """A record of the library's calls to its backend and to the frameworks.
 
-    ``settles`` is what it is told of the check of the kernels.
+    ``settles`` is the result that the library gets for the check of the kernels.
     """
 
     launches: list[tuple[int | None, list[int]]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Seen:
 
 
 def install(monkeypatch: Any, reason: str | None = None) -> Seen:
-    """Put it in the backend's place; ``reason`` is why CUDA's tensors cannot be computed."""
+    """Replace the backend; ``reason`` is why it cannot compute on CUDA tensors, if it cannot."""
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     seen = Seen()
 
@@ -121,7 +121,7 @@ def install(monkeypatch: Any, reason: str | None = None) -> Seen:
 
 
 def forget(monkeypatch: Any) -> None:
-    """Nothing is known of devices and plans, now and afterwards."""
+    """Clear what the library caches of devices and plans, now and after the test."""
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_ready", {})
     monkeypatch.setattr(devices, "_known", {})
@@ -130,7 +130,7 @@ def forget(monkeypatch: Any) -> None:
 
 @dataclass
 class Namespace:
-    """An array namespace for :class:`Array`; its memory is given out as the CPU's, to PyTorch."""
+    """An array namespace for :class:`Array`, which exports its memory to PyTorch as the CPU's."""
 
     asked: list[Any] = field(default_factory=list)
     uint8: Any = np.uint8
@@ -144,7 +144,7 @@ class Namespace:
 
 
 class Array:
-    """A DLPack producer that says it is on a GPU, over a NumPy array."""
+    """A DLPack producer over a NumPy array that claims to be on a GPU."""
 
     def __init__(
         self, array: np.ndarray, index: int = 0, namespace: Namespace | None = None, kind: int = 2
@@ -171,7 +171,7 @@ class Array:
 
 
 def torch_on_gpu(monkeypatch: Any, seen: Seen) -> Any:
-    """A class of plain PyTorch tensors that say they are on a GPU: ``OnGpu.of(tensor, index)``."""
+    """A class of PyTorch tensors that claim to be on a GPU: ``OnGpu.of(tensor, index)``."""
     import torch
 
     class OnGpu(torch.Tensor):
@@ -204,7 +204,7 @@ def torch_on_gpu(monkeypatch: Any, seen: Seen) -> Any:
 
 
 def scratch_on_cpu(monkeypatch: Any, seen: Seen) -> None:
-    """A GPU's workspaces are the CPU's memory."""
+    """Have a GPU's workspaces allocated in the CPU's memory."""
     import torch
 
     def bytes_on(self: Any, device: str, size: int) -> Any:

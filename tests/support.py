@@ -1,4 +1,4 @@
-"""What the tests share: tensors in every layout, and the one check that every result must pass."""
+"""Helpers of all tests: tensors in every layout, and the check that every result must pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normgrad.backends import choice
 from normgrad.backends.cpu import access, program, tiling
 from normgrad.backends.triton import device
 from normgrad.backends.triton.device import Device
-from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - for the tests, as what follows
+from normgrad.testing import GRADIENTS as OPERATORS  # noqa: F401 - tests import these from here
 from normgrad.testing import LAYOUTS as LAYOUTS
 from normgrad.testing import Call as Case
 from normgrad.testing import lay_out as lay_out
@@ -29,24 +29,24 @@ T = TypeVar("T")
 FLOATS = {dtype.name: dtype.numpy for dtype in dtypes.FLOATS}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-#: Whether all cases run, rather than a sample where there are many that take long.
+#: Whether all cases run, rather than a sample of those that are many and slow.
 FULL = os.environ.get("NORMGRAD_FULL") == "1"
 
 
 def sampled(items: Iterable[T], most: int, seed: object = "") -> list[T]:
-    """All of some cases where all run, else so many of them, the same ones in every run."""
+    """All items if all cases run, else at most ``most`` of them, the same ones in every run."""
     every = list(items)
     return every if FULL else random.Random(f"{seed}").sample(every, min(most, len(every)))
 
 
-#: Whether Triton's interpreter computes, for which large tensors take too long.
+#: Whether Triton's interpreter computes, which takes too long for large tensors.
 INTERPRETED = os.environ.get("NORMGRAD_BACKEND") == "triton"
-#: A shape whose rows are longer than what is taken at once.
+#: A shape whose rows are longer than a block that kernels process at once.
 LONG_ROWS = (3, 2, 20, 20) if INTERPRETED else (3, 6, 70, 70)
 
 
 def same_strides(like: np.ndarray) -> np.ndarray:
-    """A new array with exactly these strides, negative ones too, full of NaN."""
+    """A new array full of NaN with exactly the strides of ``like``, even negative ones."""
     flip = tuple(slice(None, None, -1 if step < 0 else 1) for step in like.strides)
     low = like[flip]
     span = 1 + sum(
@@ -57,19 +57,19 @@ def same_strides(like: np.ndarray) -> np.ndarray:
 
 
 def poisoned(like: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
-    """A new output in the same layout, full of NaN."""
+    """A new output full of NaN, in the layout of ``like``."""
     out = np.empty_like(like, dtype=dtype or like.dtype)
     out[...] = np.nan
     return out
 
 
 def named(result: Any) -> dict[str, Any]:
-    """A result by name; that of an operator with one output is the tensor itself."""
+    """A result's outputs by name; an operator with one output returns the tensor itself."""
     return result._asdict() if hasattr(result, "_asdict") else {"the only one": result}
 
 
 def check(case: Case, result: Any, *, normal: bool = False, exact: Any = None) -> float:
-    """Every output within its bound; the largest error in units of it."""
+    """Check that every output is within its bound; return the largest error in units of it."""
     worst = 0.0
     exact = exact or case.exact()
     for name, value in named(result).items():
@@ -85,7 +85,7 @@ def check(case: Case, result: Any, *, normal: bool = False, exact: Any = None) -
 
 
 def run(case: Case, *, normal: bool = False, **more: Any) -> Any:
-    """Call, check against the oracle, and see that no input has changed."""
+    """Make the call, check its result against the oracle, and check that no input has changed."""
     before = {
         name: None if value is None else value.tobytes() for name, value in case.tensors.items()
     }
@@ -107,13 +107,13 @@ def bits(result: Any) -> dict[str, bytes | None]:
     }
 
 
-#: What is interpreted in the place of a GPU where tensors are to be cut finely.
+#: The device to plan for when Triton's interpreter is to split tensors finely.
 FINE = Device("fine", processors=3, threads=32, programs_each=1, persistent=1)
 
 
 @contextlib.contextmanager
 def on_device(made_up: Device) -> Iterator[None]:
-    """Plans that are interpreted are for this GPU."""
+    """Plan for this GPU when Triton's interpreter computes."""
     with (
         mock.patch.object(device, "INTERPRETED", made_up),
         mock.patch.object(choice, "_triton", cache(choice._Triton)),
@@ -125,9 +125,9 @@ def on_device(made_up: Device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cut_finely() -> Iterator[None]:
-    """Plans as for large tensors: many tasks, channels in parts, dx written past the caches.
+    """Plan as for large tensors: many tasks, channels in parts, dx written past the caches.
 
-    And on a GPU that is interpreted, whose programs hold nothing.
+    With Triton's interpreter, plan for a GPU whose programs hold no elements.
     """
     with (
         on_device(FINE),

@@ -15,11 +15,14 @@ from normgrad import threads
 
 CORES = numba.config.NUMBA_NUM_THREADS
 
-#: How many threads a call of some size really uses, told by what makes its team.
+#: How many threads a call of some size really uses, after each of some statements, told by what
+#: makes its team.
 USED = """
-import sys, numpy as np, numba, normgrad as ng
+import sys
+first, *others = sys.argv[1:]
+import numpy as np, numba, normgrad as ng
 from normgrad.backends.cpu import teams
-{before}
+exec(first)
 used = []
 team = teams._team
 def watched(functions, count):
@@ -27,20 +30,23 @@ def watched(functions, count):
     return team(functions, count)
 teams._team = watched
 x = np.ones((16, 8, 64, 64), np.float32)
-ng.batch_norm_backward(x, x, training=True)
-print(ng.get_num_threads(), *(used or [1]), numba.get_num_threads())
+for statement in ("", *others):
+    exec(statement)
+    used.clear()
+    ng.batch_norm_backward(x, x, training=True)
+    print(ng.get_num_threads(), *(used or [1]), numba.get_num_threads())
 """
 
 
-def used(before: str = "", **environment: str) -> list[int]:
-    """The number asked for, the number used, and Numba's own afterwards."""
+def used(*statements: str, **environment: str) -> list[list[int]]:
+    """After each statement: the number asked for, the number used, and Numba's own afterwards."""
     names = ("NORMGRAD_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
-        [sys.executable, "-c", USED.format(before=before)], env={**kept, **environment},
+        [sys.executable, "-c", USED, *(statements or [""])], env={**kept, **environment},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return [int(word) for word in done.stdout.split()]
+    return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(autouse=True)
@@ -50,33 +56,34 @@ def _as_before():
 
 
 def test_all_cores_unless_someone_says_otherwise():
-    assert used() == [CORES, CORES, CORES]
+    assert used() == [[CORES, CORES, CORES]]
 
 
 def test_the_function_decides_first():
     assert used("ng.set_num_threads(3)", NORMGRAD_NUM_THREADS="2", NUMBA_NUM_THREADS="4") == [
-        3, 3, 4,
-    ]  # fmt: skip
-    assert used("ng.set_num_threads(1)")[:2] == [1, 1]
-    # And back again.
-    assert used("ng.set_num_threads(1); ng.set_num_threads(None)")[:2] == [CORES, CORES]
+        [3, 3, 4]
+    ]
+    one, again = used("ng.set_num_threads(1)", "ng.set_num_threads(None)")
+    assert one[:2] == [1, 1]
+    assert again[:2] == [CORES, CORES]
 
 
 def test_the_environment_decides_where_torch_is_not():
-    assert used(NORMGRAD_NUM_THREADS="3", NUMBA_NUM_THREADS="4") == [3, 3, 4]
-    assert used(NORMGRAD_NUM_THREADS="1")[:2] == [1, 1]
-    assert used("numba.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [2, 2, 2]
+    assert used(NORMGRAD_NUM_THREADS="3", NUMBA_NUM_THREADS="4") == [[3, 3, 4]]
+    assert used(NORMGRAD_NUM_THREADS="1")[0][:2] == [1, 1]
+    assert used("numba.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [[2, 2, 2]]
 
 
 def test_never_more_than_numba_has():
-    assert used("ng.set_num_threads(100)", NUMBA_NUM_THREADS="3") == [3, 3, 3]
+    assert used("ng.set_num_threads(100)", NUMBA_NUM_THREADS="3") == [[3, 3, 3]]
 
 
 def test_torch_decides_where_it_is():
     pytest.importorskip("torch")
-    before = "import torch; torch.set_num_threads(3)"
-    assert used(before, NUMBA_NUM_THREADS="4", NORMGRAD_NUM_THREADS="2") == [3, 3, 4]
-    assert used(before + "; ng.set_num_threads(2)", NUMBA_NUM_THREADS="4") == [2, 2, 4]
+    statements = ("import torch; torch.set_num_threads(3)", "ng.set_num_threads(2)")
+    assert used(*statements, NUMBA_NUM_THREADS="4", NORMGRAD_NUM_THREADS="1") == [
+        [3, 3, 4], [2, 2, 4],
+    ]  # fmt: skip
 
 
 #: The digest of results, here and in a forked child, and whether PyTorch's threads made them.

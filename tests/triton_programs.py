@@ -1,4 +1,4 @@
-"""Programs for any device, made without one: what the tests of plans and of compiling share."""
+"""Make programs for any device without having it, for the tests of plans and compilation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSES = {
     "two passes": Device("bare", threads=32, processors=4, programs_each=1, persistent=1),
 }
 
-#: The kernels that go over dy and x, in tiles.
+#: The kernels that read dy and x in tiles.
 OVER_TENSORS = ("sums", "write", "persistent", "lines")
 
 A100 = Device("NVIDIA A100", (8, 0), 108)
@@ -52,7 +52,7 @@ def arguments(
     x_layout: str | None = None,
     groups: int = 4,
 ) -> dict[str, Any]:
-    """What an operator is planned with, everything given."""
+    """An operator's arguments for a plan, with all optional tensors."""
     wide = "float64" if dtype == "float64" else "float32"
     data = {
         "grad_out": spec(shape, dtype, layout),
@@ -97,7 +97,7 @@ def arguments(
     }[name]  # fmt: skip
 
 
-#: Operators, and their cases with programs of their own.
+#: Operators, with the cases of each that have different programs.
 CASES = {
     name: {"evaluation": "batch_norm_backward", "missing": "batch_norm_backward"}.get(name, name)
     for name in (
@@ -136,16 +136,16 @@ class Planned:
 
 
 def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:
-    """The program of an operator on a device that need not be there."""
+    """The program of an operator on a device, which this machine need not have."""
     with mock.patch.object(choice, "of", return_value=Planned(device)):
         made: program.Program = ng.plan(CASES.get(name, name), **planned)._program
     return made
 
 
 def programs(device: Device, dtype: str) -> Iterator[tuple[str, program.Program]]:
-    """Programs of every kind that there is, for a dtype.
+    """Programs of every kind, for a dtype.
 
-    Of float64, whose kernels take longest to compile, fewer shapes.
+    There are fewer shapes for float64, whose kernels take longest to compile.
     """
     shapes = {(256, 64, 56, 56): "large", (8, 64, 14, 14): "small"}
     if dtype != "float64":

@@ -5,32 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .backends import choice as _choice
-from .operators import (
-    BatchNormGradients,
+from .operators.batch_norm import BatchNormGradients, batch_norm_backward
+from .operators.by_name import plan
+from .operators.forward import (
     BatchNormOutput,
-    BatchNormReductions,
-    BatchNormStatistics,
-    GatheredStatistics,
-    GroupNormGradients,
     GroupNormOutput,
+    batch_norm,
+    batch_norm_elemt,
+    group_norm,
+)
+from .operators.group_norm import GroupNormGradients, group_norm_backward
+from .operators.layer_norm import (
     LayerNormGradients,
     LayerNormOutput,
-    RmsNormGradients,
-    RmsNormOutput,
-    batch_norm,
-    batch_norm_backward,
-    batch_norm_backward_elemt,
-    batch_norm_backward_reduce,
-    batch_norm_elemt,
-    batch_norm_gather_stats_with_counts,
-    batch_norm_stats,
-    group_norm,
-    group_norm_backward,
     layer_norm,
     layer_norm_backward,
-    plan,
-    rms_norm,
-    rms_norm_backward,
+)
+from .operators.rms_norm import RmsNormGradients, RmsNormOutput, rms_norm, rms_norm_backward
+from .operators.statistics import (
+    BatchNormStatistics,
+    GatheredStatistics,
+    batch_norm_gather_stats_with_counts,
+    batch_norm_stats,
+)
+from .operators.sync_batch_norm import (
+    BatchNormReductions,
+    batch_norm_backward_elemt,
+    batch_norm_backward_reduce,
 )
 from .plans import Plan
 from .tensor import TensorSpec
@@ -43,7 +44,7 @@ __version__ = "0.1.0"
 
 
 def _check_gpu(where: str, device: Device) -> bool:
-    """Check a GPU's kernels at their first use, with the operators."""
+    """Check a GPU's kernels by running all operators, before their first use."""
     from .backends.triton import selfcheck
 
     return selfcheck.settled(where, device)

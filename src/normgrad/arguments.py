@@ -1,4 +1,4 @@
-"""The tensors of one call, which belong to one framework and one device; the call's signature."""
+"""The tensors of one call, which share one framework and one device, and the call's signature."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from .tensor import TensorSpec, naming
 
 
 def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
-    """The caller's tensors for the wanted outputs: one entry for each result.
+    """Split ``out`` into one entry for each output: the caller's tensor, or None to allocate it.
+
+    Entries of outputs that are not wanted are None.
 
     Raises:
-        TypeError: ``out`` is no tuple.
+        TypeError: ``out`` is neither a tuple nor a list.
         ValueError: it has too few entries, or too many.
     """
     if operator.out_is_tensor:
@@ -35,25 +37,26 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
 class Arguments:
     """The tensors of one call.
 
-    If all are a GPU's plain tensors, only the signature is read at first: it is enough where a plan
-    is cached for it. In all other cases :meth:`open` checks each tensor.
+    If all are plain PyTorch tensors on one GPU, only the signature is read at first, which is
+    enough if a plan is cached for it. In all other cases :meth:`open` checks each tensor.
 
     Attributes:
         framework: the framework of all tensors.
-        like: one of the caller's tensors, the model for new results.
-        first, device: the name of the tensor that decides the device, and that device; once
-            opened.
+        like: one of the caller's tensors; new results are of its type and on its device.
+        first, device: the name of the tensor that decides the device, and that device; set by
+            :meth:`open`.
         opened: the inputs, in the form that the framework's methods take; None where absent.
         out: the caller's outputs in that form.
-        given: the caller's outputs as they were given.
-        key: the signature, which is all that a plan depends on; for other than a GPU's plain
-            tensors it is set once opened.
+        given: the outputs as the caller passed them.
+        key: the signature, which is all that a plan depends on; :meth:`open` sets it, unless all
+            are plain tensors on one GPU.
         addresses: the addresses of the inputs, then of the caller's outputs; 0 where absent.
-        rooms: the bytes of memory from each address on, where they may be too few.
-        looked_at: whether all are a GPU's plain tensors, which need no opening.
-        values: the inputs as they were given.
-        changed: whether opening replaced any tensor by another; once opened.
-        copied: the memory of inputs that were copied to be opened, by name; once opened.
+        rooms: the bytes from each address to the end of the tensor's memory, which may be too few;
+            None where opening checks them.
+        plain_on_gpu: whether all are plain tensors on one GPU, which need no opening.
+        values: the inputs as the caller passed them.
+        changed: whether :meth:`open` replaced any tensor by another.
+        copied: the original memory of inputs that :meth:`open` copied, by name.
     """
 
     __slots__ = (
@@ -68,9 +71,9 @@ class Arguments:
         "given",
         "key",
         "like",
-        "looked_at",
         "opened",
         "out",
+        "plain_on_gpu",
         "rooms",
         "values",
     )
@@ -95,17 +98,17 @@ class Arguments:
         framework = frameworks.BY_TYPE.get(type(self.like))
         if framework is not None:
             self.framework: Framework = framework
-            look = framework.look(values, given)
-            if look is not None:
-                self.key, self.addresses, self.rooms = look
-        self.looked_at = self.key is not None
+            signature = framework.look(values, given)
+            if signature is not None:
+                self.key, self.addresses, self.rooms = signature
+        self.plain_on_gpu = self.key is not None
         self.changed = False
 
     def open(self) -> None:
         """Check every tensor, and convert it to the form that the framework's methods take.
 
         Raises:
-            TypeError: something that is no tensor, or another framework's.
+            TypeError: something that is not a tensor, or a tensor of another framework.
             ValueError: a tensor on another device than the first, or on one that cannot be used.
         """
         values, given = self.values, self.given
@@ -145,8 +148,8 @@ class Arguments:
         as_they_are = zip((*values, *given), (*self.opened, *self.out), strict=True)
         self.changed = any(value is not opened for value, opened in as_they_are)
         if self.key is None or self.changed:
-            # The specs are the signature.
-            self.looked_at = False
+            # There is no signature in the framework's own terms, so the specs serve as one.
+            self.plain_on_gpu = False
             specs, out_specs = self.specs()
             self.key = (self.framework, self.device, *specs.values(), *out_specs.values())
 
@@ -169,7 +172,7 @@ class Arguments:
         return framework.opened(name, value, writing)
 
     def specs(self) -> tuple[dict[str, TensorSpec | None], dict[str, TensorSpec | None]]:
-        """The inputs' and outputs' specs, by name.
+        """The specs of the inputs and of the caller's outputs, by name.
 
         Raises:
             TypeError: a dtype that no operator takes.

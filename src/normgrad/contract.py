@@ -53,10 +53,11 @@ class Parameter:
 
     Attributes:
         name, kind, required: the name, the kind, and whether the tensor must be given.
-        role: the tensor's role in a backend's problem; or two roles, in training and in evaluation.
-            A tensor without a role (None) takes no part in the arithmetic.
+        role: the tensor's role in a backend's problem; or a pair of roles, the first in training
+            and the second in evaluation. A tensor whose role is None takes no part in the
+            arithmetic.
         is_variance: whether a backend makes 1/std of it.
-        may_be_empty: whether a tensor of length 0 counts as absent, where it has no role.
+        may_be_empty: whether a tensor of length 0 counts as absent if it has no role.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Parameter:
     may_be_empty: bool = False
 
     def role_in(self, options: Options) -> Role | None:
-        """Its role in a backend's problem, under these options."""
+        """The tensor's role in a backend's problem, under these options."""
         if isinstance(self.role, tuple):
             return self.role[0 if options.training else 1]
         return self.role
@@ -79,12 +80,12 @@ class Output(NamedTuple):
     Attributes:
         name, kind, role: the name, the kind, and the role in a backend's problem.
         dtype_from: the output takes the dtype of the first of these inputs that is present, and in
-            use under the options. If all are absent there is no such output.
+            use under the options. If all are absent, the output does not exist.
         mask: the index of the mask's entry that says whether the output is wanted.
         in_evaluation: whether the output exists in evaluation.
-        is_wide: whether its dtype is the one that the arithmetic is done in.
-        in_place: the inputs whose very memory it may be.
-        wanted: whether it is wanted, under options.
+        is_wide: whether its dtype is that of the arithmetic.
+        in_place: the inputs that the output may overwrite, by having exactly their memory.
+        wanted: whether the output is wanted; :meth:`Operator.outputs` sets it from the options.
     """
 
     name: str
@@ -98,13 +99,13 @@ class Output(NamedTuple):
     wanted: bool = True
 
 
-#: Every gradient's first tensors, and its first output.
+#: The first two inputs and the first output of every gradient.
 GRAD_OUT = Parameter("grad_out", Kind.DATA, Role.GRAD_OUT, required=True)
 INPUT = Parameter("input", Kind.DATA, Role.INPUT, required=True)
 GRAD_INPUT = Output("grad_input", Kind.DATA, Role.RESULT, mask=0, in_place=("grad_out", "input"))
-#: Every forward pass's first output.
+#: The first output of every forward pass.
 OUTPUT = Output("output", Kind.DATA, Role.RESULT, in_place=("input",))
-#: The updated running statistics: results for those that are given, in place if ``out`` says so.
+#: The updated running statistics: each exists if the old one is given, and may overwrite it.
 NEW_RUNNING = tuple(
     Output(f"new_{name}", Kind.CHANNEL, role, (name,), in_place=(name,))
     for name, role in (
@@ -126,14 +127,14 @@ class Operator:
     Attributes:
         name: as in the public API.
         parameters: the tensors, in the order of the function's arguments.
-        options: the other arguments, in the order of the function's; see ``OPTIONS``.
+        options: the names of the other arguments, in the order of the function's; see ``OPTIONS``.
         all_outputs: the results, in their order.
         result: the function that makes the caller's result from the outputs.
-        statistics: the kind of statistics group, with one mean and 1/std each: a channel, a group
-            of a sample's channels, or a row, whose positions have the parameters.
+        statistics: the kind of the groups that have one mean and 1/std each: a channel, a group of
+            a sample's channels, or a row (then each position in a row has its own parameters).
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
-        has_own_eps: whether eps may be None, for the machine epsilon of the input's dtype.
+        has_own_eps: whether eps may be None, which means the machine epsilon of the input's dtype.
     """
 
     name: str
@@ -162,7 +163,7 @@ class Operator:
         return tuple(parameter.name for parameter in self.parameters if parameter.is_variance)
 
     def of_variance(self, name: str) -> Operator:
-        """The same operator, with an input that holds variances rather than 1/std."""
+        """The same operator, except that the named input holds variances rather than 1/std."""
         parameters = tuple(
             replace(each, is_variance=True) if each.name == name else each
             for each in self.parameters
@@ -173,7 +174,7 @@ class Operator:
         """Check the arguments that are not tensors, given by position or by name.
 
         Raises:
-            TypeError, ValueError: what is wrong with one.
+            TypeError, ValueError: an argument is wrong.
         """
         found: dict[str, Any] = {}
         for name, value in {**dict(zip(self.options, values, strict=False)), **named}.items():
@@ -191,7 +192,7 @@ class Operator:
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
     def outputs(self, options: Options) -> tuple[Output, ...]:
-        """The outputs under these options, with whether each is wanted."""
+        """The outputs under these options; ``wanted`` of each is set."""
         idle = {
             parameter.name
             for parameter in self.parameters
@@ -281,7 +282,7 @@ def _ranks(operator: Operator, present: Specs) -> int:
 
 
 def counted(operator: Operator, options: Options, specs: Mapping[str, _T | None]) -> dict[str, _T]:
-    """The inputs that are present, by name; some empty ones are taken as absent."""
+    """The inputs that are present, by name; ``may_be_empty`` inputs of length 0 count as absent."""
     return {
         parameter.name: spec
         for parameter in operator.parameters
@@ -298,7 +299,7 @@ def check(
     specs: Mapping[str, TensorSpec | None],
     given: Mapping[str, TensorSpec | None],
 ) -> dict[str, TensorSpec]:
-    """Check all specs of a call; returns those of the wanted outputs.
+    """Check all specs of a call, and return the specs of the wanted outputs.
 
     Raises:
         TypeError, ValueError: as :func:`check_inputs` and :func:`check_outputs`.
@@ -309,7 +310,7 @@ def check(
 def check_inputs(
     operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
 ) -> dict[str, TensorSpec]:
-    """Check the inputs; returns those that are present.
+    """Check the inputs, and return those that are present.
 
     Raises:
         TypeError: a missing argument, or a dtype.
@@ -348,7 +349,9 @@ def check_inputs(
 def check_outputs(
     operator: Operator, options: Options, present: Specs, given: Mapping[str, TensorSpec | None]
 ) -> dict[str, TensorSpec]:
-    """Check the outputs; returns the wanted ones' specs: given ones, or new in the input's layout.
+    """Check the outputs that the caller provided, and return the specs of all wanted outputs.
+
+    A wanted output that the caller did not provide gets a dense spec in the input's layout.
 
     Raises:
         TypeError: a dtype.

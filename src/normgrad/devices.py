@@ -14,7 +14,7 @@ _ALL = "allowed: cpu, or cuda where Triton is installed"
 
 
 def is_cuda(device: str) -> bool:
-    """Whether a name is a GPU's, whose index :func:`index_of` gives."""
+    """Whether a device's name is that of a GPU."""
     return device.startswith(_CUDA)
 
 
@@ -28,7 +28,7 @@ _known: dict[int | None, str | None] = {}
 
 
 def unusable(index: int | None = None) -> str | None:
-    """Why tensors on GPUs, or on one of them, cannot be computed with; None if they can."""
+    """The reason why tensors on GPUs, or on one of them, are not supported; None if they are."""
     if index in _known:
         return _known[index]
     with loading():
@@ -66,16 +66,16 @@ def _check_cuda(name: str, what: str, index: int | None) -> None:
 
 
 def check_same(name: str, device: str, expected: str, first: str) -> None:
-    """Raise a ValueError for a tensor that is not on the device of the call's ``first`` one."""
+    """Raise a ValueError for a tensor that is not on the device of the call's ``first`` tensor."""
     if device != expected:
         raise ValueError(f"{name}: on device {device}; allowed: {expected}, where {first} is")
 
 
 def named(device: Any) -> str:
-    """The full name of the device that a caller names, with its index.
+    """The full name, with an index, of a device that a caller names in any form.
 
     Raises:
-        TypeError: an object that names no device.
+        TypeError: an object that does not name a device.
         ValueError: a device that does not exist, or that no backend computes on.
     """
     torch = sys.modules.get("torch")

@@ -21,12 +21,13 @@ _DEVICES = {
     13: "cuda_managed",
 }
 
-#: The protocol's codes for CUDA's default stream, and for a reader that does not read the data.
+#: The protocol's codes of streams: CUDA's default stream, and none, for a consumer that does not
+#: read the data.
 DEFAULT_STREAM, NO_STREAM = 1, -1
 
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
-#: (type code, bits) → dtype.
+#: The dtypes by (type code, bits).
 _DTYPES = {
     (2, 16): dtypes.float16,
     (2, 32): dtypes.float32,
@@ -35,7 +36,7 @@ _DTYPES = {
     (0, 32): dtypes.int32,
     (0, 64): dtypes.int64,
 }
-#: More axes than any framework's tensors have.
+#: The maximum number of axes, which is more than any framework supports.
 _MAX_RANK = 64
 _KINDS = {0: "int", 1: "uint", 2: "float", 3: "handle", _BFLOAT: "bfloat", 5: "complex", 6: "bool"}
 
@@ -75,7 +76,7 @@ _Capsule = type(np.zeros(1).__dlpack__())
 
 @dataclass(frozen=True)
 class View:
-    """The address and spec of a producer's tensor. ``capsule`` keeps it alive."""
+    """The address and description of a producer's tensor, which ``capsule`` keeps alive."""
 
     producer: Any
     capsule: Any
@@ -92,7 +93,7 @@ class View:
 
 @dataclass(frozen=True)
 class New:
-    """A new PyTorch tensor on a GPU, over memory of the producer's framework if it gives some."""
+    """A new PyTorch tensor on a GPU, in memory of the producer's framework if that allocates it."""
 
     tensor: Any
     address: int
@@ -148,17 +149,18 @@ def open_view(name: str, producer: Any, device: str, stream: int | None = None) 
     Args:
         name: the tensor's name in messages.
         producer: the object that has ``__dlpack__``.
-        device: the device by :func:`device_of`.
-        stream: on a GPU, the stream that reads the data: the producer makes it wait for them.
+        device: the device that :func:`device_of` returned.
+        stream: on a GPU, the stream that reads the data, which the producer makes wait for the
+            data.
 
     Raises:
-        TypeError: the object does not speak DLPack after all, or its description is impossible.
+        TypeError: the object does not implement DLPack properly, or its description is invalid.
     """
     reader = {} if stream is None else {"stream": stream}
     try:
         try:
             capsule = producer.__dlpack__(**reader, max_version=(1, 0))
-        except TypeError:  # a producer of a version before 1.0
+        except TypeError:  # the producer implements a version before 1.0
             capsule = producer.__dlpack__(**reader)
         if type(capsule) is not _Capsule:
             raise TypeError(f"__dlpack__() returned a {type(capsule).__name__}, not a capsule")
@@ -193,7 +195,7 @@ def open_view(name: str, producer: Any, device: str, stream: int | None = None) 
 
 
 class _BFloat16:
-    """A NumPy bfloat16 array that speaks DLPack: the capsule is uint16's, with another label."""
+    """A NumPy bfloat16 array as a DLPack producer: the capsule is uint16's with another dtype."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._bits = array.view(np.uint16)
@@ -218,7 +220,7 @@ def bytes_like(producer: Any, size: int) -> Any:
 
 
 def give_back(array: Any, producer: Any) -> Any:
-    """Convert a new array to the producer's kind, through its array namespace, if it has one."""
+    """Convert a new array to the producer's type with its array namespace, if it has one."""
     speaker = array
     if isinstance(array, np.ndarray) and dtypes.from_numpy(array.dtype) is dtypes.bfloat16:
         speaker = _BFloat16(array)

@@ -14,10 +14,10 @@ from .unusable import shown
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """An element type; there is one object of each.
+    """An element type; there is only one object for each.
 
-    ``code`` numbers it for the kernels, ``unit_roundoff`` is the relative error of rounding to
-    nearest and ``smallest_subnormal`` the least positive value (both 0 for integers).
+    ``code`` is its number in kernels, ``unit_roundoff`` is the relative error of rounding to
+    nearest, and ``smallest_subnormal`` is the least positive value (both 0 for integers).
     """
 
     name: str
@@ -59,16 +59,16 @@ def parse(dtype: Any) -> DType:
     """Parse any spelling of a dtype: a name, a NumPy dtype or scalar type, or a torch dtype.
 
     Raises:
-        TypeError: not one of the types above.
+        TypeError: the dtype is none of this module's.
     """
     if isinstance(dtype, DType):
         return dtype
     name = dtype if isinstance(dtype, str) else shown(dtype).removeprefix("torch.")
     found = BY_NAME.get(name)
-    if found is None and dtype is not None:  # NumPy takes None for float64
+    if found is None and dtype is not None:  # NumPy would interpret None as float64
         try:
             found = from_numpy(np.dtype(dtype))
-        except Exception:  # an object that is no dtype may raise any type of exception
+        except Exception:  # an object that is not a dtype may raise any type of exception
             found = None
     if found is None:
         raise TypeError(f"dtype: {shown(dtype)} is not supported; allowed: {', '.join(BY_NAME)}")
@@ -76,10 +76,10 @@ def parse(dtype: Any) -> DType:
 
 
 def unsupported(name: str, dtype: object, allowed: Sequence[DType]) -> TypeError:
-    """The error for an argument's dtype."""
+    """The error for an argument whose dtype is not allowed."""
     return TypeError(f"{name}: dtype {dtype}; allowed: {', '.join(map(str, allowed))}")
 
 
 def arithmetic(*dtypes: DType) -> DType:
-    """The dtype of the arithmetic: float64 as soon as one data tensor has it, else float32."""
+    """The dtype of the arithmetic: float64 if one of the data tensors has it, otherwise float32."""
     return float64 if float64 in dtypes else float32

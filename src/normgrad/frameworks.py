@@ -1,7 +1,7 @@
 """A common interface to NumPy arrays, PyTorch tensors and DLPack producers.
 
-Each framework has a class, which does not import the framework: PyTorch is looked up among the
-loaded modules, since a caller that holds a tensor has loaded it.
+Each framework has a class. None of them imports PyTorch: it is looked up among the loaded modules,
+since a caller that has a tensor has loaded it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .tensor import TensorSpec
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
-class Look(NamedTuple):
-    """The signature and addresses of tensors, which are read in one pass.
+class Signature(NamedTuple):
+    """The signature and addresses of a call's tensors, which are read in one pass.
 
     Attributes:
         key: the GPU's number, then shapes, strides and dtypes in the framework's own terms.
         addresses: the address of each tensor's first element; 0 for None.
-        rooms: the bytes of memory from each address on.
+        rooms: the bytes from each address to the end of the tensor's memory; 0 for None.
     """
 
     key: Hashable
@@ -46,19 +46,19 @@ class Framework(ABC):
 
         Raises:
             TypeError: a tensor of a sort that no operator takes.
-            ValueError: one that cannot be written as it is.
+            ValueError: a tensor that can only be read as a copy, but is to be written.
         """
 
     def copied(self, value: Any, opened: Any) -> layout.Region | None:
-        """The original memory of a tensor that was copied to be opened; None if it was not."""
+        """The original memory of a tensor that :meth:`opened` copied; None if it did not."""
         return None
 
     @abstractmethod
     def device(self, name: str, value: Any) -> str:
-        """The device of the tensor: "cpu", "cuda:0"."""
+        """The device of the tensor, such as "cpu" or "cuda:0"."""
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        """The signature and addresses of inputs and outputs together.
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Signature | None:
+        """Read the signature and addresses of all inputs and outputs.
 
         They are read in one pass, since this is most of the cost of a small call. The result is
         None unless all values are plain tensors of this framework on one GPU.
@@ -74,7 +74,7 @@ class Framework(ABC):
         """
 
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        """The spec of a tensor on any device, whose data are not read.
+        """The spec of a tensor on any device, without access to its data.
 
         Raises:
             TypeError: a dtype, or a sort of tensor, that no operator takes.
@@ -86,7 +86,7 @@ class Framework(ABC):
         """The address of the first element.
 
         Raises:
-            TypeError: a tensor without memory of its own (a fake or a batched one).
+            TypeError: a tensor without memory of its own (a fake or a batched tensor).
         """
 
     @abstractmethod
@@ -95,10 +95,13 @@ class Framework(ABC):
 
     @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        """Why writing to the tensor would fail or be lost; None if it would not."""
+        """The reason why writing to the tensor would fail or have no effect; None if it works."""
 
     def unreadable(self, value: Any, first: int, end: int) -> str | None:
-        """Why reading the tensor would fail, if its producer may be wrong about it; or None."""
+        """The reason why reading the tensor would fail; None if it works.
+
+        Only frameworks whose tensors may describe memory wrongly check it.
+        """
         return None
 
     @abstractmethod
@@ -106,7 +109,10 @@ class Framework(ABC):
         """A new tensor on the CPU, opened."""
 
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
-        """The function that makes new tensors on the CPU; its argument is one of the caller's."""
+        """A function that makes new tensors with this spec on the CPU, from one of the caller's.
+
+        ``alike`` says whether that tensor has the same spec.
+        """
         return lambda like: self.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
@@ -115,14 +121,14 @@ class Framework(ABC):
 
     @abstractmethod
     def result(self, value: Any, like: Any) -> Any:
-        """An opened tensor in the form that the caller gets; ``like`` is one of the caller's."""
+        """Convert an opened result to what the caller gets; ``like`` is one of the caller's."""
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
-        """Note that these tensors of the caller's were written to."""
+        """Tell the framework that these tensors of the caller were written to."""
 
 
 def _whole_strides(array: Any) -> bool:
-    """Whether all strides in use are whole items, which those of a record's field may not be."""
+    """Whether all strides are multiples of the item size; a record's field may have others."""
     return all(
         step % array.itemsize == 0
         for step, size in zip(array.strides, array.shape, strict=True)
@@ -131,13 +137,12 @@ def _whole_strides(array: Any) -> bool:
 
 
 class NumPy(Framework):
-    """numpy.ndarray. An input whose strides are no whole items is copied."""
+    """numpy.ndarray. An input whose strides are not multiples of the item size is copied."""
 
     name = "NumPy array"
 
     def opened(self, name: str, value: Any, writing: bool) -> Any:
-        # Looked up among loaded modules, since numpy.ma would import it; only with it are there
-        # masked arrays.
+        # The attribute np.ma would import the module. If it is not loaded, the array is not masked.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
         # A plain array, without the overrides of a subclass.
@@ -153,7 +158,7 @@ class NumPy(Framework):
         array = np.asarray(value)
         if array.ctypes.data == opened.ctypes.data:
             return None
-        # The strides are no whole items, so the region is described byte by byte.
+        # The strides are not multiples of the item size, so the region is described in bytes.
         by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
         return layout.Region(array.ctypes.data, *by_bytes, 1)
 
@@ -203,10 +208,10 @@ class NumPy(Framework):
 
 
 class Torch(Framework):
-    """torch.Tensor. Autograd is not touched: data are read and written through their address.
+    """torch.Tensor. Data are read and written through their address, so autograd records nothing.
 
-    A view that negates (the imaginary part of a conjugate) is copied to be read. A storage may have
-    been resized under a tensor, which PyTorch notices only when it next uses it.
+    An input that is a negated view (the imaginary part of a conjugate) is copied. A storage may
+    have been resized to fewer bytes than its tensor needs, so its size is checked.
     """
 
     name = "PyTorch tensor"
@@ -242,14 +247,14 @@ class Torch(Framework):
         return value
 
     def _bare(self, value: Any) -> Any:
-        """The tensor without its subclass, whose data_ptr() may return anything."""
+        """The same tensor as a torch.Tensor, since a subclass may redefine data_ptr()."""
         if type(value) in self._plain:
             return value
         with self._torch._C.DisableTorchFunctionSubclass():
             return self._torch.Tensor.as_subclass(value, self._torch.Tensor)
 
     def lacking(self, value: Any) -> str | None:
-        """Why a tensor's storage does not hold all of its elements; None if it does."""
+        """The message on a storage too small for the tensor's elements; None if it is not."""
         if 0 in value.shape:
             return None
         _, last = layout.extent(value.shape, value.stride())
@@ -257,7 +262,7 @@ class Torch(Framework):
         return None if room >= needed else memory.lacking(room, needed)
 
     def _room(self, value: Any) -> int:
-        """The bytes of a tensor's storage from its first element on."""
+        """The bytes from a tensor's first element to the end of its storage."""
         size: int = value.untyped_storage().nbytes()
         return size - value.storage_offset() * value.itemsize  # type: ignore[no-any-return]
 
@@ -284,7 +289,7 @@ class Torch(Framework):
         with self._torch._C.DisableTorchFunctionSubclass():
             return devices.CPU if value.is_cpu else str(value.device)
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Signature | None:
         plain = self._plain
         gpu = -1
         key: list[Any] = [gpu]
@@ -305,7 +310,7 @@ class Torch(Framework):
                 rooms.append(self._room(value))
             else:
                 return None
-        return Look(tuple(key), addresses, rooms)
+        return Signature(tuple(key), addresses, rooms)
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
@@ -326,7 +331,7 @@ class Torch(Framework):
         return int(value.nbytes) if value.is_contiguous() else None
 
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        # Memory on a GPU is PyTorch's own, and has no pages that could be probed.
+        # PyTorch allocates a GPU's memory itself, and the system cannot probe its pages.
         return pages.unwritable(first, end) if value.is_cpu else None
 
     def empty(self, spec: TensorSpec) -> Any:
@@ -356,7 +361,7 @@ class Torch(Framework):
         return self._plainly(self._torch.empty(size, dtype=self._torch.uint8, device=device))
 
     def over(self, flat: Any, spec: TensorSpec) -> Any:
-        """A tensor over another framework's memory, by DLPack."""
+        """A tensor with this spec over a DLPack producer's memory of bytes."""
         flat = self._plainly(self._torch.from_dlpack(flat))
         return flat.view(self._to_torch[spec.dtype]).as_strided(spec.shape, spec.strides)
 
@@ -372,7 +377,7 @@ class Torch(Framework):
         return value
 
     def wrote(self, values: Sequence[Any]) -> None:
-        # Autograd notices by the version that a tensor it has saved was overwritten.
+        # Autograd compares version numbers to find out that a tensor it saved was overwritten.
         increment = self._torch.autograd.graph.increment_version
         try:
             increment(values)
@@ -381,7 +386,7 @@ class Torch(Framework):
 
 
 class DLPack(Framework):
-    """Anything with ``__dlpack__``; results go back through the producer's array namespace."""
+    """Any object with ``__dlpack__``; its array namespace converts results to its own type."""
 
     name = "DLPack producer"
 
@@ -440,8 +445,8 @@ class DLPack(Framework):
         _, size = spec.reach
         flat = dlpack.bytes_like(like, size) if size else None
         if flat is not None:
-            # PyTorch makes its stream wait for the producer's stream here, and the producer's for
-            # its own when the result is given back.
+            # Here PyTorch makes its stream wait for the producer's stream. When the result is
+            # converted back, the producer's stream waits for PyTorch's.
             with suppress(Exception):
                 tensor = torch.over(flat, spec)
                 return dlpack.New(tensor, tensor.data_ptr())
@@ -454,7 +459,7 @@ class DLPack(Framework):
         return dlpack.give_back(value, like) if isinstance(value, np.ndarray) else value.producer
 
 
-#: The frameworks of plain tensors, by their exact type.
+#: The framework of each type of plain tensors; subclasses are not in it.
 BY_TYPE: dict[type, Framework] = {}
 
 _numpy = NumPy()
@@ -480,7 +485,7 @@ def of(name: str, value: Any) -> Framework:
 
 
 def of_torch() -> Torch:
-    """The interface to PyTorch, for callers that need it or have found it loaded."""
+    """The interface to PyTorch, which is imported unless it is loaded already."""
     global _torch
     if _torch is None:
         import torch
@@ -490,7 +495,7 @@ def of_torch() -> Torch:
 
 
 def written(values: Sequence[Any]) -> None:
-    """Tell the framework of these values, if they are tensors, that they were written to."""
+    """Tell the framework of these values, if they are plain tensors, that they were written to."""
     framework = BY_TYPE.get(type(values[0])) if values else None
     if framework is not None:
         framework.wrote(values)

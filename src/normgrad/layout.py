@@ -1,6 +1,6 @@
 """Dense layouts, exact overlap tests and merging of axes, from shapes and strides.
 
-Strides are in elements everywhere but where a name says bytes.
+Strides are in elements, unless a name says bytes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
 def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """The strides of a new dense tensor with the same order of axes in memory.
 
-    A tensor that is dense already keeps its strides. Otherwise gaps close, and negative strides
-    turn positive. An axis whose stride does not tell its place (size 1, or expanded with stride 0)
-    goes just outside its right-hand neighbour. Without elements the strides stay as they are.
+    A tensor that is dense already keeps its strides. Otherwise gaps are removed, and negative
+    strides become positive. An axis whose stride does not determine its place (size 1, or expanded
+    with stride 0) is placed just outside the next axis. Without elements the strides do not change.
     """
     if 0 in shape:
         return tuple(strides)
@@ -72,8 +72,8 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     return low, high
 
 
-#: The limit of NumPy's work on an exact overlap test; views that need more count as overlapping.
-#: Sliced, transposed and interleaved views need a few steps; only adversarial strides come near.
+#: The limit on NumPy's work in an exact overlap test; views that need more count as overlapping.
+#: Sliced, transposed and interleaved views need a few steps; only adversarial strides come near it.
 _OVERLAP_WORK = 1_000_000
 
 
@@ -94,7 +94,7 @@ class Region:
         return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
 
     def _array(self, base: int) -> np.ndarray[tuple[int, ...], np.dtype[np.void]]:
-        # Nobody reads this array; only its addresses are compared.
+        # The array's contents are never read; only its addresses are compared.
         interface = {
             "version": 3,
             "typestr": f"|V{self.itemsize}",
@@ -123,7 +123,7 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
     if 0 in shape:
         return False
     axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
-    # The usual case: each stride steps over everything that the smaller ones reach.
+    # In the usual case each stride exceeds the range of all smaller ones.
     reach = 0
     for step, size in axes:
         if step <= reach:
@@ -131,7 +131,8 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
         reach += step * (size - 1)
     else:
         return False
-    # Two indices that agree on the axes before this one, which is 0 in one and more in the other.
+    # Test pairs of indices that agree on the axes before this one. On this axis the first index is
+    # 0, and the second is positive.
     for first, (step, size) in enumerate(axes):
         rest = axes[first + 1 :]
         sizes = tuple(size for _, size in rest)
@@ -147,7 +148,7 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
 def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """The strides of a view under another shape with the same elements in row-major order.
 
-    None where no strides describe it.
+    The result is None if no strides describe such a view.
     """
     if 0 in shape:
         return contiguous_strides(new)
@@ -155,7 +156,7 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     result = [1] * len(new)
     old_at = new_at = 0
     while old_at < len(axes):
-        # The fewest next axes of both shapes that have the same number of elements.
+        # Find the fewest next axes of both shapes that have the same number of elements.
         old_end, new_end = old_at + 1, new_at + 1
         old_count, new_count = axes[old_at][0], new[new_at]
         while old_count != new_count:
@@ -186,9 +187,9 @@ class Axis(NamedTuple):
 def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     """Merge axes, and order them by memory, over the same elements of every tensor.
 
-    Axes of size 1 are dropped, axes that continue each other in every tensor become one, and the
-    innermost axis is the one with the smallest strides. The order of the elements may change: use
-    it only where they are summed, or treated one by one.
+    Axes of size 1 are removed, neighbouring axes that are contiguous in every tensor are merged,
+    and the innermost axis is the one with the smallest strides. The order of the elements may
+    change, so this is correct only if they are summed or processed independently.
     """
     kept = [axis for axis in axes if axis.size != 1]
     if len(kept) < 2:
@@ -217,5 +218,5 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def rounded_up(number: int, unit: int) -> int:
-    """The least multiple of a unit that is not smaller."""
+    """The least multiple of a unit that is not less than a number."""
     return -(-number // unit) * unit

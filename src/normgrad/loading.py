@@ -1,4 +1,4 @@
-"""The lock on imports and compilations, which no fork or interrupt may split."""
+"""The lock on imports and compilations, which forks and interrupts must not cut short."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from . import memory
 
-#: Held while modules are imported and kernels compiled. In a child that is forked meanwhile, the
-#: locks of the import system and of Numba would be held for ever, by a thread that does not exist
-#: there. A fork in the C libraries waits for this lock before anything else.
+#: The lock is held while modules are imported and kernels compiled. In a child that is forked in
+#: the meantime, the locks of the import system and of Numba would stay locked for ever, by a thread
+#: that does not exist there. A fork in the C libraries waits for this lock first.
 LOADING = threading.RLock()
 
-#: How many seconds a fork in Python waits for the lock. The hooks of other modules may hold locks
-#: that an import wants, so the wait cannot be endless. Compiling all that one call needs takes some
-#: ten seconds.
+#: The number of seconds that a fork in Python waits for the lock. The wait must end, since the fork
+#: hooks of other modules may hold locks that an import needs. Compiling the kernels of one call
+#: takes about ten seconds.
 PATIENCE = 60.0
 
 
@@ -34,7 +34,7 @@ class _Forks:
 
     Attributes:
         waited: whether the last fork got the lock.
-        lost: whether this process was forked while another thread held it.
+        lost: whether this process was forked while another thread held the lock.
     """
 
     waited = False
@@ -56,8 +56,9 @@ class _Forks:
 
 
 _forks = _Forks()
-# Hooks run in the reverse order of registration. Logging's hook takes a lock that Numba wants while
-# it compiles; it is registered first (by the import), so that lock is free while a fork waits here.
+# Hooks run in the reverse order of registration. The hook of logging takes a lock that Numba needs
+# while it compiles. That hook is registered before this one (by the import), so it runs later, and
+# its lock is free while a fork waits here.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_forks.before, after_in_parent=_forks.in_parent, after_in_child=_forks.in_child
@@ -79,7 +80,7 @@ def loading() -> Iterator[None]:
 
     Raises:
         RuntimeError: this process was forked while another thread was in such a context.
-        KeyboardInterrupt: at the end, if the interrupt came meanwhile.
+        KeyboardInterrupt: at the end, if an interrupt came in the context.
     """
     if _forks.lost:
         raise RuntimeError(
@@ -120,8 +121,8 @@ def _garbage_kept() -> Iterator[None]:
 def _interrupts_held() -> Iterator[None]:
     """A context that delays an interrupt until its end.
 
-    An interrupt in the middle would leave a module or the compiler incomplete; where LLVM calls
-    back into Python it would be lost, with a complaint.
+    An interrupt in the middle would leave a module or the compiler incomplete. In a callback from
+    LLVM to Python the interrupt would be lost, with a message.
     """
     before = signal.getsignal(signal.SIGINT)
     # Only the main thread can set handlers, and they run in it.
@@ -142,7 +143,7 @@ def _interrupts_held() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is hold:  # unless another was set meanwhile
+        if signal.getsignal(signal.SIGINT) is hold:  # unless another handler was set in the context
             signal.signal(signal.SIGINT, before)
         if came:
             before(*came[0])

@@ -21,7 +21,7 @@ class Machine:
     def cache(self) -> int:
         """The bytes that are expected to stay in cache from one pass to the next.
 
-        A virtual machine of few cores sees the whole L3 of a server, which other machines use too.
+        A virtual machine with few cores reports the L3 of a whole server, which others share.
         """
         return min(self.l3, self.cores * CACHE_OF_A_CORE)
 
@@ -31,7 +31,7 @@ class Machine:
         return self.l3 > 4 * self.cores * CACHE_OF_A_CORE
 
 
-#: The share of a server's L3 that is expected to be left for each core.
+#: The bytes of a server's L3 that are expected to be available to each core.
 CACHE_OF_A_CORE = 8 << 20
 
 

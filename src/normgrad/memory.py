@@ -13,13 +13,14 @@ import numpy.typing as npt
 #: The bytes of a cache line, and of the widest vector.
 LINE = 64
 
-#: NumPy results from this size on start at a cache line, as all of PyTorch's do. NumPy's own memory
-#: starts 16 bytes after one, where batch norm's gradients took 1.05 to 1.11 times as long.
+#: NumPy results of at least this size start at a cache line, as all of PyTorch's do. NumPy itself
+#: would start them 16 bytes after one, with which batch norm's gradients took 1.05 to 1.11 times as
+#: long.
 ALIGNED = 256 << 10
 
 
 def missing(what: str, size: int) -> MemoryError:
-    """The error for memory that the system does not have."""
+    """The error for an allocation that the system cannot satisfy."""
     return MemoryError(f"{what}: no memory for {size} bytes; allowed: what the system has left")
 
 
@@ -35,7 +36,7 @@ def allocating(what: str, size: int) -> Iterator[None]:
 
 
 def lacking(room: int, needed: int) -> str:
-    """The message on memory that is smaller than a tensor needs."""
+    """The message on a tensor whose memory is too small."""
     return (
         f"a storage of {max(room, 0)} bytes from the first element on; allowed: at least {needed}, "
         "for its shape and strides"
@@ -43,13 +44,13 @@ def lacking(room: int, needed: int) -> str:
 
 
 def need(what: str, size: int) -> None:
-    """Check that there is memory for work that would end the process without it.
+    """Check that there is enough memory for work that would end the process without it.
 
     Raises:
-        MemoryError: there is too little.
+        MemoryError: there is too little memory.
     """
     try:
-        # A new mapping: an array may reuse memory that the process has freed.
+        # The test is a new mapping, since an array might reuse memory that the process has freed.
         mmap.mmap(-1, max(size, 1)).close()
     except (OSError, OverflowError):
         raise missing(what, size) from None
@@ -81,7 +82,7 @@ def array_at(
     writeable: bool = True,
 ) -> npt.NDArray[Any]:
     """An array over memory that ``owner`` keeps alive; strides are in elements."""
-    # The interface has integers of the same size, since bfloat16 has no type string.
+    # The array interface describes integers of the same size, since bfloat16 has no type string.
     plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
     interface = {
         "version": 3,

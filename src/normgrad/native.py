@@ -1,8 +1,8 @@
-"""The table of addresses and offsets by which compiled code reads tensors' Python objects.
+"""The table of addresses and offsets with which compiled code reads tensors' Python objects.
 
-The addresses are those of this process. A field is 0, which is no object's type, where something
-is missing: PyTorch's DLPack C exchange API, or Python's usual object layout. Python then reads the
-tensors, as it does all tensors of types that compiled code does not know.
+The addresses are valid in this process only. A field is 0, which is not an address, if PyTorch
+lacks the DLPack C exchange API, or if Python's objects do not have the usual layout. Python code
+then reads the tensors, as it reads all tensors of types that compiled code does not know.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: The most axes of a tensor that compiled code reads; operators take no more.
+#: The largest number of axes of a tensor that compiled code reads; operators take no more.
 MAX_RANK = 8
 
 # The fields of the table, int64 each.
@@ -27,8 +27,8 @@ MAX_RANK = 8
     FIELDS,
 ) = range(17)  # fmt: skip
 
-# Offsets in NumPy's PyArrayObject, whose fields are public in C, in words of 8 bytes or in half
-# words. The type is the second word of every object.
+# Offsets in NumPy's PyArrayObject, whose fields are public in C, in words of 8 bytes or, where
+# marked, in half words. The second word of every object is its type.
 ARRAY_DATA, ARRAY_SIZES, ARRAY_STRIDES, ARRAY_DTYPE = 2, 4, 5, 7
 ARRAY_RANK, ARRAY_FLAGS = 6, 16  # half words
 ARRAY_FLAT, ARRAY_WRITEABLE = 0x1, 0x400
@@ -39,10 +39,10 @@ DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6
 #: The bytes of an object's reference count and type, in Python's usual build.
 _HEADER = 16
 
-#: The words of a tensor's implementation that are searched; PyTorch's has 24.
+#: How many words of a TensorImpl are searched; PyTorch's has 24.
 _IMPLEMENTATION_WORDS = 24
 
-#: PyTorch's functions for compiled models; they take the address of a tensor's handle.
+#: PyTorch's C functions for compiled models; they take the address of a tensor's handle.
 _STORAGE = {
     STORAGE_SIZE: "aoti_torch_get_storage_size",
     STORAGE_OFFSET: "aoti_torch_get_storage_offset",
@@ -68,7 +68,7 @@ class _Exchange(ctypes.Structure):
 #: references to the outputs and workspace of the last call, and objects to keep alive.
 Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], list[Any], Any]
 
-#: The table; and the objects that must live as long as it.
+#: The table, and the objects that must live as long as the table.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)
 _kept: list[Any] = []
 
@@ -115,10 +115,14 @@ def find_torch(torch: Any) -> None:
 
 
 def _layout(torch: Any) -> tuple[int, int, int]:
-    """Find the offsets of a tensor's implementation and dispatch keys, and the keys' negative bit.
+    """Find the words at which PyTorch keeps what compiled code needs, by reading trial tensors.
+
+    Returns:
+        The word of the TensorImpl's address in a tensor's object, the word of the dispatch keys in
+        the TensorImpl, and the mask of the keys' bit that marks a negated view.
 
     Raises:
-        ValueError: some trial tensors do not show where they are.
+        ValueError: the trial tensors do not determine them.
     """
     plain = torch.zeros(2, 3)
     tensors = plain, torch._neg_view(plain), torch.nn.Parameter(plain), torch.zeros(4).double()
@@ -151,9 +155,9 @@ def _nothing_known(plans: Any, tensors: Any, out: Any, choices: Any) -> Any:
     return None
 
 
-#: The compiled function that takes a call. It returns the results if one of the given plans is
-#: ready for the call, else the call's key as bytes, or None if it cannot read some argument. The
-#: CPU backend sets it.
+#: The compiled function that computes a call from plans by key, the tensors, ``out`` and the other
+#: arguments. It returns the results if one of the plans matches the call; otherwise the call's key
+#: as bytes, or None if it cannot read some argument. The CPU backend sets it.
 answer: Callable[[Mapping[bytes, Ready] | None, Any, Any, Any], Any] = _nothing_known
 
 _find_python()

@@ -1,6 +1,6 @@
 """The arguments of operators that are not tensors: their sorts, and the checks of their values.
 
-Each check names the argument, what it was and what is allowed.
+The error of each check names the argument, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
             raise TypeError(f"{name}: {shown(value)}; {allowed}")
         try:
             value = tuple(value)
-        except Exception:  # a scalar, or an array without axes: any type of exception
+        except Exception:  # a scalar, or an array without axes, may raise any type of exception
             raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
         if len(value) != len(outputs):
             raise ValueError(
@@ -81,7 +81,7 @@ def real(name: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         raise ValueError(f"{name}: too large; allowed: a number that float64 can hold") from None
-    # One NaN object for all: the cache of options would not find a NaN of its own for each call.
+    # All NaNs become the same object, since the cache of options compares NaNs by identity.
     return number if number == number else math.nan
 
 
@@ -95,7 +95,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 
 class Sort(Enum):
-    """The sort of an argument that is not a tensor: how its value is read."""
+    """The sort of an argument that is not a tensor, which decides how its value is checked."""
 
     FLAG = "true or false"
     REAL = "a number"
@@ -118,7 +118,7 @@ OPTIONS = {
     "weight_g": Sort.FLAG,
     "bias_g": Sort.FLAG,
 }
-#: What reads and checks a value of each sort; masks are checked against the outputs.
+#: The function that checks and converts values of each sort; masks are checked with the outputs.
 READERS: dict[Sort, Callable[[str, Any], Any]] = {
     Sort.FLAG: flag,
     Sort.REAL: real,

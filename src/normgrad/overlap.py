@@ -1,8 +1,8 @@
 """The exact alias check of a call's memory, before anything is written, with its error messages.
 
-Every tensor must have memory. The caller's outputs must be writable, and share no byte with another
-argument, except that some may be the very memory of an input. The CPU backend's compiled check
-(alias_check.py) passes the simple cases; a call that fails there is checked here.
+Every tensor must have memory. The caller's outputs must be writable, and must not share a byte with
+another argument, except that some may have exactly the memory of an input. The CPU backend's
+compiled check (alias_check.py) passes the simple cases; a call that fails there is checked here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from .tensor import TensorSpec
 
 
 def used(workspace_size: int, alignment: int) -> int:
-    """The number of a workspace's bytes that are used, from the first aligned one on."""
+    """The number of bytes of a workspace that are used, from the first aligned byte on."""
     return max(0, workspace_size - alignment + 1)
 
 
 class Place:
-    """The memory that a tensor of known spec needs, and may share.
+    """The memory that a tensor with a known spec needs, and that it may share.
 
     Attributes:
         slot: the tensor's index among a call's addresses.
         name, spec: the tensor's name and spec.
         shown: its name in messages.
-        low, high: the offsets of its first byte and of one past its last from its address.
-        in_place, in_place_shown: the inputs whose very memory this output may be; and their names
-            in messages.
+        low, high: the offsets of the first byte and of one past the last byte from the address.
+        in_place, in_place_shown: the inputs that this output may overwrite, by having exactly their
+            memory; and their names in messages.
     """
 
     __slots__ = ("high", "in_place", "in_place_shown", "low", "name", "shown", "slot", "spec")
@@ -52,7 +52,7 @@ class Place:
         self.in_place_shown = in_place_shown
 
     def may_be(self, other: Place) -> bool:
-        """Whether this output may be the very memory of an input."""
+        """Whether this output may have exactly the memory of an input."""
         return other.name in self.in_place and other.spec == self.spec
 
     def check_memory(self, value: Any) -> None:
@@ -64,7 +64,7 @@ class Place:
             )
 
     def check_aligned(self, address: int) -> None:
-        """Raise a ValueError for a misaligned tensor: its fault would end all work on the GPU."""
+        """Raise a ValueError for a misaligned tensor, whose fault would end all work on the GPU."""
         size = self.spec.dtype.itemsize
         if self.spec.elements and address % size:
             raise ValueError(
@@ -85,7 +85,7 @@ class Place:
             raise ValueError(f"{self.shown}: {reason}")
 
     def check_room(self, room: int) -> None:
-        """Raise a ValueError if a tensor reaches beyond its memory."""
+        """Raise a ValueError if a tensor needs more than the ``room`` bytes of its memory."""
         if room < self.high:
             raise ValueError(f"{self.shown}: {memory.lacking(room, self.high)}")
 
@@ -103,7 +103,7 @@ class Taken:
     """The memory that a call's arguments occupy, as they are added one by one.
 
     ``copied`` is the original memory of inputs that were copied to be read, by their names in
-    messages: to write there would change the inputs.
+    messages. Outputs must not share it either, since writing to them would change the inputs.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Taken:
         self._places.append((place, address))
 
     def write(self, place: Place, value: Any, opened: Any, address: int) -> None:
-        """Add the memory of an output that the caller brought.
+        """Add the memory of an output that the caller provided.
 
         Raises:
             TypeError: a tensor without memory.
-            ValueError: one that cannot be written, or shares its memory.
+            ValueError: a tensor that cannot be written, or that shares memory it must not share.
         """
         self._check_address(place, value, address)
         place.check_writable(self._framework, opened, address)
@@ -143,10 +143,10 @@ class Taken:
         self._places.append((place, address))
 
     def work_in(self, start: int, size: int) -> None:
-        """Add the bytes of a workspace that the caller brought.
+        """Add the bytes of a workspace that the caller provided.
 
         Raises:
-            ValueError: they cannot be written, or are shared.
+            ValueError: the bytes cannot be written, or are shared.
         """
         reason = None if self._on_gpu else pages.unwritable(start, start + size)
         if reason is not None:

@@ -1,7 +1,7 @@
-"""Asking the system whether memory can be read or written, since a fault would end the process.
+"""Checks whether memory can be read or written, since a fault would end the process.
 
-A page that another thread unmaps or protects after the question is not noticed. On other systems
-than Linux nothing is asked.
+The checks ask the operating system, and pass everything on systems other than Linux. They do not
+notice a page that another thread unmaps or protects afterwards.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-#: madvise(2), Linux 5.14: make pages present, as reading or writing them would, and keep their
-#: content. The call fails where the access would.
+#: Advice to madvise(2), since Linux 5.14: make pages present, as reading or writing them would, and
+#: keep their contents. The call fails if the access would.
 POPULATE_READ, POPULATE_WRITE = 22, 23
 
-#: msync(2): do nothing, since Linux writes back by itself, but fail if a page is not mapped.
+#: The flag with which msync(2) does nothing on Linux, but fails if a page is not mapped.
 MS_ASYNC = 1
 
-#: Outputs of at most so many pages are probed page by page in each call, in half a microsecond. A
-#: page takes 30 ns, so all pages of 4 MiB would add 5 % to the time of batch norm's gradients.
+#: Outputs of at most this many pages are checked page by page in each call, which takes half a
+#: microsecond. A page takes 30 ns, so all pages of 4 MiB would add 5 % to the time of batch norm's
+#: gradients.
 FEW = 16
 
-#: For PyTorch results from this size on we ask for huge pages, as NumPy does for its own. Batch
-#: norm's gradients, written to new memory of 50 to 196 MiB, took 0.42 to 0.47 of the time.
+#: PyTorch results of at least this size ask for huge pages, as NumPy's arrays do. With them, batch
+#: norm's gradients in new memory of 50 to 196 MiB took 0.42 to 0.47 of the time.
 HUGE = 4 << 20
 
 #: The address from which on no process has memory.
 _TOP = 1 << 63
 
-#: Ranges from this size on are checked by mapping, smaller ones by page. In pages of 4 KiB, 64 KiB
-#: took 1.2 µs by page, 1 MiB 8 and 64 MiB 500, which is 6 to 10 % of the time to copy them; each
-#: took 2 µs by mapping.
+#: Ranges of at least this size are checked by mapping, smaller ones by page. With pages of 4 KiB,
+#: checking 64 KiB by page took 1.2 µs, 1 MiB 8 µs and 64 MiB 500 µs, which is 6 to 10 % of the time
+#: to copy them; each took 2 µs by mapping.
 _LARGE = 256 << 10
 
-#: This process's mappings, in order.
+#: The file that lists this process's mappings in ascending order.
 _MAPS = "/proc/self/maps"
 
-#: ioctl(2) on that file, Linux 6.11: query the mapping at an address, if it allows the access.
+#: The request to ioctl(2) on that file, since Linux 6.11, for the mapping at an address that allows
+#: an access.
 _PROCMAP_QUERY = 0xC0686611
 _QUERY = struct.Struct("9Q4I2Q")
 _READABLE, _WRITABLE, _SHARED = 1, 2, 8
@@ -79,7 +81,7 @@ def probe_addresses() -> tuple[int, int]:
 
 
 def advise(first: int, end: int, advice: int) -> None:
-    """Give madvise(2) an advice about the pages that lie wholly within a range."""
+    """Call madvise(2) with an advice for the pages that are entirely within a range."""
     library = _library()
     if library is not None:
         start, stop = -(-first // mmap.PAGESIZE), end // mmap.PAGESIZE
@@ -87,21 +89,21 @@ def advise(first: int, end: int, advice: int) -> None:
 
 
 def prefer_huge(address: int, size: int) -> None:
-    """Ask the system to back memory that was not yet written with huge pages."""
-    if _library() is not None:  # elsewhere there is no such advice
+    """Ask the system for huge pages behind memory that was not written yet."""
+    if _library() is not None:  # other systems than Linux have no such advice
         advise(address, address + size, mmap.MADV_HUGEPAGE)
 
 
 def unreadable(first: int, end: int) -> str | None:
-    """Why bytes cannot be read; None if they can."""
+    """The reason why bytes cannot be read; None if they can."""
     at = fault(first, end, writing=False)
     return None if at is None else f"no memory at {at:#x}; allowed: memory"
 
 
 def unwritable(first: int, end: int) -> str | None:
-    """Why bytes cannot be written; None if they can.
+    """The reason why bytes cannot be written; None if they can.
 
-    PyTorch does not record it: a tensor over a file mapped for reading looks like any other, and
+    PyTorch does not know: a tensor over a file that is mapped read-only looks like any other, and
     writing to it would end the process.
     """
     at = fault(first, end, writing=True)
@@ -113,7 +115,7 @@ def unwritable(first: int, end: int) -> str | None:
 
 
 def fault(first: int, end: int, writing: bool) -> int | None:
-    """The first address of a range that cannot be read, or written; None if all can."""
+    """The first address of a range that cannot be read, or written; None if there is none."""
     if first >= end or _library() is None:
         return None
     if first >= _TOP:
@@ -126,10 +128,10 @@ def fault(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
-    """As ``fault``, one mapping at a time.
+    """Do the same as ``fault``, one mapping at a time.
 
-    Private memory that is not a file's is usable if it is mapped. A file's pages are checked one by
-    one, since the file may be shorter than its mapping.
+    Private memory without a file is usable if it is mapped. A file's pages are checked one by one,
+    since the file may be shorter than its mapping.
     """
     wanted = _WRITABLE if writing else _READABLE
     maps = os.open(_MAPS, os.O_RDONLY)
@@ -139,7 +141,7 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
             _QUERY.pack_into(query, 0, _QUERY.size, wanted, first, *[0] * 12)
             try:
                 fcntl.ioctl(maps, _PROCMAP_QUERY, query)
-            except FileNotFoundError:  # no mapping, or one that does not allow the access
+            except FileNotFoundError:  # there is no mapping, or it does not allow the access
                 return first
             _, _, _, _, high, flags, _, _, inode, *_ = _QUERY.unpack(query)
             high = min(high, end)
@@ -154,7 +156,7 @@ def _fault_by_mapping(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
-    """As ``fault``, by making every page present."""
+    """Do the same as ``fault``, by making every page present."""
     advice = POPULATE_WRITE if writing else POPULATE_READ
     start = first // mmap.PAGESIZE * mmap.PAGESIZE
     library = _library()
@@ -169,9 +171,10 @@ def _fault_by_page(first: int, end: int, writing: bool) -> int | None:
 
 
 def _fault_in_listing(first: int, end: int, writing: bool) -> int | None:
-    """As ``fault``, by the list of mappings, for pages that madvise(2) cannot make present.
+    """Do the same as ``fault``, by the list of mappings.
 
-    They are those of some special mappings, those of a mapped device, and all before Linux 5.14.
+    This is for pages that madvise(2) cannot make present: those of some special mappings, those of
+    a mapped device, and all pages before Linux 5.14.
     """
     wanted = b"w" if writing else b"r"
     try:

@@ -1,8 +1,8 @@
-"""Plans, which are operators bound to everything but the data; and the cache of plans.
+"""Plans and the cache of plans: a plan is an operator that is prepared for everything but the data.
 
-A plan is made from shapes, strides, dtypes and a device. It knows its workspace and its steps, and
-runs any number of times, from any number of threads. A public function finds its plan in the cache,
-allocates the outputs that the caller did not give, and runs the plan.
+A plan is made from shapes, strides, dtypes and a device. It determines its workspace and its steps,
+and can run any number of times, from any number of threads. A public function finds its plan in the
+cache, allocates the outputs that the caller did not provide, and runs the plan.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def _describe(spec: TensorSpec | None) -> str:
 
 
 def _fits(spec: TensorSpec | None, expected: TensorSpec | None) -> bool:
-    """Whether a tensor has the plan's spec; without elements any strides will do, as in NumPy."""
+    """Whether a tensor has the plan's spec; a tensor without elements may have any strides."""
     if spec is None or expected is None or spec.elements:
         return spec == expected
     return (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
 
 
 class Plan:
-    """An operator bound to the specs of its tensors; made by :func:`normgrad.plan`.
+    """An operator prepared for tensors of given specs; :func:`normgrad.plan` makes it.
 
     Attributes:
         name: the operator's name.
         workspace_size: the bytes of scratch memory that :meth:`run` needs; 0 if none.
         output_specs: the specs of the results, None where masked off.
-        device: where its tensors are, "cpu" or "cuda:0".
+        device: the device of its tensors, such as "cpu" or "cuda:0".
     """
 
     def __init__(
@@ -63,10 +63,11 @@ class Plan:
         device: str = devices.CPU,
         read_next: bool = False,
     ) -> None:
-        """Take specs that :func:`.contract.check` accepts, with all outputs that are wanted.
+        """Prepare the operator for specs that :func:`.contract.check` accepts.
 
-        ``names`` are other names of inputs and outputs for the messages of :meth:`run`;
-        ``read_next`` is as in :class:`.problem.Problem`.
+        ``outputs`` are the specs of all wanted outputs. ``names`` are other names of inputs and
+        outputs, which :meth:`run` uses in its messages. ``read_next`` is as in
+        :class:`.problem.Problem`.
         """
         names = names or {}
         present = contract.counted(operator, options, specs)
@@ -84,10 +85,10 @@ class Plan:
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None
-        #: The plan as compiled code runs it; None before compiled code has learned a signature.
+        #: What compiled code needs to run the plan; None before it has stored a call's signature.
         self.ready: native.Ready | None = None
         self._entry: choice.Entry
-        # The signatures that were found to match the plan's specs.
+        # The signatures of calls whose tensors have passed the comparison with the plan's specs.
         self._known: set[Hashable] = set()
 
         self._roles = operator.roles(options)
@@ -136,7 +137,7 @@ class Plan:
 
     @property
     def out_is_tensor(self) -> bool:
-        """Whether ``out`` is one tensor rather than a tuple."""
+        """Whether ``out`` in :meth:`run` is one tensor rather than a tuple."""
         return self._operator.out_is_tensor
 
     @property
@@ -151,17 +152,17 @@ class Plan:
             tensors, named: the operator's tensors, by position or by name, as in its function.
             out: as in its function; None, or None entries, for new tensors.
             workspace: a writable, contiguous buffer or PyTorch tensor of at least
-                ``workspace_size`` bytes, with any alignment; on a GPU a tensor there. None to
-                allocate it. Nothing else that grows with the tensors is allocated when ``out`` is
-                given.
+                ``workspace_size`` bytes, with any alignment; for a plan on a GPU, a tensor on that
+                GPU. None to allocate it. If ``out`` is given too, the call allocates nothing else
+                whose size depends on the tensors.
 
         Returns:
             What the operator's function returns.
 
         Raises:
-            TypeError: something that is no tensor, or an unknown argument.
-            ValueError: a tensor unlike the plan's, or on another device; overlapping outputs, a
-                small workspace.
+            TypeError: something that is not a tensor, or an unknown argument.
+            ValueError: a tensor with another spec than the plan's, or on another device;
+                overlapping outputs; a workspace that is too small.
         """
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
@@ -179,7 +180,11 @@ class Plan:
         return self.run_checked(arguments, workspace)
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The tensors that :meth:`run` was given, by position and by name."""
+        """Put the tensors passed to :meth:`run`, by position or by name, in the operator's order.
+
+        Raises:
+            TypeError: too many tensors, an unknown name, or one tensor passed twice.
+        """
         names = self._names
         if len(tensors) > len(names):
             raise TypeError(f"run: {len(tensors)} tensors; allowed: {', '.join(names)}")
@@ -194,7 +199,7 @@ class Plan:
         return tuple([values.get(name) for name in names])
 
     def run_again(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Compute if the tensors have the last call's signature; else do nothing, return None.
+        """Compute if the tensors have the last call's signature; otherwise return None.
 
         Compiled code compares the signatures, and checks the tensors' memory.
         """
@@ -203,7 +208,7 @@ class Plan:
         out = _as_tuple(self._operator, out)
         try:
             results = self._entry.enter(tensors, out, workspace)
-        except Exception:  # new results could not be made: run_checked raises the proper error
+        except Exception:  # allocating a result failed: run_checked raises the proper error
             return None
         if results is None:
             return None
@@ -212,7 +217,10 @@ class Plan:
         return self._operator.result(results)
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
-        """Let compiled code learn the signature of these tensors, if none was converted."""
+        """Let compiled code store the signature of these tensors, if opening converted none.
+
+        Compiled code can then run calls of the same signature without Python's checks.
+        """
         entry, framework = self._runner, arguments.framework
         if arguments.changed or not isinstance(entry, choice.Entry):
             return
@@ -233,7 +241,7 @@ class Plan:
         self._entry = entry
 
     def _compare(self, arguments: Arguments) -> None:
-        """Compare the tensors with the plan's device and specs."""
+        """Raise a ValueError if a tensor differs from the plan's device or specs."""
         if arguments.device != self.device:
             raise ValueError(
                 f"{arguments.first}: on device {arguments.device}; allowed: {self.device}, as in "
@@ -295,7 +303,7 @@ class Plan:
             scratch = Scratch(self.workspace_size, self._backend.alignment, workspace, self.device)
             addresses[WORKSPACE] = scratch.address
 
-        if not arguments.looked_at or self._may_be_wrong(arguments, workspace):
+        if not arguments.plain_on_gpu or self._may_be_wrong(arguments, workspace):
             self._check(arguments, None if workspace is None else addresses[WORKSPACE])
         if self._computes:
             if self._runner is None:
@@ -314,7 +322,10 @@ class Plan:
         return self._operator.result(results)
 
     def _may_be_wrong(self, arguments: Arguments, workspace: Any) -> bool:
-        """Whether a GPU's memory must be checked: there are given outputs, or null addresses."""
+        """Whether the call needs the exact memory check, although all its tensors are on a GPU.
+
+        It needs the check if the caller provided outputs or a workspace, or if an address is null.
+        """
         return (
             workspace is not None
             or any(value is not None for value in arguments.out)
@@ -325,7 +336,7 @@ class Plan:
         )
 
     def _check(self, arguments: Arguments, workspace: int | None) -> None:
-        """Do the exact alias check of all arguments.
+        """Check that no output and no workspace shares memory that it must not share.
 
         Raises:
             TypeError, ValueError: as :class:`Taken`'s methods.
@@ -348,12 +359,12 @@ class Plan:
 
 
 _plans: dict[Hashable, Plan] = {}
-#: The plans that compiled code can run, by operator, ``read_next`` and the keys of calls.
+#: The plans that compiled code can run: by (operator's name, ``read_next``), then by call's key.
 _ready: dict[tuple[str, bool], dict[bytes, native.Ready]] = {}
 
 
 def keep(cache: dict[_K, _T], key: _K, value: _T) -> None:
-    """Remember a value, and forget the oldest one if there are too many."""
+    """Add a value to a cache, and remove the oldest values if the cache is full."""
     while len(cache) >= CACHE_SIZE:
         with suppress(StopIteration, RuntimeError):  # another thread changed the cache
             cache.pop(next(iter(cache)), None)
@@ -367,9 +378,10 @@ def call(
     choices: tuple[Any, ...],
     read_next: bool = False,
 ) -> Any:
-    """Compute an operator for its public function; ``choices`` are the arguments but the tensors.
+    """Compute an operator on behalf of its public function.
 
-    ``read_next`` is as in :class:`.problem.Problem`.
+    ``choices`` are the arguments that are not tensors; ``read_next`` is as in
+    :class:`.problem.Problem`.
     """
     again = call_again(operator, tensors, out, choices, read_next)
     if again is not None:
@@ -400,14 +412,14 @@ def call(
 
 
 def _as_tuple(operator: Operator, out: Any) -> Any:
-    """``out`` as compiled code reads it: None, or a plain tuple rather than a named one."""
+    """Convert ``out`` to what compiled code reads: None, or a plain (not a named) tuple."""
     if out is not None and operator.out_is_tensor:
         return (out,)
     return tuple(out) if isinstance(out, (tuple, list)) else out
 
 
 def ready_for(operator: Operator, key: bytes, read_next: bool) -> native.Ready | None:
-    """The plan of the earlier calls for which ``native.answer`` returned this key."""
+    """The plan of earlier calls for which ``native.answer`` returned this key; None if unknown."""
     return _ready.get((operator.name, read_next), {}).get(key)
 
 
@@ -418,7 +430,7 @@ def call_again(
     choices: tuple[Any, ...],
     read_next: bool = False,
 ) -> Any:
-    """Compute with the plan of an earlier call of the same signature; None if there is none."""
+    """Compute with the plan of an earlier call of the same signature; return None without one."""
     plans = _ready.get((operator.name, read_next))
     if plans is None:
         return None
@@ -432,10 +444,10 @@ def answered(
     out: tuple[Any, ...] | None,
     choices: tuple[Any, ...],
 ) -> tuple[Any, ...] | None:
-    """Compute a call if one of these plans is ready for it; else do nothing, return None."""
+    """Compute a call with the plan among these that matches its signature; else return None."""
     try:
         results = native.answer(plans, tensors, out, choices)
-    except Exception:  # new results could not be made: run_checked raises the proper error
+    except Exception:  # allocating a result failed: run_checked raises the proper error
         return None
     if type(results) is not tuple:
         return None

@@ -1,4 +1,4 @@
-"""The error bounds that every output keeps, whatever the size of the tensors."""
+"""The error bounds that hold for every output, whatever the size of the tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from . import dtypes
 from .dtypes import DType
 from .reference import Exact
 
-#: The bounds in unit roundoffs of the output's scale: on any finite data whose intermediates stay
-#: in float32's normal range, and on normally distributed data. CHAIN in backends/cpu/rows.py counts
-#: the roundings of a term; for the half types the last rounding, to the output, dominates.
+#: The bounds in unit roundoffs of the output's scale, for any finite data whose intermediate values
+#: stay in float32's normal range, and for normally distributed data. CHAIN in backends/cpu/rows.py
+#: counts the roundings of a term; for the half types the last rounding, to the output, dominates.
 ANY_DATA = {dtypes.float32: 16.0, dtypes.float64: 16.0, dtypes.float16: 1.05, dtypes.bfloat16: 1.05}
 NORMAL_DATA = {**ANY_DATA, dtypes.float32: 4.0, dtypes.float64: 4.0}
 
@@ -31,7 +31,7 @@ def roundoff(output: DType, arithmetic: DType) -> float:
 def bound(
     scale: npt.NDArray[Any], output: DType, arithmetic: DType, normal: bool = False
 ) -> npt.NDArray[Any]:
-    """The largest error each element may have.
+    """The largest error that each element may have.
 
     Args:
         scale: the scale of each element, by :mod:`normgrad.reference`.
@@ -49,7 +49,7 @@ def bound(
 def error(
     actual: npt.NDArray[Any], exact: Exact, arithmetic: DType, normal: bool = False
 ) -> npt.NDArray[np.float64]:
-    """Each element's error in units of its bound: 1 is just allowed.
+    """The error of each element in units of its bound: 1 is just allowed.
 
     Where the exact value is NaN or infinite, or overflows the output's dtype, the output must be
     the same: the error is 0 if it is, and infinite if not.
@@ -60,7 +60,7 @@ def error(
         arithmetic, normal: as in :func:`bound`.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: an output of another dtype.
     """
     output = dtypes.from_numpy(actual.dtype)
     if output is None:
@@ -75,6 +75,6 @@ def error(
         special = ~np.isfinite(rounded)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
         units = np.where(special, np.where(same, 0.0, np.inf), units)
-        # A NaN in the place of a finite value is an infinite error.
+        # A NaN instead of a finite value counts as an infinite error.
         units = np.where(np.isnan(units), np.inf, units)
     return units.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The problem that an operator poses to a backend: one form of arithmetic for all operators.
+"""The form of arithmetic to which every operator is reduced before a backend computes it.
 
 Every gradient is a case of
 
@@ -10,8 +10,8 @@ and every forward pass one of
     moments    Σ(x − p) and Σ(x − p)² about some p, where statistics are wanted
     normalise  y = scale·(x − μ) + shift
 
-over tensors seen as (set, outer…, channel, inner). A *set* has statistics of its own: batch norm
-has one, group norm one per sample.
+over tensors whose axes are arranged as (set, outer…, channel, inner). Each *set* has statistics of
+its own: batch norm has one set, group norm one per sample.
 
 In layer norm each row has its own statistics, and each position in a row its own parameters. Rows
 take the place of channels, and vectors of parameters run over the positions (``Problem.by_row``).
@@ -31,9 +31,9 @@ from .tensor import TensorSpec
 
 
 class Role(IntEnum):
-    """The role of an address in a program; the order is that of a call's addresses."""
+    """The role of a tensor in a program, and the index of its address among a call's addresses."""
 
-    # The data tensors. A forward pass reads its input in both places.
+    # The data tensors. A forward pass has its input's address in both GRAD_OUT and INPUT.
     GRAD_OUT = 0
     INPUT = 1
     RESULT = 2
@@ -55,12 +55,13 @@ class Role(IntEnum):
     OUT_INVSTD = 16
     OUT_RUNNING_MEAN = 17
     OUT_RUNNING_VAR = 18
-    # The number of elements of each rank.
+    # The vector with each rank's number of elements.
     COUNT = 19
 
 
-#: The indices of a call's addresses after the roles': the workspace's, the first of the inputs that
-#: take no part in the arithmetic (no output may share their memory), and the number of all.
+#: After the addresses with roles, a call's addresses continue with the workspace's (WORKSPACE), and
+#: from OTHERS on with those of inputs that take no part in the arithmetic, which are there because
+#: no output may share their memory. PLACES is the number of all addresses.
 WORKSPACE = len(Role)
 OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 
@@ -68,7 +69,7 @@ OTHERS, PLACES = WORKSPACE + 1, WORKSPACE + 4
 DATA = (Role.GRAD_OUT, Role.INPUT, Role.RESULT)
 #: The roles of per-channel vectors.
 VECTORS = tuple(role for role in Role if Role.MEAN <= role <= Role.OUT_RUNNING_VAR)
-#: The vectors with an element for each statistics group; the others are of parameters.
+#: The vectors with one element per statistics group; other vectors have one per parameter.
 STATISTICS = (Role.MEAN, Role.INVSTD, Role.OUT_MEAN, Role.OUT_INVSTD)
 #: The vectors that are outputs.
 _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
@@ -77,7 +78,7 @@ _OUTPUTS = tuple(role for role in VECTORS if role >= Role.OUT_SUM_DY)
 class Vector(NamedTuple):
     """A per-channel vector: its dtype, and its strides over sets and over channels (or groups).
 
-    Where the problem is by row, a vector of statistics runs over the channel axis and a vector of
+    In a problem with ``by_row``, a vector of statistics runs over the channel axis and a vector of
     parameters over the inner axis; ``outer_strides`` are its strides over the outer axes.
     """
 
@@ -89,38 +90,41 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """One call's arithmetic, from specs alone.
+    """The description of one call's arithmetic, which depends on specs and options but not on data.
 
     At most one of ``forward``, ``constant``, ``grouped`` and ``gathers`` is true. If none is, the
     problem is batch norm's gradient in training: dx from sums that are computed or given (see
     ``given_sums``), or, where the result is None, the sums alone.
 
     Attributes:
-        grad_out, input, result: dtypes of the data tensors dy, x, and dx or y; result None when
-            only per-channel outputs are wanted. In the forward pass grad_out is the input too.
+        grad_out, input, result: the dtypes of the data tensors dy, x, and dx or y; the result's is
+            None when only per-channel outputs are wanted. In a forward pass grad_out's is the
+            input's.
         sets, channel, inner, outer: the axes, each with its stride in (grad_out, input, result).
             Positions run over outer and inner; sums run over all positions.
         vectors: the per-channel inputs and outputs that are present.
-        forward: it is a forward pass: the result is y, made from x alone, and there is no dy.
-        constant: it is a gradient with constant statistics, as in evaluation, rather than x's own:
-            dx is dy times a number for each channel, and does not depend on sums.
-        grouped: it is a gradient with statistics of groups of a sample's channels, or of rows: dx
-            depends on sums of weighted terms. A forward pass sums x alone, and is not grouped in
-            this sense.
-        by_row: the channels are rows, whose positions have the parameters. Rows of several axes
-            have the first outer axes too, and there is a set for each index of these.
+        forward: whether this is a forward pass: the result is y, made from x alone, without dy.
+        constant: whether this is a gradient with constant statistics, as in evaluation, rather than
+            statistics of x: dx is dy times a number for each channel, and depends on no sums.
+        grouped: whether this is a gradient with statistics of groups of a sample's channels, or of
+            rows: dx depends on sums of weighted terms. A forward pass sums x alone, so the flag is
+            false there.
+        by_row: whether the channels are rows, and each position in a row has its own parameters.
+            Rows that need several axes also use the first outer axes, and each index of these is a
+            set.
         outer_rows: the number of outer axes that belong to the rows.
-        centred: 1/std is that of x − mean; else of x itself, without a mean, as in RMS norm.
-        gathers: there are no data tensors: the statistics of several ranks are combined.
-        count: the elements per rank, where sums of all ranks are given or statistics gathered.
+        centred: whether 1/std is that of x − mean, rather than of x itself as in RMS norm.
+        gathers: whether the problem combines the statistics of several ranks, without data tensors.
+        count: the spec of the number of elements per rank, where sums of all ranks are given or
+            statistics are gathered.
         eps: the number added to a variance.
-        momentum: the weight of new statistics in running ones.
+        momentum: the weight of new statistics in the running statistics.
         divisor: the number of elements in a statistics group.
         per_group: the number of channels that share a statistic (1 for batch norm).
         invstd_is_variance: whether ``Role.INVSTD`` holds variances rather than 1/std.
-        read_next: whether the result is read at once, as by the next layer of a model.
-        missing_mean, missing_invstd: whether it is computed from the input, as in training without
-            save_*, and both in training's forward pass.
+        read_next: whether the result is read soon after the call, as by the next layer of a model.
+        missing_mean, missing_invstd: whether the mean (or 1/std) is computed from the input: in a
+            training gradient without the saved one, and in a training forward pass.
     """
 
     grad_out: DType
@@ -211,14 +215,14 @@ class Problem:
 
     @property
     def input_is_grad_out(self) -> bool:
-        """Whether dy can be read in the place of x, since no output depends on x.
+        """Whether kernels may read dy where they would read x, since no output depends on x.
 
-        It cannot where x alone makes the arithmetic float64.
+        They may not if only x's dtype makes the arithmetic float64.
         """
         return not self.needs_input and dtypes.arithmetic(self.grad_out) is self.arithmetic
 
     def reading_one(self) -> Problem:
-        """The same problem, with dy in the place of x where that is possible."""
+        """The same problem with x replaced by dy, if :attr:`input_is_grad_out` allows that."""
         if not self.input_is_grad_out:
             return self
 

@@ -1,13 +1,14 @@
-"""The oracle: the operators' formulas, written plainly in float64 NumPy.
+"""The oracle: the operators' formulas in plain float64 NumPy.
 
-For float64 tensors they are computed in longdouble, where the platform has a wider one. Each
+For float64 tensors they are computed in longdouble, if that is wider on the platform. Each
 function takes NumPy arrays (any strides, any of the dtypes) and returns the exact value and the
 *scale* of each output, by name. The scale is the same formula with every term replaced by its
 absolute value; (x − μ) counts as one term, and a sum becomes the sum of absolute values. Error
 bounds are multiples of the scale; see :mod:`normgrad.precision`.
 
-Inputs are rounded as the operators round them: beside float32 or half tensors, a float64
-per-channel value becomes float32 first. Statistics that a gradient computes itself are not rounded.
+Inputs are rounded as the operators round them: with float32 or half-precision tensors, a float64
+per-channel value is rounded to float32 first. Statistics that a gradient computes itself are not
+rounded.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Exact(NamedTuple):
 
 
 class _Arithmetic:
-    """The types ``real``, to which inputs are rounded, and ``wide``, which the oracle uses."""
+    """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes."""
 
     def __init__(self, grad_out: Array, data: Array) -> None:
         double = np.dtype(np.float64) in (grad_out.dtype, data.dtype)
@@ -51,7 +52,7 @@ class _Arithmetic:
 
 
 def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> dict[str, Exact]:
-    """A formula's results, and as their scales its results for absolute values and plus signs."""
+    """A formula's results; their scales are its results for absolute values and plus signs."""
     values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
 
@@ -132,7 +133,7 @@ def batch_norm_backward(
 def _means(rows: Array) -> tuple[Array, Array]:
     """Each row's mean, rounded to float64, and its rounding error.
 
-    The error counts, since an element may be nearer to the mean than that.
+    The error matters, since an element may differ from the mean by less.
     """
     means = np.zeros((2, len(rows)))
     for index, row in enumerate(rows.astype(np.float64)):
@@ -142,7 +143,7 @@ def _means(rows: Array) -> tuple[Array, Array]:
             exact = Fraction(total) + Fraction(math.fsum((*values, -total)))
             means[0, index] = float(exact / len(values))
             means[1, index] = float(exact / len(values) - Fraction(means[0, index]))
-        except (ArithmeticError, ValueError):  # no elements, or some that are not finite
+        except (ArithmeticError, ValueError):  # the row is empty, or some elements are not finite
             means[0, index] = row.sum() / np.float64(row.size)
     return means[0], means[1]
 
@@ -156,13 +157,13 @@ def batch_norm_stats(input: Array, *, eps: float = 1e-5, channel_axis: int = 1) 
 def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exact, Array]:
     """The mean, 1/std and variance over some axes, which are kept with length 1.
 
-    The scale of 1/std and of a variance is its own: the terms of a variance are squares.
+    The scale of 1/std and of a variance is its value, since the terms of a variance are squares.
     """
     there = math.prod(x.shape[axis] for axis in over)
     m = max(1, there)
     mean = x.sum(over, keepdims=True) / m
     centred = x - mean
-    # Remove what the mean's rounding error adds to the variance.
+    # Subtract the contribution of the mean's rounding error to the variance.
     rest = centred.sum(over, keepdims=True) / m
     variance = (centred * centred).sum(over, keepdims=True) / m - rest * rest
     invstd = 1 / np.sqrt(variance + x.dtype.type(eps)) if there else mean
@@ -173,7 +174,7 @@ def _statistics(x: Array, over: tuple[int, ...], eps: float) -> tuple[Exact, Exa
 def _running(
     arithmetic: _Arithmetic, momentum: float, n: float, **given: tuple[Array | None, Array, Array]
 ) -> dict[str, Exact]:
-    """Running statistics by name, of old ones, new values and their scales; n = 0 changes none."""
+    """The updated running statistics by name, and their scales; n = 0 changes none."""
     share = arithmetic.wide.type(momentum if n else 0)
     found = {}
     for name, (old, new, scale) in given.items():
@@ -256,7 +257,7 @@ def batch_norm_gather_stats_with_counts(
 ) -> dict[str, Exact]:
     """The statistics of all ranks; see :func:`normgrad.batch_norm_gather_stats_with_counts`.
 
-    The scale of 1/std is its own, and a running variance's has eps as a term.
+    The scale of 1/std is its value, and that of a running variance has eps as a term.
     """
     arithmetic = _Arithmetic(mean, invstd)
     present = np.asarray(counts).astype(np.float64).reshape(-1) != 0
@@ -303,7 +304,7 @@ def group_norm(
 
 
 def _split(values: Array, groups: int, axis: int) -> tuple[Array, Callable[[Array], Array]]:
-    """A tensor as (N, G, channels of the group, positions), and the function that reverts this."""
+    """A tensor in the shape (N, G, channels of a group, positions), and the inverse function."""
     moved = np.moveaxis(values, axis, 1)
     samples, channels = moved.shape[:2]
     shape = (samples, groups, channels // groups, math.prod(moved.shape[2:]))

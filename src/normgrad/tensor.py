@@ -12,12 +12,12 @@ from . import dtypes, layout
 from .dtypes import DType
 from .unusable import shown
 
-#: The most bytes of a tensor: kernels have 64-bit integers for sizes, strides and offsets.
+#: The maximum size of a tensor in bytes, since kernels compute with 64-bit sizes and offsets.
 _MOST_BYTES = 2**62
 
 
 class ReachError(ValueError):
-    """A shape and strides reach beyond any memory; the text describes them."""
+    """The error for a shape and strides that exceed any memory; the text describes them."""
 
 
 @contextmanager
@@ -32,19 +32,19 @@ def naming(argument: str) -> Iterator[None]:
 def _integers(name: str, values: Any) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, values))
-    except Exception:  # no sequence, or no integers: any type of exception
+    except Exception:  # iterating over a caller's object may raise any type of exception
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
-    """Shape, dtype and strides of a tensor: all that a plan is made from.
+    """The shape, dtype and strides of a tensor, from which plans are made.
 
     Args:
-        shape: sizes, none negative.
+        shape: the size of each axis, none negative.
         dtype: a name ("float32", "float16", "bfloat16", "float64", "int32", "int64"), a NumPy
             dtype or a torch dtype.
-        strides: in elements, one for each axis; None for row-major order.
+        strides: the stride of each axis, in elements; None for row-major order.
 
     Raises:
         TypeError: an unknown dtype, or sizes that are not integers.
@@ -56,7 +56,7 @@ class TensorSpec:
     strides: tuple[int, ...]
     #: The bytes of all elements.
     nbytes: int = field(init=False, repr=False, compare=False)
-    #: The offsets of the first byte and of one past the last from the tensor's address.
+    #: The offsets of the first byte and of one past the last byte from the tensor's address.
     reach: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):

@@ -19,16 +19,16 @@ _chosen: int | None = None
 def set_num_threads(count: int | None) -> None:
     """Set the number of threads that each call may use, in this process.
 
-    Results are bitwise the same for any number. Nothing uses more threads than Numba has, which is
+    Results are bitwise the same for any number. No call uses more threads than Numba has, which is
     the number of cores unless ``NUMBA_NUM_THREADS`` says otherwise when Numba is imported.
 
     Args:
-        count: at least 1; or None for what it was at first: torch's number where torch is imported
+        count: at least 1; or None for the default: PyTorch's number if PyTorch is imported
             (:func:`torch.set_num_threads`), else the environment variable ``NORMGRAD_NUM_THREADS``,
             else Numba's number (:func:`numba.set_num_threads`).
 
     Raises:
-        TypeError: no integer.
+        TypeError: not an integer.
         ValueError: less than 1.
     """
     global _chosen
@@ -47,14 +47,14 @@ def get_num_threads() -> int:
         if numbas is not None:
             try:
                 return int(numbas())
-            except ValueError:  # Numba has no threading layer
+            except ValueError:  # no threading layer of Numba is available
                 return 1
         wanted = this_machine().cores
     return min(wanted, most_threads())
 
 
 def wanted_threads() -> int | None:
-    """The number that the caller, PyTorch or the environment has set; None if none has."""
+    """The number that the caller, PyTorch or the environment has set; None if none of them has."""
     if _chosen is not None:
         return _chosen
     torch = sys.modules.get("torch")
@@ -76,8 +76,8 @@ def _from_environment() -> int | None:
 
 
 def most_threads() -> int:
-    """The number of threads that Numba has, or will have."""
-    # Another thread may be importing Numba.
+    """The number of threads that Numba has, or will have when it is imported."""
+    # The attribute may be missing, since another thread may be importing Numba.
     found = getattr(sys.modules.get("numba.core.config"), "NUMBA_NUM_THREADS", None)
     return _most_from_environment() if found is None else int(found)
 

@@ -1,10 +1,10 @@
-"""The stand-in for invalid arguments, and the description of arguments in messages."""
+"""The placeholder for invalid arguments, and the description of arguments in messages."""
 
 from __future__ import annotations
 
 
 class Unusable:
-    """The stand-in for an argument that a dialect must refuse; its text is the reason."""
+    """The placeholder for an argument that a dialect must refuse; its text is the reason."""
 
     __slots__ = ("_text",)
 
@@ -24,8 +24,8 @@ def described(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """The repr of an argument, for a message; its type if repr fails."""
+    """The repr of an argument for a message, or its type's name if repr fails."""
     try:
         return repr(value)
-    except Exception:  # some tensors have no numbers to print
+    except Exception:  # some tensors have no values to print
         return described(value)

@@ -1,4 +1,4 @@
-"""The view of tensors as a backend's problem, with axes (set, outer, channel, inner)."""
+"""The reduction of operators to problems, whose tensors have axes (set, outer, channel, inner)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
     }
     gathers = operator.gathers
     forward = Role.GRAD_OUT not in by_role and not gathers
-    # The tensor that gives dtype and shape: the input, or, for ranks, their means.
+    # The tensor that gives dtype and shape: the input, or, if ranks are combined, their means.
     data = vectors[Role.MEAN] if gathers else by_role[Role.INPUT]
     other = vectors[Role.INVSTD] if gathers else by_role.get(Role.GRAD_OUT, data)
     written = by_role.get(Role.RESULT)
@@ -37,7 +37,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
         "grad_out": other.dtype,
         "input": data.dtype,
         "result": written.dtype if written else None,
-        # The first of two axes runs over sets.
+        # If a vector has two axes, the first runs over sets.
         "vectors": {
             role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] * (spec.rank > 1))
             for role, spec in vectors.items()
@@ -64,7 +64,7 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
 
 
 def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
-    """The axes of tensors of one shape."""
+    """The axes of tensors that all have the same shape."""
     steps = zip(*(tensor.strides for tensor in tensors), strict=True)
     return [Axis(size, strides) for size, strides in zip(tensors[0].shape, steps, strict=True)]
 
@@ -72,7 +72,7 @@ def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
 def _by_channel(
     operator: Operator, options: Options, tensors: Sequence[TensorSpec], facts: dict[str, Any]
 ) -> Problem:
-    """The problem of batch and group norm, where channels have the parameters."""
+    """The problem of batch and group norm, where each channel has its own parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
     channel_axis = contract.axis_of(options, data)
@@ -93,7 +93,7 @@ def _by_channel(
         **facts,
     )
     if grouped and found.forward and channels == 0:
-        # Without channels there are groups even so: of one channel each, without elements.
+        # Without channels the groups still have statistics, so each group becomes an empty channel.
         none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
         found = replace(found, outer=(), channel=groups, inner=none)
     return found
@@ -105,16 +105,16 @@ def _by_row(
     vectors: dict[Role, TensorSpec],
     facts: dict[str, Any],
 ) -> Problem:
-    """The problem of layer and RMS norm: rows have statistics, their positions parameters.
+    """The problem of layer and RMS norm: rows have statistics, positions in rows have parameters.
 
-    Rows and positions become one axis each where the strides of all tensors and of their vectors
-    allow it; the axes that are left over are outer axes.
+    Rows and positions become one axis each if the strides of all tensors and vectors allow it;
+    otherwise the remaining axes are outer axes.
     """
     first = tensors[0].rank - len(options.normalized_shape)
     axes = _axes(tensors)
 
     def merged(some: list[Axis], specs: Sequence[TensorSpec], start: int) -> list[Axis]:
-        """Merge axes of the tensors and of vectors, whose own axes are those from ``start`` on."""
+        """Merge axes of the tensors and of vectors, whose corresponding axes begin at ``start``."""
         if any(axis.size == 0 for axis in some):
             return [Axis(0, (1,) * (3 + len(specs)))]
         told = [
@@ -129,7 +129,7 @@ def _by_row(
     *outer, positions = merged(axes[first:], [vectors[role] for role in of_positions], 0)
 
     def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
-        """A vector with strides along its own axes, and 0 along the other outer ones."""
+        """A vector with strides along its own axes, and strides of 0 along the other outer axes."""
         k = 3 + roles.index(role)
         steps = tuple(axis.strides[k] for axis in mine)
         none = (0,) * (len(outer_rows) + len(outer) - len(mine))

@@ -1,4 +1,4 @@
-"""Workspaces: scratch memory, the caller's or newly allocated, and its first aligned address."""
+"""Workspaces: scratch memory that the caller provides or that is allocated."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Scratch:
                 raise memory.missing("workspace", size) from None
             start = self.owner.ctypes.data
         else:
-            # It may be freed before the kernels end: PyTorch's allocator gives it only to work that
-            # comes after them on their stream.
+            # It may be freed before the kernels end, since PyTorch's allocator reuses it only for
+            # later work on the same stream.
             self.owner = frameworks.of_torch().bytes_on(device, size)
             start = self.owner.data_ptr()
         self.address = -(-start // alignment) * alignment
 
 
 class Memory(NamedTuple):
-    """A block of memory, mostly contiguous, and the object that keeps it alive.
+    """A block of memory, and the object that keeps it alive.
 
-    ``problem`` is the reason why it cannot be used, if there is one.
+    ``problem`` is the reason why the memory cannot be used, or None.
     """
 
     address: int
@@ -58,11 +58,11 @@ class Memory(NamedTuple):
     problem: str | None = None
 
     def lost(self) -> str | None:
-        """Why the memory is no longer usable; None if it is."""
+        """The reason why the memory is no longer usable; None if it is usable."""
         owner = self.owner
         moved = False
         if isinstance(owner, np.ndarray):
-            # Only an array with memory of its own can be resized.
+            # Only an array that owns its memory can have been resized.
             moved = owner.flags.owndata and (
                 owner.ctypes.data != self.address or owner.nbytes != self.nbytes
             )
@@ -89,18 +89,18 @@ class Memory(NamedTuple):
 class Launcher(NamedTuple):
     """A stream that may run work later.
 
-    ``launch`` takes a function that does the work, and one that raises the error for arguments
-    that share memory.
+    ``launch`` takes a function that does the work, and a function that raises the error for
+    arguments that share memory.
     """
 
     launch: Callable[[Callable[[], None], Callable[[str], NoReturn]], None]
 
 
 class Allocation:
-    """The owner of memory that may be freed while it is still referred to.
+    """The owner of memory that may be freed while there are still references to it.
 
     Attributes:
-        freed_by: the function that freed it, or None.
+        freed_by: the name of the function that freed the memory, or None.
     """
 
     freed_by: str | None = None
@@ -110,8 +110,8 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
     """The memory of a contiguous, writable tensor of any dtype on a GPU.
 
     Raises:
-        TypeError: no tensor.
-        ValueError: not contiguous, read-only, or on another device.
+        TypeError: not a tensor.
+        ValueError: a tensor that is not contiguous, is read-only, or is on another device.
     """
     allowed = f"a writable, contiguous tensor on {device}"
     if isinstance(value, np.ndarray):
@@ -138,8 +138,8 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
     """The memory of a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype.
 
     Raises:
-        TypeError: none of these.
-        ValueError: not contiguous, not on the CPU, or read-only where ``writing``.
+        TypeError: an object of another type.
+        ValueError: memory that is not contiguous, not on the CPU, or read-only if ``writing``.
     """
     if type(value) is Memory:
         if value.problem is not None:
@@ -160,7 +160,7 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
         return Memory(framework.address(name, opened), size, opened, True)
     try:
-        if isinstance(value, np.ndarray):  # of any dtype; not all can be a memoryview
+        if isinstance(value, np.ndarray):  # arrays of some dtypes have no memoryview
             array = np.asarray(value)
             holds_objects, writeable = array.dtype.hasobject, array.flags.writeable
             contiguous = array.flags.c_contiguous

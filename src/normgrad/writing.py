@@ -1,4 +1,4 @@
-"""Writing files atomically: either the new content is complete, or the old file stays."""
+"""Atomic writes of files: either the new content is complete, or the old file remains."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OPEN_FILES = Path("/proc/self/fd")
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A context with a new file, which replaces the old one if the block succeeds.
 
-    Otherwise the old file stays as it was. Where the system supports files without names, the new
-    file gets its name at the end, so that nothing is left of it if the process is killed.
-    The new file has the old one's permissions.
+    Otherwise the old file does not change. If the system supports files without names, the new file
+    gets its name at the end, so that nothing remains of it if the process is killed. The new file
+    has the old file's permissions.
 
     Raises:
-        OSError: the system refused.
+        OSError: the file cannot be written.
     """
     old = _permissions(path)
     temporary = path.parent / f".normgrad-{os.urandom(8).hex()}"
@@ -58,7 +58,7 @@ def _permissions(path: Path) -> int | None:
 
 
 def _nameless(folder: Path, mode: int) -> int | None:
-    """A new file without a name in a folder; None where the system does not support it."""
+    """Open a new file without a name in a folder; None if the system does not support it."""
     flag = getattr(os, "O_TMPFILE", None)
     if flag is None or not _OPEN_FILES.is_dir():
         return None
@@ -72,7 +72,7 @@ def _name(handle: int, name: Path) -> None:
     """Give a nameless file its name."""
     files = os.open(_OPEN_FILES, os.O_RDONLY)
     try:
-        # Only with a name relative to a folder does Python follow the link to the open file.
+        # Python follows the link to the open file only if the name is relative to a folder.
         os.link(str(handle), name, src_dir_fd=files, follow_symlinks=True)
     finally:
         os.close(files)

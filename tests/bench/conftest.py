@@ -1,4 +1,4 @@
-"""Rows that nobody measured, and a way to run the command on them."""
+"""Made-up benchmark rows, and fixtures that run the command on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def table(found: Results) -> bytes:
 
 @pytest.fixture
 def content() -> Callable[[Results], bytes]:
-    """What a run's file holds."""
+    """A function that encodes a run's file."""
     return table
 
 
@@ -64,7 +64,7 @@ def results() -> Callable[..., Results]:
 
 @pytest.fixture
 def cli() -> Callable[..., Any]:
-    """Runs ``normgrad bench`` with these arguments in this process."""
+    """A function that runs ``normgrad bench`` with these arguments in this process."""
 
     def invoke(*arguments: Any) -> Any:
         words = ["bench", *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""The C libraries, built once, and programs compiled against them."""
+"""Build the C libraries once, and compile programs against them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from normgrad.capi import build
 from normgrad.capi.declarations import DIALECTS
 
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
-#: By suffix: what the examples are written in.
+#: The compiler and language standard of the examples, by suffix.
 LANGUAGES = {".c": ("gcc", "-std=c11"), ".cpp": ("g++", "-std=c++17")}
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """Where the libraries are, and how programs are built with them."""
+    """The built libraries' folder, and a compiler of programs that use them."""
 
     out: Path
 
@@ -33,7 +33,7 @@ class Libraries:
     def compile(
         self, source: Path, target: Path, dialect: str = "acl", extra: Sequence[str] = ()
     ) -> Path:
-        """An executable of a C11 or C++17 source, with every warning an error."""
+        """Compile a C11 or C++17 source to an executable, with all warnings as errors."""
         compiler, standard = LANGUAGES[source.suffix]
         command = [compiler, standard, *STRICT, str(source), "-o", str(target)]
         done = subprocess.run(
@@ -53,7 +53,7 @@ def libraries(tmp_path_factory):
 
 
 def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.CompletedProcess[str]:
-    """A program, with nothing in its environment but ``env``."""
+    """Run a program with no other environment than ``env``."""
     return subprocess.run(
         [str(word) for word in command],
         env={} if env is None else env,
@@ -66,5 +66,5 @@ def run(*command: object, env=None, cwd="/", timeout=120) -> subprocess.Complete
 
 
 def python_environment(**more: str) -> dict[str, str]:
-    """What a Python of the tests' environment needs."""
+    """The environment variables that the tests' Python needs."""
     return {**os.environ, **more}

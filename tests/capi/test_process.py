@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import FULL
+from support import FULL, sampled
 
 from normgrad.capi import build
 
@@ -84,7 +84,7 @@ def test_forks(libraries, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("milliseconds", [30, 150, 300])
+@pytest.mark.parametrize("milliseconds", sampled([30, 150, 300], 1))
 def test_a_fork_during_the_first_computation(libraries, tmp_path, milliseconds):
     """It waits for what is being loaded."""
     done = run(compiled(libraries, tmp_path, "first_fork", "acl"), milliseconds)

@@ -1,4 +1,4 @@
-"""Files with small problems in them, and a way to run the command line on them."""
+"""Write small problems to files, and run the command line on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = (4, 6, 5, 3)
 
 
 class Problem:
-    """An operator's name, tensors and other arguments, and how to put them into files."""
+    """An operator's name, tensors and other arguments, which can be saved to files."""
 
     def __init__(
         self, operator: str, tensors: Mapping[str, Any], choices: Mapping[str, Any]
@@ -105,7 +105,7 @@ def make_problem(name: str, dtype: Any = np.float32) -> Problem:
 
 @pytest.fixture
 def problem() -> Callable[..., Problem]:
-    """Makes a problem for an operator."""
+    """A function that makes a problem for an operator."""
     return make_problem
 
 
@@ -116,7 +116,7 @@ def batch_norm() -> Problem:
 
 @pytest.fixture
 def cli() -> Callable[..., Any]:
-    """Runs ``normgrad`` with these arguments in this process."""
+    """A function that runs ``normgrad`` with these arguments in this process."""
 
     def invoke(*arguments: Any) -> Any:
         return CliRunner().invoke(
@@ -128,7 +128,10 @@ def cli() -> Callable[..., Any]:
 
 @pytest.fixture
 def refused(cli: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
-    """Runs what must fail with one line and leave all files alone; the line, without its start."""
+    """A function that runs a command that must fail with one line and leave all files unchanged.
+
+    It returns the line without its start.
+    """
 
     def run(file: Path, *arguments: Any, out: Path | None = None) -> str:
         out = tmp_path / "gradients.npz" if out is None else out

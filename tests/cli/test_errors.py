@@ -11,12 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import normgrad
+from normgrad.operators import by_name
 
 EITHER = "allowed: a .npz or .safetensors file"
-OPERATORS = (
-    "batch_norm_backward, batch_norm_backward_reduce, batch_norm_backward_elemt, "
-    "group_norm_backward, layer_norm_backward, rms_norm_backward"
-)
+OPERATORS = ", ".join(by_name.OPERATORS)
 FLOATS = "float32, float16, bfloat16, float64"
 IN_NPZ = "float32, float16, float64 (and bfloat16 in a .safetensors)"
 F = np.float32

@@ -12,7 +12,7 @@ import pytest
 import normgrad
 from normgrad.cli import info
 from normgrad.machine import this_machine
-from normgrad.operators import OPERATORS
+from normgrad.operators.by_name import OPERATORS
 
 
 def test_info(cli, monkeypatch):

@@ -1,4 +1,4 @@
-"""The command line in forked children of a test's program, which has imported everything."""
+"""Run the command line in forked children of a test's program, which has all imports already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normgrad.cli import main
 
 
 def here(*arguments: object) -> int:
-    """Run ``normgrad`` with these arguments in this process; its exit status."""
+    """Run ``normgrad`` with these arguments in this process; return its exit status."""
     sys.argv[:] = ["normgrad", *map(str, arguments)]
     try:
         main()
@@ -20,11 +20,11 @@ def here(*arguments: object) -> int:
 
 
 def forked(change: Callable[[], object], *arguments: object) -> tuple[int, str]:
-    """The same in a child, after a change; its exit status and what it wrote to stderr.
+    """Run ``normgrad`` in a child, after a change; return its exit status and stderr's text.
 
     Args:
-        change: what is called there first, such as what sets a limit.
-        arguments: the command's.
+        change: a function that the child calls first, for instance to set a limit.
+        arguments: the command's arguments.
     """
     reading, writing = os.pipe()
     child = os.fork()

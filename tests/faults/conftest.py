@@ -1,4 +1,4 @@
-"""Programs that something happens to, in processes of their own."""
+"""Run programs that suffer a fault, in separate processes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Long enough for a busy machine that compiles every kernel, short enough to see a hang.
+#: Seconds: long enough for a busy machine that compiles every kernel, but short enough to notice a
+#: hang.
 TIMEOUT = 300
 
-#: Whether there is time for more, and for a minute of every kind of call at once.
+#: Whether to run longer tests, and a minute of every kind of call at once.
 STRESSED = os.environ.get("NORMGRAD_STRESS") == "1"
 
 TESTS = Path(__file__).resolve().parent.parent
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, with the tests' modules in reach and without other numbers of threads."""
+    """This process's environment, with the tests on the path and no settings of thread numbers."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -28,12 +29,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def command(code: str, *arguments: object) -> list[str]:
-    """A program in Python, in which warnings are errors."""
+    """The command of a Python program, in which warnings are errors."""
     return [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
 
 
 def python(code: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run it; ``more`` is for its environment."""
+    """Run a Python program; ``more`` is added to its environment."""
     return subprocess.run(
         command(code, *arguments),
         env=environment(**more),

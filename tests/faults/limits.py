@@ -1,4 +1,4 @@
-"""Limits that a test's program sets itself."""
+"""Resource limits that a test's program sets for itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def addresses(more: int) -> Iterator[None]:
-    """No more than so many bytes of new addresses: what is larger cannot be allocated."""
+    """Allow at most this many bytes of new address space, so that larger allocations fail."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
@@ -21,7 +21,7 @@ def addresses(more: int) -> Iterator[None]:
 
 
 def told(function, *arguments, **options):
-    """What a call returned, or its error's type and text."""
+    """Make a call; return its result, or its error's type and text."""
     try:
         return function(*arguments, **options)
     except Exception as error:

@@ -69,7 +69,7 @@ print(statuses, digest() == alone)
 """
 
 
-@pytest.mark.parametrize("imports", ["", "import torch"])
+@pytest.mark.parametrize("imports", ["", pytest.param("import torch", marks=pytest.mark.full)])
 def test_forks_while_other_threads_compute(imports):
     if imports:
         pytest.importorskip("torch")

@@ -1,7 +1,7 @@
-"""Profiles of the fuzz tests, and their count at the end.
+"""Profiles of the fuzz tests, and the number of their cases at the end.
 
 The normal suite runs a small sample, the same each time. ``pytest tests/fuzz
---hypothesis-profile=fuzz`` runs 100,000 cases and more, others each time.
+--hypothesis-profile=fuzz`` runs more than 100,000 cases, different ones each time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fuzz import ledger
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist sends what it has counted."""
+    """Have a pytest-xdist worker send its counts."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["fuzz"] = [[*key, n] for key, n in ledger.COUNTS.items()]
 
 
 class _Workers:
-    """Adds up what the workers send."""
+    """Adds up the workers' counts."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

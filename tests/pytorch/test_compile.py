@@ -79,8 +79,20 @@ def test_inductor_generates_the_norms():
     assert not any("torch.ops.normgrad" in text for text in code)
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "last"),
+    [
+        (torch.float32, False),
+        (torch.bfloat16, True),
+        *[
+            pytest.param(*each, marks=pytest.mark.full)
+            for each in (
+                (torch.float32, True), (torch.float64, False), (torch.float64, True),
+                (torch.bfloat16, False),
+            )
+        ],
+    ],
+)  # fmt: skip
 def test_what_inductor_generates_is_what_the_operators_compute(dtype, last):
     from torch._inductor.decomposition import decompositions
     from torch.fx.experimental.proxy_tensor import make_fx

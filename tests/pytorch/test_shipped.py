@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 
 import pytest
 
 torch = pytest.importorskip("torch")
 nt = pytest.importorskip("normgrad.torch")
-methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
-modules = pytest.importorskip("torch.testing._internal.common_modules")
 
 OPERATORS = (
     "nn.functional.batch_norm",
@@ -26,22 +25,30 @@ OURS = {
 }
 
 
-def infos(names):
-    found = {info.name: info for info in methods.op_db if info.name in names}
-    assert set(found) == set(names)
+#: Where PyTorch keeps them. They take seconds to import, so that only tests do.
+SHIPPED = "torch.testing._internal"
+
+
+@cache
+def operators():
+    methods = pytest.importorskip(f"{SHIPPED}.common_methods_invocations")
+    found = {info.name: info for info in methods.op_db if info.name in OPERATORS}
+    assert set(found) == set(OPERATORS)
     return found
 
 
-OP_INFOS = infos(OPERATORS)
-MODULE_INFOS = {
-    name: next(info for info in modules.module_db if info.module_cls is getattr(torch.nn, name))
-    for name in LAYERS
-}
+@cache
+def layers():
+    modules = pytest.importorskip(f"{SHIPPED}.common_modules")
+    return {
+        name: next(info for info in modules.module_db if info.module_cls is getattr(torch.nn, name))
+        for name in LAYERS
+    }
 
 
 def samples(name, dtype):
     torch.manual_seed(0)
-    return list(OP_INFOS[name].sample_inputs("cpu", dtype, requires_grad=True))
+    return list(operators()[name].sample_inputs("cpu", dtype, requires_grad=True))
 
 
 def tensors(sample):
@@ -76,7 +83,7 @@ def compare(ours, theirs, dtype):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_samples_of_functions(name, dtype):
     """PyTorch's function inside the override, and outside."""
-    function = OP_INFOS[name].op
+    function = operators()[name].op
     for sample in samples(name, dtype):
         theirs = gradients(function, sample)
         with nt.override():
@@ -88,7 +95,7 @@ def test_samples_of_functions(name, dtype):
 @pytest.mark.parametrize("name", OURS)
 def test_samples_by_our_functions(name, dtype):
     for sample in samples(name, dtype):
-        compare(gradients(OURS[name], sample), gradients(OP_INFOS[name].op, sample), dtype)
+        compare(gradients(OURS[name], sample), gradients(operators()[name].op, sample), dtype)
 
 
 def function_of(function, sample, wanted):
@@ -121,7 +128,7 @@ def test_gradcheck(name):
         if not wanted or sample.input.numel() == 0:
             continue
         with nt.override():
-            function = function_of(OP_INFOS[name].op, sample, wanted)
+            function = function_of(operators()[name].op, sample, wanted)
             assert torch.autograd.gradcheck(function, wanted, fast_mode=True)
         if name in OURS:
             function = function_of(OURS[name], sample, wanted)
@@ -163,7 +170,7 @@ def converted(layer):
 @pytest.mark.parametrize("how", [inside, converted])
 def test_samples_of_layers(name, dtype, how):
     """PyTorch's layers inside the override, and converted; in training and in evaluation."""
-    info = MODULE_INFOS[name]
+    info = layers()[name]
     for training in (True, False):
         torch.manual_seed(0)
         given = info.module_inputs_func(

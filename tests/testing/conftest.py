@@ -1,4 +1,4 @@
-"""What the tests of trying share: where modules are found, and our own shared libraries."""
+"""Fixtures of the tests of normgrad.testing: the module path, and normgrad's shared libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normgrad.capi import build
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch):
-    """Modules are found where the user is."""
+    """Find modules in the current folder."""
     monkeypatch.chdir(Path(__file__).parent)
 
 
@@ -25,7 +25,7 @@ def _no_settings(monkeypatch):
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory):
-    """The folder of our own libraries."""
+    """The folder of normgrad's own shared libraries."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     out = tmp_path_factory.mktemp("libraries")

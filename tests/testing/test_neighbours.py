@@ -53,8 +53,7 @@ def test_each_rule_is_broken_and_nothing_else_is_said_to_be(name):
     assert keeps(contract, product, allowed, request)
     found = set()
     for change in near.broken.values():
-        changed = request.copied()
-        change(changed)
+        changed = change.of(request)
         assert not changed.computes
         found.add(broken_by(contract, product, allowed, changed))
     for row in contract.parameters:
@@ -72,8 +71,7 @@ def test_what_is_kept_is_true_of_the_memory(name):
     contract, product, allowed, plain = CALLS[name]
     request = plain.request()
     for word, change in _near(name).kept.items():
-        changed = request.copied()
-        change(changed)
+        changed = change.of(request)
         assert keeps(contract, product, allowed, changed), word
         for tensor, before in zip(changed.tensors.values(), request.tensors.values(), strict=True):
             assert tensor.array is before.array

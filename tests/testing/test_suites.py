@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from normgrad import testing
 from normgrad.aclnn import products
 from normgrad.testing import SubjectError, aclnn_suite, infiniop_suite, try_cases
 from normgrad.testing.cases import Topic
@@ -16,16 +15,10 @@ ROOT = Path(__file__).parents[2]
 A2 = {"product": products.A2, "saveInvstd": "invstd"}
 
 
-def test_documents_say_how_many_there_are():
-    numbers = [f"{len(testing.cases(quick)):,} " for quick in (False, True)]
+def test_documents_say_how_many_cases_the_libraries_have():
     verify = (ROOT / "docs" / "verify.md").read_text("utf-8")
-    assert f"# all {numbers[0].strip()}\n" in verify
-    assert f"# {numbers[1]}cases\n" in verify
-    a2 = {"product": "Atlas A2", "saveInvstd": "invstd"}
     assert f"# {len(SUITES['infiniop'].cases(False, {})):,} cases\n" in verify
-    assert f"# {len(SUITES['aclnn'].cases(False, a2)):,} cases on the Atlas A2\n" in verify
-    for name in ("README.md", "README.zh-CN.md"):
-        assert numbers[0] in (ROOT / name).read_text("utf-8")
+    assert f"# {len(SUITES['aclnn'].cases(False, A2)):,} cases on the Atlas A2\n" in verify
 
 
 @pytest.mark.parametrize("suite", [aclnn_suite, infiniop_suite])

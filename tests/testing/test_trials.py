@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from support import FULL
+from support import FLOATS, FULL
 
 from normgrad.operators.by_name import FUNCTIONS
 from normgrad.testing import SubjectError, Verdict, process, report, try_cases
@@ -154,7 +154,12 @@ def test_refusals_are_no_defects():
 def test_a_crash_is_a_verdict():
     """And the cases after it are tried none the less."""
     topics = (Topic.VALUES, Topic.VECTORS, Topic.DETERMINISM)
-    trial = tried("Crashes", lambda case: case.kind == "train" and case.topic in topics)
+    # Each crash starts a process.
+    dtypes = FLOATS if FULL else ("float32",)
+    trial = tried(
+        "Crashes",
+        lambda case: case.kind == "train" and case.topic in topics and case.dtype in dtypes,
+    )
     crashed = [each for each in trial.judged if each.verdict is Verdict.CRASHED]
     assert len(crashed) > 2
     assert {each.detail for each in crashed} == {"SIGSEGV: going down"}
@@ -345,7 +350,9 @@ def test_results_that_are_not_the_call_s_own(fooled, name, topic, detail):
     trial = fooled(name, of(topic, "stats"))
     assert [each.verdict for each in trial.judged] == [Verdict.BROKEN]
     assert trial.judged[0].detail.startswith(detail)
-    assert not fooled(name).passed
+    assert not trial.passed
+    if FULL:  # nor of all that there is to try
+        assert not fooled(name).passed
 
 
 @pytest.mark.parametrize(

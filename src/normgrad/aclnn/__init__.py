@@ -1,4 +1,4 @@
-"""The aclnn dialect: CANN's two-phase calls, with each product's contract and status codes.
+"""The aclnn dialect: CANN's two-phase calls, with the contract of each product and status codes.
 
 ``aclnnXxxGetWorkspaceSize(...)`` checks every argument and returns a workspace's size and an
 executor; ``aclnnXxx(workspace, size, executor, stream)`` computes. See docs/aclnn.md.
@@ -35,7 +35,7 @@ from .tensors import aclFormat as aclFormat
 from .tensors import aclTensor as aclTensor
 from .tensors import tensor as tensor
 
-# Each number by its own name too, as in C.
+# Each enumeration's members are also names of this module, as in C.
 (
     ACLNN_SUCCESS, ACLNN_ERR_PARAM_NULLPTR, ACLNN_ERR_PARAM_INVALID, ACLNN_ERR_RUNTIME_ERROR,
     ACLNN_ERR_INNER, ACLNN_ERR_INNER_FIND_KERNEL_ERROR, ACLNN_ERR_INNER_NULLPTR,

@@ -30,7 +30,7 @@ from ..rules import (
 from ..unusable import shown
 from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
 
-#: What counts as ND: the dense formats with the channel at axis 1.
+#: The dense formats with the channel at axis 1, which count as ND.
 CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
 CHANNEL_LAST = ("NHWC", "NDHWC")
 RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NHWC": 4, "NCDHW": 5, "NDHWC": 5}
@@ -40,7 +40,7 @@ _DATA = Rank(2, 8)
 _VECTOR = Rank(1, 1)
 _ANY = Rank(0, 8)
 
-#: The most channels of a group, on A2 and A3.
+#: The largest number of channels in a group on the products A2 and A3.
 MOST_CHANNELS_OF_GROUP = 8000
 
 
@@ -120,7 +120,7 @@ def _vector(
     on_950: tuple[DtypeRule, ...] = (),
     empty_unless: str | None = None,
 ) -> Parameter:
-    """A value for each channel; ``on_950`` are the rules for its dtype there, if they differ."""
+    """The row of a per-channel vector; ``on_950`` are other rules for its dtype on Ascend 950."""
     return Parameter(
         name,
         when,
@@ -134,13 +134,13 @@ def _vector(
 
 
 def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
-    """weight, and what the forward pass kept; ``twin`` has the same dtype on the Ascend 950."""
+    """The row of the weight or a statistic; on Ascend 950 ``twin`` must have the same dtype."""
     on_950 = (_AS_GRAD_OUT_OR_FLOAT32, *([DtypeOf((twin,))] if twin else ()))
     return _vector(name, MayBeNull(), False, _AS_GRAD_OUT, on_950, empty_unless)
 
 
 def _batch_norm_gradient(name: str, entry: int, on_950: DtypeRule) -> Parameter:
-    when = IfAsked("outputMask", entry, always_looked_at=True)
+    when = IfAsked("outputMask", entry, always_checked=True)
     return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
 
 
@@ -172,7 +172,7 @@ BATCH_NORM_CONTRACT = Contract(
         Scalar("training", "bool", _bool),
         Scalar("eps", "double", _double),
         _OUTPUT_MASK,
-        _like_grad_out("gradInput", IfAsked("outputMask", 0, always_looked_at=True), True),
+        _like_grad_out("gradInput", IfAsked("outputMask", 0, always_checked=True), True),
         _batch_norm_gradient("gradWeight", 1, DtypeOf(("weight", "gradOut"), or_float32=True)),
         _batch_norm_gradient("gradBias", 2, _BY_PRODUCT),
     ),

@@ -1,4 +1,4 @@
-"""The eight functions, as CANN has them."""
+"""The eight functions of the dialect, with CANN's names and arguments."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
 ) -> tuple[int, aclOpExecutor]:
     """Phase 1 of batch norm's gradients: (workspace size in bytes, executor).
 
-    The mathematics is :func:`normgrad.batch_norm_backward`'s; ``normgrad aclnn contract`` prints
-    what each argument may be on which product.
+    The mathematics is that of :func:`normgrad.batch_norm_backward`; ``normgrad aclnn contract``
+    prints what each argument may be on each product.
 
     Args:
-        gradOut, input: (N, C, ...) with 2 to 8 axes, or as their format says.
+        gradOut, input: (N, C, ...) with 2 to 8 axes, or the axes that their format requires.
         weight: (C,); None for ones.
         runningMean, runningVar: (C,), used in evaluation; None for 0 and for 1.
         saveMean, saveInvstd: (C,), used in training: the batch's mean and 1/sqrt(var + eps); None
@@ -38,11 +38,11 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
         training: whether the forward pass used the batch's statistics.
         eps: added to a variance.
         outputMask: three booleans: which of the gradients are wanted.
-        gradInput, gradWeight, gradBias: what phase 2 writes, of input's shape and (C,); None where
-            not wanted.
+        gradInput, gradWeight, gradBias: the outputs that phase 2 writes, of input's shape and (C,);
+            None where not wanted.
 
     Returns:
-        The workspace's size in bytes, and what stands for this call in phase 2.
+        The workspace's size in bytes, and the executor, which phase 2 takes.
 
     Raises:
         AclnnError: 161001 for a null, 561003 for a product without the operator, 161002 for
@@ -54,17 +54,19 @@ def aclnnBatchNormBackwardGetWorkspaceSize(
 def aclnnBatchNormBackward(
     workspace: Any, workspaceSize: int, executor: aclOpExecutor | None, stream: Any = None
 ) -> None:
-    """Phase 2: write the gradients that were asked for.
+    """Phase 2: write the gradients that phase 1 was asked for.
 
     Args:
-        workspace: any writable buffer of at least the size that phase 1 said; None for none.
-        workspaceSize: its size in bytes.
-        executor: what phase 1 returned; it is used up.
+        workspace: any writable buffer of at least the size that phase 1 returned; None if that is
+            0.
+        workspaceSize: the size of the workspace in bytes.
+        executor: the executor that phase 1 returned; it can be used once.
         stream: ignored; the call returns when the gradients are written.
 
     Raises:
         AclnnError: 161001 for a null executor, or a null workspace that is needed; 161002 for a
-            small workspace, or an executor that is used up or another operator's.
+            workspace that is too small, or an executor that was used before or belongs to another
+            operator.
     """
     phase_2(BATCH_NORM, workspace, workspaceSize, executor, stream)
 
@@ -85,14 +87,15 @@ def aclnnBatchNormReduceBackwardGetWorkspaceSize(
 ) -> tuple[int, aclOpExecutor]:
     """Phase 1 of synchronised batch norm's sums: (workspace size in bytes, executor).
 
-    The mathematics is :func:`normgrad.batch_norm_backward_reduce`'s: sums, not averages.
+    The mathematics is that of :func:`normgrad.batch_norm_backward_reduce`: sums, not averages.
 
     Args:
         gradOut, input: (N, C, ...), 2 to 8 axes, of one shape, dtype and format.
         mean, invstd: (C,), of the whole batch.
         weight: (C,), or None; it takes no part in the arithmetic.
         inputG, weightG, biasG: whether the two sums, gradWeight and gradBias are wanted.
-        sumDy, sumDyXmu, gradWeight, gradBias: what phase 2 writes, (C,); None where not wanted.
+        sumDy, sumDyXmu, gradWeight, gradBias: the outputs that phase 2 writes, (C,); None where not
+            wanted.
 
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
@@ -118,17 +121,17 @@ def aclnnBatchNormElemtBackwardGetWorkspaceSize(
     counter: aclTensor | None,
     gradInput: aclTensor | None,
 ) -> tuple[int, aclOpExecutor]:
-    """Phase 1 of synchronised batch norm's element-wise half: (workspace size in bytes, executor).
+    """Phase 1 of synchronised batch norm's element-wise part: (workspace size in bytes, executor).
 
-    The mathematics is :func:`normgrad.batch_norm_backward_elemt`'s.
+    The mathematics is that of :func:`normgrad.batch_norm_backward_elemt`.
 
     Args:
         gradOut, input: (N, C, ...), 2 to 8 axes, of one shape.
         mean, invstd: (C,), of the whole batch.
         weight: (C,); None for ones.
         sumDy, sumDyXmu: (C,), added up over all ranks.
-        counter: each rank's elements per channel, of any shape; their sum divides.
-        gradInput: what phase 2 writes, of input's shape.
+        counter: each rank's number of elements per channel, in any shape; their sum is the divisor.
+        gradInput: the output that phase 2 writes, of input's shape.
 
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.
@@ -160,16 +163,16 @@ def aclnnGroupNormBackwardGetWorkspaceSize(
 ) -> tuple[int, aclOpExecutor]:
     """Phase 1 of group norm's gradients: (workspace size in bytes, executor).
 
-    The mathematics is :func:`normgrad.group_norm_backward`'s.
+    The mathematics is that of :func:`normgrad.group_norm_backward`.
 
     Args:
         gradOut, input: N·C·HxW elements, read as (N, C, HxW) whatever their shape.
         mean, rstd: N·group elements: each group's mean and 1/sqrt(var + eps).
         gamma: C elements; None for ones.
-        N, C, HxW, group: samples, channels, positions, and groups of channels.
+        N, C, HxW, group: the numbers of samples, channels, positions, and groups of channels.
         outputMask: three booleans: which of the gradients are wanted.
-        gradInput: what phase 2 writes, of input's shape; None where not wanted.
-        gradGammaOut, gradBetaOut: the same, of gamma's shape.
+        gradInput: an output that phase 2 writes, of input's shape; None where not wanted.
+        gradGammaOut, gradBetaOut: such outputs, of gamma's shape.
 
     Raises:
         AclnnError: as for :func:`aclnnBatchNormBackwardGetWorkspaceSize`.

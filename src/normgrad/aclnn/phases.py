@@ -1,4 +1,4 @@
-"""The two phases: from a call's arguments to a plan, and from a plan to the gradients."""
+"""The two phases: phase 1 makes a plan from a call's arguments, phase 2 computes with the plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from . import contracts
 from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status, invalid
-from .tensors import Look, aclBoolArray, aclTensor, memory
+from .tensors import Signature, aclBoolArray, aclTensor, memory
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
@@ -38,8 +38,8 @@ _STATUSES = {
 Dims = tuple[int, ...]
 
 
-#: What the functional API calls the scalars that are its options.
-_OPTIONS = {
+#: The names of normgrad's options, by the contracts' names of the scalars.
+OPTIONS = {
     "training": "training",
     "eps": "eps",
     "outputMask": "output_mask",
@@ -52,12 +52,14 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Translation:
-    """How an operator's arguments become the functional API's.
+    """The translation of an aclnn operator's arguments to those of normgrad's operator.
 
     Attributes:
-        operator: the functional operator, whose parameters and outputs have the contract's order.
-        dims: the shapes that parameters are read with, where those are not their own.
-        saving_variance: the functional operator on devices whose saveInvstd holds variances.
+        contract: the aclnn operator's contract.
+        operator: normgrad's operator, whose parameters and outputs have the contract's order.
+        dims: computes, from a call, the shapes of parameters that are read with another shape than
+            their own.
+        saving_variance: normgrad's operator on devices whose saveInvstd holds variances.
     """
 
     contract: Contract
@@ -67,29 +69,29 @@ class Translation:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The contract's names for the parameters."""
+        """The contract's names of the inputs."""
         return tuple(row.name for row in self.contract.parameters if not row.is_output)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """The contract's names for the outputs."""
+        """The contract's names of the outputs."""
         return tuple(row.name for row in self.contract.parameters if row.is_output)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """The contract's names, by the functional operator's."""
+        """The contract's names, by the names of normgrad's operator."""
         theirs = [each.name for each in self.operator.parameters]
         theirs += [each.name for each in self.operator.all_outputs]
         return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
 
     def options(self, call: Call) -> Options:
-        """The functional API's arguments that are not tensors."""
+        """The options of normgrad's operator, from a call's scalars."""
         data: Any = call.tensors["input"]
         axis = -1 if data.format_name in CHANNEL_LAST else 1
         options = {
-            _OPTIONS[row.name]: call.scalars[row.name]
+            OPTIONS[row.name]: call.scalars[row.name]
             for row in self.contract.scalars
-            if row.name in _OPTIONS
+            if row.name in OPTIONS
         }
         return self.operator.read_options(**options, channel_axis=axis)
 
@@ -104,7 +106,7 @@ ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
 
 
 def _grouped_dims(call: Call) -> Mapping[str, Dims]:
-    """Whatever their shapes, tensors lie in memory as N, C, HxW."""
+    """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
     n, c, positions, group = (call.scalars[size] for size in ("N", "C", "HxW", "group"))
     return {
         **dict.fromkeys(("gradOut", "input", "gradInput"), (n, c, positions)),
@@ -117,16 +119,16 @@ GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _gr
 
 
 class _Operand(NamedTuple):
-    """How a tensor goes into a plan: as it is, in another shape, or as a dense copy.
+    """The form in which a plan gets a tensor: as it is, in another shape, or as a dense copy.
 
-    ``spec`` is what the plan sees. ``dense_at`` is where in the workspace the copy is, or None.
+    ``spec`` is the spec for the plan. ``dense_at`` is the copy's offset in the workspace, or None.
     """
 
     spec: TensorSpec
     dense_at: int | None
 
     def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
-        """The tensor in the shape that the plan wants, over its own memory."""
+        """The tensor's memory as an array of the shape for the plan."""
         array = tensor.array
         if array.shape == self.spec.shape and self.dense_at is None:
             return array
@@ -140,9 +142,9 @@ class _Operand(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """What phase 1 finds out, from looks alone; kept for the next call of that look.
+    """The result of phase 1, which depends on signatures alone and is cached by them.
 
-    ``plan`` is None where nothing is to be computed; the outputs of ``zeros`` are then 0.
+    ``plan`` is None if there is nothing to compute; the outputs named by ``zeros`` are then 0.
     """
 
     plan: Plan | None
@@ -155,11 +157,11 @@ class _Prepared(NamedTuple):
 
 
 class aclOpExecutor:
-    """What phase 1 hands to phase 2, for one use.
+    """The object that phase 1 returns for one use in phase 2.
 
     Attributes:
-        workspace_size: the bytes that phase 2 needs.
-        repeatable: whether it may be used any number of times.
+        workspace_size: the bytes of workspace that phase 2 needs.
+        repeatable: whether the executor may be used any number of times.
     """
 
     __slots__ = ("_once", "name", "prepared", "repeatable", "tensors", "workspace_size")
@@ -174,13 +176,13 @@ class aclOpExecutor:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no phase 2 can use it any more."""
+        """Whether phase 2 can no longer use the executor."""
         return not (self.repeatable or self._once)
 
     def take(self) -> bool:
-        """Take it for a run; False if it was used up. Of two threads only one can."""
+        """Use the executor for a run; False if it is used up. Of two threads only one succeeds."""
         if self.repeatable:
-            return bool(self._once)  # not one that was used before it was made repeatable
+            return bool(self._once)  # False if it was used before it became repeatable
         try:
             self._once.pop()
         except IndexError:
@@ -192,7 +194,7 @@ _prepared: dict[Hashable, _Prepared] = {}
 
 
 def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int, aclOpExecutor]:
-    """Check a call, and plan it.
+    """Check a call, and make its plan.
 
     Raises:
         AclnnError: with the status that the contract gives.
@@ -220,24 +222,24 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
     return found.workspace_size, aclOpExecutor(contract.name, found, arguments)
 
 
-#: What arguments are, once they were read.
+#: The types of arguments after :func:`_read`.
 _PLAIN = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
 
 
 def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Hashable:
-    """What tells a call from others that may be checked or planned otherwise."""
+    """The cache's key of a call: all that its check and its plan depend on."""
     key: list[Any] = [contract.name, device.product.name, device.saved_variance]
     for value in arguments.values():
         kind = type(value)
         if kind is aclTensor:
-            key.append(value.look)
+            key.append(value.signature)
         else:
-            key += kind, value  # True is no 1 here
+            key += kind, value  # with the type, since True equals 1
     return tuple(key)
 
 
 def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:
-    """The call with plain scalars; what is not of the right sort is malformed."""
+    """Convert the scalars to Python's own types; arguments of a wrong type become malformed."""
     read: dict[str, Any] = {}
     malformed: dict[str, tuple[str, str]] = {}
     for row in contract.rows:
@@ -251,11 +253,11 @@ def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> C
 
 
 def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
-    """A scalar as Python's own: what cannot be is malformed, which is not looked at yet."""
+    """Convert a scalar to Python's own type, or add it to ``malformed``, which is checked later."""
     if name == "outputMask" and value is not None:
         try:
             return aclBoolArray(value)
-        except Exception:  # what is no sequence, or whose entries are no booleans
+        except Exception:  # iterating over a caller's object may raise any type of exception
             malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()
     if isinstance(value, (np.bool_, np.integer)):
@@ -279,7 +281,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     for name, tensor in used:
         if tensor.problem is not None:
             raise ContractError(Break.INVALID, name, tensor.problem)
-        if name in translation.outputs and _overlaps_itself(tensor.look):
+        if name in translation.outputs and _overlaps_itself(tensor.signature):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(Break.INVALID, name, message)
 
@@ -292,7 +294,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     dims = translation.dims(call)
     for name, tensor in used:
         try:
-            spec, is_dense = _spec(tensor.look, dims.get(name))
+            spec, is_dense = _spec(tensor.signature, dims.get(name))
         except ReachError as error:
             raise ContractError(Break.INVALID, name, str(error)) from None
         operands[name] = _Operand(spec, dense_size if is_dense else None)
@@ -308,8 +310,8 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     outputs = operator.outputs(options)
     wanted = tuple(names[each.name] if each.wanted else "" for each in outputs)
     out_specs = {each.name: operands[names[each.name]].spec for each in outputs if each.wanted}
-    # The contract was checked by the dialect's rules, which let pass nothing that the operator's
-    # would not.
+    # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
+    # operator would not accept.
     plan = Plan(operator, options, specs, out_specs, names) if out_specs else None
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
@@ -318,24 +320,24 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
 
 
 @lru_cache(CACHE_SIZE)
-def _overlaps_itself(look: Look) -> bool:
-    return layout.overlaps_itself(look.dims, look.steps)
+def _overlaps_itself(signature: Signature) -> bool:
+    return layout.overlaps_itself(signature.dims, signature.steps)
 
 
 @lru_cache(CACHE_SIZE)
-def _spec(look: Look, wanted: Dims | None) -> tuple[TensorSpec, bool]:
-    """The spec of a view in the shape that is wanted, and whether that takes a dense copy."""
-    dtype = dtypes.BY_NAME[look.dtype_name]
-    if wanted is None or wanted == look.dims:
-        return TensorSpec(look.dims, dtype, look.steps), False
-    steps = layout.reshaped(look.dims, look.steps, wanted)
+def _spec(signature: Signature, wanted: Dims | None) -> tuple[TensorSpec, bool]:
+    """The spec of a view in the wanted shape, and whether that shape needs a dense copy."""
+    dtype = dtypes.BY_NAME[signature.dtype_name]
+    if wanted is None or wanted == signature.dims:
+        return TensorSpec(signature.dims, dtype, signature.steps), False
+    steps = layout.reshaped(signature.dims, signature.steps, wanted)
     return TensorSpec(wanted, dtype, steps), steps is None
 
 
 def phase_2(
     translation: Translation, workspace: Any, workspace_size: Any, executor: Any, stream: Any
 ) -> None:
-    """Compute what phase 1 planned.
+    """Compute with the plan of phase 1.
 
     Raises:
         AclnnError: with the status that the contract gives.
@@ -435,7 +437,10 @@ def _check_apart(
     tensors: Mapping[str, Any],
     workspace: npt.NDArray[np.uint8],
 ) -> None:
-    """That outputs and workspace share memory with nothing else, where a plan sees only copies."""
+    """Raise a ValueError if an output or the workspace shares memory that it must not share.
+
+    The plan cannot check this, since it gets dense copies in place of some tensors.
+    """
     whole = layout.Region(workspace.ctypes.data, workspace.shape, (1,), 1)
     seen = {
         "workspace": whole,
@@ -456,7 +461,7 @@ def _check_apart(
 def _dense_copies(
     prepared: _Prepared, workspace: npt.NDArray[np.uint8]
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8]]:
-    """The dense copies' arrays in a workspace, by name, and what is left of it."""
+    """Arrays in the workspace for the dense copies, by name, and the rest of the workspace."""
     bytes_ = workspace[-workspace.ctypes.data % LINE :]
     dense = {}
     for name, operand in prepared.operands.items():

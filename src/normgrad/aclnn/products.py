@@ -1,4 +1,4 @@
-"""Products: which device is stood in for, and so which dtypes, formats and operators there are."""
+"""The products: device families of Huawei whose contracts normgrad can apply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCE = "aclnnBatchNormReduceBackward"
 ELEMT = "aclnnBatchNormElemtBackward"
 GROUP_NORM = "aclnnGroupNormBackward"
 
-#: The environment variables that are read where nothing was set.
+#: The environment variables that are read if the program has set nothing.
 PRODUCT_VARIABLE = "NORMGRAD_ACL_PRODUCT"
 SAVE_INVSTD_VARIABLE = "NORMGRAD_ACL_SAVE_INVSTD"
 
@@ -41,7 +41,7 @@ PRODUCTS = (
     Product(A200I, (), frozenset()),
 )
 
-#: Names of chips, as aclrtGetSocName gives them, and of machines; the first that fits counts.
+#: Patterns of chips' names, as aclrtGetSocName returns them, and of machines; the first match wins.
 _CHIPS = (
     (r"(ascend ?)?910_93.*", A3),
     (r"(ascend ?)?910b[1-4]?(-.*)?|ascend ?910b.*|(atlas )?800i a2|(atlas )?a200i a2 box", A2),
@@ -53,10 +53,10 @@ _CHIPS = (
 
 
 def find(name: str) -> Product:
-    """The product of a name.
+    """The product with this name, or of the chip or machine with this name.
 
     Raises:
-        ValueError: none has it.
+        ValueError: an unknown name.
     """
     wanted = " ".join(str(name).split()).casefold()
     for one in PRODUCTS:
@@ -74,7 +74,7 @@ def find(name: str) -> Product:
 
 @dataclass(frozen=True)
 class Device:
-    """A product, and how it reads the tensor that is called saveInvstd."""
+    """A product, and whether its operators read variances from the tensor saveInvstd."""
 
     product: Product
     saved_variance: bool = False
@@ -92,18 +92,21 @@ _within: ContextVar[Device | None] = ContextVar("normgrad.aclnn.device", default
 
 
 def current() -> Device:
-    """The device in force: the innermost ``with``'s, else the one that was set, else the
-    environment's, else Atlas A2."""
+    """The device that applies to this call.
+
+    It is that of the innermost :func:`product` context, else that of :func:`set_product`, else that
+    of the environment variables, else Atlas A2.
+    """
     return _within.get() or _set or _known(*_environment())
 
 
 def _environment() -> tuple[str, str]:
-    """What the environment says of the product and of saveInvstd, or what holds if it does not."""
+    """The values of the environment variables for the product and saveInvstd, or the defaults."""
     return os.environ.get(PRODUCT_VARIABLE, A2), os.environ.get(SAVE_INVSTD_VARIABLE, "invstd")
 
 
 def _device(name: str | None, save_invstd: str | None) -> Device:
-    """What is None is the environment's to say."""
+    """The device with these settings; the environment decides settings that are None."""
     usual_name, usual_invstd = _environment()
     return Device(
         find(usual_name if name is None else name),
@@ -115,14 +118,14 @@ _known = lru_cache(16)(_device)
 
 
 def set_product(name: str | None, *, save_invstd: str | None = None) -> None:
-    """Set the product of all calls that are in no :func:`product`.
+    """Set the product of all calls outside :func:`product` contexts.
 
     Args:
-        name: such as "Atlas A2", or a chip's, such as "Ascend910B3"; None for what the environment
-            variable ``NORMGRAD_ACL_PRODUCT`` says, else Atlas A2.
-        save_invstd: "invstd", as the documents have it, or "variance", as devices before the
-            Ascend 950 read it: then 1/sqrt(saveInvstd + eps) is computed. None for what the
-            environment variable ``NORMGRAD_ACL_SAVE_INVSTD`` says, else "invstd".
+        name: a product's name such as "Atlas A2", or a chip's such as "Ascend910B3"; None for the
+            environment variable ``NORMGRAD_ACL_PRODUCT``, or Atlas A2 if that is not set.
+        save_invstd: "invstd", as in CANN's documents, or "variance", as devices before the Ascend
+            950 read saveInvstd: then 1/sqrt(saveInvstd + eps) is computed. None for the environment
+            variable ``NORMGRAD_ACL_SAVE_INVSTD``, or "invstd" if that is not set.
 
     Raises:
         ValueError: an unknown name.
@@ -133,8 +136,10 @@ def set_product(name: str | None, *, save_invstd: str | None = None) -> None:
 
 @contextmanager
 def product(name: str, *, save_invstd: str | None = None) -> Iterator[Product]:
-    """The product of the calls within a ``with``, in this thread or task; see
-    :func:`set_product`."""
+    """A context that sets the product of its calls in this thread or task.
+
+    The arguments are those of :func:`set_product`.
+    """
     device = _device(name, save_invstd)
     before = _within.set(device)
     try:

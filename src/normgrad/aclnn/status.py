@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Status(IntEnum):
-    """aclnnStatus."""
+    """The values of aclnnStatus."""
 
     ACLNN_SUCCESS = 0
     ACLNN_ERR_PARAM_NULLPTR = 161001
@@ -18,12 +18,12 @@ class Status(IntEnum):
 
 
 class AclnnError(ValueError):
-    """A call that did not succeed.
+    """The error of a failed call.
 
     Attributes:
-        status: what the C function returns.
-        operator: the function, without ``GetWorkspaceSize``.
-        parameter: the argument that is wrong, or None.
+        status: the status that the C function returns.
+        operator: the function's name without ``GetWorkspaceSize``.
+        parameter: the name of the wrong argument, or None.
     """
 
     def __init__(

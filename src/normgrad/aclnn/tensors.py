@@ -43,7 +43,7 @@ class aclDataType(IntEnum):
 
 
 class aclFormat(IntEnum):
-    """What the axes of a tensor stand for."""
+    """The formats of tensors, which give the axes a meaning."""
 
     ACL_FORMAT_UNDEFINED = -1
     ACL_FORMAT_NCHW = 0
@@ -61,13 +61,13 @@ class aclFormat(IntEnum):
     ACL_FORMAT_NCL = 47
 
 
-#: The element types whose names in NumPy are no part of their own.
+#: The element types whose NumPy names do not follow from their own names.
 _OTHERWISE_NAMED: dict[aclDataType, Any] = {
     aclDataType.ACL_FLOAT: np.float32,
     aclDataType.ACL_DOUBLE: np.float64,
     aclDataType.ACL_BF16: ml_dtypes.bfloat16,
 }
-#: The element types that NumPy does not have, and what messages call them.
+#: The element types that NumPy does not have, and their names in messages.
 _NOT_IN_NUMPY = {aclDataType.ACL_DT_UNDEFINED: "undefined", aclDataType.ACL_STRING: "string"}
 #: The element types that NumPy has.
 NUMPY: dict[aclDataType, np.dtype[Any]] = {
@@ -81,9 +81,11 @@ _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Look:
-    """What a plan depends on; tensors that look the same have one object, which is equal to itself
-    alone."""
+class Signature:
+    """The properties of a tensor that a plan depends on.
+
+    Tensors that agree in them share one object, so comparisons by identity suffice.
+    """
 
     dims: tuple[int, ...]
     steps: tuple[int, ...]
@@ -91,38 +93,39 @@ class Look:
 
 
 @lru_cache(1 << 16)
-def _look(
+def _signature(
     dims: tuple[int, ...],
     steps: tuple[int, ...],
     data_type: aclDataType,
     format: aclFormat,
     problem: str | None,
-) -> Look:
-    """The one object for tensors that look like this, whatever memory they are views of."""
-    return Look(dims, steps, _NAMES[data_type])
+) -> Signature:
+    """The object that all tensors with these properties share, whatever their memory."""
+    return Signature(dims, steps, _NAMES[data_type])
 
 
-#: What can be counted in bytes.
+#: Tensors have fewer elements than this, so that sizes in bytes fit in 64-bit integers.
 _MOST_ELEMENTS = 1 << 58
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class aclTensor:
-    """A view of memory; made by :func:`aclCreateTensor` or :func:`tensor`.
+    """A view of memory; :func:`aclCreateTensor` or :func:`tensor` makes it.
 
     Attributes:
-        dims: of the view.
-        strides: of the view, in elements.
-        offset: of the view's first element from the storage's.
-        given_offset: the same, from the address that a C program gave.
-        data_type, format: as they were declared.
-        dtype_name, format_name: as the rules have them.
-        storage_dims: the shape of the memory; only its owner's size is checked.
-        memory: where it is, and what it belongs to.
-        steps: the strides, but for axes of one element, where none is ever taken.
-        problem: what is wrong with the memory, or None.
-        look: the same for tensors that look the same.
-        is_destroyed: whether a C program has destroyed it.
+        dims: the view's shape.
+        strides: the view's strides, in elements.
+        offset: the offset of the view's first element from the start of the memory, in elements.
+        given_offset: the same offset, from the address that a C program gave.
+        data_type, format: the element type and format that the caller declared.
+        dtype_name, format_name: their names in contracts.
+        storage_dims: the declared shape of the memory, which is not checked; the size of the memory
+            is.
+        memory: the address and the owner of the memory.
+        steps: the strides, with 1 for axes of one element, whose strides are never used.
+        problem: the reason why the memory cannot be used, or None.
+        signature: the object that tensors of the same properties share.
+        is_destroyed: whether a C program has destroyed the tensor.
     """
 
     dims: tuple[int, ...]
@@ -138,7 +141,7 @@ class aclTensor:
     steps: tuple[int, ...] = field(init=False)
     given_offset: int = field(init=False)
     problem: str | None = field(init=False)
-    look: Look = field(init=False)
+    signature: Signature = field(init=False)
     is_destroyed: bool = field(default=False, init=False)
     _array: npt.NDArray[Any] | None = field(default=None, init=False)
 
@@ -148,7 +151,9 @@ class aclTensor:
         self.steps = layout.taken(self.dims, self.strides)
         self.given_offset = self.offset
         self.problem = self._find_problem(nbytes)
-        self.look = _look(self.dims, self.steps, self.data_type, self.format, self.problem)
+        self.signature = _signature(
+            self.dims, self.steps, self.data_type, self.format, self.problem
+        )
 
     def _find_problem(self, nbytes: int | None) -> str | None:
         if 0 in self.dims:
@@ -186,17 +191,17 @@ class aclTensor:
 
     @property
     def region(self) -> layout.Region:
-        """The bytes that it touches."""
+        """The bytes of the view's elements."""
         itemsize = NUMPY[self.data_type].itemsize if self.data_type in NUMPY else 1
         start = self.memory.address + self.offset * itemsize
         return layout.Region(start, self.dims, self.steps, itemsize)
 
     def lost(self) -> str | None:
-        """Why it can no longer be used, though it could be when it was made; None if it can."""
+        """The reason why the tensor has become unusable since it was made; None if it has not."""
         return "it was destroyed" if self.is_destroyed else self.memory.lost()
 
     def wrote(self) -> None:
-        """Told after its memory was written."""
+        """Tell the memory's framework that the memory was written to."""
         frameworks.written([self.memory.owner])
 
     def __repr__(self) -> str:
@@ -207,12 +212,12 @@ class aclTensor:
 
 
 class aclBoolArray(tuple[bool, ...]):
-    """Some booleans; made by :func:`aclCreateBoolArray`."""
+    """An array of booleans; :func:`aclCreateBoolArray` makes it."""
 
     __slots__ = ()
 
     def __new__(cls, values: Iterable[Any]) -> aclBoolArray:
-        """Of entries that are True, False, 1 or 0; anything else raises what it likes."""
+        """Take entries that are True, False, 1 or 0; others may raise any type of exception."""
         found = [
             entry if isinstance(entry, (bool, np.bool_)) else operator.index(entry)
             for entry in values
@@ -223,7 +228,7 @@ class aclBoolArray(tuple[bool, ...]):
 
 
 def memory(function: str, name: str, value: Any, writing: bool) -> Memory:
-    """The memory of what a caller gave; 161002 for what has none."""
+    """The memory of a caller's object; raises an AclnnError 161002 if it has none."""
     try:
         return memory_of(name, value, writing)
     except (TypeError, ValueError) as error:
@@ -233,7 +238,7 @@ def memory(function: str, name: str, value: Any, writing: bool) -> Memory:
 def _integers(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
         return tuple([operator.index(value) for value in values])
-    except Exception:  # what is no sequence, or no integers, raises what it likes
+    except Exception:  # iterating over a caller's object may raise any type of exception
         raise invalid(function, name, f"{shown(values)}; allowed: a sequence of integers") from None
 
 
@@ -261,20 +266,20 @@ def aclCreateTensor(
     storage_dims: Sequence[int] | None,
     data: Any,
 ) -> aclTensor:
-    """A view of memory: any rank, dtype, format and length, which phase 1 alone checks.
+    """Make a view of memory, with any rank, dtype, format and size: only phase 1 checks these.
 
     Args:
         view_dims: the view's shape.
         data_type: an :class:`aclDataType`.
-        strides: in elements; None for a contiguous view.
-        offset: the view's first element, in elements from the start of ``data``.
+        strides: the view's strides in elements; None for a contiguous view.
+        offset: the offset of the view's first element from the start of ``data``, in elements.
         format: an :class:`aclFormat`.
-        storage_dims: the shape of the memory; None for the view's.
+        storage_dims: the shape of the memory; None for the view's shape.
         data: the memory: a contiguous NumPy array, PyTorch CPU tensor or buffer, of any dtype; None
             for a null pointer.
 
     Raises:
-        AclnnError: 161002, for arguments that describe no view at all.
+        AclnnError: 161002, for arguments that do not describe a view.
     """
     name = "aclCreateTensor"
     dims = _sizes(name, "viewDims", view_dims)
@@ -290,19 +295,19 @@ def aclCreateTensor(
     if data is None:
         found = Memory(0, 0, None, False)
     elif type(data) is Memory:
-        found = data  # with what is wrong with it, which phase 1 says
+        found = data  # phase 1 reports its ``problem``
     else:
         found = memory(name, "tensorData", data, writing=False)
     return aclTensor(dims, kind, steps, start, order, storage, found, found.nbytes)
 
 
 def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
-    """An aclTensor over a NumPy array or a PyTorch CPU tensor: its shape, strides and dtype.
+    """Make an aclTensor over a NumPy array or PyTorch CPU tensor, with its shape, strides, dtype.
 
     Raises:
-        AclnnError: 161002, for a dtype or a format that has no number.
-        TypeError: no array.
-        ValueError: on another device, or with strides that are no whole items.
+        AclnnError: 161002, for a dtype or a format that has no number in CANN.
+        TypeError: neither an array nor a tensor.
+        ValueError: on another device, or with strides that are not multiples of the item size.
     """
     framework = frameworks.of("array", array)
     device = framework.device("array", array)
@@ -319,7 +324,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
         name = str(opened.dtype).removeprefix("torch.")
         try:
             dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
-        except TypeError:  # quantized and others that NumPy does not know
+        except TypeError:  # dtypes that NumPy does not have, such as quantized ones
             message = f"dtype {name}; allowed: one with an aclDataType"
             raise invalid("tensor", "array", message) from None
         strides, writeable = tuple(opened.stride()), True
@@ -334,13 +339,13 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
 
 
 def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
-    """Some booleans, any number of them; what wants a mask takes a plain sequence too.
+    """Make an array of any number of booleans; a plain sequence can be used as a mask too.
 
     Raises:
-        AclnnError: 161002, for entries that are neither True nor False, nor 1 or 0.
+        AclnnError: 161002, for entries other than True, False, 1 and 0.
     """
     try:
         return aclBoolArray(values)
-    except Exception:  # what is no sequence raises what it likes
+    except Exception:  # iterating over a caller's object may raise any type of exception
         message = f"{shown(values)}; allowed: a sequence of booleans"
         raise invalid("aclCreateBoolArray", "value", message) from None

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from ..overlap import Place
     from ..problem import Problem
 
-#: Which backend computes CPU tensors: "cpu", which is the default, or "triton".
+#: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
+#: "triton".
 VARIABLE = "NORMGRAD_BACKEND"
 
 #: The environment variable that makes Triton interpret its kernels; the name is Triton's.
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
 
-#: The bytes of memory that must be free before Numba is imported, which took 184 MiB of addresses.
+#: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
+#: address space.
 NUMBA = 256 << 20
 
 
@@ -45,10 +47,10 @@ def check_numba() -> None:
     """Import Numba, and make sure that it compiles kernels.
 
     Raises:
-        MemoryError: there is too little memory for it.
+        MemoryError: there is too little memory for the import.
         KernelError: the environment tells Numba to compile nothing.
     """
-    if "numba" not in sys.modules:  # an import that fails halfway cannot be completed later
+    if "numba" not in sys.modules:  # an import that fails in the middle cannot be repeated
         memory.need("importing Numba", NUMBA)
     with loading():
         import numba
@@ -65,7 +67,7 @@ class Program(Protocol):
 
     @property
     def workspace_size(self) -> int:
-        """The bytes of the workspace, including what aligning the caller's buffer may cost."""
+        """The bytes of the workspace, including a margin to align the caller's buffer."""
 
     @property
     def path(self) -> str:
@@ -73,7 +75,7 @@ class Program(Protocol):
 
     @property
     def input_is_grad_out(self) -> bool:
-        """Whether x is not needed, and dy is read in its place."""
+        """Whether the program does not need x, and reads dy in its place."""
 
 
 class Runner(Protocol):
@@ -93,25 +95,26 @@ class Entry(Runner, Protocol):
         results: tuple[Any, ...],
         makers: Sequence[tuple[Callable[[Any], Any], int] | None],
     ) -> Ready | None:
-        """Remember the signature of these tensors, for :meth:`enter` to accept.
+        """Store the signature of these tensors, which :meth:`enter` then accepts.
 
         Args:
-            tensors, results: all of the operator's, None for absent ones.
-            makers: for each result the function that makes it, and the number of the tensor that
-                the function takes as a model; None for absent results.
+            tensors, results: the operator's tensors and results, with None for absent ones.
+            makers: for each result a function that makes it, and the index of the tensor that the
+                function takes as its argument; None for absent results.
 
         Returns:
-            The plan as later calls use it; None if compiled code cannot read the tensors.
+            The plan in the form that later calls use; None if compiled code cannot read the
+            tensors.
         """
 
     @property
     def enter(self) -> Callable[[tuple[Any, ...], Any, Any], Any]:
-        """The function that computes, if the tensors have the signature that was learned.
+        """The function that computes if the tensors have the stored signature.
 
-        Its arguments are all of the operator's tensors, None for absent ones; a tuple of the
-        caller's outputs, or None; and the caller's workspace, or None. It returns the results as a
-        tuple. If the signature differs it does nothing and returns None. It raises whatever
-        allocating results raises.
+        Its arguments are the operator's tensors, with None for absent ones; a tuple of the caller's
+        outputs, or None; and the caller's workspace, or None. It returns the results as a tuple. If
+        the signature differs it does nothing and returns None. Exceptions from the allocation of
+        results propagate.
         """
 
 
@@ -123,14 +126,14 @@ class Backend(ABC):
     """The interface of a backend; a backend runs only programs that it built.
 
     Attributes:
-        alignment: the alignment of the workspace, wherever the caller's buffer starts.
+        alignment: the alignment in bytes of the part of a workspace that programs use.
     """
 
     alignment: int
 
     @abstractmethod
     def build(self, problem: Problem) -> Program:
-        """The program for a problem."""
+        """Build the program for a problem."""
 
     @abstractmethod
     def computes(self, program: Any) -> bool:
@@ -138,7 +141,7 @@ class Backend(ABC):
 
     @abstractmethod
     def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
-        """The runner of a program, for tensors at these places."""
+        """Make the runner of a program, for tensors at these places."""
 
 
 class _Cpu(Backend):
@@ -161,12 +164,13 @@ def _unchecked(where: str, device: Any) -> bool:
 
 
 #: The function that checks a GPU's kernels before the first program runs there, and returns whether
-#: that is finished. It calls the operators, which import this module: normgrad/__init__.py sets it.
+#: the check is finished. It calls the operators, which import this module, so normgrad/__init__.py
+#: sets it.
 first_use: Callable[[str, Any], bool] = _unchecked
 
 
 class _Triton(Backend):
-    """``index`` is the GPU's, or None for the interpreter on the CPU."""
+    """The Triton backend on the GPU with an index, or in the interpreter on the CPU for None."""
 
     def __init__(self, index: int | None) -> None:
         with loading():
@@ -200,7 +204,7 @@ def of(device: str) -> Backend:
     """The backend for a device that :func:`.devices.check` accepts.
 
     Raises:
-        SettingError: the environment asks for a backend that cannot be had.
+        SettingError: the environment asks for a backend that is unknown or not available.
     """
     setting = os.environ.get(VARIABLE) or devices.CPU
     if setting not in (devices.CPU, "triton"):
@@ -223,7 +227,7 @@ def check() -> None:
     """Make sure that the backend for tensors on the CPU can compute.
 
     Raises:
-        SettingError: the environment asks for a backend that cannot be had.
+        SettingError: the environment asks for a backend that is unknown or not available.
         KernelError: the environment tells Numba to compile nothing.
     """
     if of(devices.CPU) is _CPU:

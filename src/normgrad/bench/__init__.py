@@ -1,8 +1,7 @@
-"""The benchmark behind ``normgrad bench``: the same results from normgrad and from PyTorch.
+"""The benchmark behind ``normgrad bench``: normgrad and PyTorch compute the same results.
 
-``suite`` says which cases there are, ``data`` makes their tensors, ``contenders``,
-``compositions`` and ``steps`` what is timed on them, ``timing`` times it on a ``device``, and
-``run`` goes through them. ``results`` keeps the figures in a file, ``targets`` holds them against
-what the library wants to reach, ``picture`` and ``report`` show them. ``startup`` measures what a
-process pays before its first gradient.
+``suite`` defines the cases, ``data`` makes their tensors, and ``contenders``, ``compositions`` and
+``steps`` make the calls. ``timing`` times them on a ``device``, and ``run`` does so for all cases.
+``results`` keeps the figures in a file, ``targets`` compares them with the library's targets, and
+``picture`` and ``report`` show them. ``startup`` measures a process's time to its first gradient.
 """

@@ -1,4 +1,4 @@
-"""torch's side: its own operator for the same, or the shortest composition of others."""
+"""torch's calls for each case: its operator for the same, or compositions of other operators."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _along(vector: Any, x: Any) -> Any:
 
 
 def _others(x: Any) -> tuple[int, ...]:
-    """All axes of x but the channels'."""
+    """All axes of x except the channels'."""
     return (0, *range(2, x.dim()))
 
 
 def composed(case: Case, data: Data) -> dict[str, Call]:
     """Compositions of torch's other operators that compute a case's results, by name.
 
-    One at least has no operator of normalisation in it.
+    At least one of them contains no normalisation operator.
     """
     return _COMPOSITIONS[case.operator](case, data)
 
@@ -51,9 +51,9 @@ def kernels(case: Case, data: Data, on_gpu: bool) -> dict[str, Call]:
 
 
 def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
-    """torch's own operator on the arguments of ours, and its name."""
+    """The name of torch's own operator, and a call of it with the arguments of normgrad's."""
     tensors, options = arguments(case, data)
-    # torch's own layers pass empty tensors in evaluation; their dtype is looked at.
+    # Like torch's layers in evaluation, pass empty tensors. torch checks their dtype.
     empty = data.mean.new_empty(0)
     given = {"eps": EPS, "bias": data.bias, "save_mean": empty, "save_invstd": empty}
     given |= {**choices_of(case.operator.function), **options, **tensors}
@@ -62,7 +62,7 @@ def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
     if case.groups:
         form, name = _laid_out(case, data.input.device.type == "cpu", name)
         if form is not None:
-            read = case.operator.streams - 1  # dy and x, or x alone, which come first
+            read = case.operator.streams - 1  # dy and x, or x alone, are the first arguments
             return name, lambda: function(
                 *(each.contiguous(memory_format=form) for each in values[:read]), *values[read:]
             )
@@ -73,7 +73,7 @@ def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
 
 
 def _whole(training: bool, results: Any, running: tuple[Any, Any]) -> Any:
-    """What batch norm's forward pass returns; in evaluation torch gives two empty tensors."""
+    """Batch norm's forward results; in evaluation, without torch's two empty tensors."""
     return (*results[:3], *running) if training else (results[0], *[None] * 4)
 
 
@@ -83,12 +83,12 @@ def _cudnn(case: Case, data: Data) -> dict[str, Call]:
     reserved: list[Any] = []
 
     def forward() -> Any:
-        """y, mean, invstd, and what cuDNN keeps; the running statistics are updated."""
+        """Return y, mean, invstd and cuDNN's reserve, and update the running statistics."""
         affine = data.input, data.weight, data.bias
         return aten.cudnn_batch_norm(*affine, *running, True, MOMENTUM, EPS)
 
     def backward() -> Any:
-        if not reserved:  # it wants what its forward pass has kept
+        if not reserved:  # the backward pass needs the reserve of the forward pass
             reserved.append(forward()[3])
         given = data.input, data.grad_out, data.weight, None, None, data.mean, data.invstd
         return aten.cudnn_batch_norm_backward(*given, EPS, reserved[0])
@@ -109,22 +109,22 @@ def _sums(data: Data) -> tuple[Any, Any]:
 
 
 def _one_pass(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
-    """gain·(x − mean) + shift, where all but x is per channel."""
+    """gain·(x − mean) + shift in one operator; gain, mean and shift are per channel."""
     return torch.addcmul(_along(shift - gain * mean, x), x, _along(gain, x))
 
 
 def _two_passes(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
-    """The same in simpler loops, which torch vectorises where it does not the one."""
+    """gain·(x − mean) + shift in two simpler loops, which torch may vectorise if not addcmul's."""
     return (x * _along(gain, x)).add_(_along(shift - gain * mean, x))
 
 
 def _evaluation(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
-    """The same by batch norm in evaluation of a variance of one, rounded to x's dtype."""
+    """gain·(x − mean) + shift by batch norm in evaluation with variance 1, in x's dtype."""
     ones = torch.ones_like(mean)
     return aten.native_batch_norm(x, gain, shift, mean, ones, False, 0.0, 0.0)[0]
 
 
-#: How torch may compute gain·(x − mean) + shift, by what it is called in a composition's name.
+#: Ways to compute gain·(x − mean) + shift in torch, by their names in a composition's name.
 _WAYS = {
     "addcmul": _one_pass,
     "mul, add_": _two_passes,
@@ -133,10 +133,10 @@ _WAYS = {
 
 
 def _grad_input(data: Data, sums: tuple[Any, Any], count: Any, way: Callable[..., Any]) -> Any:
-    """dx = gain·dy + slope·(x − μ) + shift, where none of the three depends on the position.
+    """dx = gain·dy + slope·(x − μ) + shift, where gain, slope and shift are per channel.
 
-    Of the ways to add up the last two, :func:`_evaluation` has the least memory traffic; halves are
-    rounded three times then.
+    ``way`` computes the last two terms. :func:`_evaluation` has the least memory traffic, but
+    rounds halves three times.
     """
     invstd = data.invstd.float()
     gain = data.weight.float() * invstd
@@ -166,7 +166,7 @@ def _batch_norm(case: Case, data: Data) -> dict[str, Call]:
 
 def _reduce(case: Case, data: Data) -> dict[str, Call]:
     def masked() -> Any:
-        # The gradients of the parameters in training are these sums, but for a factor.
+        # In training, the parameters' gradients are these sums, up to a factor.
         _, grad_weight, grad_bias = aten.native_batch_norm_backward(
             *(data.grad_out, data.input, data.weight, None, None, data.mean, data.invstd),
             *(True, EPS, [False, True, True]),
@@ -195,11 +195,11 @@ def _elemt(case: Case, data: Data) -> dict[str, Call]:
 
 
 def _laid_out(case: Case, on_cpu: bool, name: str) -> tuple[Any, str]:
-    """The memory format that group norm's kernels want, and what they are called with it.
+    """The memory format that group norm's kernels need, and the call's name with the conversion.
 
-    Those of the CPU read all tensors as if they lay the way x does, those of other devices as if
-    they were contiguous: torch brings them there before it calls them, where they are not. None
-    is for tensors that are there.
+    The CPU's kernels read all tensors as if they had x's layout, those of other devices as if they
+    were contiguous. torch converts tensors that are not before it calls the kernels. The format is
+    None for tensors that need no conversion.
     """
     if case.layout in (DENSE if on_cpu else DENSE[:1]):
         return None, name
@@ -209,7 +209,7 @@ def _laid_out(case: Case, on_cpu: bool, name: str) -> tuple[Any, str]:
 
 def _forward(case: Case, data: Data) -> dict[str, Call]:
     training = case.operator is Operator.FORWARD
-    # The running statistics are changed in training, and the data are others' too.
+    # Training updates running statistics, and other calls use the same data.
     running = (data.mean.clone(), data.var.clone())
 
     def composition() -> Any:
@@ -232,8 +232,8 @@ def _normalised(data: Data, mean: Any, invstd: Any, way: Callable[..., Any]) -> 
 
 
 def _stats(case: Case, data: Data) -> dict[str, Call]:
-    # Of its batch norm kernel it is the part that makes the statistics, and it wants running ones,
-    # whose dtype it gives: with no momentum they stay what they are.
+    # batch_norm_update_stats is the part of torch's batch norm that computes statistics. It needs
+    # running statistics, which set its results' dtype; with momentum 0 they do not change.
     running = [fill(case.shape[1], device=data.input.device) for fill in (torch.zeros, torch.ones)]
 
     def update() -> Any:
@@ -258,7 +258,7 @@ def _normalise(case: Case, data: Data) -> dict[str, Call]:
 
 
 def _split(case: Case, tensor: Any) -> Any:
-    """A tensor in float32, of axes for samples, groups, a group's channels, and positions.
+    """A tensor in float32, with axes for samples, groups, a group's channels, and positions.
 
     A row of layer or RMS norm is a sample of one group, whose elements are channels.
     """
@@ -271,7 +271,7 @@ def _split(case: Case, tensor: Any) -> Any:
     return tensor.float().reshape(shapes.get(tuple(tensor.shape), (samples, groups, 1, 1)))
 
 
-#: Over what :func:`_split` makes, the axes of a group, and those of a channel.
+#: The axes, in :func:`_split`'s result, to sum over for each group, and for each channel.
 _OF_GROUP, _OF_CHANNEL = (2, 3), (0, 3)
 
 
@@ -297,7 +297,7 @@ def _group_gradients(case: Case, data: Data) -> dict[str, Call]:
     if case.operator is Operator.RMS_NORM:
         leaves = [tensor.detach().requires_grad_() for tensor in (data.input, data.weight)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own remark that it composes mixed dtypes
+            warnings.simplefilter("ignore")  # torch warns that it composes mixed dtypes
             output = aten.rms_norm(leaves[0], case.shape[1:], leaves[1], EPS)
         composed["autograd of aten::rms_norm"] = partial(
             torch.autograd.grad, output, leaves, data.grad_out, retain_graph=True

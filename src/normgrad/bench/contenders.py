@@ -1,10 +1,10 @@
-"""Who runs on a case's data: normgrad, torch, and what memory itself allows.
+"""Gather the calls to time on a case: normgrad's, torch's, and one bound by memory bandwidth.
 
-On a GPU each call takes the next of several copies of the tensors every time: what a call finds in
-L2 because the one before it left it there, a training does not find there. torch's are its own
-operators, or where it has none the fastest composition of others; on a GPU the fastest of its own,
-cuDNN's and a composition that torch.compile compiles. What cannot be run, or computes something
-else than ours, is not timed, and the reason is kept.
+On a GPU, successive calls use different copies of the tensors: otherwise a call would find in L2
+what the call before left there, which does not happen in training. torch's contender is its own
+operator, or if it has none the fastest composition of others; on a GPU it is the fastest of torch's
+own operator, cuDNN's, and a composition that torch.compile compiles. A call that fails, or that
+disagrees with normgrad's results, is not timed, and the reason is kept.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .results import TIMES
 from .suite import Case, Operator, Part
 from .timing import Call
 
-#: What torch.compile's is called in tables and files.
+#: The name of torch.compile's contender in tables and files.
 COMPILED = "torch.compile"
-#: Rounds that choose the fastest of several.
+#: Rounds that choose the fastest of several contenders.
 TRIALS = 3
 
-#: How far a contender's results may be from ours, in terms of the largest of them: 8 units of
-#: roundoff of halves, which some round three times on the way, and 2¹³ of float32, in which others
-#: sum up to millions of terms. A kernel that computes something else is further off.
+#: How far a contender's results may be from normgrad's, relative to the largest element: 8 unit
+#: roundoffs for halves, which some contenders round three times, and 2¹³ for float32, in which
+#: contenders sum up to millions of terms. A kernel that computes something else is further off.
 AGREE = {torch.float32: 2**-11, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 class Ready(NamedTuple):
-    """What is timed on a case, and what is not.
+    """The calls that are timed on a case, and those left out.
 
     Attributes:
         calls: by name, in the order in which they run: "ours", the public function with new
             outputs, a layer's or model's step, or aclnn's phase; "plan", a plan's run with outputs
-            and workspace given; "numpy", the public function on NumPy arrays, in calls alone;
-            "torch", the same from torch, with new outputs; "bound", the memory's part of the work.
-        contender: what torch computes with; empty where it has nothing of the kind.
-        bound: what stands for the memory; empty where nothing does.
+            and workspace given; "numpy", the public function on NumPy arrays, only for the part
+            "calls"; "torch", torch's contender, with new outputs; "bound", the memory traffic.
+        contender: the name of torch's contender; empty if torch has none.
+        bound: the name of the call that is bound by memory bandwidth; empty if there is none.
         path: the plan's way through the kernels, in words.
-        failed: why others were left out, by name.
+        failed: why other contenders were left out, by name.
     """
 
     calls: Mapping[str, Call]
@@ -60,28 +60,28 @@ class Ready(NamedTuple):
 
 
 def tensors(case: Case, device: Device) -> list[Data]:
-    """A case's tensors, in as many copies as a device wants."""
+    """A case's tensors, in as many copies as the device needs."""
     return [data.make(case, seed, device.name) for seed in range(device.copies(case.tensor_bytes))]
 
 
 def _updated(case: Case, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What ``out`` has to say for new outputs, where a call updates tensors of the caller's."""
+    """The ``out`` with which a call makes new outputs and updates running statistics in place."""
     if case.operator is not Operator.FORWARD:
         return None
     return (None, None, None, named["running_mean"], named["running_var"])
 
 
 def planned(case: Case, data: Data) -> normgrad.Plan:
-    """The plan for a case's tensors, and for all that look like them."""
+    """The plan for a case's tensors, and for all of the same shapes, dtypes and layouts."""
     named, options = arguments(case, data)
     return normgrad.plan(case.operator.function, **named, **options)
 
 
 def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
-    """Our calls on a case's data: the public function and a plan's run; in calls NumPy's too."""
+    """normgrad's calls: the public function, a plan's run, and for the part "calls" NumPy's too."""
     function = getattr(normgrad, case.operator.function)
     named, options = arguments(case, data)
-    # By position, as torch's operators are called.
+    # Pass tensors by position, as in the calls of torch's operators.
     takes = inspect.signature(function).parameters.values()
     front = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
     inputs = [named.get(parameter.name) for parameter in PLANNED[case.operator.function].parameters]
@@ -107,7 +107,7 @@ def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
 
 
 def memory_bound(case: Case, data: Data) -> tuple[str, Call]:
-    """The same traffic as the operator's, with as little arithmetic as there can be."""
+    """A call with the operator's memory traffic and as little arithmetic as possible."""
     dy, x = data.grad_out, data.input
     if case.operator in (Operator.REDUCE, Operator.STATS):
         flat_x = _flat(x)
@@ -122,10 +122,10 @@ def memory_bound(case: Case, data: Data) -> tuple[str, Call]:
 
 
 def _flat(tensor: Any) -> Any:
-    """All the memory a tensor lies in, as one row of numbers that torch reads at full speed.
+    """All memory of a tensor's storage, as one vector that torch reads at full speed.
 
-    torch adds halves up one by one; as float64 their memory is read by MKL. What the numbers are
-    does not matter, nor what comes out.
+    torch sums halves one by one, but MKL reads their memory if it is viewed as float64. The values
+    and the result do not matter.
     """
     dtype = torch.float32 if tensor.dtype == torch.float32 else torch.float64
     storage = tensor.untyped_storage()
@@ -135,7 +135,7 @@ def _flat(tensor: Any) -> Any:
 
 
 def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping[str, Call]]:
-    """torch's calls by name, in groups: those of a group count if no call of one before it does."""
+    """torch's calls by name, in groups; a group counts only if no call of an earlier one works."""
     if case.part is Part.ACLNN:
         return []
     if case.part is Part.LAYERS:
@@ -153,7 +153,7 @@ def theirs(case: Case, data: Data, on_gpu: bool, compile_: bool) -> list[Mapping
     return [kernels]
 
 
-#: Ours, where it is no operator.
+#: normgrad's calls for the parts that time no single operator.
 _WHOLE: Mapping[Part, Callable[[Case, Data], Call]] = {
     Part.LAYERS: partial(steps.layer_step, True),
     Part.STEPS: partial(steps.model_step, True),
@@ -162,20 +162,20 @@ _WHOLE: Mapping[Part, Callable[[Case, Data], Call]] = {
 
 
 def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool = False) -> Ready:
-    """Make ready everything that is timed on a case; each has run once on each copy.
+    """Prepare all calls to time on a case, each of which then has run once on each copy.
 
     Args:
-        case: what is computed.
+        case: the case.
         tensors: the copies of its tensors.
-        device: where they are.
+        device: the tensors' device.
         compile_: whether torch.compile competes, on a GPU.
 
     Raises:
-        Exception: ours cannot compute it, whatever the reason.
+        Exception: normgrad's call fails, for any reason.
     """
     bound = path = ""
     if case.part is Part.STEPS:
-        tensors = tensors[:1]  # its activations go through L2 by themselves
+        tensors = tensors[:1]  # the model's activations displace one another in L2 anyway
     if case.part in _WHOLE:
         mine = [{"ours": _WHOLE[case.part](case, one)} for one in tensors]
     else:
@@ -186,7 +186,7 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
             bound, calls["bound"] = memory_bound(case, one)
     wanted = _results(case, mine[0]["ours"]())
     if compile_:
-        torch.compiler.reset()  # what is compiled for other cases counts towards a limit
+        torch.compiler.reset()  # torch limits the number of compilations, over all cases
     offers = [theirs(case, one, device.kind == "cuda", compile_) for one in tensors]
     found: dict[str, Call] = {}
     failed: dict[str, str] = {}
@@ -196,7 +196,7 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
                 wrong = disagreement(_results(case, first()), wanted)
                 if wrong is None:
                     found[name] = in_turn(group, name)
-            except Exception as error:  # of any kind: it is not ours
+            except Exception as error:  # a contender may raise anything
                 wrong = reason(error)
             if wrong is not None:
                 failed[name] = wrong
@@ -215,7 +215,7 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
 
 
 def in_turn(each: Sequence[Mapping[str, Call]], name: str) -> Call:
-    """The calls of that name, the next one every time; each runs once."""
+    """Run each copy's call of this name once, and return a call that cycles through them."""
     calls = [one[name] for one in each]
     for call in calls:
         call()
@@ -226,25 +226,25 @@ def in_turn(each: Sequence[Mapping[str, Call]], name: str) -> Call:
 
 
 def reason(error: BaseException) -> str:
-    """An error on one line, without what others put after it."""
+    """An error's class and the first line of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
 
 
 def _results(case: Case, results: Any) -> list[Any]:
-    """What all give alike: not the running statistics, which each updates as often as it runs."""
+    """The results to compare: not the running statistics, which every run updates again."""
     given = [results] if hasattr(results, "shape") else list(results)
     if case.part is Part.ROWS and case.dtype != "float32":
-        # torch adds up layer norm's gradients of parameters in x's dtype, and so far from ours.
+        # torch sums layer norm's parameter gradients in x's dtype, so they are far from normgrad's.
         return given[:1]
-    # Of batch norm's forward pass there are y, mean and invstd.
+    # Of batch norm's forward pass, compare y, mean and invstd.
     return given[:3] if case.operator.part is Part.FORWARD else given
 
 
 def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
-    """In which output a contender is further from ours than roundings explain; None for nowhere.
+    """Describe the first output that differs from normgrad's beyond roundoff; None if none does.
 
-    What either leaves out, and what has no elements, is not compared.
+    Outputs that either side leaves out, or that have no elements, are not compared.
     """
     for index, (other, own) in enumerate(zip(theirs, mine, strict=False)):
         if other is None or own is None or not own.numel() or not other.numel():
@@ -256,6 +256,6 @@ def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
         own = own.detach().float()
         scale = own.abs().max().item()
         off = (other.detach().float().reshape(own.shape) - own).abs().max().item()
-        if not off <= allowed * scale:  # nor if either is not a number
+        if not off <= allowed * scale:  # also true if either is NaN
             return f"disagrees: output {index} is off by more than {allowed:.2g} of the largest"
     return None

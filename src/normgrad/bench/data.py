@@ -1,4 +1,4 @@
-"""A case's tensors, made with torch, whose operators and ours both take."""
+"""Make a case's tensors as torch tensors, which torch's and normgrad's operators both take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .suite import Case, Layout, Operator, Part, Shape
 EPS = 1e-5
 MOMENTUM = 0.1
 
-#: Tensors by their operators' names for them; see :func:`make`.
+#: A case's tensors, by their names as arguments of the operators; see :func:`make`.
 Data = SimpleNamespace
 
 
@@ -28,13 +28,13 @@ def _lay_out(values: Any, channels_last: bool, cropped: bool) -> Any:
 
 
 def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
-    """Normally distributed tensors for all cases that differ in their operator alone.
+    """Normally distributed tensors for all cases that differ only in their operator.
 
-    There are dy and x, and one number for each channel of the others, but for mean, var and invstd
-    with group norm: one for each group of each sample. Layer norm has one of those for each row,
-    and each position of a row stands in a channel's place. The statistics are plausible ones, not
-    x's own: no operator looks, and none takes longer for it. A row's 1/std alone is what RMS norm
-    has of x, as torch's autograd finds that itself.
+    dy and x have the case's shape, and the other tensors one value for each channel. For group
+    norm, mean, var and invstd have one for each group of each sample. For layer norm, they have one
+    for each row, and positions of a row take the place of channels. The statistics are plausible
+    but not x's own, which changes no operator's time. Only RMS norm's 1/std of each row is x's own,
+    since torch's autograd computes it from x.
     """
     generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
@@ -71,13 +71,13 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
 
 
 def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the public function takes: tensors and options, by name."""
+    """The public function's arguments: tensors and options, by name."""
     training = case.operator in (Operator.TRAIN, Operator.FORWARD)
     aliases = {"rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
     tensors = {**vars(data), **aliases}
     if case.operator is Operator.TRAIN:
         tensors |= {"save_mean": data.mean, "save_invstd": data.invstd}
-    else:  # the forward pass changes them in training, and the data are others' too
+    else:  # copies, since training updates them and other calls use the same data
         tensors |= {"running_mean": data.mean.clone(), "running_var": data.var.clone()}
     options: dict[str, Any] = {"training": training, "eps": EPS, "momentum": MOMENTUM}
     options |= {"num_groups": case.groups, "normalized_shape": case.shape[1:]}

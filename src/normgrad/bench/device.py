@@ -1,4 +1,4 @@
-"""What is measured on: the CPU or a CUDA device, what a file says of it, and how it is timed."""
+"""The measured device, the CPU or a CUDA device: its facts for a file, and how calls are timed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from . import timing
 from .results import version
 from .timing import Call
 
-#: Where torch does not say how large L2 is: larger than any has been.
+#: L2's size in bytes if torch does not report it: larger than that of any GPU so far.
 UNKNOWN_L2 = 256 << 20
-#: What goes through L2 before a copy of a case's tensors is used again, in terms of L2's size.
+#: Traffic through L2 before a copy of a case's tensors is used again, in multiples of L2's size.
 TIMES_L2 = 2
-#: Tensors so small that this many copies do not exceed L2 take the time of launching kernels.
+#: If this many copies do not exceed L2, the tensors are so small that launching kernels dominates.
 MOST_COPIES = 256
-#: How much of the free memory the copies may take: the rest is for results and temporaries.
+#: The share of free memory that the copies may take; the rest is for results and temporaries.
 MEMORY_SHARE = 0.5
-#: The tensors of a copy: dy, x, and an output for ours and for what stands for the memory.
+#: The tensors of a copy: dy, x, and an output each for normgrad and the memory-bound call.
 TENSORS = 4
 
 
@@ -28,16 +28,16 @@ class Cpu:
     """This machine's processor.
 
     Attributes:
-        kind: how its files' names begin.
-        name: where torch makes tensors.
-        facts: what a file says of it beside the facts of every run.
+        kind: the start of its files' names.
+        name: torch's name of the device.
+        facts: its properties for a file, in addition to the facts of every run.
     """
 
     kind = name = "cpu"
     facts: Mapping[str, str] = {}
 
     def copies(self, tensor_bytes: int) -> int:
-        """One: what a call finds in the caches, a training finds there too."""
+        """One copy: what a call finds in the caches, training finds there too."""
         return 1
 
     seconds = staticmethod(timing.one_by_one)
@@ -47,8 +47,8 @@ class Cuda:
     """The current CUDA device.
 
     Attributes:
-        kind, name, facts: as of the CPU; the facts are :data:`..results.GPU_FACTS`, and the cache.
-        l2: its L2, in bytes.
+        kind, name, facts: see :class:`Cpu`; facts are :data:`..results.GPU_FACTS` and the cache.
+        l2: the size of its L2, in bytes.
     """
 
     kind = name = "cuda"
@@ -70,21 +70,21 @@ class Cuda:
         }
 
     def copies(self, tensor_bytes: int) -> int:
-        """How many copies of tensors of this size are gone through, so that no call finds its own
-        in L2."""
+        """The number of copies of tensors of this size to cycle through, so that no call finds its
+        copy in L2."""
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what torch keeps for itself is given back
+        torch.cuda.empty_cache()  # so that torch's cached memory counts as free
         return copies(tensor_bytes, self.l2, int(torch.cuda.mem_get_info()[0]))
 
     def seconds(self, call: Call, count: int) -> float:
-        """Seconds for one call, over so many in a row, between two CUDA events.
+        """Seconds per call, over this many in a row, between two CUDA events.
 
-        The device may still be busy with an earlier call: then the launching of these is hidden
-        behind it, as it is in a training.
+        The device may still be busy with an earlier call. Then the launches of these calls overlap
+        with it, as in training.
         """
         begin, end = self._events
         begin.record()
-        # Results stay until the end, so that each call writes to other memory than the one before.
+        # Keep the results until the end, so that each call writes to new memory.
         results = [call() for _ in range(count)]
         end.record()
         end.synchronize()
@@ -106,8 +106,8 @@ def missing() -> str | None:
 
 
 def copies(tensor_bytes: int, l2: int, free: int) -> int:
-    """How many copies of a case's tensors go through a cache, and into so much free memory."""
-    # Between two uses of a copy there are the others, of which a call reads a tensor at least.
+    """The number of copies of a case's tensors that exceeds the cache but fits the free memory."""
+    # Between two uses of a copy, the calls on all others read at least one tensor each.
     wanted = 1 + math.ceil(TIMES_L2 * l2 / tensor_bytes)
     fitting = int(free * MEMORY_SHARE) // (TENSORS * tensor_bytes)
     return max(1, min(wanted, MOST_COPIES, fitting))

@@ -1,4 +1,4 @@
-"""A run as a picture: how far every case is from what memory allows."""
+"""Plot a run: every case's time relative to the memory-bound call's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from .results import Results, Row, spelled_bytes, spelled_threads
 from .suite import Layout, Operator, Part
 
-#: Told apart with any kind of colour vision (Okabe and Ito's palette). The forward pass has panels
-#: of its own, so that its operators have the colours of what they are to the gradients.
+#: Okabe and Ito's palette, which readers with any kind of colour vision can tell apart. The forward
+#: pass has separate panels, so its operators reuse the colours of the corresponding gradients.
 _COLOURS = {
     **dict.fromkeys((Operator.TRAIN, Operator.FORWARD), ("batch norm, training", "#0072B2")),
     **dict.fromkeys((Operator.EVAL, Operator.FORWARD_EVAL), ("batch norm, evaluation", "#56B4E9")),
@@ -26,7 +26,7 @@ _COLOURS = {
     Operator.FORWARD_LAYER_NORM: ("layer norm, forward", "#E69F00"),
     Operator.FORWARD_RMS_NORM: ("RMS norm, forward", "#CC79A7"),
 }
-#: The parts that the memory's own time is known of, and how many tensors most operators need.
+#: The parts with a memory-bound call, and the number of tensors that most of their operators need.
 _PARTS = {Part.GRADIENTS: 3, Part.FORWARD: 2, Part.ROWS: 3}
 _MARKERS = dict(zip(Layout, "os^vD", strict=True))
 _TICKS = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500, 1000)
@@ -36,10 +36,10 @@ ENDINGS = (".png", ".svg")
 
 
 def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
-    """Each case's time and torch's over the memory's own, by the bytes of one tensor."""
+    """Plot normgrad's and torch's times over the memory-bound call's, by the bytes of a tensor."""
     for row in rows:
         operators = [kind for kind in Operator if kind.part is part]
-        # Cases of one size stand side by side, not on top of each other.
+        # Shift operators, so that cases of one size do not cover each other.
         beside = operators.index(row.case.operator) - (len(operators) - 1) / 2
         x, marker = row.case.tensor_bytes * 2 ** (0.15 * beside), _MARKERS[row.case.layout]
         colour = _COLOURS[row.case.operator][1]
@@ -52,22 +52,17 @@ def _panel(axes: Any, part: Part, rows: Sequence[Row], cache: int) -> None:
 
 def _scales(axes: Any, rows: Sequence[Row]) -> None:
     """Powers of two in bytes along x, plain numbers along y."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     sizes = [row.case.tensor_bytes for row in rows]
     figures = [row.figure(name, "bound") for row in rows for name in ("plan", "torch")]
+    powers = range(math.ceil(math.log2(min(sizes))), math.floor(math.log2(max(sizes))) + 1)
     axes.set_xscale("log", base=2)
+    axes.set_xticks([2.0**power for power in powers[:: 2 if len(powers) > 16 else 1]])
+    axes.xaxis.set_major_formatter(lambda size, _: spelled_bytes(size))
     axes.set_xlim(min(sizes) / 2, max(sizes) * 2)
     axes.set_yscale("log")
+    axes.set_yticks(_TICKS, map("{:g}".format, _TICKS))
     axes.set_ylim(min(0.8, *figures) / 1.15, max(4.0, *figures) * 1.15)
-    powers = range(math.ceil(math.log2(min(sizes))), math.floor(math.log2(max(sizes))) + 1)
-    ticks = [2.0**power for power in powers]
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 2 if len(ticks) > 16 else 1]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: spelled_bytes(size)))
-    axes.yaxis.set_major_locator(FixedLocator(_TICKS))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
+    axes.minorticks_off()
     axes.grid(axis="y", color="0.92", linewidth=0.6, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -75,30 +70,28 @@ def _scales(axes: Any, rows: Sequence[Row]) -> None:
 def _legend(figure: Any, rows: Sequence[Row]) -> None:
     from matplotlib.lines import Line2D
 
-    def entry(label: str, **style: Any) -> Any:
-        return Line2D([], [], label=label, **{"linestyle": "none", "markersize": 5.5, **style})
+    handles = []
+
+    def entry(label: str, **style: Any) -> None:
+        style = {"linestyle": "none", "markersize": 5.5, **style}
+        handles.append(Line2D([], [], label=label, **style))
 
     operators = {row.case.operator for row in rows}
     layouts = {row.case.layout for row in rows}
-    # An entry for each name and colour, whichever parts it is in.
-    looks = dict.fromkeys(_COLOURS[kind] for kind in Operator if kind in operators)
-    line = {"color": "0.2", "linewidth": 0.9}
-    handles = [
-        *(entry(label, marker="o", color=colour) for label, colour in looks),
-        entry("PyTorch, same case", marker="o", color="0.5", alpha=0.5, markersize=3.5),
-        *(
+    # One entry for each name and colour, even if it occurs in several parts.
+    for label, colour in dict.fromkeys(_COLOURS[kind] for kind in Operator if kind in operators):
+        entry(label, marker="o", color=colour)
+    entry("PyTorch, same case", marker="o", color="0.5", alpha=0.5, markersize=3.5)
+    for layout, marker in _MARKERS.items():
+        if layout in layouts:
             entry(layout.value, marker=marker, color="0.3", markerfacecolor="none")
-            for layout, marker in _MARKERS.items()
-            if layout in layouts
-        ),
-        entry("the memory's own time", **line, linestyle="solid"),
-        entry("L2: three tensors, or two", **line, linestyle=":"),
-    ]
+    entry("the memory's own time", color="0.2", linewidth=0.9, linestyle="solid")
+    entry("L2: three tensors, or two", color="0.2", linewidth=0.9, linestyle=":")
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
 
 
 def draw(results: Results) -> dict[str, bytes]:
-    """The picture, by the suffix of its file; none where the memory's own time is never known.
+    """The picture's files, by suffix; none if no case has a memory-bound call.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -127,7 +120,7 @@ def draw(results: Results) -> dict[str, bytes]:
     figure.suptitle(f"{versions} on {results.device}", fontsize=11)
     _legend(figure, rows)
     files = {}
-    # The same figures give the same file.
+    # A fixed salt gives the same file for the same figures.
     with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
         for suffix, metadata in zip(ENDINGS, ({"Software": None}, {"Date": None}), strict=True):
             file = io.BytesIO()

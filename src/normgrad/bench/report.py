@@ -1,4 +1,4 @@
-"""Tables of runs: those that the command prints, and those that are put into the documents."""
+"""Make tables of runs, for the command to print and for the documents."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from .startup import TIMES
 from .suite import DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
 from .targets import geometric_mean
 
-#: Names of what is timed: one's microseconds, or one's time over the other's.
+#: One name of a timed call, for its microseconds, or two, for the ratio of their times.
 Figure = tuple[str, ...]
-#: What is taken of a row, by the column's title.
+#: Functions that compute a column's value from a row, by the column's title.
 _Columns = Mapping[str, Callable[[Row], float]]
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-#: Between these stands what was measured on GPUs.
+#: The markers around a document's section on GPUs.
 GPU_BEGIN, GPU_END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 
-#: Files of runs begin so, and those of starts so; a run of a part has a suffix and is left out.
+#: Prefixes of the files of runs on CPUs, on GPUs, and of startup times. A run of a part of the
+#: suite has a suffix too, and is left out.
 RUNS, GPU_RUNS, STARTS = "cpu-", "cuda-", "startup-"
 PARTIAL = ("-quick", "-filtered", "-interrupted")
 
-#: Misses listed of each target; the file has them all.
+#: The number of misses listed for each target; the file has all of them.
 MOST_MISSES = 12
 
 NO_GPU = """No figures have been measured on a GPU yet. On a machine with one,
@@ -43,23 +44,23 @@ normgrad bench --device cuda
 writes them to `benchmarks/results/cuda-NAME.csv`, and `normgrad bench --report` puts their tables
 here."""
 
-#: What is shown of operators: whose time over whose. ``ours`` is the public function.
+#: The ratios of times that are shown for operators. ``ours`` is the public function.
 _SPEEDUP: dict[str, Figure] = {"torch / ours": ("torch", "ours")}
 FIGURES: dict[str, Figure] = {
     **_SPEEDUP,
     "torch / plan": ("torch", "plan"),
     "×triad": ("plan", "bound"),
 }
-#: What is timed, as tables call it.
+#: The titles of timed calls in tables.
 TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
 
 
 class ReportError(Exception):
-    """There is nothing to report, or nowhere to put it."""
+    """There are no runs to report, or no markers in a document to put a report between."""
 
 
 class Table(NamedTuple):
-    """A header and lines, of names to the left and numbers to the right."""
+    """A header and lines; names are aligned left, numbers right."""
 
     header: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -70,14 +71,14 @@ class Table(NamedTuple):
 
 
 def shown(value: float | None) -> str:
-    """A figure; a dash where there is none."""
+    """Format a figure; a missing one as a dash."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def held(found: Results) -> Table:
-    """The targets, and how they were met with each number of threads."""
+    """A table of the targets and their results with each number of threads."""
     by_threads = targets.by_threads(found)
     columns = [cell for n in by_threads for cell in (f"reached, {spelled_threads(n)}", "")]
     lines = []
@@ -87,18 +88,18 @@ def held(found: Results) -> Table:
     return Table(["target", "limit", *columns], lines)
 
 
-def misses(found: Results, most: int = MOST_MISSES) -> list[str]:
-    """What was missed, by name of the worst cases; a line for each target and number of threads."""
+def misses(found: Results) -> list[str]:
+    """A line with the worst cases for each missed target and number of threads."""
     lines = []
     for count, reached in targets.by_threads(found).items():
         for one in reached:
             if one.met is False:
-                more = len(one.misses) - most
-                worst = ", ".join(f"`{case}` {shown(value)}" for case, value in one.misses[:most])
+                worst = [f"`{case}` {shown(value)}" for case, value in one.misses[:MOST_MISSES]]
+                if (more := len(one.misses) - MOST_MISSES) > 0:
+                    worst.append(f"and {more} more")
                 lines.append(
                     f"- {one.target.name} ({one.target.sign}), {spelled_threads(count)}: "
-                    f"{len(one.misses)} of {one.cases}: {worst}"
-                    f"{f', and {more} more' if more > 0 else ''}"
+                    f"{len(one.misses)} of {one.cases}: {', '.join(worst)}"
                 )
     return lines
 
@@ -109,13 +110,13 @@ def _dtype(row: Row) -> str:
 
 
 def _counted(figure: Figure, label: int | str, row: Row) -> float:
-    """A row's figure, where the label is one of the row's; else NaN, which no mean counts."""
+    """A row's figure if the row has the label; else NaN, which means leave out."""
     labels = row.threads, _dtype(row), row.case.layout.value, "all"
     return row.figure(*figure) if label in labels else math.nan
 
 
 def _of_threads(counts: Iterable[int], figures: Mapping[str, Figure]) -> _Columns:
-    """Every figure for every number of threads."""
+    """A column for each figure and number of threads."""
     return {
         f"{title}, {spelled_threads(count)}": partial(_counted, figure, count)
         for count, (title, figure) in itertools.product(counts, figures.items())
@@ -123,7 +124,7 @@ def _of_threads(counts: Iterable[int], figures: Mapping[str, Figure]) -> _Column
 
 
 def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -> Table:
-    """A line for each group of rows, of the geometric means of what the columns take of them."""
+    """A table with a line for each group of rows: the geometric mean of each column's values."""
     cells = [
         [name, *(shown(geometric_mean(map(column, rows))) for column in columns.values())]
         for name, rows in lines.items()
@@ -132,7 +133,7 @@ def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -
 
 
 def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    """Every case's times in µs, and how many times as fast as torch the public function is."""
+    """A table of every case's times in µs, and of torch's time over the public function's."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(row.case.id, []).append(row)
@@ -143,13 +144,13 @@ def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
 
 
 def _by_operator(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each operator that has some."""
+    """The rows by operator, without operators that have none."""
     found = {kind: [row for row in rows if row.case.operator is kind] for kind in Operator}
     return {kind.value: mine for kind, mine in found.items() if mine}
 
 
 def starts(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """What processes pay at their start, in ms, from the rows of the file on it."""
+    """A table of processes' startup times in ms, from the rows of their file."""
     header = ["kernels, in ms", "processes", "whole process", "import numpy", "import normgrad"]
     lines = [
         [row["kernels"], str(int(row["runs"])), *(shown(float(row[name])) for name in TIMES)]
@@ -174,16 +175,16 @@ def _where(found: Results) -> str:
     versions = ", ".join(
         f"{title} {facts['torch' if title == 'PyTorch' else title.lower()]}" for title in packages
     )
-    # Where a file was measured in parts, it has the command of each.
+    # A file that was measured in parts has the command of each part.
     commands = facts["command"].replace("; ", "`, `")
     return f"{place}. {versions}. {facts['date'][:10]}, `{commands}`."
 
 
 def details(found: Results, begun: Table | None, path: Path, folder: Path) -> str:
-    """Everything on one run, which this file holds, for a document in this folder."""
+    """All sections on the run in the file ``path``, for a document in ``folder``."""
     sections = [f"### {found.device}", summary(found)]
     if reasons := found.facts.get("not_measured"):
-        # Each ends with its cases in brackets; what an error says may have a semicolon within.
+        # Split only after each reason's cases in brackets, as an error's text may have semicolons.
         sections.append("\n- ".join(["Not measured:\n", *re.split(r"(?<=\)); ", reasons)]))
     if (picture := path.with_suffix(".svg")).exists():
         link = Path(os.path.relpath(picture, folder)).as_posix()
@@ -219,12 +220,12 @@ def details(found: Results, begun: Table | None, path: Path, folder: Path) -> st
     return "\n\n".join(sections)
 
 
-#: The figures that are shown of each operator of a part.
+#: The figures of which a part's tables show means for each operator.
 _MEANS = {
     **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), FIGURES),
     Part.LAYERS: _SPEEDUP,
 }
-#: What is shown case by case.
+#: The tables that show every case.
 _EVERY = {
     Part.CALLS: "Calls that have next to nothing to compute",
     Part.ROWS: "Layer norm and RMS norm, case by case",
@@ -236,7 +237,7 @@ _EVERY = {
 
 
 def summary(found: Results) -> str:
-    """A run in short: where it was, and means of each operator and of what belongs together."""
+    """A run's summary: its device, and means for each operator and each group of cases."""
     lines: dict[str, list[Row]] = {}
     for part in Part:
         together = [row for row in found.rows if row.case.part is part and "torch" in row.us]
@@ -250,10 +251,10 @@ def summary(found: Results) -> str:
 
 
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
-    """The text with what stands between the markers replaced; None if they are not there.
+    """Replace the text between the markers; return None if there are no markers.
 
     Raises:
-        ReportError: one is missing, or there are several.
+        ReportError: one marker is missing, or a marker occurs several times.
     """
     if (text.count(begin), text.count(end)) == (0, 0):
         return None
@@ -265,7 +266,7 @@ def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END)
 
 
 def _load(folder: Path, prefix: str) -> list[tuple[Results, Table | None, Path]]:
-    """The full runs whose files begin so."""
+    """Load the full runs whose files' names have this prefix."""
     runs = []
     for path in sorted(folder.glob(f"{prefix}*.csv")):
         if path.stem.endswith(PARTIAL):
@@ -283,11 +284,12 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     """Bring the documents of a checkout up to date with the runs in a folder.
 
     Returns:
-        The documents that have markers, written: of GPUs too, or that nothing was measured there.
+        The documents with markers, which were written. Their section on GPUs says so if there is no
+        run on a GPU.
 
     Raises:
         ReportError: there are no runs, or no markers.
-        OSError: what the system says.
+        OSError: a file cannot be read or written.
     """
     runs, gpus = _load(folder, RUNS), _load(folder, GPU_RUNS)
     if not runs and not gpus:
@@ -303,7 +305,7 @@ def write(folder: Path, checkout: Path) -> list[Path]:
         if not document.exists():
             continue
         old = document.read_text(encoding="utf-8")
-        # Where there is no run on a CPU, what is said of one stays.
+        # Without a run on a CPU, keep what the document says of the last one.
         new = replace_between(old, content) if runs else None
         both = replace_between(new or old, on_gpus, GPU_BEGIN, GPU_END)
         if (found := both or new) is not None:

@@ -1,4 +1,4 @@
-"""A run's figures, and the file they are kept in."""
+"""A run's figures, and reading and writing their file."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ..machine import this_machine
 from ..writing import replacing
 from .suite import Case, Part, spelled
 
-#: What stands for the version of a package that is not there.
+#: The version that facts give for a missing package.
 NOT_INSTALLED = "not installed"
 
 #: The number of threads of a row that was measured on a GPU.
 ON_GPU = 0
 
 _GPU_VERSIONS = ("driver", "cuda", "cudnn", "triton")
-#: What a run on a GPU says of it beside the facts of every run; its L2 is the run's cache.
+#: Additional facts of a run on a GPU. The GPU's L2 is the run's cache.
 GPU_FACTS = ("gpu", "compute_capability", "multiprocessors", "memory_bytes", *_GPU_VERSIONS)
-#: What must be the same for rows of two runs to stand in one file.
+#: Facts that must agree for rows of two runs to be in one file.
 SAME = ("gpu", *_GPU_VERSIONS, "normgrad", "python", "numpy", "torch")
 
-#: The columns of times, in microseconds a call, by the names of what is timed.
+#: The columns of times, in microseconds per call, by the names of timed calls.
 TIMES = {
     "ours": "t_ours_us",
     "plan": "t_plan_us",
@@ -41,7 +41,7 @@ TIMES = {
     "torch": "t_torch_us",
     "bound": "t_triad_us",
 }
-#: The times that a case has; the others' cells are empty.
+#: The times that a part's cases have; their other cells are empty.
 KNOWN = {
     **dict.fromkeys((Part.GRADIENTS, Part.FORWARD, Part.ROWS), ("ours", "plan", "torch", "bound")),
     Part.CALLS: tuple(TIMES),
@@ -55,13 +55,13 @@ class Row:
     """One case at one number of threads.
 
     Attributes:
-        case: what was measured.
-        threads: that torch and normgrad used; :data:`ON_GPU` on a GPU.
-        us: microseconds a call, by the names of :data:`TIMES`.
-        rounds: how often each was timed.
-        spread: interquartile range over median, the largest of those timed.
-        contender: what torch computed with.
-        bound: what stood for the memory.
+        case: the case.
+        threads: the number of threads of torch and normgrad; :data:`ON_GPU` on a GPU.
+        us: microseconds per call, by the names of :data:`TIMES`.
+        rounds: how often each call was timed.
+        spread: the largest ratio of interquartile range to median of any call.
+        contender: the name of torch's contender.
+        bound: the name of the memory-bound call.
         path: the plan's way through the kernels.
     """
 
@@ -75,7 +75,7 @@ class Row:
     path: str
 
     def figure(self, one: str, other: str = "") -> float:
-        """Microseconds of one, or its time over another's; NaN where they are not known."""
+        """Microseconds of one call, or its time over another's; NaN if not known."""
         time = self.us.get(one, math.nan)
         return time / self.us.get(other, math.nan) if other else time
 
@@ -119,14 +119,14 @@ def _row(cells: Mapping[str, str]) -> Row:
 
 @dataclass(frozen=True)
 class Results:
-    """What a file holds: facts about the run, by name, and the rows."""
+    """A file's contents: facts about the run, by name, and the rows."""
 
     facts: Mapping[str, str]
     rows: tuple[Row, ...]
 
     @property
     def cache(self) -> int:
-        """The bytes that were expected to stay in cache, as the plans had it."""
+        """The bytes of cache that the plans assumed."""
         return int(self.facts["cache_bytes"])
 
     @property
@@ -136,17 +136,17 @@ class Results:
 
     @property
     def device(self) -> str:
-        """What it ran on: the GPU's name, or the CPU's."""
+        """The name of the GPU or CPU of the run."""
         return self.facts["gpu" if self.on_gpu else "cpu"]
 
     @property
     def counts(self) -> list[int]:
-        """The numbers of threads that there are rows of."""
+        """The numbers of threads in the rows."""
         return sorted({row.threads for row in self.rows})
 
 
 def version(package: str) -> str:
-    """An installed package's version; it is read and not imported, which takes torch seconds."""
+    """An installed package's version, from its metadata, since importing torch takes seconds."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -154,15 +154,15 @@ def version(package: str) -> str:
 
 
 def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
-    """Where and with what a run was made.
+    """The facts of a run: its machine, versions, settings and command.
 
     Args:
         cpu: the CPU's name.
-        command: what was asked for.
-        cache: the bytes of the cache to count on; None for a core's L2.
+        command: the run's command.
+        cache: the bytes of cache to assume; None for a core's L2.
     """
     machine = this_machine()
-    # Who else is running decides about a figure as much as the CPU does.
+    # Other processes' load affects the figures as much as the CPU does.
     load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -181,7 +181,7 @@ def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
 
 
 def slug(device: str) -> str:
-    """A CPU's or GPU's name as part of a file's."""
+    """Spell a CPU's or GPU's name for a file's name."""
     plain = re.sub(r"\((R|TM|C)\)", " ", device, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "unknown"
 
@@ -206,7 +206,7 @@ def _cell(value: Any) -> Any:
 
 
 def table_of(facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows, by column, as a file: the facts in comments, a header, the rows."""
+    """Encode a file: the facts as comments, a header, and the rows, which are given by column."""
     text = io.StringIO(newline="")
     for name, value in facts.items():
         text.write(f"# {name}: {' '.join(str(value).split())}\n")
@@ -218,10 +218,10 @@ def table_of(facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> byt
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, all or nothing: what was there stays until all is written.
+    """Replace a file atomically: the old content stays until all is written.
 
     Raises:
-        OSError: what the system says against it.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -229,7 +229,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def read_table(path: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """A file's facts, and its rows by column; an OSError if it cannot be read."""
+    """Read a file's facts, and its rows by column; an OSError if it cannot be read."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found: dict[str, str] = {}
     while lines and lines[0].startswith("#"):
@@ -239,11 +239,11 @@ def read_table(path: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
 
 
 def read(path: Path) -> Results:
-    """A run's file, also one of an earlier version with other columns beside those it takes.
+    """Read a run's file, even one of an earlier version, whose unknown columns are ignored.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such file.
+        OSError: the file cannot be read.
+        ValueError: it is no run's file.
     """
     found, rows = read_table(path)
     wanted = (*facts("", ""), *(GPU_FACTS if "gpu" in found else ()))
@@ -268,12 +268,12 @@ def check_same(there: Mapping[str, str], here: Mapping[str, str]) -> None:
 
 
 def added(old: Results, new: Results, order: Iterable[Case]) -> Results:
-    """An earlier run's cases, with another's in the place of those that it measured again.
+    """Merge two runs: the later one's rows replace the earlier one's of the same cases.
 
     Args:
-        old: the earlier one.
-        new: the later one; its facts are kept, with both commands.
-        order: of the cases; others come after them.
+        old: the earlier run.
+        new: the later run; its facts are kept, with both commands.
+        order: the order of the cases; cases that are not in it come last.
 
     Raises:
         ValueError: the runs are of different devices or versions.

@@ -1,4 +1,4 @@
-"""Going through cases: making their data, timing, a row, and what was not measured."""
+"""Run the cases: make their data, time the calls, and give a row or why there is none."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .device import Device
 from .results import ON_GPU, Row
 from .suite import Case, Part
 
-#: How much more time than others a model's step gets, which takes some 100 ms.
+#: A model's step takes some 100 ms, and gets this many times the seconds of other cases.
 STEPS_SHARE = 6
-#: Cases named of each thing that was not measured.
+#: The number of cases to name for each reason why something was not measured.
 NAMED = 2
 
 
 class Measured(NamedTuple):
-    """What came of a case.
+    """The measurement of a case.
 
     Attributes:
-        case: its id.
-        row: None, if it was not measured.
-        missing: what was not, a contender or the case, and why.
+        case: the case's id.
+        row: its row; None if the case was not measured.
+        missing: the reasons why contenders, or the case, were not measured, by name.
     """
 
     case: str
@@ -45,34 +45,34 @@ def run(
     rounds: int | None = None,
     compile_: bool = False,
 ) -> Iterator[Measured]:
-    """Measure the cases; one that cannot be is said to be so, and the next one comes.
+    """Measure the cases. A case that fails is yielded with the reason, and the run goes on.
 
     Args:
-        cases: those of one look in a row, which share their tensors.
-        device: on which they are measured.
-        threads: with how many each is measured, one after the other.
-        seconds: for the rounds of a case, where it is not said how many.
-        rounds: how many.
+        cases: the cases, those of one signature in a row, since these share their tensors.
+        device: the device to measure on.
+        threads: the numbers of threads to measure each case with.
+        seconds: the time for the rounds of a case, if ``rounds`` is None.
+        rounds: the number of rounds.
         compile_: whether torch.compile competes, on a GPU.
 
     Raises:
-        KernelError, SettingError: there are no kernels for any case.
+        KernelError, SettingError: no case can be computed.
     """
-    look: Case | None = None
+    signature: Case | None = None
     tensors: list[Data] = []
     for case in cases:
         for count in threads:
             if count != ON_GPU:
                 torch.set_num_threads(count)  # normgrad follows
             try:
-                if case.look != look:
-                    # The old ones go first: two sets of the largest need not fit.
-                    look, tensors = None, []
-                    tensors, look = contenders.tensors(case, device), case.look
+                if case.signature != signature:
+                    # Free the old tensors first: two sets of the largest may not fit in memory.
+                    signature, tensors = None, []
+                    tensors, signature = contenders.tensors(case, device), case.signature
                 yield _measured(case, tensors, device, count, seconds, rounds, compile_)
             except (KernelError, SettingError):
                 raise
-            except Exception as error:  # ours fails, memory is short, or the device is lost
+            except Exception as error:  # normgrad fails, memory is short, or the device is lost
                 yield Measured(case.id, None, {"the case": contenders.reason(error)})
 
 
@@ -99,9 +99,9 @@ def _measured(
 
 
 def unmeasured(found: Iterable[Measured]) -> list[tuple[str, str, str, str]]:
-    """What is missing of a run, so that nobody takes what is not there for what is good.
+    """A run's omissions, so that a reader does not take a missing figure for a good one.
 
-    It is what (a contender, or the case), why, how many cases miss it for this reason, and some.
+    Each is the name (a contender, or the case), the reason, the number of cases, and some cases.
     """
     groups: dict[tuple[str, str], dict[str, None]] = {}
     for one in found:
@@ -115,6 +115,6 @@ def unmeasured(found: Iterable[Measured]) -> list[tuple[str, str, str, str]]:
 
 
 def nothing(cases: Sequence[Case], why: str) -> list[Measured]:
-    """What comes of a run where there is no device."""
+    """The measurements of a run without a device, which all lack a row for this reason."""
     counts = Counter(case.part for case in cases)
     return [Measured(c.id, None, {f"{counts[c.part]} {c.part.value}": why}) for c in cases]

@@ -1,4 +1,4 @@
-"""What a process pays before its first gradient: import, reading or compiling the kernels."""
+"""Measure a process's time to its first gradient: imports, and loading or compiling kernels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 
 from ..backends.cpu import packaged
 
-#: How often each is measured; compiling takes seconds.
+#: The numbers of processes without and with kernels on disk; compiling takes seconds.
 COLD_RUNS, WARM_RUNS = 3, 7
 
-#: Run in a fresh process. Large enough that the driver with threads is in it, small enough that the
-#: work itself is nothing; NumPy alone, since torch takes longer to import than all the rest.
+#: The program that each process runs. Its call is large enough to use threads, but small enough
+#: that the computation takes no time. It uses NumPy alone, since importing torch takes longer than
+#: all the rest.
 _CHILD = """
 import json, time
 start = time.perf_counter()
@@ -36,8 +37,9 @@ for _ in range(2):
 spans = zip((start, numpy, *times[:2]), (numpy, imported, *times[1:]))
 print(json.dumps([1e3 * (end - begin) for begin, end in spans]))
 """
-#: Milliseconds, medians over the processes: from starting Python to its end, ``import numpy``,
-#: ``import normgrad`` after it, the first call, with importing Numba in it, and the next.
+#: The columns, in milliseconds, medians over the processes: from Python's start to its end,
+#: ``import numpy``, ``import normgrad`` after it, the first call, including Numba's import, and
+#: the second call.
 TIMES = ("process_ms", "numpy_ms", "import_ms", "first_call_ms", "second_call_ms")
 
 
@@ -58,17 +60,17 @@ def _start(cache: Path) -> dict[str, float]:
 
 
 def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, Any]]:
-    """Start processes: so many with an empty folder for kernels each, then with a full one.
+    """Time ``cold`` processes, each with an empty kernel folder, then ``warm`` with a full one.
 
-    Where the package brings kernels, nothing is compiled, but for what starts Numba's threads.
-    After each process ``tick`` is called.
+    If the package contains kernels, only the code that starts Numba's threads is compiled.
+    ``tick`` is called after each process.
 
     Returns:
-        The file's rows: of kernels that are "compiled", into an empty folder, "from disk", or
-        "packaged", how many processes there were and the medians of :data:`TIMES`.
+        The file's rows: for kernels that are "compiled" (into an empty folder), "from disk" or
+        "packaged", the number of processes and the medians of :data:`TIMES`.
 
     Raises:
-        RuntimeError: one failed.
+        RuntimeError: a process failed.
     """
     brought = packaged.library() is not None
     runs: dict[str, list[dict[str, float]]] = {}

@@ -1,4 +1,4 @@
-"""What is timed as a whole: a layer's step, a model's training step, aclnn's first phase."""
+"""Calls other than single operators: a layer's step, a training step, aclnn's first phase."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .data import Data
 from .suite import BFLOAT16, DENSE, Case, Operator
 from .timing import Call
 
-#: The models are no part of the package: a checkout has them.
+#: The models' file, which is not in the package but only in a checkout.
 MODELS = Path(normgrad.__file__).parents[2] / "benchmarks" / "models.py"
 LEARNING_RATE, LEARNING_MOMENTUM = 1e-3, 0.9
 
 
 def layer_step(ours: bool, case: Case, data: Data) -> Call:
-    """What a training does with one layer, as a call that returns y and the three gradients.
+    """A layer's forward and backward pass, as a call that returns y and the three gradients.
 
-    The gradients of the call before are dropped first, so that each makes new ones.
+    Each call first drops the gradients of the call before, so that it makes new ones.
 
     Args:
-        ours: whether the layer is normgrad's, or torch's.
-        case: of a layer.
+        ours: whether the layer is normgrad's, rather than torch's.
+        case: a layer's case.
         data: its tensors; dy is the gradient of the loss.
     """
     kind = getattr((normgrad.torch if ours else torch).nn, case.operator.function)
@@ -44,7 +44,7 @@ def layer_step(ours: bool, case: Case, data: Data) -> Call:
     with torch.no_grad():
         for name, value in values.items():
             getattr(layer, name).copy_(value)
-    # A leaf of its own, over the same memory.
+    # A separate autograd leaf over the same memory.
     leaf = data.input.detach().requires_grad_()
 
     def call() -> Any:
@@ -62,10 +62,12 @@ def _models() -> dict[str, Any]:
 
 
 def model_step(ours: bool, case: Case, data: Data) -> Call:
-    """A training step of a model with its own layers, or converted to ours; it returns the loss.
+    """A training step of a model, with torch's layers or converted to normgrad's.
+
+    The call returns the loss.
 
     Raises:
-        FileNotFoundError: this is no checkout.
+        FileNotFoundError: the package is not in a checkout, which has the models.
     """
     torch.manual_seed(0)
     form = torch.contiguous_format if case.layout is DENSE[0] else torch.channels_last
@@ -87,13 +89,13 @@ def model_step(ours: bool, case: Case, data: Data) -> Call:
     return call
 
 
-#: The numbers of signatures that no call has had, and how many are made ready for new ones: a
-#: case's rounds take fewer.
+#: Numbers that make signatures new, and how many calls with new signatures to prepare: more than a
+#: case's rounds take.
 _NEW, _READY = itertools.count(), 1000
 
 
 def phase_1(case: Case, _: Data) -> Call:
-    """aclnn's first phase of batch norm's gradients, or of group norm's, on tensors made before."""
+    """aclnn's first phase of batch or group norm's gradients, on tensors created beforehand."""
     new, groups = case.operator is Operator.ACLNN_NEW, case.groups
     mask = aclnn.aclCreateBoolArray([True] * 3)
 
@@ -102,7 +104,7 @@ def phase_1(case: Case, _: Data) -> Call:
 
     def arguments() -> tuple[Any, ...]:
         samples, channels, length = case.shape
-        if new:  # small ones that differ
+        if new:  # another small shape for each call
             number = next(_NEW)
             samples, channels = samples + number % 8, channels + 4 * (number // 8 % 8)
             length += 1 + number // 64

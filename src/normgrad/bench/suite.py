@@ -1,24 +1,25 @@
-"""The cases: what is computed on which shape, dtypes and layout. Data alone, nothing is computed.
+"""The benchmark's cases: operators with shapes, dtypes and layouts. Nothing is computed here.
 
-The full cross product would take hours and say little more, so that it is cut by this rule:
+The full cross product would take hours and tell little more, so these rules select cases:
 
-1. Gradients and forward passes meet each of their shapes in float32 and in bfloat16 with float32
-   parameters, contiguous, and channels-last where there are four axes.
-2. What is less common is met by two shapes for each kind of operator (:data:`SAMPLE`), one with
-   long rows or few channels, one with short rows or many: float16, whose times are within a few
-   per cent of bfloat16's, in the same layouts; parameters in half precision, contiguous; mixed and
-   cropped layouts, in float32 and bfloat16.
-3. A shape is left out whose size and whose rows two others have: of ResNet-50's layers there is no
-   (32, 256, 56, 56). Forward passes, which share their loops, meet a part of the shapes.
-4. A layer's step, forward and backward, is met by the forward pass's shapes of four axes and by
-   small ones, in float32 and bfloat16, contiguous and channels-last; so is a model's training step.
-5. What a call costs before it computes anything is measured on one tiny shape, (4, 8, 4), for the
-   operators that PyTorch has one of its own for, and for aclnn's first phase.
-6. Layer norm and RMS norm, forward and backward, meet the shapes of language models and two
+1. Gradients and forward passes have each of their shapes in float32 and in bfloat16 with float32
+   parameters, contiguous, and channels-last if there are four axes.
+2. Less common cases have two shapes for each kind of operator (:data:`SAMPLE`), one with long rows
+   or few channels, one with short rows or many: float16, whose times are within a few per cent of
+   bfloat16's, in the same layouts; parameters in half precision, contiguous; mixed and cropped
+   layouts, in float32 and bfloat16.
+3. A shape is left out if one other has its size and another its rows: of ResNet-50's layers there
+   is no (32, 256, 56, 56). Forward passes, which share their loops, have a part of the shapes.
+4. A layer's step, forward and backward, has the forward pass's shapes of four axes and small ones,
+   in float32 and bfloat16, contiguous and channels-last. A model's training step has the same
+   dtypes and layouts.
+5. The cost of a call before it computes anything is measured on one tiny shape, (4, 8, 4), for the
+   operators that PyTorch has too, and for aclnn's first phase.
+6. Layer norm and RMS norm, forward and backward, have the shapes of language models and two
    extremes (:data:`ROWS`) in float32 and in bfloat16 with float32 parameters, contiguous.
 
-So every dtype, every pair of dtypes and every layout meets every gradient of batch and group norm,
-and every forward pass but for mixed layouts, as it has one tensor alone.
+So every gradient of batch and group norm has every dtype, every pair of dtypes and every layout.
+So has every forward pass, except for mixed layouts, since it has only one data tensor.
 ``batch_norm_gather_stats_with_counts`` has no cases: it takes as long as any small call.
 ``benchmarks/sync_batch_norm.py`` measures its use.
 """
@@ -39,13 +40,13 @@ Grouped = tuple[Shape, int]  # a shape and its number of groups, 0 for batch nor
 
 
 class Part(Enum):
-    """What an operator belongs to; the parts are held to targets of their own."""
+    """The part of the suite that an operator belongs to. Each part has its own targets."""
 
     GRADIENTS = "gradients"
     FORWARD = "forward passes"
-    #: Forward and backward, where each row of x has statistics of its own.
+    #: Forward and backward passes with statistics for each row of x.
     ROWS = "layer and RMS norm"
-    #: Single calls that have next to nothing to compute.
+    #: Single calls on tensors so small that their fixed cost dominates.
     CALLS = "calls"
     #: A layer's forward and backward pass, with autograd between them.
     LAYERS = "layers"
@@ -55,12 +56,12 @@ class Part(Enum):
 
 
 class Operator(Enum):
-    """What is computed.
+    """What a case computes.
 
-    The value is how a case's id begins. Beside it stand the public function, and the operator's
-    name in plans (or the layer's class, the model's, or the kind of call); the part; and how many
-    tensors go through memory once in the best case: gradients read dy and x, and write dx; the
-    forward pass reads x and writes y; a layer does the one after the other.
+    The value is the start of a case's id. A member's other fields are the name of the public
+    function and operator (or the layer's class, the model's, or the kind of call); the part; and
+    how many tensors go through memory once in the best case: gradients read dy and x, and write dx;
+    the forward pass reads x and writes y; a layer does one after the other.
     """
 
     function: str
@@ -70,7 +71,7 @@ class Operator(Enum):
     def __new__(
         cls, value: str, function: str = "", part: Part = Part.GRADIENTS, streams: int = 0
     ) -> Operator:
-        """A member, known by its value alone."""
+        """Make a member whose value is the first field alone."""
         made = object.__new__(cls)
         made._value_ = value
         made.function, made.part, made.streams = function, part, streams
@@ -86,11 +87,11 @@ class Operator(Enum):
     #: Batch norm in training, which updates the running statistics in place.
     FORWARD = "forward", "batch_norm", Part.FORWARD, 2
     FORWARD_EVAL = "forward-eval", "batch_norm", Part.FORWARD, 2
-    #: The statistics alone, and all but the statistics.
+    #: The statistics alone, and the forward pass for given statistics.
     STATS = "stats", "batch_norm_stats", Part.FORWARD, 1
     NORMALISE = "normalise", "batch_norm_elemt", Part.FORWARD, 2
     FORWARD_GROUP_NORM = "forward-group-norm", "group_norm", Part.FORWARD, 2
-    #: RMS norm's cases have the name of the paper, root mean square layer normalisation.
+    #: RMS norm's cases are named after its paper, root mean square layer normalisation.
     LAYER_NORM = "layer-norm", "layer_norm_backward", Part.ROWS, 3
     RMS_NORM = "rms-layer-norm", "rms_norm_backward", Part.ROWS, 3
     FORWARD_LAYER_NORM = "forward-layer-norm", "layer_norm", Part.ROWS, 2
@@ -101,13 +102,13 @@ class Operator(Enum):
     RESNET18 = "step-resnet18", "ResNet18", Part.STEPS, 1
     MOBILENET_V2 = "step-mobilenet-v2", "MobileNetV2", Part.STEPS, 1
     UNET = "step-unet", "UNet", Part.STEPS, 1
-    #: Of tensors that look like an earlier call's, and of a shape that was not seen before.
+    #: Calls on tensors like an earlier call's, and calls with a new shape.
     ACLNN_KNOWN = "aclnn-known", "known", Part.ACLNN, 0
     ACLNN_NEW = "aclnn-new", "new", Part.ACLNN, 0
 
 
 class Layout(Enum):
-    """How dy and x lie in memory; the forward pass has x alone."""
+    """The memory layouts of dy and x; the forward pass has x alone."""
 
     CONTIGUOUS = "contiguous"
     CHANNELS_LAST = "channels-last"
@@ -115,8 +116,8 @@ class Layout(Enum):
     X_CHANNELS_LAST = "x-channels-last"
     #: dy channels-last, x contiguous.
     DY_CHANNELS_LAST = "dy-channels-last"
-    #: Both are ``[:, :, 1:, 1:]`` of tensors with one row and one column more: rows are contiguous
-    #: and nothing else is.
+    #: Both are ``[:, :, 1:, 1:]`` of tensors with one more row and column; only rows are
+    #: contiguous.
     CROPPED = "cropped"
 
 
@@ -127,40 +128,40 @@ RESNET_50: tuple[Shape, ...] = (
     *((32, 64, 112, 112), (32, 64, 56, 56), (32, 512, 28, 28)),
     *((32, 1024, 14, 14), (32, 2048, 7, 7)),
 )
-#: ResNet-50's batch on a GPU: of 32 samples its last layers fit an L2 of 50 MB.
+#: ResNet-50's batch on a GPU. With 32 samples, its last layers would fit an L2 of 50 MB.
 GPU_BATCH = 256
-#: Few channels, short rows, large planes, three axes, two axes wide and tall; and where what counts
-#: is how long a call takes that has next to nothing to do.
+#: Few channels, short rows, large planes, three axes, two axes wide and tall; and shapes so small
+#: that a call's fixed cost dominates.
 OTHERS: tuple[Shape, ...] = (
     *((8, 3, 224, 224), (256, 512, 4, 4), (20, 6, 256, 256)),
     *((32, 128, 1024), (256, 1024), (4096, 64), (8, 16, 8, 8), (64, 128)),
 )
-#: Diffusion models' layers, and the two extremes of group norm.
+#: Shapes and groups of diffusion models' layers, and the two extremes of group norm.
 GROUP_NORM: tuple[Grouped, ...] = (
     *(((4, 320, 64, 64), 32), ((4, 640, 32, 32), 32), ((8, 1280, 16, 16), 32)),
     *(((1, 128, 256, 256), 32), ((16, 256, 32, 32), 1), ((16, 256, 32, 32), 256)),
 )
-#: What meets what is less common.
+#: The shapes of less common dtypes and layouts.
 SAMPLE: tuple[Grouped, ...] = (
     *(((32, 64, 56, 56), 0), ((32, 1024, 14, 14), 0)),
     *(((4, 320, 64, 64), 32), ((16, 256, 32, 32), 1)),
 )
-#: What the forward pass meets of the shapes above: long rows, short ones, and the shortest; few
-#: channels, and two axes; small ones.
+#: The forward pass's shapes, of those above: long, short and the shortest rows; few channels, and
+#: two axes; small ones.
 FORWARD: tuple[Grouped, ...] = (
     *(*SAMPLE, ((8, 1280, 16, 16), 32), ((32, 2048, 7, 7), 0)),
     *(((8, 3, 224, 224), 0), ((256, 1024), 0), ((8, 16, 8, 8), 0), ((64, 128), 0)),
 )
-#: For layers alone: small ones.
+#: Small shapes for layers alone.
 SMALL_LAYERS: tuple[Grouped, ...] = (
     *(((4, 32, 14, 14), 0), ((8, 16, 8, 8), 4), ((4, 32, 14, 14), 8)),
 )
-#: Rows and their elements: transformers' tokens, a vocabulary's logits, and short rows.
+#: Numbers of rows and their lengths: transformers' tokens, a vocabulary's logits, and short rows.
 ROWS: tuple[Shape, ...] = (
     *((8192, 768), (4096, 768), (8192, 1024), (4096, 4096), (512, 4096), (512, 1024)),
     *((64, 50257), (16384, 128)),
 )
-#: The images of a training step, and the tensors of a call that has nothing to do.
+#: The shape of a training step's images, and the tiny shape that measures a call's fixed cost.
 IMAGES: Shape = (16, 3, 64, 64)
 CALL: Shape = (4, 8, 4)
 
@@ -171,15 +172,15 @@ HALVES = ((BFLOAT16, BFLOAT16), (FLOAT16, FLOAT16))
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure.
+    """One case of the benchmark.
 
     Attributes:
         operator: what is computed.
-        shape: of x and dy, channels second.
-        dtype: of x and dy; of a model's step, what autocast computes in.
+        shape: the shape of x and dy, channels second.
+        dtype: the dtype of x and dy; for a model's step, autocast's dtype.
         parameters: the dtype of the per-channel tensors.
-        layout: of x and dy.
-        groups: of group norm; 0 for the others.
+        layout: the memory layout of x and dy.
+        groups: group norm's number of groups; 0 for other operators.
     """
 
     operator: Operator
@@ -191,7 +192,7 @@ class Case:
 
     @classmethod
     def read(cls, cells: Mapping[str, str]) -> Case:
-        """The case of a file's row; a ValueError or KeyError where it has none."""
+        """The case of a file's row; a ValueError or KeyError if it describes none."""
         shape = tuple(map(int, cells["shape"].split("x")))
         dtype, parameters, groups = cells["dtype"], cells["parameters"], int(cells["groups"])
         operator, layout = Operator(cells["operator"]), Layout(cells["layout"])
@@ -208,36 +209,36 @@ class Case:
 
     @property
     def part(self) -> Part:
-        """What it belongs to: calls are operators on the tiny shape."""
+        """The case's part; an operator on the tiny shape belongs to the calls."""
         part = self.operator.part
         tiny = self.shape == CALL and part in (Part.GRADIENTS, Part.FORWARD)
         return Part.CALLS if tiny else part
 
     @property
-    def look(self) -> Case:
-        """What a case's tensors depend on: equal for cases that share them."""
+    def signature(self) -> Case:
+        """The fields that determine the tensors; cases of equal signatures share their tensors."""
         rows = self.part is Part.ROWS
         alike = Operator.LAYER_NORM if rows else Operator.TRAIN
         return replace(self, operator=Operator.GROUP_NORM if self.groups else alike)
 
     @property
     def elements(self) -> int:
-        """Of one tensor."""
+        """The number of elements of one data tensor."""
         return math.prod(self.shape)
 
     @property
     def tensor_bytes(self) -> int:
-        """Of one tensor."""
+        """The size of one data tensor in bytes."""
         return self.elements * dtypes.BY_NAME[self.dtype].itemsize
 
     @property
     def bytes(self) -> int:
-        """What has to go through memory: each tensor that is needed, once."""
+        """The least memory traffic: the size of all tensors that are needed."""
         return self.operator.streams * self.tensor_bytes
 
 
 def spelled(shape: Shape) -> str:
-    """A shape in a name: 32x64x56x56."""
+    """Spell a shape for a name: 32x64x56x56."""
     return "x".join(map(str, shape))
 
 
@@ -247,7 +248,7 @@ def _cases(
     kinds: Iterable[tuple[str, str]],
     layouts: Iterable[Layout],
 ) -> Iterator[Case]:
-    """All operators of a part on these shapes in every kind and layout that they can have."""
+    """All operators of a part on these shapes, in all of the dtypes and layouts that fit them."""
     operators = [operator for operator in Operator if operator.part is part]
     for (shape, groups), kind in itertools.product(shapes, kinds):
         for layout in layouts if len(shape) == 4 else DENSE[:1]:
@@ -257,7 +258,7 @@ def _cases(
 
 
 def suite() -> tuple[Case, ...]:
-    """Every case, each once, in the order in which they run: those of one look in a row."""
+    """All cases, in the order in which they run, with those of one signature in a row."""
     gradients = [*((shape, 0) for shape in (*RESNET_50, *OTHERS)), *GROUP_NORM]
     four_axes = [grouped for grouped in (*FORWARD, *SMALL_LAYERS) if len(grouped[0]) == 4]
     cases: list[Case] = []
@@ -277,39 +278,39 @@ def suite() -> tuple[Case, ...]:
     cases += [Case(op, CALL, groups=4) for op in (Operator.GROUP_NORM, Operator.FORWARD_GROUP_NORM)]
     for operator in (Operator.ACLNN_KNOWN, Operator.ACLNN_NEW):
         cases += [Case(operator, CALL, groups=groups) for groups in (0, 4)]
-    return _by_look(cases)
+    return _by_signature(cases)
 
 
 def quick() -> tuple[Case, ...]:
     """A fixed part of :func:`suite` that takes less than a minute.
 
     It has every operator in and out of the caches, and every layout and pair of dtypes of the
-    gradients, forward passes and layers, on the smallest shapes that have them, batch norm's first.
+    gradients, forward passes and layers, on the smallest shapes, with batch norm's first.
     """
     seen: set[object] = set()
     chosen = []
     for case in sorted(suite(), key=lambda case: (case.groups > 0, case.elements)):
         large = case.elements > 1 << 22
         new: set[object] = {(case.part, case.operator, large)}
-        if case.part is not Part.STEPS:  # which take seconds each
+        if case.part is not Part.STEPS:  # training steps take seconds each
             new |= {(case.part, case.dtype, case.parameters), (case.part, case.layout)}
         if not new <= seen:
             seen |= new
             chosen.append(case)
-    return _by_look(chosen)
+    return _by_signature(chosen)
 
 
-def _by_look(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Every case once, those of one look in a row."""
-    looks: dict[Case, dict[Case, None]] = {}
+def _by_signature(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """The distinct cases, with those of one signature in a row."""
+    groups: dict[Case, dict[Case, None]] = {}
     for case in cases:
-        looks.setdefault(case.look, {})[case] = None
-    return tuple(case for mine in looks.values() for case in mine)
+        groups.setdefault(case.signature, {})[case] = None
+    return tuple(case for mine in groups.values() for case in mine)
 
 
 def on_gpu(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """The same cases, but ResNet-50's layers at batch :data:`GPU_BATCH`, and none that measure the
-    host alone."""
+    """The same cases, with ResNet-50's layers at batch :data:`GPU_BATCH`, and without those that
+    measure the host alone."""
     shapes = {shape: (GPU_BATCH, *shape[1:]) for shape in RESNET_50}
     return tuple(
         replace(case, shape=shapes.get(case.shape, case.shape))

@@ -1,4 +1,4 @@
-"""What the library wants to reach, and how far a run's figures are from it."""
+"""The library's performance targets, and how a run's figures compare with them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .suite import Operator, Part
 
 
 class Target(NamedTuple):
-    """A limit that a figure is to keep: in the geometric mean, or in each case that counts.
+    """A limit on a figure: on its geometric mean, or on each case that counts.
 
     Attributes:
-        name: what is to be reached.
-        parts: whose cases count.
-        figure: the names of what is timed: one's time over the other's, or one's microseconds.
-        limit: how much it may be, or has to be.
-        at_least: which of the two.
-        mean: whether it is the geometric mean that is held.
-        least, below: the elements of the cases that count.
-        operator: the only one that counts, if there is one.
-        beyond_cache: whether cases count only if more goes through memory than the cache holds.
+        name: the target's name.
+        parts: the parts whose cases count.
+        figure: two names of timed calls, for the ratio of their times, or one, for microseconds.
+        limit: the limit.
+        at_least: whether the limit is a minimum, rather than a maximum.
+        mean: whether the geometric mean is compared, rather than each case.
+        least, below: the smallest number of elements that counts, and the first that does not.
+        operator: the only operator that counts, if there is one.
+        beyond_cache: whether cases count only if their memory traffic exceeds the cache.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Target(NamedTuple):
         return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
 
     def counts(self, row: Row, cache: int) -> bool:
-        """Whether a case counts where there are so many bytes of cache to count on."""
+        """Whether a row's case counts, with this many bytes of cache."""
         case = row.case
         return (
             case.part in self.parts
@@ -57,8 +57,8 @@ _GRADIENTS, _FORWARD, _CALLS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.CALLS,)
 _LAYERS, _STEPS, _ACLNN = (Part.LAYERS,), (Part.STEPS,), (Part.ACLNN,)
 _SPEEDUP, _PLAN, _SHARE = ("torch", "ours"), ("torch", "plan"), ("ours", "torch")
 
-#: Below 2¹⁶ elements the fixed cost of a call decides, and below 2¹² nothing else does, which the
-#: calls' targets hold; so it is below 2¹⁵ of layers, with autograd in them.
+#: Below 2¹⁶ elements the fixed cost of a call dominates. Below 2¹² it is all that counts, and the
+#: targets for calls cover it. For layers, which include autograd, that is so below 2¹⁵.
 TARGETS = (
     Target("torch / plan.run, geometric mean of gradients", _GRADIENTS, _PLAN, 2.5, True, True),
     Target("torch / plan.run, geometric mean of forward passes", _FORWARD, _PLAN, 1.6, True, True),
@@ -83,7 +83,7 @@ TARGETS = (
     Target("aclnn's phase 1 of a known one, µs",
            _ACLNN, ("ours",), 8.0, operator=Operator.ACLNN_KNOWN),
 )  # fmt: skip
-#: On a GPU nothing else has been measured that a limit could be set by.
+#: The targets on a GPU, the only ones for which measurements exist to set a limit.
 ON_GPUS = tuple(
     Target(f"torch / ours, each of 2¹⁶ elements or more, {part.value}",
            (part,), _SPEEDUP, 1.0, True, least=1 << 16)
@@ -92,12 +92,12 @@ ON_GPUS = tuple(
 
 
 class Held(NamedTuple):
-    """How a target was met at one number of threads.
+    """A target's result at one number of threads.
 
     Attributes:
         target: the target.
-        reached: a geometric mean, or the worst case's figure; None if no case counts.
-        cases: how many count.
+        reached: the geometric mean, or the worst case's figure; None if no case counts.
+        cases: how many cases count.
         misses: if it was missed, the cases beyond the limit with their figures, the worst first.
         met: whether it was reached; None if no case counts.
     """
@@ -119,15 +119,15 @@ class Held(NamedTuple):
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """What was not measured (NaN) does not count; None of nothing."""
+    """The geometric mean of all values that are not NaN (not measured); None if there are none."""
     known = [value for value in values if not math.isnan(value)]
     if len(known) == 1:
-        return known[0]  # which logarithms would round
+        return known[0]  # exactly: logarithms would round it
     return statistics.geometric_mean(known) if known else None
 
 
 def hold(target: Target, rows: Iterable[Row], cache: int) -> Held:
-    """A target against the rows of one number of threads, and the bytes of cache to count on."""
+    """Compare a target with the rows of one number of threads, given the bytes of cache."""
     figures = [
         (row.case.id, row.figure(*target.figure)) for row in rows if target.counts(row, cache)
     ]
@@ -145,7 +145,7 @@ def hold(target: Target, rows: Iterable[Row], cache: int) -> Held:
 
 
 def by_threads(results: Results) -> dict[int, list[Held]]:
-    """The targets, for each number of threads that was run."""
+    """The targets' results, for each number of threads that was run."""
     return {
         count: [
             hold(target, [row for row in results.rows if row.threads == count], results.cache)

@@ -1,4 +1,4 @@
-"""Timing calls by turns, so that whatever the machine does beside hits all of them alike."""
+"""Time calls by turns, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 
 Call = Callable[[], Any]
 
-#: Rounds, in each of which every call has its turn: no fewer than MIN, and more until the medians
-#: are known to PRECISE of themselves, the time is over, or there are MAX.
+#: Numbers of rounds, in each of which every call has one turn: at least MIN, then more until the
+#: medians' relative standard error is at most PRECISE, the time is over, or there are MAX.
 MIN_ROUNDS, MAX_ROUNDS = 5, 101
 PRECISE = 0.01
 ENOUGH_SECONDS, QUICK_SECONDS = 0.5, 0.2
 
-#: Calls shorter than this are timed several at once, for about BATCH_SECONDS.
+#: Calls shorter than SHORT_SECONDS are timed in batches of about BATCH_SECONDS.
 SHORT_SECONDS, BATCH_SECONDS = 100e-6, 500e-6
 
-#: How long to wait before a turn on other threads than the last one's: where torch and Numba use an
-#: OpenMP each, its threads spin after a parallel region, and for up to 4 ms (measured with GNU's)
-#: the spinning threads of one keep the other's from the cores.
+#: How long to wait before a turn on another thread pool than the last one's. If torch and Numba
+#: each use an OpenMP of their own, its threads spin after a parallel region, for up to 4 ms
+#: (measured with GNU's), and keep the other pool's threads from the cores.
 SETTLE_SECONDS = 5e-3
 #: The calls that run on torch's threads, by name.
 TORCHS = ("torch", "bound")
 
-#: Below this a call made ahead of the timed ones costs little and brings the call's own memory
-#: into the caches; above it no cache holds what it would bring.
+#: Calls shorter than this run once untimed before the timed ones, which costs little and brings
+#: their memory into the caches. The memory of longer calls fits no cache.
 WARM_BELOW_SECONDS = 5e-3
 
 
@@ -36,10 +36,10 @@ class Times(NamedTuple):
     """The figures of a case.
 
     Attributes:
-        medians: of each call, in seconds.
-        rounds: turns that each had.
-        spread: the largest of the interquartile ranges, relative to its median: how quiet the
-            machine was.
+        medians: each call's median time, in seconds.
+        rounds: the number of turns of each call.
+        spread: the largest ratio of interquartile range to median of any call, which is large if
+            the machine had other load.
     """
 
     medians: Mapping[str, float]
@@ -48,7 +48,7 @@ class Times(NamedTuple):
 
 
 def one_by_one(call: Call, count: int) -> float:
-    """Seconds for one call, over so many in a row."""
+    """Seconds per call, over this many in a row."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -62,28 +62,29 @@ def measure(
     settle: float = 0.0,
     stopwatch: Callable[[Call, int], float] = one_by_one,
 ) -> Times:
-    """Time calls that have been made before.
+    """Time calls, each of which has run before.
 
     Args:
         calls: by name; those on one pool's threads next to each other.
-        seconds: after which no round begins, if there were enough.
-        rounds: how many, instead.
+        seconds: the time after which no round begins, once there are MIN_ROUNDS.
+        rounds: the exact number of rounds, instead.
         settle: seconds to wait before a turn on another pool's threads.
-        stopwatch: seconds for one call, over so many in a row.
+        stopwatch: times a call this many times in a row, and returns seconds per call.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     spent, pool = 0.0, None
     collecting = gc.isenabled()
     gc.disable()
     try:
-        # The first of two calls wakes the threads and makes plans.
+        # Take the faster of two calls: the first wakes threads and makes plans.
         expected = {name: min(stopwatch(call, 1) for _ in range(2)) for name, call in calls.items()}
         batches = {name: _batch(length) for name, length in expected.items()}
         for turn in range(rounds or MAX_ROUNDS):
             enough = spent >= seconds or all(map(_known, samples.values()))
             if rounds is None and turn >= MIN_ROUNDS and enough:
                 break
-            # To and fro: nobody always comes after the same one, and the pool changes once a round.
+            # Alternate the direction: no call always follows the same one, and the thread pool
+            # changes only once per round.
             for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
                 changed, pool = pool != (name in TORCHS), name in TORCHS
                 if changed and settle:
@@ -110,7 +111,7 @@ def _known(values: list[float]) -> bool:
 
 
 def spread(values: list[float]) -> float:
-    """Interquartile range over median; 0 of one value."""
+    """The ratio of interquartile range to median; 0 for one value."""
     if len(values) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")

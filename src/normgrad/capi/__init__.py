@@ -1,7 +1,7 @@
-"""The dialects as C libraries: any C or C++ host program of theirs runs, and is checked.
+"""The dialects as C libraries, which run and check C and C++ host programs.
 
-``normgrad capi build`` compiles them (:mod:`.build`) from one list (:mod:`.declarations`). What a
-program calls is a trampoline, generated in C; it jumps to a Python function of the same name, in
-:mod:`.acl`, :mod:`.aclnn` or :mod:`.infini`, which looks handles and pointers up and calls the
-dialect. docs/capi.md shows how to use them.
+``normgrad capi build`` compiles the libraries (:mod:`.build`) from one list of functions
+(:mod:`.declarations`). Each function is a generated C trampoline, which jumps to a Python function
+of the same name in :mod:`.acl`, :mod:`.aclnn` or :mod:`.infini`. That function looks up handles and
+pointers, and calls the dialect. docs/capi.md shows how to use the libraries.
 """

@@ -58,18 +58,18 @@ _CHIPS = {
 
 
 class Context:
-    """What streams and events belong to on a device; here to nothing."""
+    """A context of a device; on a device, streams and events belong to one, but not here."""
 
 
 class STATE:
-    """What the process has set.
+    """The runtime's state in this process.
 
     Attributes:
         by_acl, by_aclnn: whether aclInit and aclnnInit were called.
         has_default: whether aclInit's file names a device for threads that set none.
-        users: how often aclrtSetDevice was called more than aclrtResetDevice.
-        life: counts how often the device's resources were released.
-        default: the handle of the context that comes with the device; made when it is asked for.
+        users: the number of aclrtSetDevice calls minus that of aclrtResetDevice calls.
+        life: a number that increases whenever the device's resources are released.
+        default: the handle of the device's own context; None until a program asks for it.
     """
 
     by_acl = by_aclnn = has_default = False
@@ -100,7 +100,7 @@ NO_DEVICE = (
 
 
 def has_device() -> bool:
-    """Whether this thread has a context, its own or the default one."""
+    """Whether this thread has a context that is alive, or a default device."""
     thread = ERRORS.thread()
     if thread.life == STATE.life:
         return not thread.context or HANDLES.is_living(thread.context)
@@ -108,7 +108,7 @@ def has_device() -> bool:
 
 
 def _enter(context: int | None) -> None:
-    """Give this thread a context; None for the device's own."""
+    """Make a context this thread's current one; None for the device's own context."""
     thread = ERRORS.thread()
     thread.life, thread.context = STATE.life, context or 0
 
@@ -130,7 +130,7 @@ def aclInit(config_path: int | None) -> None:
 
 
 def initialize(config_path: int | None) -> bool:
-    """Read the environment, and a file of settings; whether that names a device for all threads."""
+    """Read the environment and a settings file; returns whether the file names a default device."""
     settings = None if config_path is None else _read_config(config_path)
     _read_environment()
     try:
@@ -142,7 +142,7 @@ def initialize(config_path: int | None) -> bool:
 
 
 def _read_config(address: int) -> Any:
-    """The file's settings: most are for devices."""
+    """Parse the settings file whose path is at this address; most settings have no effect here."""
 
     def invalid(message: str) -> NoReturn:
         refuse("configPath", message, aclError.ACL_ERROR_INVALID_PARAM)
@@ -154,7 +154,7 @@ def _read_config(address: int) -> Any:
     if not path:
         return None
     try:
-        # Nested deeply, it takes more stack than the calling thread may have.
+        # A new thread parses it, since deeply nested JSON may need more stack than this thread has.
         with ThreadPoolExecutor(1) as parser:
             return parser.submit(json.loads, Path(path).read_bytes() or b"{}").result()
     except OSError as error:
@@ -164,7 +164,7 @@ def _read_config(address: int) -> Any:
 
 
 def _read_environment() -> None:
-    """A program may have set variables since Python read them."""
+    """Copy the C environment's variables to os.environ, since the program may have set them."""
     for name in (
         products.PRODUCT_VARIABLE,
         products.SAVE_INVSTD_VARIABLE,
@@ -187,7 +187,7 @@ def aclFinalize() -> None:
 
 
 def finalize() -> None:
-    """Do what is queued, release the device and report, if nothing uses it any more."""
+    """Finish queued work, release the device and print the report, after the last finalisation."""
     if STATE.by_acl or STATE.by_aclnn:
         return
     try:
@@ -202,7 +202,7 @@ def finalize() -> None:
 
 
 def aclDataTypeSize(data_type: int) -> int:
-    """In bytes; 0 for what has none."""
+    """The size in bytes of an element type; 0 if it has none."""
     try:
         return NUMPY[aclDataType(data_type)].itemsize
     except (ValueError, KeyError):
@@ -233,7 +233,7 @@ def aclrtSetDevice(device: int) -> None:
 
 
 def aclrtResetDevice(device: int) -> None:
-    """Counted: the last of as many calls as aclrtSetDevice had releases the device."""
+    """Finish all work, and release the device if this undoes the last call of aclrtSetDevice."""
     _check_device(device)
     STREAMS.finish()
     STATE.users -= 1
@@ -242,7 +242,7 @@ def aclrtResetDevice(device: int) -> None:
 
 
 def aclrtGetSocName() -> int:
-    """The chip that was asked for by name, else one of the product."""
+    """The chip that the environment variable names, otherwise a chip of the current product."""
     device = products.current()
     asked = os.environ.get(products.PRODUCT_VARIABLE, "").replace(" ", "")
     if not re.fullmatch(r"Ascend\d\w+", asked) or products.find(asked) is not device.product:
@@ -252,7 +252,7 @@ def aclrtGetSocName() -> int:
 
 @cache
 def _c_text(text: str) -> Any:
-    """A text that stays where it is, since programs keep its address."""
+    """A C string that is never freed, since programs keep its address."""
     return ctypes.create_string_buffer(text.encode())
 
 
@@ -260,7 +260,7 @@ def _c_text(text: str) -> Any:
 
 
 def aclrtCreateContext(context: int | None, device: int) -> None:
-    """It is the thread's from now on."""
+    """Create a context, which becomes this thread's current one."""
     _check_device(device)
     where, handle = out("context", context), HANDLES.add(Context())
     libc.store(ctypes.c_void_p, where, handle)
@@ -291,7 +291,7 @@ def aclrtGetCurrentContext(context: int | None) -> None:
 
 
 def aclrtCreateStreamWithConfig(stream: int | None, priority: int, flag: int) -> None:
-    """All streams are alike here."""
+    """Create a stream; priority and flags are checked, but have no effect."""
     if priority > _LEAST_PRIORITY:
         refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
     _check_flags(flag, StreamFlag)
@@ -305,7 +305,7 @@ def _check_flags(flag: int, kind: type[IntFlag]) -> None:
 
 
 def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
-    """It is done in time, however long it takes."""
+    """Wait for a stream; the timeout is checked, but never expires."""
     if timeout < -1:
         refuse("timeout", f"{timeout}; allowed: milliseconds, or -1 for any time")
     RUNTIME.synchronize(stream)
@@ -336,7 +336,7 @@ def _allocate(name: str, address: int | None, size: int, device: bool) -> None:
 def _sides(
     dst: int | None, dst_pitch: int, src: int | None, src_pitch: int, kind: int
 ) -> tuple[Side, Side]:
-    """Where a copy goes to, and from."""
+    """The destination and source of a copy, whose kind says which of them are device memory."""
     if kind not in set(aclrtMemcpyKind):
         allowed = ", ".join(f"{each.name} ({each:d})" for each in aclrtMemcpyKind)
         refuse("kind", f"{kind}; allowed: {allowed}")
@@ -375,8 +375,9 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
     RUNTIME.fill("devPtr", address, value, count, where)
 
 
-#: What is done in a line, or by a function above under another name. Memory is the machine's,
-#: whatever kind is asked for; results are always deterministic, and other options are a device's.
+#: The exported functions that take a line, or that a function above with another name implements.
+#: Every kind of memory is the machine's memory. Results are always deterministic, and other options
+#: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
     "aclGetRecentErrMsg": ERRORS.last,
     "aclrtGetDevice": lambda at: libc.store(ctypes.c_int32, out("deviceId", at), _DEVICE),
@@ -406,8 +407,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "aclrtMemsetAsync": _fill,
 }
 
-#: What can be called before aclInit, and what after it in a thread that has no device: all else
-#: needs both.
+#: The functions that can be called before aclInit, and those that need aclInit but no device in the
+#: thread. All other functions need both.
 _ANYWHERE = """
     aclInit aclFinalize aclGetRecentErrMsg aclDataTypeSize aclFloatToFloat16 aclFloat16ToFloat
     aclrtGetDeviceCount aclrtGetRunMode aclrtGetSocName

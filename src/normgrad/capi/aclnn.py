@@ -42,19 +42,19 @@ class aclScalar(NamedTuple):
 
 
 class aclIntArray(tuple[int, ...]):
-    """Some integers."""
+    """An array of integers."""
 
 
 class aclFloatArray(tuple[float, ...]):
-    """Some numbers."""
+    """An array of floating-point numbers."""
 
 
 class aclTensorList(tuple[int, ...]):
-    """Some tensors, by their handles; they are destroyed with it."""
+    """A list of tensors' handles; destroying the list destroys the tensors."""
 
 
 class aclScalarList(tuple[int, ...]):
-    """Some scalars, by their handles; they are destroyed with it."""
+    """A list of scalars' handles; destroying the list destroys the scalars."""
 
 
 def _check_length(name: str, address: int | None, count: int, most: int) -> None:
@@ -95,7 +95,7 @@ def _tensor_at(
     format: int,
     storage: Sequence[int] | None,
 ) -> aclnn.aclTensor:
-    """A tensor over memory at an address, or over none that is known yet."""
+    """Make a tensor over memory at an address; None if the address is set later."""
     memory, start = _storage(data_type, data, offset)
     described = (dims, data_type, steps, start, format, storage)
     tensor = aclnn.aclCreateTensor(*described, memory)
@@ -108,7 +108,7 @@ def _tensor_at(
 
 
 def _device_memory(address: int | None) -> Memory | None:
-    """The memory that a pointer points to; a problem where a device could not read it."""
+    """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
     if memory is None or host_memory_is_allowed():
         return memory
@@ -117,14 +117,14 @@ def _device_memory(address: int | None) -> Memory | None:
     return memory._replace(problem="no memory from aclrtMalloc; allowed: device memory")
 
 
-#: The owner of memory that is to be set by aclSetTensorAddr.
+#: The owner of a tensor's memory before aclSetTensorAddr sets its address.
 _UNSET = Allocation()
 
 
 def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int]:
     """The memory that a view may reach, and the view's offset in it.
 
-    A view may reach whatever is in the block, before ``data`` too.
+    A view may reach the whole block, including its bytes before ``data``.
     """
     memory = _device_memory(data)
     if memory is None:
@@ -140,7 +140,8 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
 
 def aclCreateBoolArray(values: int | None, count: int) -> int:
     _check_length("value", values, count, MOST_VALUES)
-    # As bytes: what is no 0 or 1 is no C bool, but is true.
+    # They are read as bytes, since values other than 0 and 1 are not valid C bools, but count as
+    # true.
     found = b"" if values is None else ctypes.string_at(values, count)
     return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)))
 
@@ -159,7 +160,7 @@ def aclCreateScalar(value: int | None, data_type: int) -> int:
     return HANDLES.add(aclScalar(number, kind))
 
 
-#: What is made of values that follow each other: their type, or the handles' kind.
+#: The arrays and lists: the C type of their values, or the kind of object behind their handles.
 _ARRAYS: dict[type[Any], Any] = {
     aclIntArray: ctypes.c_int64,
     aclFloatArray: ctypes.c_float,
@@ -173,18 +174,18 @@ def _is_list(kind: type[Any]) -> bool:
 
 
 def _create(kind: type[Any], values: int | None, count: int) -> int:
-    """aclCreateXxx of an array or a list."""
+    """aclCreateXxx for arrays and lists."""
     element, is_list = _ARRAYS[kind], _is_list(kind)
     _check_length("value", values, count, MOST_VALUES)
     found = libc.load(ctypes.c_void_p if is_list else element, values, count)
     for index, each in enumerate(found if is_list else ()):
-        if each is not None:  # a null is a tensor that is not given
+        if each is not None:  # null is allowed, and stands for an absent tensor
             _found(f"value[{index}]", element, each)
     return HANDLES.add(kind(found))
 
 
 def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
-    """aclDestroyXxx, of a list with what is in it; null is a success."""
+    """aclDestroyXxx, which for a list destroys its elements too; a null has no effect."""
     if handle is None:
         return
     found = _end(name, kind, handle)
@@ -194,7 +195,7 @@ def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
 
 
 def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -> None:
-    """aclGetXxxSize."""
+    """aclGetXxxSize: write the number of elements."""
     found = _found(name, kind, handle)
     if size is None:
         _null("size")
@@ -202,22 +203,22 @@ def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -
 
 
 def _found(name: str, kind: type[Any], handle: int | None) -> Any:
-    """What is behind a handle that has to be one."""
+    """The object behind a handle; the call fails if the handle is null or invalid."""
     if handle is None:
         _null(name)
     return HANDLES.need(name, kind, handle, f"an {kind.__name__}")
 
 
 def _end(name: str, kind: type[Any], handle: int) -> Any:
-    """Destroy what is behind a handle that has to be one."""
+    """End a handle and return its object; the call fails if the handle is invalid."""
     STREAMS.end(name, HANDLES.find(handle))
     value = HANDLES.take(name, kind, handle, f"an {kind.__name__}")
-    if kind is aclnn.aclTensor:  # which an executor may still hold
+    if kind is aclnn.aclTensor:  # an executor may still refer to the tensor
         value.is_destroyed = True
     return value
 
 
-#: What aclGetXxx says of a tensor, by the attribute that it is here, and the type of its values.
+#: The aclGetXxx functions of tensors: the aclTensor's attribute, and the C type of its values.
 _SAID: dict[str, tuple[str, Any]] = {
     "aclGetViewShape": ("dims", ctypes.c_int64),
     "aclGetViewStrides": ("strides", ctypes.c_int64),
@@ -229,7 +230,7 @@ _SAID: dict[str, tuple[str, Any]] = {
 
 
 def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> None:
-    """aclGetXxx of a tensor; where that is an array, the caller frees it."""
+    """aclGetXxx of a tensor; if the result is an array, the caller has to free it."""
     attribute, kind = said
     value = getattr(_found("tensor", aclnn.aclTensor, tensor), attribute)
     parameters = CURRENT.function.parameters[1:]
@@ -252,7 +253,7 @@ def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> Non
 
 
 def aclnnInit(config_path: int | None) -> None:
-    """A program that has called aclInit need not call it, and may."""
+    """Initialise the library; a program that has called aclInit may omit this call."""
     if acl.STATE.by_aclnn:
         refuse("configPath", "a second call; allowed: one")
     acl.initialize(config_path)
@@ -290,13 +291,14 @@ def _set_address(
     tensor: int | None,
     address: int | None,
 ) -> None:
-    """Give an executor that can be used again another memory for one of its tensors.
+    """Give one tensor of a repeatable executor new memory.
 
     Args:
-        counts: whether the function counts a parameter of phase 1's.
-        executor, tensor: handles; the tensor has the look of the one that phase 1 was given.
-        index: of the tensor among those, null ones too.
-        address: the new memory.
+        counts: tells whether ``index`` counts a given parameter of phase 1.
+        executor, tensor: handles; the tensor has the shape, strides and dtype of the one that phase
+            1 was given.
+        index: the index of the tensor among the counted parameters, including null ones.
+        address: the address of the new memory.
     """
     found = _executor(executor)
     if tensor is None:
@@ -326,7 +328,7 @@ def _set_address(
     HANDLES.replace(tensor, moved)
 
 
-#: The functions that set addresses, and which of phase 1's parameters each counts.
+#: The functions that set addresses, and tests for the parameters that their indices count.
 _SETTERS: dict[str, Callable[[Parameter], bool]] = {
     "aclSetTensorAddr": lambda row: True,
     "aclSetInputTensorAddr": lambda row: not row.is_output,
@@ -354,7 +356,7 @@ _FROM_C: dict[str, Callable[[Any], Any]] = {
 
 
 def _phase_1(function: Function) -> Callable[..., None]:
-    """The C form of a phase 1: the handles' tensors, and two results through pointers."""
+    """The C form of a phase 1, which takes handles and writes its two results through pointers."""
     name = function.name
     operator = name.removesuffix("GetWorkspaceSize")
     python = getattr(aclnn, name)
@@ -375,7 +377,7 @@ def _phase_1(function: Function) -> Callable[..., None]:
 
 
 def _phase_2(function: Function) -> Callable[..., None]:
-    """The C form of a phase 2: blocks for pointers, and an executor that is gone with its use."""
+    """The C form of a phase 2, which ends the handle of the executor that it uses up."""
     name = function.name
     python = getattr(aclnn, name)
 
@@ -386,7 +388,8 @@ def _phase_2(function: Function) -> Callable[..., None]:
         is_executor = type(value) is aclnn.aclOpExecutor
 
         def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
-            tensors = value.tensors  # whose memory may be set anew before this is done
+            # This mapping is kept, since aclSetTensorAddr may replace it before the work runs.
+            tensors = value.tensors
             assert isinstance(where, Stream)
             STREAMS.do(
                 where,
@@ -433,7 +436,7 @@ def _uses(
 
 
 def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
-    """That all tensors have memory; that in no block it is there, and can be written."""
+    """Check that all tensors have memory, and that memory outside all blocks can be accessed."""
     for name, tensor, writing in _used(executor, tensors):
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
             refuse(name, "no memory; allowed: a tensor with data")
@@ -452,7 +455,7 @@ def _workspace(address: int | None, size: int) -> Memory | None:
 
 
 def _calls() -> dict[str, Callable[..., Any]]:
-    """What the exported functions do that the tables above tell of, by name."""
+    """The implementations of the exported functions that the tables above describe, by name."""
     calls: dict[str, Callable[..., Any]] = {}
     for function in functions_of("opapi"):
         make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1

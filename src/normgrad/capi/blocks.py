@@ -1,4 +1,4 @@
-"""Memory that programs allocate here: blocks, looked up by any address within them."""
+"""Blocks: memory that programs allocate through the C libraries, found by any address in them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from . import pointers
 from .calls import CURRENT
 from .errors import ERRORS, HOST_MEMORY_VARIABLE, is_on
 
-#: Where blocks start, as aclrtMalloc has it.
+#: The alignment of blocks in bytes, which is aclrtMalloc's.
 ALIGNMENT = LINE
 
-#: New blocks up to this size are filled with bytes that are NaN in every floating dtype, so that
-#: what is read before it is written shows. Larger ones may be pools that are never used in full.
+#: New blocks up to this size are filled with bytes that are NaN in every floating-point dtype, so
+#: that reads of uninitialised memory show. Larger blocks may be pools that are never fully used.
 _POISONED = 64 << 20
 _POISON = 0xFF
 
-#: Freed blocks whose addresses are kept from being used again, so that a use after free is seen: no
-#: more than these many, of no more than these many bytes, but always the last. Their pages go back
-#: to the system.
+#: The limits on freed blocks whose addresses are not reused, so that a use after free is detected:
+#: their number, and their total bytes. The last freed block is always kept. The pages of kept
+#: blocks go back to the system.
 _KEPT_BLOCKS, _KEPT_BYTES = 1024, 4 << 30
 _GIVEN_BACK_FROM = 64 << 10
 
-#: The size of memory that nothing is known of.
+#: The size that stands for memory of unknown size.
 UNKNOWN_SIZE = 1 << 62
 
 
@@ -40,10 +40,11 @@ class Block(Allocation):
     """Memory from one allocation.
 
     Attributes:
-        address, size: in bytes.
-        is_device: whether it stands for a device's memory.
-        maker, caller: the function that allocated it, and where the program called that.
-        freed_by: the function that freed it, or None.
+        address, size: the block's address, and its size in bytes.
+        is_device: whether the block stands for a device's memory.
+        maker, caller: the name of the function that allocated the block, and the address in the
+            program where it was called.
+        freed_by: the name of the function that freed the block, or None.
     """
 
     def __init__(self, size: int, is_device: bool) -> None:
@@ -59,30 +60,30 @@ class Block(Allocation):
 
     @property
     def end(self) -> int:
-        """The first address after it."""
+        """The first address after the block."""
         return self.address + self.size
 
 
 class Blocks:
-    """The blocks of this process, the freed ones too for some time."""
+    """The blocks of this process, including the blocks that were freed last."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []  # in order
+        self._starts: list[int] = []  # the blocks' addresses, ascending
         self._blocks: dict[int, Block] = {}
         self._freed: deque[Block] = deque()
         self._freed_bytes = 0
         self._lock = threading.Lock()
-        # A child gets both lists as they belong together, and a lock that nobody holds.
+        # A fork waits for the lock, so that the child gets consistent lists and a released lock.
         release = self._lock.release
         os.register_at_fork(
             before=self._lock.acquire, after_in_parent=release, after_in_child=release
         )
 
     def allocate(self, size: int, is_device: bool) -> Block:
-        """A new block.
+        """Allocate a new block.
 
         Raises:
-            MemoryError: there is no such memory.
+            MemoryError: there is not enough memory.
         """
         try:
             block = self._new(size, is_device)
@@ -100,7 +101,7 @@ class Blocks:
     def _new(size: int, is_device: bool) -> Block:
         try:
             return Block(size, is_device)
-        except ValueError as error:  # more than addresses can count
+        except ValueError as error:  # the size exceeds the address space
             raise MemoryError(str(error)) from None
 
     def _drop_oldest(self) -> None:
@@ -110,7 +111,7 @@ class Blocks:
         del self._blocks[block.address]
 
     def free(self, block: Block) -> bool:
-        """Free a block; False if that is done already."""
+        """Free a block; False if it was freed already."""
         with self._lock:
             if block.freed_by is not None:
                 return False
@@ -121,19 +122,19 @@ class Blocks:
                 len(self._freed) > _KEPT_BLOCKS or self._freed_bytes > _KEPT_BYTES
             ):
                 self._drop_oldest()
-        if block.size >= _GIVEN_BACK_FROM:  # the system has the pages, the addresses are kept
+        if block.size >= _GIVEN_BACK_FROM:  # the pages go to the system; the addresses stay in use
             pages.advise(block.address, block.end, mmap.MADV_DONTNEED)
         return True
 
     def find(self, address: int) -> Block | None:
-        """The block that an address lies in, freed or not."""
+        """The block that contains an address, whether freed or not; None if there is none."""
         with self._lock:
             at = bisect_right(self._starts, address)
             block = self._blocks[self._starts[at - 1]] if at else None
         return block if block is not None and address < block.end else None
 
     def living(self) -> list[Block]:
-        """What was not freed, in the order of allocation."""
+        """The blocks that were not freed, in the order of allocation."""
         with self._lock:
             return [block for block in self._blocks.values() if block.freed_by is None]
 
@@ -142,11 +143,11 @@ BLOCKS = Blocks()
 
 
 def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
-    """The memory that a pointer points to, as far as is known; None for null.
+    """The memory that a pointer points to, up to its block's end; None for null.
 
     Args:
         address: the pointer.
-        nbytes: how much of it will be used, where that is known.
+        nbytes: the size of memory outside all blocks, if it is known.
     """
     if address is None:
         return None
@@ -158,16 +159,16 @@ def memory_at(address: int | None, nbytes: int | None = None) -> Memory | None:
 
 
 def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
-    """The same, with what is wrong with its bytes, if it was not allocated here."""
+    """The same memory, with a problem if it is outside all blocks and cannot be accessed."""
     if memory.owner is not FOREIGN:
         return memory
     return memory._replace(problem=pointers.problem(first, end - first, writing))
 
 
-#: The owner of memory that was not allocated here.
+#: The owner of memory outside all blocks.
 FOREIGN = Allocation()
 
 
 def host_memory_is_allowed() -> bool:
-    """Whether tensors may lie in memory that is no device's."""
+    """Whether tensors may be in memory that is not a device's."""
     return is_on(HOST_MEMORY_VARIABLE)

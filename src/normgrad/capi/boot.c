@@ -1,8 +1,8 @@
-// Starts Python for the C libraries, once in a process, or finds the one that runs.
+// This library starts Python for the C libraries, once in a process, unless Python already runs.
 //
-// libpython is not linked to but opened at the first call: so a process that already runs Python,
-// from an executable or a library of its own, is served by that one, and a Python that is missing
-// is an error to be told, not one of the loader. baked.h holds what was true when this was built.
+// libpython is not linked to, but opened at the first call. So a process that already runs Python,
+// from an executable or a library of its own, uses that Python; and if Python is missing, a call
+// reports it, rather than the loader. baked.h holds the paths and the version at build time.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -24,10 +24,10 @@
 #include "boot.h"
 
 enum { EMPTY, FILLED, FAILED };
-enum { MESSAGE_SIZE = 4096 }; // of a text, with the zero at its end
+enum { MESSAGE_SIZE = 4096 }; // the bytes of a text, including the zero at its end
 
-// What a call may need of a thread's stack. To import, compile and compute took 70 KiB, and 124 with
-// Python 3.10, whose own calls take some of it too.
+// The bytes of stack that a call may need. Importing, compiling and computing took 70 KiB, and 124
+// with Python 3.10, in which Python's own calls use the C stack too.
 enum { STACK = (PY_VERSION_HEX < 0x030B0000 ? 160 : 96) << 10 };
 
 #define FUNCTIONS(USE)                                                                             \
@@ -70,16 +70,16 @@ static struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int booting; // this thread is in boot, and holds the lock
 static int found;            // py is filled
-static int embedded;         // this started Python
-static const char *broken;   // why it cannot be started: there is no second try
+static int embedded;         // this library started Python
+static const char *broken;   // why Python cannot be started; there is no second attempt
 static char problem[1024];   // why boot failed; empty if it did not
-static int interrupted;      // a callback was, by the running Python's KeyboardInterrupt (GIL)
+static int interrupted;      // a KeyboardInterrupt occurred in a callback (guarded by the GIL)
 static struct {
-    void (*last_words)(void); // when the program exits
-    void (*before_fork)(void), (*after_fork)(void); // with the GIL
-} hooks;                     // Python's, where this started it
+    void (*last_words)(void); // called when the program exits
+    void (*before_fork)(void), (*after_fork)(void); // called with the GIL
+} hooks;                     // Python sets them if this library started it
 
-// Say why, once.
+// Store a problem, and print it to stderr if it is not the last one.
 static int fail(const char *format, ...)
 {
     char text[sizeof problem];
@@ -94,11 +94,11 @@ static int fail(const char *format, ...)
     return 0;
 }
 
-// Python's functions: of the Python that this process runs, else of the one that was baked in.
+// Find Python's functions in this process, or else in the library that baked.h names.
 static int find_python(void)
 {
     if (!dlsym(RTLD_DEFAULT, "Py_IsInitialized")) {
-        // Global, since extension modules expect Python's symbols there.
+        // The symbols must be global, since extension modules need them.
         if (!dlopen(BAKED_LIBPYTHON, RTLD_NOW | RTLD_GLOBAL))
             return fail("cannot load the Python that the C libraries were built for (%s); build "
                         "them again with `normgrad capi build`",
@@ -118,18 +118,18 @@ static int find_python(void)
     return 1;
 }
 
-// The text of this thread's last error.
+// The buffer of this thread's last error.
 static char *message(void)
 {
     static __thread char text[MESSAGE_SIZE];
     return text;
 }
 
-// What is kept for each thread that calls: Python's own would be lost between the calls of a thread
-// that C made.
+// The state of each thread, as in OfThread of calls.py. Python's own thread-local storage would be
+// lost between the calls of a thread that C made.
 static __thread struct {
-    void *caller;            // where the program made the call
-    uint64_t life, context;  // Python's, of the thread's device
+    void *caller;            // the address in the program that the call returns to
+    uint64_t life, context;  // used by Python only
 } of_thread;
 
 static void *thread(void)
@@ -143,8 +143,8 @@ static void say_last_words(void)
         hooks.last_words();
 }
 
-// Isolated: no environment variable, user folder or working directory changes what is imported,
-// and signals stay the program's.
+// Start Python in isolated mode: no environment variable, user folder or working directory changes
+// what is imported, and the program keeps its signal handlers.
 static int start_python(void)
 {
     PyPreConfig before;
@@ -157,7 +157,7 @@ static int start_python(void)
 
     PyConfig config;
     py.PyConfig_InitIsolatedConfig(&config);
-    config.site_import = 0; // the search path is complete
+    config.site_import = 0; // the search path is complete without it
     config.pathconfig_warnings = 0;
     config.install_signal_handlers = 0;
     config.module_search_paths_set = 1;
@@ -183,9 +183,9 @@ static int start_python(void)
     return 1;
 }
 
-// In a Python that was started here, NumPy needs no threads for matrices that nobody multiplies.
-// In one that was running, packages may lie elsewhere, and those that were baked in come last; its
-// interrupts wait, since no import can be left half done.
+// In a Python that this library started, OpenBLAS gets a single thread, since nothing multiplies
+// matrices. In a Python that ran before, packages may be elsewhere, so the folders of baked.h come
+// last; and interrupts wait, since an import must not be left incomplete.
 static const char SCRIPT[] =
     "problem, handler, changed = '', None, []\n"
     "try:\n"
@@ -215,7 +215,7 @@ static const char SCRIPT[] =
     "    if handler is not None:\n"
     "        signal.signal(signal.SIGINT, handler)\n";
 
-// With the GIL held: Python writes the addresses of its functions into the library's table.
+// Let Python write the addresses of its functions into the library's table; needs the GIL.
 static int fill_table(struct normgrad_library *library)
 {
     PyObject *names = py.Py_BuildValue(
@@ -247,7 +247,8 @@ static int start(struct normgrad_library *library)
             return fail("the Python that served this process has ended");
         if (!start_python())
             return 0;
-        // Python's module for signals would take the interrupt, though it was told not to.
+        // Python's signal module installs a handler for SIGINT, in spite of the configuration, so
+        // the old handler is restored.
         struct sigaction interrupt;
         sigaction(SIGINT, NULL, &interrupt);
         int filled = fill_table(library);
@@ -261,7 +262,7 @@ static int start(struct normgrad_library *library)
     return filled;
 }
 
-// Whether this thread holds the GIL of whatever Python there is.
+// Whether this thread holds the GIL, if there is a Python in the process.
 static int holds_gil(void)
 {
     int (*initialized)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
@@ -273,7 +274,8 @@ static int boot(struct normgrad_library *library)
 {
     if (booting)
         return 0;
-    // Who holds the GIL must not keep it while waiting for the lock: who has the lock may want it.
+    // A thread must not hold the GIL while it waits for the lock, since the lock's owner may wait
+    // for the GIL.
     PyThreadState *saved = NULL;
     if (holds_gil()) {
         __typeof__(&PyEval_SaveThread) save =
@@ -292,9 +294,9 @@ static int boot(struct normgrad_library *library)
     return library->state == FILLED;
 }
 
-// A call has the GIL from here to there. A thread that C made has no state in Python yet, and gets
-// one before it has the GIL: a fork in the middle of that would leave the child with a lock of
-// Python's that nobody opens. So a fork waits for it.
+// A call holds the GIL from normgrad_capi_enter to normgrad_capi_leave. At the first call of a
+// thread that C made, Python makes a thread state before it takes the GIL. A fork in the middle of
+// that would leave the child with a locked lock of Python's. So a fork waits for new_states.
 
 static pthread_mutex_t new_states = PTHREAD_MUTEX_INITIALIZER;
 static __thread PyGILState_STATE gil;
@@ -309,8 +311,8 @@ static void take_gil(void)
         pthread_mutex_unlock(&new_states);
 }
 
-// Bytes of stack that this thread has left. Of a stack that is not the thread's own, such as a
-// coroutine's, nothing is known.
+// The bytes of stack that this thread has left; SIZE_MAX if the current stack is not the thread's
+// own, such as a coroutine's.
 static size_t stack_left(void)
 {
     static __thread int known;
@@ -332,8 +334,8 @@ static size_t stack_left(void)
     return here < low || here >= high ? SIZE_MAX : (size_t)(here - low);
 }
 
-// Say why a call from a thread with so little stack fails: in its text, and once on stderr, without
-// stdio, which takes some KiB itself.
+// Store the message on a call from a thread with too little stack as its last error, and print it
+// once to stderr, without stdio, which needs some KiB of stack itself.
 static void refuse_stack(const char *function, size_t left)
 {
     static int told;
@@ -345,11 +347,12 @@ static void refuse_stack(const char *function, size_t left)
         return;
     struct iovec line[] = {{(void *)"normgrad: ", 10}, {text, (size_t)length}, {(void *)"\n", 1}};
     if (writev(STDERR_FILENO, line, 3) < 0)
-        return; // a program without stderr goes on
+        return; // a failure to print is ignored
 }
 
-// A program may have its own rounding, or subnormal numbers flushed to zero (gcc's -Ofast does that
-// to the whole of it): results must not depend on it, and NumPy must not trap.
+// The program's floating-point environment during a call. A program may change the rounding mode,
+// or flush subnormal numbers to zero (gcc's -Ofast does that to the whole program). Results must
+// not depend on it, and NumPy must not trap.
 static __thread fenv_t arithmetic;
 
 static int can_call(struct normgrad_library *library)
@@ -358,11 +361,11 @@ static int can_call(struct normgrad_library *library)
     if (state != FILLED && (state != EMPTY || !boot(library)))
         return 0;
     if (!py.Py_IsInitialized())
-        return 0; // it has ended
+        return 0; // Python has ended
     take_gil();
-    // In a Python that was running before, a signal that it has not seen yet would be raised where
-    // the callback begins, out of reach of its handlers, and be lost. So the call fails, and the
-    // signal is raised after it.
+    // In a Python that ran before, a signal that Python has not handled yet would raise an
+    // exception at the beginning of the callback, outside its handlers, and be lost. So the call
+    // fails, and the signal is raised again after it.
     if (embedded || py.PyErr_CheckSignals() == 0)
         return 1;
     py.PyErr_Clear();
@@ -402,10 +405,10 @@ const char *normgrad_capi_message(void)
     return *message() ? message() : problem;
 }
 
-// If this started Python, a fork waits for a boot, an import or a compilation under way, and for
-// the GIL; and Python is told of it. (Python's own forks come with the GIL held, and with all that
-// done.) In a Python that was running, a boot needs the GIL, which the forking thread may hold: so
-// it is not waited for.
+// If this library started Python, a fork waits until a boot, an import or a compilation ends, and
+// for the GIL, and calls Python's functions for forks. (Python's own forks hold the GIL, and have
+// done all that already.) If Python ran before, a boot needs the GIL. If the forking thread holds
+// it, the fork does not wait for the boot.
 
 static __thread int forking;
 static PyGILState_STATE fork_state;
@@ -457,7 +460,7 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     after_fork(py.PyOS_AfterFork_Child);
-    if (forking & AMID_BOOT) { // with an import that will never end
+    if (forking & AMID_BOOT) { // the child has an import that will never end
         pthread_mutex_init(&lock, NULL);
         broken = "the process was forked while another thread started them";
     }

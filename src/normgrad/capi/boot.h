@@ -1,4 +1,4 @@
-// What the generated libraries and the one that starts Python for them agree on.
+// The interface between the generated libraries and the library that starts Python for them.
 #ifndef NORMGRAD_BOOT_H
 #define NORMGRAD_BOOT_H
 
@@ -6,20 +6,20 @@
 
 struct normgrad_library {
     const char *name;
-    const char *digest; // of the list of signatures that it was made from
-    void **table;       // a pointer for each function, filled by Python
-    int state; // 0: not filled yet
+    const char *digest; // the digest of the list that the library was generated from
+    void **table;       // a pointer for each function; Python fills the table
+    int state; // 0 until the table is filled
 };
 
-// Whether the library's table can be called through, for a function that the program called from
-// some address; fills it the first time.
+// Prepare a call of a function, which the program called from the address ``from``: fill the
+// library's table if it is the first, and take the GIL. Returns 0 if the call cannot be made.
 EXPORTED int normgrad_capi_enter(struct normgrad_library *library, const char *function,
                                  void *from);
 
-// After a call: an interrupt that came during it is the running Python's to handle.
+// End a call: release the GIL. If an interrupt came during the call, the Python that runs gets it.
 EXPORTED void normgrad_capi_leave(void);
 
-// The text of this thread's last error; if it has none, why a library cannot be entered.
+// The text of this thread's last error; if it has none, the reason why Python cannot be called.
 EXPORTED const char *normgrad_capi_message(void);
 
 #endif

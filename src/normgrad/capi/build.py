@@ -1,4 +1,4 @@
-"""Compiling the C libraries, and what a program is compiled with to use them."""
+"""The build of the C libraries, and the compiler flags for programs that use them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .headers import header_text, library_text
 #: The library that starts Python for the others.
 _BOOT = "normgrad_capi"
 
-#: All that are compiled.
+#: All libraries that are compiled.
 LIBRARIES = (_BOOT, *(each for dialect in DIALECTS for each in dialect.libraries))
 
-#: What the vendors' build files name otherwise: where they look for libraries, and the libraries
-#: that the operators are spread over in some versions.
+#: Links for names in the vendors' build files: folders of libraries, and the libraries over which
+#: some versions distribute the operators.
 _LINKS = {
     "lib64": "lib",
     **{f"lib/libopapi_{part}.so": "libopapi.so" for part in ("nn", "math")},
 }
 
-#: What the vendors' scripts read before they build and run a program.
+#: The script that the vendors' scripts source before they build and run a program.
 _SETENV = """\
 ASCEND_HOME_PATH=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 export ASCEND_HOME_PATH ASCEND_TOOLKIT_HOME="$ASCEND_HOME_PATH"
@@ -43,23 +43,24 @@ export LD_LIBRARY_PATH="$ASCEND_HOME_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_P
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
-#: What the libraries import, beside the standard library.
+#: The packages that the libraries import besides the standard library.
 _PACKAGES = ("normgrad", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 
 class BuildError(Exception):
-    """Something is missing, or does not compile: one line that says what, and how to get it."""
+    """The error of a failed build; its text is one line with the cause and a remedy."""
 
 
 def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> None:
     """Compile the libraries of both dialects, and write headers and pkg-config files.
 
     Args:
-        out: the folder; made if it is not there. What is in it is replaced file by file, whole.
-        advance: told the name of each library that is done.
+        out: the folder, which is created if it does not exist. Each file in it is replaced
+            atomically.
+        advance: a function that is called with each library's name when the library is done.
 
     Raises:
-        BuildError: no compiler, no shared libpython, no headers of Python, or no Linux.
+        BuildError: there is no compiler, shared libpython or Python header, or this is not Linux.
         OSError: the folder cannot be written.
     """
     if not sys.platform.startswith("linux"):
@@ -70,7 +71,7 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
     for header in HEADERS:
         _write(out / "include" / header.path, header_text(header))
     (out / "lib").mkdir(parents=True, exist_ok=True)
-    # On the same file system as the results.
+    # The folder is on the same file system as the results, so that files can be moved there.
     with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
         work = Path(folder)
         (work / "baked.h").write_text(baked, "utf-8")
@@ -95,10 +96,10 @@ def build(out: Path, advance: Callable[[str], object] = lambda name: None) -> No
 
 
 def flags(out: Path, dialect: Dialect) -> str:
-    """What to compile and link a program with, for a shell's command line.
+    """The flags to compile and link a program with, for a shell's command line.
 
     Raises:
-        BuildError: nothing was built there.
+        BuildError: the folder does not contain the libraries.
     """
     out = out.resolve()
     for library in dialect.libraries:
@@ -106,7 +107,7 @@ def flags(out: Path, dialect: Dialect) -> str:
         if not path.exists():
             raise BuildError(f"no {path}; build it with `normgrad capi build --out {out}`")
     lib = out / "lib"
-    # -Wl would take a comma apart.
+    # -Wl would split a path at its commas.
     rpath = (
         ["-Xlinker", "-rpath", "-Xlinker", str(lib)] if "," in str(lib) else [f"-Wl,-rpath,{lib}"]
     )
@@ -136,14 +137,14 @@ def _pkg_config(dialect: Dialect) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file, so that there is never half of it."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def _link(path: Path, target: str) -> None:
-    """Make a symbolic link, in place of another."""
+    """Make a symbolic link, and replace the old one if it exists."""
     if path.is_symlink():
         path.unlink()
     path.symlink_to(target)
@@ -151,7 +152,7 @@ def _link(path: Path, target: str) -> None:
 
 def _compile(compiler: list[str], work: Path, library: str, source: str, extra: list[str]) -> None:
     target = _file_name(library)
-    # Python stays once it is started, and so must what it calls back into.
+    # Once Python is started, it calls back into the library, which must not be unloaded then.
     link = [f"-Wl,-soname,{target}", "-Wl,-z,nodelete"]
     command = [*compiler, *_FLAGS, source, "-o", target, "-I.", *link, *extra]
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
@@ -162,10 +163,10 @@ def _compile(compiler: list[str], work: Path, library: str, source: str, extra: 
 
 
 def c_compiler() -> list[str]:
-    """The user's C compiler: $CC, else the usual ones.
+    """The user's C compiler: $CC, otherwise the usual ones.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is no C compiler.
     """
     chosen = shlex.split(os.environ.get("CC", ""))
     if chosen:
@@ -182,7 +183,11 @@ def c_compiler() -> list[str]:
 
 
 def _python_headers() -> list[str]:
-    """Where Python.h is."""
+    """The folders of Python's C headers.
+
+    Raises:
+        BuildError: there is no Python.h.
+    """
     paths = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
     found = [path for path in dict.fromkeys(paths) if path]
     if not any((Path(path) / "Python.h").exists() for path in found):
@@ -194,7 +199,7 @@ def _python_headers() -> list[str]:
 
 
 def _libpython() -> Path:
-    """Python's shared library."""
+    """The path of Python's shared library."""
     variables = sysconfig.get_config_vars()
     version = f"{variables['py_version_short']}{variables.get('abiflags', '')}"
     name = str(variables.get("INSTSONAME") or "")
@@ -215,7 +220,7 @@ def _libpython() -> Path:
 
 
 def _search_path() -> list[str]:
-    """Where the started Python finds its standard library and what the libraries import."""
+    """The folders where an embedded Python finds the standard library and the packages."""
     folders = [Path(os.__file__).parent]
     for name in ("math", "_ctypes"):  # extension modules of the standard library
         spec = importlib.util.find_spec(name)
@@ -230,7 +235,7 @@ def _search_path() -> list[str]:
 
 
 def _baked() -> str:
-    """What the started Python is told, as a header."""
+    """The header with the paths and the version for starting Python."""
     paths = _search_path()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     values = {
@@ -245,7 +250,7 @@ def _baked() -> str:
 
 
 def _c_string(text: str) -> str:
-    """A literal; its bytes are the file system's own."""
+    """A C string literal, with a path's bytes in the file system's encoding."""
     escaped = (
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
         for byte in os.fsencode(text)

@@ -1,4 +1,4 @@
-"""The call that each thread makes: its function, how it fails, and how C reaches it."""
+"""The current call of each thread, the ways in which it fails, and the functions for C."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .signatures import Function
 
 
 class CallError(Exception):
-    """A call that did not succeed.
+    """The error of a failed call.
 
     Attributes:
-        status: what the function returns.
-        is_mistake: whether a report names it; samples of the vendors' fail in ways that do no harm.
+        status: the status that the C function returns.
+        is_mistake: whether the report mentions it; some failures are harmless, and occur in the
+            vendors' samples.
     """
 
     def __init__(self, status: IntEnum, message: str, is_mistake: bool = True) -> None:
@@ -28,12 +29,12 @@ class CallError(Exception):
 
 
 class OfThread(ctypes.Structure):
-    """What is kept of a thread between its calls.
+    """The state of a thread between its calls.
 
     Attributes:
-        caller: where in the program the last one was made.
-        life, context: in which of the device's lives the thread has one, and of which context if it
-            is not the device's own; 0 for none.
+        caller: the address in the program from which the last call was made.
+        life: the value of ``acl.STATE.life`` when the thread got its context; 0 without one.
+        context: the handle of the context; 0 for the device's own.
     """
 
     _fields_ = (
@@ -44,11 +45,11 @@ class OfThread(ctypes.Structure):
 
 
 class _Current(threading.local):
-    """What Python keeps of a thread.
+    """Python's own state of a thread.
 
     Attributes:
-        function: the exported function that it is in.
-        kept: what is kept between its calls, where they do not come through C.
+        function: the exported function that the thread is executing.
+        kept: the thread's state between calls that do not come through C.
     """
 
     function: Function
@@ -61,19 +62,19 @@ CURRENT = _Current()
 
 
 def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -> NoReturn:
-    """Fail this thread's call: with its dialect's status for wrong arguments, or another."""
+    """Fail this thread's call; the default status is the dialect's for wrong arguments."""
     function = CURRENT.function
     status = function.refusal if status is None else status
     raise CallError(status, f"{function.name}: {message}", is_mistake)
 
 
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
-    """Fail this thread's call because of an argument, by the name of its parameter."""
+    """Fail this thread's call because of the parameter with this name."""
     fail(f"{name}: {message}", status)
 
 
 def out(name: str, address: int | None) -> int:
-    """A pointer to write through: not null."""
+    """Check that a pointer to write through is not null, and return it."""
     if address is None:
         refuse(name, "null; allowed: a pointer to write to")
     return address
@@ -85,13 +86,13 @@ def export(
     calls: Mapping[str, Callable[..., Any]],
     checks: Mapping[str, Callable[[], None]] | None = None,
 ) -> None:
-    """Put a library's functions into a Python module, as C calls them.
+    """Add a library's functions to a Python module, in the form that C calls.
 
     Args:
-        module: its globals; what ``calls`` lacks is there already, by the function's name.
-        library: such as "opapi".
-        calls: what functions do, by name.
-        checks: what is asked before a function does anything, by name.
+        module: the module's globals, which contain the implementations that ``calls`` lacks.
+        library: the library's name, such as "opapi".
+        calls: implementations of functions, by name.
+        checks: checks that run before functions, by function's name.
     """
     for function in functions_of(library):
         name = function.name
@@ -102,7 +103,7 @@ def export(
 def _exported(
     function: Function, python: Callable[..., Any], check: Callable[[], None] | None
 ) -> Callable[..., Any]:
-    """The function as C calls it: pointers that are wrong are refused before it does anything."""
+    """A function in the form that C calls, which checks its pointers before it does anything."""
     pointers = function.pointers
 
     def call(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The one list of what the C libraries export: headers, types, functions.
+"""The list of the headers, types and functions that the C libraries export.
 
-The headers that host programs include, the C that the libraries are compiled from, and the ctypes
-callbacks that they jump to are all made from it.
+The headers for host programs, the C source of the libraries, and the ctypes callbacks that the
+libraries jump to are all generated from this list.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _other_statuses(prefix: str) -> str:
     return "\n".join(lines)
 
 
-#: The C types of arguments that are no tensors, by what the contracts' texts of them begin with.
+#: The C types of arguments that are not tensors, by the beginning of their texts in the contracts.
 _SCALARS = {
     "bool": "bool ",
     "double": "double ",
@@ -57,12 +57,12 @@ _SCALARS = {
 def _argument(row: Parameter | Scalar) -> str:
     if isinstance(row, Scalar):
         return _SCALARS[re.split(r"\W", row.text)[0]] + row.name
-    is_constant = not row.is_output and row.name != "counter"  # as CANN's header has it
+    is_constant = not row.is_output and row.name != "counter"  # as in CANN's header
     return f"{'const ' * is_constant}aclTensor *{row.name}"
 
 
 def _operator_header(name: str, contract: Contract) -> Header:
-    """An operator's header: its contract's arguments make phase 1, and phase 2 is always alike."""
+    """An operator's header: phase 1 has the contract's arguments, phase 2 always the same ones."""
     return Header(
         f"aclnnop/aclnn_{name}.h",
         ('"../aclnn/aclnn_base.h"',),
@@ -78,7 +78,7 @@ def _operator_header(name: str, contract: Contract) -> Header:
 
 
 def _each(kind: str, names: Iterable[str]) -> str:
-    """Arguments of one type."""
+    """A list of C arguments of the same type."""
     return ", ".join(kind + name for name in names)
 
 
@@ -88,7 +88,7 @@ _HANDLES = """
     aclOpExecutor
 """
 
-#: They return the text of a thread's last error, and are C alone.
+#: The functions that return the text of a thread's last error, which are implemented in C alone.
 RECENT_MESSAGES = ("aclGetRecentErrMsg", "normgradGetRecentErrMsg")
 
 
@@ -381,7 +381,7 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """What belongs together on a host program's link line."""
+    """The libraries that host programs of one dialect link with."""
 
     name: str
     description: str
@@ -396,14 +396,16 @@ DIALECTS = (
 
 @cache
 def functions_of(library: str) -> tuple[Function, ...]:
-    """What a library exports, in the order of its table."""
+    """The functions that a library exports, in the order of its table."""
     return tuple(each for header in HEADERS for each in header.functions if each.lib == library)
 
 
 @cache
 def digest() -> str:
-    """A short text that a library and its Python side must agree on: it changes with the list, and
-    with what starts Python."""
+    """A digest of this list and of the code that starts Python.
+
+    A library and the Python package that it calls must agree on it.
+    """
     text = "\n".join(each.prototype for header in HEADERS for each in header.functions)
     text += resources.files(__package__).joinpath("boot.c").read_text("utf-8")
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Numbers of the runtimes that the dialects in Python have no use for."""
+"""Enumerations of the runtimes' C interfaces that the dialects in Python do not need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 
 
 class aclError(IntEnum):
-    """What the functions of libascendcl return."""
+    """The statuses that the functions of libascendcl return."""
 
     ACL_SUCCESS = 0
     ACL_ERROR_INVALID_PARAM = 100000
@@ -18,8 +18,8 @@ class aclError(IntEnum):
     ACL_ERROR_INTERNAL_ERROR = 500000
 
 
-#: The other statuses that the documents name, by what their names begin with: names behind a number
-#: count on from it.
+#: The other statuses in CANN's documents, by the prefix of their names: names after a number have
+#: that number and the following ones.
 OTHER_STATUSES = {
     "ACLNN_ERR_INNER_": """
 561001 INFERSHAPE_ERROR TILING_ERROR
@@ -63,14 +63,14 @@ OTHER_STATUSES = {
 
 
 class aclrtEventRecordedStatus(IntEnum):
-    """Whether what comes before an event is done."""
+    """Whether the work before an event is done."""
 
     ACL_EVENT_RECORDED_STATUS_NOT_READY = 0
     ACL_EVENT_RECORDED_STATUS_COMPLETE = 1
 
 
 class EventFlag(IntFlag):
-    """What an event can be used for."""
+    """The possible uses of an event."""
 
     ACL_EVENT_SYNC = 0x01
     ACL_EVENT_CAPTURE_STREAM_PROGRESS = 0x02
@@ -80,7 +80,7 @@ class EventFlag(IntFlag):
 
 
 class StreamFlag(IntFlag):
-    """Kinds of streams; here all are the same."""
+    """The kinds of streams, which make no difference here."""
 
     ACL_STREAM_FAST_LAUNCH = 0x01
     ACL_STREAM_FAST_SYNC = 0x02
@@ -91,14 +91,14 @@ class StreamFlag(IntFlag):
 
 
 class aclrtRunMode(IntEnum):
-    """Where the host program runs."""
+    """The place where the host program runs."""
 
     ACL_DEVICE = 0
     ACL_HOST = 1
 
 
 class aclrtMemcpyKind(IntEnum):
-    """From where to where a copy goes."""
+    """The sides, host or device, of a copy's source and destination."""
 
     ACL_MEMCPY_HOST_TO_HOST = 0
     ACL_MEMCPY_HOST_TO_DEVICE = 1
@@ -107,7 +107,7 @@ class aclrtMemcpyKind(IntEnum):
 
 
 class aclrtMemMallocPolicy(IntEnum):
-    """Which pages to take; here all are the same."""
+    """The kinds of pages for memory, which make no difference here."""
 
     ACL_MEM_MALLOC_HUGE_FIRST = 0
     ACL_MEM_MALLOC_HUGE_ONLY = 1
@@ -115,7 +115,7 @@ class aclrtMemMallocPolicy(IntEnum):
 
 
 class aclrtMemAttr(IntEnum):
-    """Kinds of device memory; here all are the machine's."""
+    """The kinds of device memory, which are all the machine's memory here."""
 
     ACL_DDR_MEM = 0
     ACL_HBM_MEM = 1
@@ -126,27 +126,27 @@ class aclrtMemAttr(IntEnum):
 
 
 class aclSysParamOpt(IntEnum):
-    """Options of a context."""
+    """The options of a context."""
 
     ACL_OPT_DETERMINISTIC = 0
 
 
 class infinirtEventStatus_t(IntEnum):
-    """Whether what comes before an event is done."""
+    """Whether the work before an event is done."""
 
     INFINIRT_EVENT_COMPLETE = 0
     INFINIRT_EVENT_NOT_READY = 1
 
 
 class infinirtEventFlags_t(IntFlag):
-    """What an event can be used for."""
+    """The possible uses of an event."""
 
     INFINIRT_EVENT_DISABLE_TIMING = 0x1
     INFINIRT_EVENT_BLOCKING_SYNC = 0x2
 
 
 class infinirtMemcpyKind_t(IntEnum):
-    """From where to where a copy goes."""
+    """The sides, host or device, of a copy's source and destination."""
 
     INFINIRT_MEMCPY_H2H = 0
     INFINIRT_MEMCPY_H2D = 1

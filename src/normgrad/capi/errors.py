@@ -1,4 +1,4 @@
-"""What went wrong: the text of a thread's last error, and the report."""
+"""The text of each thread's last error, and the lines for the report."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from .calls import CURRENT, OfThread
 
-#: The environment variables that are read at aclInit, and at a library's first call.
+#: The environment variables, which aclInit and a library's first call read.
 REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
 HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
 STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
 
-#: How many different lines are kept for a report.
+#: The maximum number of different lines for a report.
 _MOST_LINES = 1000
 
 
@@ -25,15 +25,15 @@ def is_on(variable: str) -> bool:
 
 
 def are_checked() -> bool:
-    """Whether streams hold their work back, and what happens meanwhile is looked at."""
+    """Whether streams are checked: they delay their work to detect races."""
     return os.environ.get(STREAMS_VARIABLE) == "checked"
 
 
 def check_streams_variable() -> None:
-    """Refuse what the variable for streams may not say.
+    """Check the value of the environment variable for streams.
 
     Raises:
-        ValueError: it says that.
+        ValueError: a value that is not allowed.
     """
     value = os.environ.get(STREAMS_VARIABLE, "")
     if value not in ("", "checked"):
@@ -41,12 +41,12 @@ def check_streams_variable() -> None:
 
 
 def is_report_wanted() -> bool:
-    """Whether mistakes are printed; who has streams checked wants to read what that finds."""
+    """Whether the report is printed: if the variable for it is set, or if streams are checked."""
     return is_on(REPORT_VARIABLE) or are_checked()
 
 
 class Errors:
-    """The last error of each thread, and all lines that were not reported yet."""
+    """The last error of each thread, and all lines since the last report."""
 
     def __init__(self) -> None:
         self._message: Any = None
@@ -55,37 +55,39 @@ class Errors:
         self._lines: dict[str, tuple[str, int]] = {}
 
     def use(self, message: int, size: int, thread: int) -> None:
-        """Take the addresses of the C functions that give a thread its place for a text, with the
-        bytes that such a place has, and its place for what is kept of it."""
+        """Store the addresses of two C functions.
+
+        They return a thread's buffer of ``size`` bytes for a text, and a thread's
+        :class:`OfThread`.
+        """
         self._size = size
         self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
         self._thread = ctypes.CFUNCTYPE(ctypes.c_void_p)(thread)
 
     def thread(self) -> OfThread:
-        """What is kept of this thread."""
+        """This thread's state between calls."""
         return OfThread.from_address(self._thread()) if self._thread else CURRENT.kept
 
     def caller(self) -> int:
-        """The address that this thread's call returns to; 0 if nobody wants to know."""
+        """The address that this thread's call returns to; 0 if no report is wanted."""
         return self.thread().caller or 0 if is_report_wanted() else 0
 
     def record(self, status: int | None, message: str, is_mistake: bool = True) -> None:
-        """Keep a failure's text for the thread, and the failure, with its status if it has one, for
-        the report."""
+        """Store a failure's text as the thread's last error, and note it for the report."""
         text = message.replace("\0", " ").encode("utf-8", "replace")[: self._size - 1]
-        text = text.decode("utf-8", "ignore").encode()  # no half of a character at its end
+        text = text.decode("utf-8", "ignore").encode()  # without a truncated character at the end
         ctypes.memmove(self.last(), text + b"\0", len(text) + 1)
         if is_mistake:
             self.note(f"error: {message}" if status is None else f"error {status}: {message}")
 
     def note(self, line: str, key: str | None = None) -> None:
-        """Keep a line for the report, where one is wanted.
+        """Note a line for the report, if a report is wanted.
 
-        The first of its kind is printed at once.
+        The first line with each key is also printed at once.
 
         Args:
-            line: begins with its sort: error or race.
-            key: tells its kind from others; None for the line itself.
+            line: the line, which begins with "error" or "race".
+            key: lines with the same key count as one; None for the line itself.
         """
         if not is_report_wanted():
             return
@@ -102,13 +104,13 @@ class Errors:
         return address
 
     def take(self) -> list[tuple[str, int]]:
-        """The lines since they were taken last, each with how often it was noted."""
+        """Remove and return all noted lines, each with the number of times it was noted."""
         lines, self._lines = list(self._lines.values()), {}
         return lines
 
 
 def complain(line: str) -> None:
-    """One line on stderr; a program without one, or with one that cannot be written, goes on."""
+    """Print a line to stderr, if there is one that can be written to."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             print(f"normgrad: {line}", file=sys.stderr, flush=True)

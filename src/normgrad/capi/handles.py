@@ -1,4 +1,4 @@
-"""Handles: numbers that are looked up, never followed."""
+"""Handles: numbers that stand for objects, and are looked up rather than followed as pointers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .errors import ERRORS
 
 _T = TypeVar("_T")
 
-#: The first handle. No address is like it: those of processes start with zeros. Handles are never
-#: used again, so one that was destroyed is nothing else later.
+#: The first handle. It cannot be an address, since the upper bits of a process's addresses are
+#: zero. Handles are never reused, so a destroyed handle never stands for another object.
 _FIRST = 0x4E47_0000_0000_0000
 _STEP = 16
 
-#: How many handles are remembered after their end, with what ended them.
+#: The number of ended handles for which the name of the function that ended them is kept.
 _REMEMBERED = 4096
 
 
 class Entry(NamedTuple):
-    """What is behind a handle, the function that made it, and where the program called that.
+    """The object behind a handle, the function that made it, and the address of that call.
 
-    What the program need not end has no maker.
+    ``maker`` is empty for objects that the program need not destroy.
     """
 
     value: Any
@@ -41,32 +41,32 @@ class Handles:
         self._next = itertools.count(_FIRST, _STEP)
 
     def add(self, value: object, is_owned: bool = True) -> int:
-        """A new handle; the program has to end what it owns."""
+        """Make a handle for an object; ``is_owned`` says whether the program has to destroy it."""
         handle = next(self._next)
         maker = CURRENT.function.name if is_owned else ""
         self._entries[handle] = Entry(value, maker, ERRORS.caller())
         return handle
 
     def replace(self, handle: int, value: object) -> None:
-        """Put something else behind a handle."""
+        """Replace the object behind a handle."""
         self._entries[handle] = self._entries[handle]._replace(value=value)
 
     def find(self, handle: int | None) -> Any:
-        """What is behind a handle: None for null, an :class:`Unusable` for one that is none."""
+        """The object behind a handle; None for null, an :class:`Unusable` for an invalid handle."""
         if handle is None:
             return None
         entry = self._entries.get(handle)
         return self._unknown(handle) if entry is None else entry.value
 
     def find_a(self, kind: type[_T], handle: int | None) -> _T | Unusable | None:
-        """The same, but what is of another kind is no use either."""
+        """The object behind a handle as in :meth:`find`; Unusable if it is of another kind."""
         value = self.find(handle)
         if value is None or isinstance(value, (kind, Unusable)):
             return value
         return Unusable(described(value))
 
     def need(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
-        """What is behind a handle of some kind; where it is none, this thread's call fails."""
+        """The object of a kind behind a handle; otherwise this thread's call fails."""
         value = self.find_a(kind, handle)
         if isinstance(value, Unusable):
             refuse(name, f"{value!r}; allowed: {allowed}")
@@ -74,14 +74,14 @@ class Handles:
         return value
 
     def take(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
-        """The same, and forget the handle; of two threads only one can."""
+        """Do the same as :meth:`need`, and end the handle; of two threads only one succeeds."""
         value = self.need(name, kind, handle, allowed)
         if not self.end(handle):
             refuse(name, f"{self._unknown(handle)!r}; allowed: {allowed}")
         return value
 
     def end(self, handle: int) -> bool:
-        """Forget a handle; False if that is done already."""
+        """End a handle; False if it has ended already."""
         if self._entries.pop(handle, None) is None:
             return False
         self._ended[handle] = CURRENT.function.name
@@ -102,7 +102,7 @@ class Handles:
         return handle in self._entries
 
     def living(self) -> dict[int, Entry]:
-        """All handles, oldest first."""
+        """All handles that have not ended, oldest first."""
         return dict(self._entries)
 
 

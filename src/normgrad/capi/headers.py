@@ -1,4 +1,4 @@
-"""From the list of signatures to C: the headers, and the libraries' trampolines."""
+"""The C code that is generated from the list of functions: headers, and the trampolines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH = 100
 
 
 def header_text(header: Header) -> str:
-    """A header, for C and C++."""
+    """The text of a header for C and C++."""
     guard = "NORMGRAD_" + re.sub(r"\W", "_", header.path).upper()
     parts = [
         "// Made by `normgrad capi build`.",
@@ -40,10 +40,10 @@ def _wrapped(line: str) -> str:
 
 
 def library_text(library: str) -> str:
-    """A library: for each function a trampoline through a table that Python fills.
+    """The C source of a library: a trampoline for each function, and the table for their targets.
 
-    Python is started, if nothing else has, at the first call; where that fails, functions return
-    their type's failure.
+    The first call starts Python if it does not run, and lets Python fill the table. If that fails,
+    functions return the failure status of their type.
     """
     functions = functions_of(library)
     includes = [
@@ -64,9 +64,9 @@ def library_text(library: str) -> str:
 
 
 def _trampoline(index: int, function: Function) -> str:
-    """The result is the type's failure unless Python writes another.
+    """The C source of a function, which returns its type's failure unless Python writes a result.
 
-    The text of the last error is C's own, and can be read where Python cannot be entered.
+    The functions for the last error's text do not call Python, so that they work without it.
     """
     prototype = _wrapped(f"EXPORTED {function.prototype}")
     if function.name in RECENT_MESSAGES:

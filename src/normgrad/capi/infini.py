@@ -43,7 +43,7 @@ def infinirtInit() -> None:
 
 
 def infinirtGetDevice(device: int | None, number: int | None) -> None:
-    """Either pointer may be null, but not both."""
+    """Write the device's kind and number; either pointer may be null, but not both."""
     if device is None and number is None:
         refuse("device_ptr", "null; allowed: a pointer to write to")
     for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
@@ -77,13 +77,13 @@ def infinirtEventQuery(event: int | None, status: int | None) -> None:
 
 
 def _allocate(address: int | None, size: int, *stream: int | None) -> None:
-    RUNTIME.queue(stream)  # which has to be one
+    RUNTIME.queue(stream)  # checks the handle
     RUNTIME.allocate("p_ptr", address, size, True)
 
 
 def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> None:
     where = RUNTIME.queue(stream)
-    if address is not None:  # as in C
+    if address is not None:  # null has no effect, as for free() in C
         RUNTIME.free("ptr", address, makers, where)
 
 
@@ -92,7 +92,8 @@ _free_of_device = partial(_free, ("infinirtMalloc", "infinirtMallocAsync"))
 
 def _copy(dst: int | None, src: int | None, size: int, kind: int, *stream: int | None) -> None:
     where = RUNTIME.queue(stream)
-    if kind not in set(infinirtMemcpyKind_t):  # all alike: all memory is the CPU's
+    # All kinds do the same, since all memory is the CPU's.
+    if kind not in set(infinirtMemcpyKind_t):
         refuse("kind", f"{kind}; allowed: 0 to 3, an infinirtMemcpyKind_t")
     to, source = Side("dst", dst, size, True), Side("src", src, size, True)
     RUNTIME.copy(to, source, size, stream=where)
@@ -120,7 +121,7 @@ def infiniopCreateTensorDescriptor(
 
 
 def _destroy(name: str, handle: int | None) -> None:
-    """The dialect refuses what cannot be destroyed."""
+    """Destroy the object behind a handle; the dialect raises an error if it is invalid."""
     value = HANDLES.find(handle)
     STREAMS.end("desc", value)
     getattr(infiniop, name)(value)
@@ -130,7 +131,7 @@ def _destroy(name: str, handle: int | None) -> None:
 
 def _device_of(value: int, desc: int | None, address: int | None) -> None:
     where = out("device", address)
-    # Asked for its workspace, the dialect refuses what is no operator.
+    # This call raises the dialect's error if the handle is not an operator's.
     infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
     libc.store(ctypes.c_int, where, value)
 
@@ -156,8 +157,8 @@ def infiniopBatchNormBackward(
     data = dict(zip(NAMES, map(memory_at, tensors), strict=True))
     scratch = memory_at(workspace, workspace_size)
 
-    def look() -> None:
-        """Find out what is wrong with memory that was not allocated here."""
+    def find_problems() -> None:
+        """Check memory outside all blocks, and store the problems that this finds."""
         nonlocal scratch
         for name, memory in data.items():
             if memory is not None:
@@ -167,8 +168,8 @@ def infiniopBatchNormBackward(
             end = scratch.address + operator.plan.workspace_size
             scratch = checked(scratch, scratch.address, end, True)
 
-    def look_again() -> None:
-        look()
+    def check() -> None:
+        find_problems()
         for name, memory in (*data.items(), ("workspace", scratch)):
             if memory is not None and memory.problem is not None:
                 refuse(name, memory.problem)
@@ -183,18 +184,18 @@ def infiniopBatchNormBackward(
             yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
-        STREAMS.do(where, uses, run, look_again, (operator,), refuse)
+        STREAMS.do(where, uses, run, check, (operator,), refuse)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
-        look()
+        find_problems()
     infiniop.infiniopBatchNormBackward(
         operator, scratch, workspace_size, *[*data.values(), Launcher(launch)]
     )
 
 
-#: What is done in a line, or by a function above under another name.
+#: The exported functions that take a line, or that a function above with another name implements.
 _CALLS: dict[str, Callable[..., Any]] = {
-    "normgradGetRecentErrMsg": ERRORS.last,  # which InfiniCore itself has not
+    "normgradGetRecentErrMsg": ERRORS.last,  # an addition to InfiniCore's functions
     "infinirtGetDeviceCount": lambda device, at: libc.store(
         ctypes.c_int, out("count", at), infiniop.infinirtGetDeviceCount(device)
     ),

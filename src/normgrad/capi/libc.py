@@ -1,4 +1,4 @@
-"""Functions of the C library, and what is read and written through pointers."""
+"""Functions of the C library, and functions that read and write through pointers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def store(kind: Any, address: int | None, value: Any) -> None:
     """Write a value through a pointer.
 
     Args:
-        kind: its type for ctypes.
+        kind: the value's ctypes type.
         address: the pointer; not null.
-        value: what to write.
+        value: the value.
     """
     kind.from_address(address).value = value
 
@@ -50,8 +50,8 @@ def load(kind: Any, address: int | None, count: int) -> list[Any]:
     """Read values through a pointer.
 
     Args:
-        kind: their type for ctypes.
-        address: the pointer; not null unless there are none.
-        count: how many.
+        kind: the values' ctypes type.
+        address: the pointer; not null unless ``count`` is 0.
+        count: the number of values.
     """
     return _array(kind, count).from_address(address)[:] if count else []

@@ -1,4 +1,4 @@
-"""What both runtimes have: memory, copies, streams and events."""
+"""The common parts of both vendors' runtimes: memory, copies, streams and events."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .calls import fail, out, refuse
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream, Use, span
 
-#: More axes than anything has: a number of them that is none.
+#: The maximum number of axes; a larger one is an error of the program.
 MOST_AXES = 1024
 
 
 @dataclass(eq=False, repr=False)
 class Event:
-    """A moment in a stream.
+    """An event, which marks a point in a stream.
 
     Attributes:
-        can_order, has_time: whether streams may wait for it, and it has a time.
-        recorded: when, in seconds; None if it was not.
-        clock: the work that it comes after.
-        was_asked: whether a program was told that it is not over.
+        can_order, has_time: whether streams may wait for the event, and whether it has a time.
+        recorded: the time of recording, in seconds; None before.
+        clock: the work before the event.
+        was_asked: whether a query has answered that the event is not over.
     """
 
     can_order: bool = True
@@ -41,13 +41,13 @@ class Event:
 
 
 def create(name: str, address: int | None, value: object) -> None:
-    """Make a handle of something, and write it through a pointer."""
+    """Make a handle for an object, and write it through a pointer."""
     where = out(name, address)
     libc.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def memory_info(**results: int | None) -> None:
-    """Write the bytes that the machine has left, and has in all, through two pointers."""
+    """Write the machine's free and total memory, in bytes, through two pointers."""
     page = os.sysconf("SC_PAGE_SIZE")
     for (name, address), pages in zip(
         results.items(), ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"), strict=True
@@ -56,7 +56,7 @@ def memory_info(**results: int | None) -> None:
 
 
 class Side(NamedTuple):
-    """Rows of bytes that a copy reads or writes, whose starts are ``pitch`` bytes apart."""
+    """One side of a copy: rows of bytes whose starts are ``pitch`` bytes apart."""
 
     name: str
     address: int | None
@@ -70,12 +70,12 @@ class Side(NamedTuple):
 
 @dataclass(eq=False)
 class Runtime:
-    """What a runtime's functions do.
+    """The implementation of a runtime's functions.
 
     Attributes:
-        no_memory: the status where there is no memory left.
-        checks_sides: whether host and device memory have to be told apart.
-        makers: the function that makes each kind of handle.
+        no_memory: the status of a failed allocation.
+        checks_sides: whether copies check which memory is a device's.
+        makers: the name of the function that makes each kind of handle.
         default: the stream that null stands for.
     """
 
@@ -87,63 +87,66 @@ class Runtime:
     # Streams and events
 
     def find(self, name: str, kind: type[Any], handle: int | None) -> Any:
-        """What is behind a handle that may not be null."""
+        """The object behind a handle; the call fails if the handle is null or invalid."""
         allowed = f"what {self.makers[kind]} made"
         if handle is None:
             refuse(name, f"null; allowed: {allowed}")
         return HANDLES.need(name, kind, handle, allowed)
 
     def stream(self, handle: int | None) -> Stream:
-        """A stream that has to be there; null is the default one."""
+        """The stream behind a handle, the default stream for null; fails if it is invalid."""
         if handle is None:
             return self.default
         found: Stream = self.find("stream", Stream, handle)
         return found
 
     def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
-        """The stream that an asynchronous call was given.
+        """The stream of an asynchronous call, from its arguments after the others.
 
-        None for other calls, which have no such argument and return when their work is done.
+        None for synchronous calls, which have no such argument and return when their work is done.
         """
         return self.stream(*stream) if stream else None
 
     def event(self, handle: int | None, name: str = "event") -> Event:
-        """An event that has to be there."""
+        """The event behind a handle; the call fails if the handle is null or invalid."""
         found: Event = self.find(name, Event, handle)
         return found
 
     def destroy(self, kind: type[Any], handle: int | None) -> None:
-        """End a handle; a stream's work is done before."""
+        """Destroy a stream or event, after the queued work that uses it."""
         name, allowed = kind.__name__.lower(), f"what {self.makers[kind]} made"
-        if handle is None:  # as samples do
+        if handle is None:  # the vendors' samples do this
             fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
         STREAMS.end(name, HANDLES.need(name, kind, handle, allowed))
         HANDLES.take(name, kind, handle, allowed)
 
     def synchronize(self, stream: int | None) -> None:
-        """Wait for all that a stream was given."""
+        """Wait for all work of a stream."""
         STREAMS.finish(self.stream(stream).clock)
 
     def record(self, event: int | None, stream: int | None) -> None:
-        """Note the time in an event, and what comes before it."""
+        """Record the time and the preceding work of a stream in an event."""
         found = self.event(event)
         found.clock = self.stream(stream).clock
         found.recorded, found.was_asked = time.perf_counter(), False
 
     def synchronize_event(self, event: int | None) -> None:
-        """Wait for what comes before an event."""
+        """Wait for the work before an event."""
         STREAMS.finish(self.event(event).clock)
 
     def wait(self, stream: int | None, event: int | None) -> None:
-        """Let a stream's next work wait for an event."""
+        """Make a stream's next work wait for an event."""
         waiting, found = self.stream(stream), self.event(event)
         if not found.can_order:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
         STREAMS.wait(waiting, found.clock)
 
     def is_over(self, event: int | None) -> bool:
-        """Whether an event is over. What waits in a queue is so for one answer: a program may ask
-        until it is."""
+        """Whether an event is over.
+
+        If its work is still queued, the first query answers False, and the second does the work, so
+        that a program can ask until the answer is True.
+        """
         found = self.event(event)
         if found.recorded is None:
             return False
@@ -170,7 +173,7 @@ class Runtime:
     # Memory
 
     def allocate(self, name: str, address: int | None, size: int, device: bool) -> None:
-        """Allocate a block, and write its address through a pointer; 0 bytes have one too."""
+        """Allocate a block, even of 0 bytes, and write its address through a pointer."""
         where = out(name, address)
         try:
             block = BLOCKS.allocate(max(size, 1), device)
@@ -181,9 +184,9 @@ class Runtime:
     def free(
         self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
     ) -> None:
-        """Free a block that one of ``makers`` allocated, after what a stream has queued."""
+        """Free a block that one of ``makers`` allocated, after a stream's queued work."""
         allowed = f"allowed: what {' or '.join(makers)} allocated"
-        if address is None:  # as samples do
+        if address is None:  # the vendors' samples do this
             fail(f"{name}: null; {allowed}", is_mistake=False)
         block = BLOCKS.find(address)
         if block is None:
@@ -202,7 +205,7 @@ class Runtime:
             refuse(name, f"memory that {block.freed_by} has freed; {allowed}")
 
     def reach(self, name: str, address: int | None, count: int, on_device: bool) -> Block | None:
-        """Check that bytes are there, as far as is known; the block that they are in, or None."""
+        """Check that bytes are in one block, if they begin in one; returns the block or None."""
         if address is None:
             if count:
                 refuse(name, f"null; allowed: {count} bytes of memory")
@@ -237,12 +240,12 @@ class Runtime:
         """Copy rows: on a stream, or at once.
 
         Args:
-            to, source: where to, and where from.
-            width, height: the rows' length in bytes, and their number.
-            most: how many bytes the caller says are there to write to, if it says so.
+            to, source: the destination and the source.
+            width, height: the length of each row in bytes, and the number of rows.
+            most: the size in bytes of the destination, if the program states it.
             stream: see :meth:`queue`.
         """
-        # Held until all is copied: another thread may free them meanwhile.
+        # References keep the blocks' memory until the copy is done, if another thread frees them.
         held = []
         for side in (to, source):
             if side.pitch < width:
@@ -263,7 +266,7 @@ class Runtime:
                 verb = "writes" if side is to else "reads"
                 yield Use(side.name, verb, region, not (block and block.is_device))
 
-        def look() -> None:
+        def check() -> None:
             for side, address, block in ends:
                 self._probe(side.name, address, side.length(width, height), block, side is to)
 
@@ -271,8 +274,8 @@ class Runtime:
             for row in range(height):
                 ctypes.memmove(dst + row * to.pitch, src + row * source.pitch, width)
 
-        look()
-        STREAMS.do(stream, uses, run, look)
+        check()
+        STREAMS.do(stream, uses, run, check)
 
     def fill(
         self, name: str, address: int | None, value: int, count: int, stream: Stream | None = None
@@ -281,19 +284,19 @@ class Runtime:
         held = self.reach(name, address, count, True)
         if address is None or not count:
             return
-        look = partial(self._probe, name, address, count, held, True)
-        look()
+        check = partial(self._probe, name, address, count, held, True)
+        check()
         STREAMS.do(
             stream,
             lambda: (span(name, "writes", address, count),),
             partial(ctypes.memset, address, value & 0xFF, count),
-            look,
+            check,
         )
 
     def _probe(
         self, name: str, address: int, count: int, held: Block | None, writing: bool
     ) -> None:
-        """Check that bytes in no block are there."""
+        """Check that bytes outside all blocks can be accessed."""
         problem = None if held is not None else pointers.problem(address, count, writing)
         if problem is not None:
             refuse(name, problem)

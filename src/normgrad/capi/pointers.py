@@ -1,7 +1,7 @@
-"""What programs point to on the host: whether it is there is asked of the system, not tried out.
+"""Checks of a program's pointers to host memory, by asking the system rather than by trying.
 
-A pointer that is wrong would end the process where it is followed. So every range is looked at
-before a call does anything. What another thread unmaps meanwhile is not seen.
+An access through a wrong pointer would end the process. So every range is checked before a call
+does anything. Memory that another thread unmaps after the check is not noticed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..pages import fault
 from . import libc
 from .signatures import Pointer
 
-#: More values than anything has: a number of them that is none. Its function refuses it.
+#: The maximum number of values of an array; functions refuse a larger number.
 MOST_VALUES = 1 << 20
 
 
 def problem(address: int, size: int, writing: bool) -> str | None:
-    """What is wrong with bytes that are to be read, or written; None if nothing is."""
+    """The message on bytes that cannot be read, or written; None if they can."""
     at = fault(address, address + size, writing)
     if at is None:
         return None
@@ -32,8 +32,8 @@ def problem(address: int, size: int, writing: bool) -> str | None:
 
 
 def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, str] | None:
-    """The first of a call's pointers that is wrong, by name, and how; null is not looked at."""
-    seen = None  # a page; most often a call's variables are on one of the stack
+    """The name of a call's first wrong pointer, and the message on it; nulls are not checked."""
+    seen = None  # the last page checked; a call's variables are mostly on one page of the stack
     for pointer in pointers:
         address = arguments[pointer.index]
         count = pointer.count if pointer.counted_by is None else arguments[pointer.counted_by]
@@ -51,10 +51,10 @@ def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, s
 
 
 def text(address: int) -> bytes:
-    """A text that ends with a zero.
+    """Read a text that ends with a zero byte.
 
     Raises:
-        ValueError: it cannot all be read.
+        ValueError: a byte of the text cannot be read.
     """
     end = address
     while True:

@@ -1,4 +1,4 @@
-"""The report: what failed, and what was never destroyed or freed."""
+"""The report: failed calls, races, and objects and memory that were never destroyed or freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import ERRORS, complain, is_report_wanted
 from .handles import HANDLES
 from .streams import STREAMS
 
-#: What lines begin with, and what one and several of them are called.
+#: The kinds of lines: what they begin with, and their names in the singular and plural.
 _SORTS = (("error", "call failed", "calls failed"), ("race", "race", "races"))
 
 _NOT_SEEN = (
@@ -23,15 +23,15 @@ _NOT_SEEN = (
 
 
 class Report:
-    """What has happened since the last report."""
+    """The report on the time since the last report."""
 
     def __init__(self) -> None:
-        # What was named before, or was made by the process that this one was forked from.
+        # The handles and blocks that an earlier report has named, or that the parent process made.
         self._handles: set[int] = set()
         self._blocks: set[int] = set()
 
     def print_if_wanted(self) -> None:
-        """Print it to stderr, if it is wanted and there is something to say."""
+        """Print the report to stderr, if it is wanted and not empty."""
         if not is_report_wanted():
             return
         lines = ERRORS.take()
@@ -48,12 +48,12 @@ class Report:
             complain(line)
 
     def last_words(self) -> None:
-        """Print it when the program ends."""
+        """Print the report at the end of the program."""
         STREAMS.abandon()
         self.print_if_wanted()
 
     def _left_over(self) -> list[str]:
-        """What was never destroyed or freed, in one line for each place in the program."""
+        """The objects and blocks that still exist, in one line for each place that made them."""
         handles: dict[tuple[type, str, str], list[Any]] = {}
         for handle, entry in HANDLES.living().items():
             if handle not in self._handles and entry.maker:
@@ -75,24 +75,24 @@ class Report:
         return lines
 
     def forget(self) -> None:
-        """Leave what there is now out of the next report."""
+        """Leave the handles and blocks that exist now out of the next report."""
         self._handles = set(HANDLES.living())
         self._blocks = {id(block) for block in BLOCKS.living()}
 
     def forked(self) -> None:
-        """A child answers for its own calls."""
+        """Begin a new report in a forked child, which reports its own calls only."""
         ERRORS.take()
         self.forget()
 
 
 def _described(value: Any) -> str:
-    """What a handle stands for, in words."""
+    """A description of the object behind a handle."""
     name, text = type(value).__name__, repr(value)
     if isinstance(value, infiniopTensorDescriptor_t):
         return f"{name}({value.dtype.name}, shape {value.dims}, strides {value.strides})"
     if isinstance(value, aclOpExecutor):
         return f"{name} of {value.name}"
-    if f"{name} object at" in text:  # it has no text of its own
+    if f"{name} object at" in text:  # the class has no __repr__ of its own
         return name
     return text if name in text else f"{name}{text}"
 

@@ -1,4 +1,4 @@
-"""Where the C libraries enter Python: their tables are filled with callbacks."""
+"""The entry from the C libraries to Python: their tables are filled with callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import ERRORS
 from .report import REPORT
 from .signatures import Function
 
-#: Callbacks live as long as the process: C may call them at any time.
+#: The callbacks, which must live as long as the process, since C may call them at any time.
 _callbacks: list[Any] = []
 _hooks: list[Any] = []
 
@@ -33,18 +33,18 @@ def fill(
     """Fill a library's table.
 
     Args:
-        library: its name, such as "opapi".
-        its_digest: of the list that it was made from.
-        table: the address of its pointers.
-        message, message_size: the address of the function that gives each thread its place for an
-            error's text, and that place's bytes.
-        thread: the address of the function that gives each thread its :class:`.calls.OfThread`.
-        interrupted: the address of an int: whether a KeyboardInterrupt came during a call.
-        hooks: the address of three pointers, to what is called when the program exits, before it
-            forks, and after; 0 in a Python that was running before, which has its own way.
+        library: the library's name, such as "opapi".
+        its_digest: the digest of the list from which the library was generated.
+        table: the address of the table of pointers.
+        message, message_size: the address of the C function that returns a thread's buffer for an
+            error's text, and the buffer's size in bytes.
+        thread: the address of the C function that returns a thread's :class:`.calls.OfThread`.
+        interrupted: the address of an int, which is set if a KeyboardInterrupt occurs in a call.
+        hooks: the address of three function pointers, which are called when the program exits,
+            before it forks, and after; 0 in a Python that ran before, which has its own hooks.
 
     Raises:
-        RuntimeError: it was made by another version.
+        RuntimeError: another version of normgrad has built the library.
     """
     if its_digest != digest():
         raise RuntimeError(
@@ -65,7 +65,7 @@ def fill(
 
 
 def _set_hooks(address: int) -> None:
-    """Report at the end what was not, and let forks wait for what is loading."""
+    """Print the report at exit, and make forks wait for imports and compilations."""
     if not address:
         _hooks.append(atexit.register(REPORT.last_words))
         return
@@ -79,10 +79,10 @@ def _set_hooks(address: int) -> None:
 def _guarded(
     function: Function, python: Callable[..., Any], interrupted: int
 ) -> Callable[..., None]:
-    """The function, which lets no exception out: C gets a status, and the text is kept.
+    """Wrap a function for C so that it never raises: an exception becomes a status and a text.
 
-    The result is written to where C says. Where nothing is written, it stays the failure that it
-    was at first.
+    The wrapper writes the result to the address in its first argument. If it writes nothing, C
+    returns the failure with which it has initialised the result.
     """
     name, failure, kind = function.name, function.failure, function.result
 
@@ -93,7 +93,7 @@ def _guarded(
             except BaseException as error:
                 value = failed(error)
             libc.store(kind, result, value or 0)
-        except KeyboardInterrupt:  # while that was being told
+        except KeyboardInterrupt:  # an interrupt during the handling of an error
             libc.store(ctypes.c_int, interrupted, 1)
 
     def failed(error: BaseException) -> int | None:
@@ -103,7 +103,7 @@ def _guarded(
         value = failure if failure is None or status is None else int(status)
         ERRORS.record(value, message, getattr(error, "is_mistake", True))
         if isinstance(error, KeyboardInterrupt):
-            libc.store(ctypes.c_int, interrupted, 1)  # raised anew where the call was made
+            libc.store(ctypes.c_int, interrupted, 1)  # C raises it again after the call
         return value
 
     return call

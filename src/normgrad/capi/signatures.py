@@ -1,4 +1,4 @@
-"""What a C function is, to a compiler and to ctypes; read from its prototype."""
+"""The exported C functions as a compiler and ctypes see them, parsed from their prototypes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..aclnn.status import Status as aclnnStatus
 from ..infiniop import infiniDevice_t, infiniStatus_t
 from .enums import aclError
 
-#: Types of C that are not written as pointers, as ctypes has them. Headers add what they define.
+#: The ctypes types of C types that are not written as pointers. Headers add the types they define.
 _TYPES: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "int": ctypes.c_int,
@@ -28,8 +28,8 @@ _TYPES: dict[str, Any] = {
     "uint64_t": ctypes.c_uint64,
 }
 
-#: How many values a pointer leads to, if more than one: as many as another parameter says, or
-#: always so many.
+#: The number of values that a pointer points to, if not 1: the name of the parameter that holds it,
+#: or a constant.
 _COUNTED_BY = {
     "viewDims": "viewDimsNum", "stride": "viewDimsNum", "storageDims": "storageDimsNum",
     "value": "size", "shape": "ndim", "strides": "ndim",
@@ -43,13 +43,13 @@ _MODULES = {
     "infinirt": "infini", "infiniop": "infini",
 }  # fmt: skip
 
-#: The status of each module's functions for arguments that are wrong.
+#: The status of each module's functions for wrong arguments.
 _REFUSALS: dict[str, IntEnum] = {
     "acl": aclError.ACL_ERROR_RT_PARAM_INVALID,
     "aclnn": aclnnStatus.ACLNN_ERR_PARAM_INVALID,
     "infini": infiniStatus_t.INFINI_STATUS_BAD_PARAM,
 }
-#: The status for what was not foreseen, by its type in C.
+#: The status for unforeseen errors, by the C type of the result.
 _FAILURES = {
     "aclError": int(aclError.ACL_ERROR_INTERNAL_ERROR),
     "aclnnStatus": int(aclnnStatus.ACLNN_ERR_INNER),
@@ -59,15 +59,14 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Pointer:
-    """A parameter that points to plain values of the program's.
-
-    It is no tensor's memory, no C string and no handle.
+    """A parameter that points to plain values, rather than to a tensor's memory or a C string.
 
     Attributes:
-        index, name: among the function's parameters.
-        is_result: whether it is written through, else it is read.
-        size: of each value, in bytes.
-        count: how many there are, unless ``counted_by`` is the index of the parameter that says it.
+        index, name: the parameter's index and name.
+        is_result: whether the function writes the values rather than reads them.
+        size: the size of each value in bytes.
+        count: the number of values, unless ``counted_by`` is the index of the parameter that
+            holds it.
     """
 
     index: int
@@ -83,10 +82,10 @@ class Function:
     """An exported function.
 
     Attributes:
-        prototype: its declaration in C.
-        returns: the C type of its result.
-        parameters: the C types and names of its arguments.
-        lib: the library that exports it, such as "opapi".
+        prototype: the declaration in C.
+        returns: the C type of the result.
+        parameters: the C types and names of the parameters.
+        lib: the library that exports the function, such as "opapi".
     """
 
     prototype: str
@@ -97,17 +96,17 @@ class Function:
 
     @property
     def module(self) -> str:
-        """The Python module with the function that it calls."""
+        """The Python module that implements the function."""
         return _MODULES[self.lib]
 
     @property
     def refusal(self) -> IntEnum:
-        """The status for arguments that are wrong."""
+        """The status for wrong arguments."""
         return _REFUSALS[self.module]
 
     @property
     def failure(self) -> int | None:
-        """What it returns where Python cannot be started, or an error has no status.
+        """The result if Python cannot be started, or if an error has no status.
 
         None for functions that return a pointer or a number: they return 0 then.
         """
@@ -118,23 +117,23 @@ class Function:
 
     @property
     def result(self) -> Any:
-        """Its result's type for ctypes."""
+        """The ctypes type of the result."""
         return _ctype(self.returns)
 
     @property
     def arguments(self) -> list[Any]:
-        """Its arguments' types for ctypes."""
+        """The ctypes types of the arguments."""
         return [_ctype(kind) for kind, _ in self.parameters]
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """Those of its arguments that it reads or writes plain values through."""
+        """The parameters that point to plain values."""
         names = [name for _, name in self.parameters]
         found = []
         for index, (kind, name) in enumerate(self.parameters):
             pointee = kind.removesuffix("*").strip()
             plain = pointee.removeprefix("const ")
-            # Handles, memory and texts are looked up, or read in a way of their own.
+            # Handles, memory and texts are excluded, since other code checks them.
             if pointee == kind or ("*" not in plain and plain not in _TYPES):
                 continue
             is_result, size = plain == pointee, ctypes.sizeof(_ctype(plain))
@@ -148,7 +147,7 @@ class Function:
 
     @property
     def callback(self) -> Any:
-        """The type of its callback for ctypes: the first argument says where the result goes."""
+        """The ctypes type of the callback, whose first argument is the address of the result."""
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p, *self.arguments)
 
 
@@ -169,14 +168,14 @@ def _parse(prototype: str, library: str) -> Function:
 
 @dataclass(frozen=True)
 class Header:
-    """A file that host programs include.
+    """A header file for host programs.
 
     Attributes:
-        path: below the include folder.
-        includes: what it includes, as written there.
+        path: the path in the include folder.
+        includes: the files that the header includes, as written there.
         types: enumerations and other definitions, in order.
-        library: what exports the functions that it declares, such as "opapi".
-        prototypes: those functions in C, each with a semicolon.
+        library: the library that exports the declared functions, such as "opapi".
+        prototypes: the declarations of these functions in C, each with a semicolon.
     """
 
     path: str
@@ -191,11 +190,11 @@ class Header:
                 _TYPES[each.__name__] = ctypes.c_int
             elif alias := re.fullmatch(r"typedef (.+?[ *])(\w+);", each):
                 source = alias[1].strip()
-                if "*" in source or source in _TYPES:  # else a structure that nobody looks into
+                if "*" in source or source in _TYPES:  # otherwise it is an opaque structure
                     _TYPES[alias[2]] = _ctype(source)
 
     @cached_property
     def functions(self) -> tuple[Function, ...]:
-        """What it declares."""
+        """The functions that the header declares."""
         texts = (" ".join(each.split()) for each in self.prototypes.split(";"))
         return tuple(_parse(text, self.library) for text in texts if text)

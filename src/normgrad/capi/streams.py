@@ -1,13 +1,14 @@
-"""Streams that hold their work back, to see what a program does before it is done.
+"""Streams that delay their work, to detect races between a program and its asynchronous calls.
 
-With ``NORMGRAD_CAPI_STREAMS=checked``, asynchronous work is queued by stream, and done when the
-program waits for it: as late as a device may. What a call uses meanwhile is compared with what
-queued work reads and writes. Two calls are ordered where they are on one stream, where the later
-stream waits for an event that was recorded behind the earlier call, or where the program has waited
-for the earlier call: waiting does the work, so whatever is in the queue was not waited for.
+With ``NORMGRAD_CAPI_STREAMS=checked``, asynchronous work is queued by stream, and runs when the
+program waits for it, which is as late as on a device. Memory that a call uses is compared with the
+memory that queued work reads and writes. Two calls are ordered if they are on one stream, if the
+later call's stream waits for an event that was recorded after the earlier call, or if the program
+has waited for the earlier call. Waiting runs the work, so the program has not waited for any work
+that is still in the queue.
 
-After a finding the earlier work is done at once, so that the program goes on with the results that
-it has without these checks.
+After a race is found the earlier work runs at once, so that the program gets the same results as
+without these checks.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from .signatures import Function
 
 
 class Use(NamedTuple):
-    """What a call does with some memory.
+    """A use of memory by a call.
 
     Attributes:
-        name: the parameter's.
-        verb: such as "reads".
+        name: the parameter's name.
+        verb: the kind of use, such as "reads".
         region: the bytes.
-        is_host: whether they are the host's, and one after the other: then the program may change
-            them without a call.
-        in_place: whether they may be all of another use's.
+        is_host: whether the bytes are contiguous host memory, which the program may change without
+            a call.
+        in_place: whether the region may be exactly that of another use by the same call.
     """
 
     name: str
@@ -49,12 +50,12 @@ class Use(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether the bytes are others afterwards."""
+        """Whether the use changes the bytes."""
         return self.verb != "reads"
 
 
 def span(name: str, verb: str, address: int, count: int, is_host: bool = False) -> Use:
-    """A use of bytes that follow each other."""
+    """A use of contiguous bytes."""
     return Use(name, verb, layout.Region(address, (count,), (1,), 1), is_host)
 
 
@@ -66,9 +67,9 @@ class Stream:
     """A queue of work.
 
     Attributes:
-        name: for messages.
-        waited: what its next work waits for.
-        count: how many calls it was given.
+        name: the name in messages.
+        waited: the number of each other stream's calls that the next work waits for.
+        count: the number of calls that were queued on the stream.
     """
 
     name: str = field(default_factory=lambda: f"stream {next(_numbers)}")
@@ -77,11 +78,11 @@ class Stream:
 
     @property
     def clock(self) -> Clock:
-        """All that is done when the stream has done what it was given until now."""
+        """The calls that are done when the stream's work until now is done."""
         return {**self.waited, self: self.count}
 
 
-#: How many calls of each stream are known to be done before something.
+#: The number of each stream's calls that are known to be done before a certain point.
 Clock = Mapping[Stream, int]
 
 
@@ -96,7 +97,7 @@ class _Work(NamedTuple):
     uses: Sequence[Use]
     objects: Sequence[object]
     sums: Sequence[tuple[Use, int | None]]
-    look: Callable[[], object]
+    check: Callable[[], object]
     run: Callable[[], object]
 
 
@@ -107,13 +108,13 @@ class Streams:
         self.forked()
 
     def forked(self) -> None:
-        """A child of a fork has no device, and so none of its parent's work."""
+        """Begin with empty queues in a forked child, which has no device."""
         self._lock = threading.RLock()
         self._queue: list[_Work] = []
         self._calls: Counter[str] = Counter()
 
     def _call(self) -> str:
-        """This thread's call, by its function and its number among that function's."""
+        """The name of this thread's call: its function, and its number among that function's."""
         name = CURRENT.function.name
         self._calls[name] += 1
         return f"{name} #{self._calls[name]}"
@@ -125,21 +126,21 @@ class Streams:
         stream: Stream | None,
         uses: Callable[[], Iterable[Use]],
         run: Callable[[], object],
-        look: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
         objects: Sequence[object] = (),
         refuse: Callable[[str], NoReturn] | None = None,
     ) -> None:
-        """Do a call's work: at once, or where streams are checked and it has one, later.
+        """Run a call's work: later if it has a stream and streams are checked, otherwise at once.
 
         Args:
-            stream: where the work is queued; None for a call that returns when it is done.
-            uses: what memory it uses; asked for where that is looked at.
-            run: does it.
-            look: raises the call's error for memory that is not there; called before work is done
-                later than the call that looked at it.
-            objects: what is behind the handles that it uses.
-            refuse: raises the call's error where its own uses share memory, which the work itself
-                would tell too late; None where they may.
+            stream: the stream of the work; None for a synchronous call.
+            uses: returns the call's uses of memory; called only if streams are checked.
+            run: does the work.
+            check: raises the call's error if memory cannot be accessed; called before delayed work
+                runs, since the program may have unmapped memory after the call.
+            objects: the objects behind the handles that the call uses.
+            refuse: raises the call's error if the call's own uses share memory, since delayed work
+                would find that too late; None if they may share memory.
         """
         if are_checked():
             with self._lock:
@@ -153,14 +154,14 @@ class Streams:
                     sums = [(each, _checksum(each)) for each in used if each.is_host]
                     work = _Work(
                         CURRENT.function, call, stream, stream.count, stream.clock, used, objects,
-                        sums, look, run,
+                        sums, check, run,
                     )  # fmt: skip
                     self._queue.append(work)
                     return
         run()
 
     def end(self, name: str, value: object) -> None:
-        """Look for queued work that uses what is behind a handle, before that is ended."""
+        """Report queued work that uses the object behind a handle, before the handle ends."""
         if not are_checked():
             return
         with self._lock:
@@ -171,29 +172,29 @@ class Streams:
                     self._find(work, what, name)
 
     def wait(self, stream: Stream, clock: Clock) -> None:
-        """Order a stream's next work behind an event's."""
+        """Order a stream's next work after the work before an event."""
         with self._lock:
-            for other in {work.stream for work in self._queue}:  # the others' work is done
+            for other in {work.stream for work in self._queue}:  # other streams' work is done
                 waited = stream.waited.get(other, 0)
                 stream.waited[other] = max(waited, clock.get(other, 0))
 
     def is_done(self, clock: Clock) -> bool:
-        """Whether nothing of this is queued."""
+        """Whether none of the calls of a clock are queued."""
         with self._lock:
             return not any(_is_before(work, clock) for work in self._queue)
 
     def ask(self, clock: Clock) -> None:
-        """Look for queued work that an event is behind, where the event has to be over."""
+        """Report queued work before an event, for a call that requires the event to be over."""
         with self._lock:
             call = self._call() if are_checked() else ""
             for work in [work for work in self._queue if _is_before(work, clock)]:
                 self._find(work, f"{call} asks for the time after it before that is done", "time")
 
     def finish(self, clock: Clock | None = None) -> None:
-        """Do what the program waits for, in the order of calls; None for all that there is.
+        """Run the queued work of a clock, or all queued work, in the order of the calls.
 
         Raises:
-            Exception: the first that a call's work raised; the rest is done all the same.
+            Exception: the first exception of a call's work; the rest of the work runs nevertheless.
         """
         with self._lock:
             failed: Exception | None = None
@@ -203,7 +204,7 @@ class Streams:
                 try:
                     if self._is_unchanged(work):
                         CURRENT.function = work.function
-                        work.look()
+                        work.check()
                         work.run()
                 except Exception as error:
                     failed = failed or error
@@ -213,7 +214,7 @@ class Streams:
             raise failed
 
     def abandon(self) -> None:
-        """Name what nobody has waited for, when the program ends."""
+        """Report the work for which the program has not waited when it ends."""
         with self._lock:
             for work in self._queue:
                 self._report(work, "the program ends without waiting for it", "end")
@@ -221,7 +222,7 @@ class Streams:
     # Findings
 
     def _compare(self, call: str, uses: Sequence[Use], stream: Stream | None) -> None:
-        """Report what queued work uses too, if one of them changes it and nothing orders them."""
+        """Report queued work that is not ordered before a call and conflicts with its uses."""
         for work in list(self._queue):
             if stream is not None and _is_before(work, stream.clock):
                 continue
@@ -253,8 +254,11 @@ class Streams:
         )
 
     def _is_unchanged(self, work: _Work) -> bool:
-        """Whether the host's memory that it copies is as it was; where a copy would write to memory
-        that has another use by now, it must not be made."""
+        """Whether queued work can run, after a check of its host memory for changes since the call.
+
+        A change is reported. Work must not run if its memory is gone, or if it would write to
+        memory that the program uses for something else by now.
+        """
         for use, before in work.sums:
             if _checksum(use) != before:
                 gone = pointers.problem(*_bytes(use), use.writes) is not None
@@ -289,7 +293,7 @@ def _bytes(use: Use) -> tuple[int, int]:
 
 
 def _checksum(use: Use) -> int | None:
-    """Of bytes of the host; None where they are not there."""
+    """The checksum of a use's host memory; None if it cannot be read."""
     address, count = _bytes(use)
     if pointers.problem(address, count, False) is not None:
         return None

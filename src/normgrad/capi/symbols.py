@@ -1,4 +1,4 @@
-"""The names of a program's functions, from addresses in them."""
+"""The names of a program's functions, found by addresses in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SYMBOL_TABLE, _FUNCTION, _EXECUTABLE = 2, 2, 2
 
 
 class _Place(ctypes.Structure):
-    """Dl_info, of dladdr."""
+    """The structure Dl_info, which dladdr fills."""
 
     _fields_ = (
         ("path", ctypes.c_char_p),
@@ -34,13 +34,13 @@ class _Place(ctypes.Structure):
 
 @lru_cache(1024)
 def function_at(address: int) -> str:
-    """ " in f" for the function f that an address is in; "" where nothing is known of it."""
+    """ " in f" for the function f that contains an address; "" if it is unknown."""
     place = _Place()
     if not address or not libc.dladdr(address, ctypes.byref(place)) or not place.path:
         return ""
     path = os.fsdecode(place.path)
     try:
-        # Without the loader's symbols, a program has those for debuggers, if it has any.
+        # If the loader knows no symbol there, the file may still have symbols for debuggers.
         name = _name_in_file(path, address, place.base or 0)
     except (OSError, ValueError, IndexError):
         name = None
@@ -71,7 +71,7 @@ def _name_in_file(path: str, address: int, base: int) -> bytes | None:
 
 
 def _readable(name: bytes) -> str:
-    """A C++ name as it was written, where the program has what knows how to."""
+    """A demangled C++ name, if the process has loaded the C++ runtime that demangles it."""
     demangle = getattr(ctypes.CDLL(None), "__cxa_demangle", None)
     if demangle is not None and name.startswith(b"_Z"):
         demangle.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""The command line: the entry point, and how a process of it ends."""
+"""The command line's entry point, and how its process ends."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 from .streams import Stream, keep_numbers
 
-#: What of the extra ``cli`` the commands cannot do without.
+#: The packages of the extra ``cli`` that all commands need.
 _NEEDED = ("typer", "rich", "safetensors")
 
-#: Bytes that reading a command takes at most (200 KiB were measured): where one allocation fails,
-#: Typer's pydantic ends the process.
+#: The most bytes that parsing a command takes (200 KiB were measured). If an allocation fails then,
+#: pydantic, which Typer uses, ends the process.
 PARSER_MEMORY = 1 << 20
 
-#: Exit status where what was tried or computed is not what it should be.
+#: Exit status if a result is wrong.
 FAILED = 1
 
-#: Exit status where input, output or memory cannot be used.
+#: Exit status if input or output cannot be used, or memory is short.
 UNUSABLE = 2
 
-#: Exit status after an interrupt, as a shell has it.
+#: Exit status after an interrupt, by the shell's convention.
 INTERRUPTED = 130
 
 
 def plain(text: object) -> str:
-    """The text on one line, with whatever would drive a terminal written out."""
+    """The text on one line, with control characters escaped."""
     return "".join(
         character
         if character.isprintable()
@@ -43,20 +43,21 @@ def say(message: object) -> None:
     print(f"normgrad: {plain(message)}", file=sys.stderr, flush=True)
 
 
-def missing(*names: str) -> list[str]:
-    """Those of some packages that are not installed."""
-    return [name for name in names if importlib.util.find_spec(name) is None]
+def lack(*names: str, extra: str = "cli") -> str | None:
+    """A message that names the missing ones of these packages; None if all are installed."""
+    absent = [name for name in names if importlib.util.find_spec(name) is None]
+    return f"needs {' and '.join(absent)}: pip install 'normgrad[{extra}]'" if absent else None
 
 
 @contextmanager
 def ending_in_one_line() -> Iterator[None]:
-    """End the process with one line where the user or memory stops the work."""
+    """End the process with one line on an interrupt, or if memory is short."""
     try:
         yield
     except KeyboardInterrupt:
         say("interrupted")
-        # At once: a compiler that was interrupted leaves things half made, which the interpreter
-        # would stumble over, or crash on, when it clears them away.
+        # Exit without cleaning up: an interrupted compiler leaves unfinished objects, on which the
+        # interpreter could fail or crash.
         os._exit(INTERRUPTED)
     except MemoryError as error:
         say(f"not enough memory ({error})" if str(error) else "not enough memory")
@@ -75,7 +76,7 @@ def main() -> None:
             _run()
     except SystemExit:
         output.flush()
-        # Whoever read and went away has seen enough, which changes nothing about the result.
+        # A reader that closed the pipe has read enough, so the exit status stays the result's.
         if output.failure is None or isinstance(output.failure, BrokenPipeError):
             raise
         say(f"standard output: {output.failure.strerror or output.failure}")
@@ -85,9 +86,8 @@ def main() -> None:
 
 
 def _run() -> None:
-    absent = missing(*_NEEDED)
-    if absent:
-        say(f"the command line needs {' and '.join(absent)}: pip install 'normgrad[cli]'")
+    if needs := lack(*_NEEDED):
+        say(f"the command line {needs}")
         sys.exit(UNUSABLE)
     from .. import memory
     from .app import app

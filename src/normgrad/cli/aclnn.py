@@ -53,7 +53,7 @@ def _select(operator: str | None, contracts: dict[str, Contract]) -> list[Contra
 
 
 def _print(contract: Contract, product: Product | None, able: list[Product]) -> None:
-    """One table; for all products, with a line for each exception; or as one product has it."""
+    """Print a contract's table, for one product, or for all with a line for each exception."""
     if product is not None and product not in able:
         names = ", ".join(p.name for p in able)
         typer.echo(f"{contract.name}: not on {product.name}; on {names}\n")

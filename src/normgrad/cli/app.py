@@ -1,4 +1,4 @@
-"""The commands and their options; what they do is in :mod:`.run` and :mod:`.info`."""
+"""The commands and their options; :mod:`.run` and :mod:`.info` implement them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import typer
 
 import normgrad
 
-from ..operators import OPERATORS
-from ..operators.by_name import choices_of
+from ..operators.by_name import OPERATORS, choices_of
 from . import FAILED, aclnn, bench, capi, files, info, outputs, run, say, show, verify, warmup
 
 
 def _signatures() -> str:
-    """The operators with their arguments, those that may be left out in brackets."""
+    """The operators with their arguments, the optional ones in brackets."""
     lines = []
     for operator in OPERATORS.values():
         tensors = [p.name if p.required else f"[{p.name}]" for p in operator.parameters]
@@ -131,14 +130,14 @@ def _run(
     weight_g: Annotated[bool | None, typer.Option(help="Whether to compute grad_weight.")] = None,
     bias_g: Annotated[bool | None, typer.Option(help="Whether to compute grad_bias.")] = None,
 ) -> None:
-    # What is no file and no operator is an argument of the operator's, by the same name.
+    # Every other option is the operator's argument of the same name.
     others = ("file", "out", "operator")
     given = {k: v for k, v in context.params.items() if k not in others and v is not None}
     path = None if out is None else outputs.named("-o", out)
     request = run.load(file, operator, given)
     kind = None if path is None else run.out_format(path, request)
     report = run.execute(request)
-    # Before anything is printed: what reads it may go away.
+    # Write before printing: the reader of the output may close it.
     if path is not None and kind is not None:
         with outputs.rewriting(path) as opened:
             arrays = {result.name: result.array for result in report.results}

@@ -1,4 +1,4 @@
-"""``normgrad bench``: its options, files and tables; the work is in :mod:`normgrad.bench`."""
+"""``normgrad bench``: its options, files and tables; :mod:`normgrad.bench` does the work."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from ..bench import picture, report, results, startup, suite, timing
+from ..bench.results import Results
+from ..bench.suite import Case
 from ..machine import this_machine
-from . import missing, show
+from . import info, lack, show
 from .files import InputError
 from .outputs import UNCHANGED, reported
 
 if TYPE_CHECKING:
-    from ..bench.device import Device
-    from ..bench.results import Results
-    from ..bench.run import Measured
-    from ..bench.suite import Case
+    from ..bench.device import Device  # needs PyTorch
 
 RESULTS = Path("benchmarks", "results")
 
@@ -55,7 +55,7 @@ def bench(
             "L2, as normgrad info shows it.",
         ),
     ] = None,
-    startup: Annotated[
+    starts: Annotated[
         bool,
         typer.Option("--startup", help="Measure how a process starts, instead."),
     ] = False,
@@ -77,7 +77,7 @@ def bench(
             "can be measured in parts.",
         ),
     ] = False,
-    report: Annotated[
+    reports: Annotated[
         bool,
         typer.Option(
             "--report",
@@ -97,23 +97,21 @@ def bench(
     cuDNN's and torch.compile's, and writes DIR/cuda-NAME.csv and its picture. What was not measured
     is said at the end, with the reason.
     """
-    if folder is not None and not report:
+    if folder is not None and not reports:
         raise InputError(
             "DIR", f"{folder}; allowed: with --report alone; --out says where to write"
         )
     _check_device(
         device,
-        {"--threads": threads is not None, "--cache": cache is not None, "--startup": startup},
-        {"--no-compile": not compile_, "--add": add},
+        cpu={"--threads": threads is not None, "--cache": cache is not None, "--startup": starts},
+        cuda={"--no-compile": not compile_, "--add": add},
     )
-    if report:
+    if reports:
         _report(folder or out)
         return
-    if startup:
+    if starts:
         _startup(out, repeat)
         return
-    from ..bench import suite
-
     cuda = device == "cuda"
     cases = suite.quick() if quick else suite.suite()
     cases = _cases(suite.on_gpu(cases) if cuda else cases, pattern)
@@ -128,23 +126,20 @@ def bench(
     _measure(cases, counts, out, repeat, cache, shlex.join(command), suffix, cuda, compile_, add)
 
 
-def _check_device(device: str, for_cpu: dict[str, bool], for_cuda: dict[str, bool]) -> None:
-    """Raise an InputError for an unknown device, or an option of the other one."""
-    others = {"cpu": ("cuda", for_cuda), "cuda": ("cpu", for_cpu)}
-    if device not in others:
-        raise InputError("--device", f"{device!r}; allowed: {', '.join(others)}")
-    other, options = others[device]
-    for option, given in options.items():
-        if given:
-            raise InputError(option, f"with --device {device}; allowed: with --device {other}")
+def _check_device(device: str, **options: dict[str, bool]) -> None:
+    """Raise an InputError for an unknown device, or if an option of another device is given."""
+    if device not in options:
+        raise InputError("--device", f"{device!r}; allowed: {', '.join(options)}")
+    for other in options.keys() - {device}:
+        for option, is_given in options[other].items():
+            if is_given:
+                raise InputError(option, f"with --device {device}; allowed: with --device {other}")
 
 
-# What is asked for
+# Options
 
 
 def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
-    from ..bench import suite
-
     if pattern is None:
         return cases
     try:
@@ -188,19 +183,21 @@ def _measure(
     compile_: bool,
     add: bool,
 ) -> None:
-    """Measure, write and show; what was measured before an interrupt is kept too."""
-    _needs("torch", *(() if cuda else ("matplotlib",)))
-    from ..bench import results, run, suite, timing
-    from . import info
+    """Measure, write and show; after an interrupt, keep what was measured before."""
+    if needs := lack("torch", extra="torch"):
+        raise InputError("bench", needs)
+    from ..bench import run
 
     device = _device(cases, cuda)
-    _prepare(out, "matplotlib")
+    if needs := lack("matplotlib"):
+        raise InputError("bench", needs)
+    _prepare(out)
     facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
     facts |= device.facts
     path = out / f"{device.kind}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
     old = _read(path, facts) if add and path.exists() else None
     seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
-    found: list[Measured] = []
+    found: list[run.Measured] = []
     interrupted = False
     try:
         with show.progress(len(cases) * len(threads)) as advance:
@@ -238,7 +235,7 @@ _UNMEASURED = ("not measured", "why", "cases", "which")
 
 
 def _device(cases: Sequence[Case], cuda: bool) -> Device:
-    """The device; where there is none of CUDA's, what is not measured for it is said."""
+    """The device; if CUDA's is missing, print what is not measured and raise an InputError."""
     from ..bench import device, run
 
     if not cuda:
@@ -255,9 +252,7 @@ def _device(cases: Sequence[Case], cuda: bool) -> Device:
 
 
 def _read(path: Path, facts: Mapping[str, str]) -> Results:
-    """What is to be added to, before anything is measured."""
-    from ..bench import results
-
+    """Read the run to add to, before anything is measured."""
     try:
         with reported(path, "cannot be read"):
             old = results.read(path)
@@ -270,16 +265,10 @@ def _read(path: Path, facts: Mapping[str, str]) -> Results:
 
 
 def _startup(out: Path, repeat: int | None) -> None:
-    from . import info
-
     _prepare(out)
-    from ..bench import report, results, startup
-
     cpu = info.cpu_name()
     cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
-    facts = results.facts(
-        cpu, "normgrad bench --startup" + (f" --repeat {repeat}" if repeat else "")
-    )
+    command = "normgrad bench --startup" + (f" --repeat {repeat}" if repeat else "")
     with show.progress(cold + warm) as advance:
         advance("starting processes", 0)
         try:
@@ -287,13 +276,11 @@ def _startup(out: Path, repeat: int | None) -> None:
         except RuntimeError as error:
             raise InputError("bench", str(error)) from None
     path = out / f"startup-{results.slug(cpu)}.csv"
-    _keep(path, results.table_of(facts, starts))
+    _keep(path, results.table_of(results.facts(cpu, command), starts))
     _print_table(*report.starts(starts), f"written    {path}")
 
 
 def _report(folder: Path) -> None:
-    from ..bench import report
-
     try:
         with reported(Path.cwd(), "cannot be brought up to date"):
             written = report.write(folder, Path.cwd())
@@ -302,51 +289,36 @@ def _report(folder: Path) -> None:
     show.print_lines(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
 
 
-# What is written and printed
+# Output
 
-#: Misses printed of each target; the file has every case.
-MOST_MISSES = 10
-
-#: Interquartile range over median from which a figure says more about what else the machine did.
+#: The ratio of interquartile range to median from which the machine's other load dominates.
 NOISY = 0.2
 
 #: Columns that hold words; others hold numbers.
 WORDS = ("case", "path", "not measured", "why", "which", "target", "kernels, in ms")
 
 
-def _prepare(out: Path, *names: str) -> None:
-    """Find out before the work what would be in the way after it."""
-    _needs(*names)
+def _prepare(out: Path) -> None:
+    """Make the folder before the work, so that an error shows early."""
     with reported(out, "cannot be written to"):
         out.mkdir(parents=True, exist_ok=True)
 
 
-def _needs(*names: str) -> None:
-    """Raise an InputError for a package that is not installed."""
-    for name in missing(*names):
-        extra = "torch" if name == "torch" else "cli"
-        raise InputError("bench", f"needs {name}: pip install 'normgrad[{extra}]'")
-
-
 def _keep(path: Path, content: bytes) -> None:
-    """Write one of a run's files, all or nothing."""
-    from ..bench import results
-
+    """Replace one of a run's files atomically."""
     with reported(path, UNCHANGED):
         results.write(path, content)
 
 
 def _keep_run(path: Path, found: Results) -> str:
-    """Write a run's file and its pictures; the names of what was written, to be printed."""
-    from ..bench import picture, results
-
+    """Write a run's file and its pictures, and return their names for printing."""
     pictures = picture.draw(found)
     _keep(path, results.table_of(found.facts, [row.cells for row in found.rows]))
     for ending in picture.ENDINGS:
         shown = path.with_suffix(ending)
         if ending in pictures:
             _keep(shown, pictures[ending])
-        else:  # what is there shows another run
+        else:  # an existing picture shows another run
             with reported(shown, "cannot be removed"):
                 shown.unlink(missing_ok=True)
     return ", ".join((str(path), *pictures))
@@ -355,10 +327,8 @@ def _keep_run(path: Path, found: Results) -> str:
 def _show_run(found: Results, written: str) -> None:
     """Print a run's cases, how the targets were met, and what was written.
 
-    Everything is written before: what reads the output may go away.
+    All files must be written before, since the reader of the output may close it.
     """
-    from ..bench import report, results
-
     times = {f"{title}, µs": (name,) for name, title in report.TITLES.items()}
     figures: dict[str, tuple[str, ...]] = {**times, **report.FIGURES}
     header = ["case", "threads", *figures, "GB/s", "path"]
@@ -371,7 +341,7 @@ def _show_run(found: Results, written: str) -> None:
     _print_table(header, lines)
     _print_table(held.header, [[cell.replace("*", "") for cell in line] for line in held.lines])
     noisy = sum(row.spread > NOISY for row in found.rows)
-    notes = [*report.misses(found, MOST_MISSES), f"written    {written}"]
+    notes = [*report.misses(found), f"written    {written}"]
     if noisy:
         notes.append(
             f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
@@ -381,6 +351,6 @@ def _show_run(found: Results, written: str) -> None:
 
 
 def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
-    """Print a table, and lines after it."""
+    """Print a table, and notes below it."""
     numbers = set(header).difference(WORDS)
     show.print_lines(show.grid(header, lines, numbers), *map(Text, notes))

@@ -1,4 +1,4 @@
-"""``normgrad capi``: the C libraries, and what a program is compiled with to use them."""
+"""``normgrad capi``: build the C libraries, and print the flags of programs that use them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _build(out: _Out) -> None:
     typer.echo(f"C libraries of normgrad {__version__}, for {sys.executable}, in {out}. Use them:")
     for dialect in DIALECTS:
         line = f"c++ host.cpp $(normgrad capi flags --out {folder} {dialect.name}) -o host"
-        # A shell does not take a substitution's quotes off.
+        # A shell keeps quotes that come from a substitution, so a quoted path needs eval.
         typer.echo(f"  {line if folder == str(out) else f'eval {chr(34)}{line}{chr(34)}'}")
 
 

@@ -1,7 +1,7 @@
 """Reading an operator's tensors from .npz and .safetensors files.
 
-What is read is not trusted: nothing is unpickled, no name in an archive becomes a path, and every
-size that a header claims is compared with what the file can hold before memory is allocated for it.
+Files are not trusted: nothing is unpickled, no name in an archive becomes a path, and every size
+that a header claims is compared with what the file can hold before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -27,28 +27,27 @@ from ..dtypes import DType
 
 Array = npt.NDArray[Any]
 
-#: How many times its own size reading a file may take of memory, and how many bytes beyond that.
-#: `normgrad run --help` says it. A .npz may unpack to that many times its size: deflate packs at
-#: most 1032 bytes into one, so that no honest archive is refused. What lies beyond is for what
-#: reading takes itself: NumPy's buffers, and the parser of a header.
+#: Reading a file may take this many times the file's size of memory, and this many bytes more, as
+#: `normgrad run --help` says. Deflate packs at most 1032 bytes into one, so no honest archive
+#: exceeds the ratio. The slack is for NumPy's buffers and the parser of a header.
 MAX_RATIO, RATIO_SLACK = 1032, 1 << 20
 
-#: No array's header has more bytes than this: NumPy's take 118 for few axes. It is parsed as Python
-#: code, which takes up to 500 times its size.
+#: The most bytes of an array's header; NumPy writes 118 for few axes. Headers are parsed as Python
+#: code, which takes up to 500 times their size.
 MAX_HEADER = 1024
 
-#: Where so much memory is left, a decoder did not fail for want of it: it takes Python's memory,
-#: which comes from the system by the MiB.
+#: If this many bytes are left, a decoder's error was not for lack of memory. A decoder uses
+#: Python's allocator, which takes memory from the system by the MiB.
 DECODER_MEMORY = 4 << 20
 
-#: An entry that stands for a number, a word or a few flags is no larger than this.
+#: The largest entry that is read as a number, a word or a few flags.
 MAX_SCALAR_ELEMENTS, MAX_SCALAR_BYTES = 64, 4096
 
 _EITHER = "allowed: a .npz or .safetensors file"
 
 
 class InputError(Exception):
-    """What the user gave cannot be used; the text says what is wrong and what is allowed.
+    """The user's input cannot be used; the text says what is wrong and what is allowed.
 
     Args:
         subject: the file, or the option.
@@ -60,19 +59,19 @@ class InputError(Exception):
 
 
 class Format(Enum):
-    """The file formats; the value is the suffix."""
+    """A file format; the value is its suffix."""
 
     NPZ = ".npz"
     SAFETENSORS = ".safetensors"
 
     @staticmethod
     def of_name(path: Path) -> Format | None:
-        """The format a file's suffix stands for."""
+        """The format of a file name's suffix, if it has one."""
         return next((known for known in Format if known.value == path.suffix.lower()), None)
 
 
-class _Look(NamedTuple):
-    """An entry without its data; ``dtype`` is None where NumPy has none for it."""
+class _Header(NamedTuple):
+    """An entry's description; ``dtype`` is None if NumPy has none for it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any] | None
@@ -80,13 +79,13 @@ class _Look(NamedTuple):
 
 
 class Contents(ABC):
-    """An open file's entries, read one by one as they are asked for.
+    """An open file, whose entries are read one by one on demand.
 
     Attributes:
         path: the file.
-        format: what it is, whatever its name says.
-        names: the entries.
-        metadata: the words kept beside them.
+        format: its format by content, whatever its name.
+        names: the entries' names.
+        metadata: the file's additional strings, by name.
     """
 
     format: Format
@@ -98,11 +97,11 @@ class Contents(ABC):
         self._most = MAX_RATIO * size + RATIO_SLACK
 
     def _refused(self, what: str) -> InputError:
-        """The error for what is wrong with this file."""
+        """An error that says what is wrong with this file."""
         return InputError(self.path, what)
 
     @abstractmethod
-    def _look(self, name: str) -> _Look: ...
+    def _header(self, name: str) -> _Header: ...
 
     @abstractmethod
     def _read(self, name: str) -> Array: ...
@@ -114,7 +113,7 @@ class Contents(ABC):
         except (InputError, MemoryError):
             raise
         except Exception as error:  # a crafted file can make a decoder raise anything
-            memory.need("reading", DECODER_MEMORY)  # so can memory that ran out
+            memory.need("reading", DECODER_MEMORY)  # so can a lack of memory
             reason = f"{error}" or type(error).__name__
             raise self._refused(
                 f"{what}: damaged or truncated ({reason}); allowed: an intact {self.format.value} "
@@ -125,10 +124,10 @@ class Contents(ABC):
         """An entry's array.
 
         Raises:
-            InputError: a dtype that is not among ``allowed``, or an entry that cannot be read.
+            InputError: the dtype is not among ``allowed``, or the entry cannot be read.
         """
-        look = self._look(name)
-        dtype = None if look.dtype is None else dtypes.from_numpy(look.dtype)
+        header = self._header(name)
+        dtype = None if header.dtype is None else dtypes.from_numpy(header.dtype)
         if dtype not in allowed:
             names = ", ".join(
                 known.name
@@ -137,39 +136,39 @@ class Contents(ABC):
             )
             if self.format is Format.NPZ and dtypes.bfloat16 in allowed:
                 names += " (and bfloat16 in a .safetensors)"
-            raise self._refused(f"{name}: dtype {look.dtype_name}; allowed: {names}")
+            raise self._refused(f"{name}: dtype {header.dtype_name}; allowed: {names}")
         # An array without elements may claim any number of channels at no cost in bytes, and the
         # gradients of its parameters would have as many elements.
-        if max(look.shape, default=0) > self._most // dtypes.float64.itemsize:
+        if max(header.shape, default=0) > self._most // dtypes.float64.itemsize:
             raise self._refused(
-                f"{name}: shape {look.shape} in a file this small; allowed: axes of at most "
+                f"{name}: shape {header.shape} in a file this small; allowed: axes of at most "
                 f"{self._most // dtypes.float64.itemsize}",
             )
         with self._decoding(name):
             return self._read(name)
 
     def value(self, name: str) -> Any:
-        """What an entry or the metadata say: a word, a number, a boolean, a list, or None.
+        """The value of an entry or of the metadata: a word, a number, a boolean, a list, or None.
 
         Raises:
-            InputError: an entry that is something else, or that cannot be read.
+            InputError: the entry is something else, or cannot be read.
         """
         if name in self.metadata:
             return self.metadata[name]
         if name not in self.names:
             return None
-        look = self._look(name)
-        elements = math.prod(look.shape)
+        header = self._header(name)
+        elements = math.prod(header.shape)
         if (
-            look.dtype is None
-            or look.dtype.kind not in "biufUS"
-            or len(look.shape) > 1
+            header.dtype is None
+            or header.dtype.kind not in "biufUS"
+            or len(header.shape) > 1
             or elements > MAX_SCALAR_ELEMENTS
-            or elements * look.dtype.itemsize > MAX_SCALAR_BYTES
+            or elements * header.dtype.itemsize > MAX_SCALAR_BYTES
         ):
             raise self._refused(
-                f"{name}: an array of shape {look.shape} and dtype {look.dtype_name}; allowed: a "
-                "0-d entry with a number, a boolean or a word",
+                f"{name}: an array of shape {header.shape} and dtype {header.dtype_name}; allowed: "
+                "a 0-d entry with a number, a boolean or a word",
             )
         with self._decoding(name):
             value = self._read(name).tolist()
@@ -192,8 +191,8 @@ class _Npz(Contents):
         with self._decoding("the archive"):
             self._archive = zipfile.ZipFile(file)
         members = self._archive.infolist()
-        # Of sizes that no file of this one's can hold, memory would be allocated to read them; and
-        # members that lie over each other could be read again and again.
+        # Check sizes first: reading allocates what a member claims, even if no file of this size
+        # can hold it, and overlapping members would let a small file be read again and again.
         packed = sum(member.compress_size for member in members)
         if packed > size:
             raise self._refused(
@@ -219,10 +218,11 @@ class _Npz(Contents):
         member = self._members[name]
         stored = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         with self._decoding(name), warnings.catch_warnings():
-            # NumPy warns of headers that Python 2 wrote, which it reads all the same.
+            # NumPy warns of headers that Python 2 wrote, but reads them.
             warnings.simplefilter("ignore")
             if member.compress_type not in stored:
-                # The others allocate what their own headers ask for; NumPy never writes them.
+                # Other methods' decoders allocate what their own headers claim. NumPy never writes
+                # such members.
                 raise self._refused(
                     f"{name}: compression method {member.compress_type}; allowed: stored or "
                     "deflated members, as NumPy writes them",
@@ -232,10 +232,10 @@ class _Npz(Contents):
                 yield opened
 
     def _check_header(self, name: str, member: Any, size: int) -> None:
-        """Refuse a header too long for any array: NumPy would read all that it claims to have."""
+        """Refuse a header too long for any array: NumPy would read the whole length it claims."""
         start = member.peek(12)
         if start.startswith(np.lib.format.MAGIC_PREFIX):
-            # Behind the version are the length's two bytes, or four.
+            # The header's length follows the version, in two bytes or in four.
             width = 2 if start[6:7] == b"\x01" else 4
             length = int.from_bytes(start[8 : 8 + width], "little")
             if min(length, size) > MAX_HEADER:
@@ -244,7 +244,7 @@ class _Npz(Contents):
                     "array has",
                 )
 
-    def _look(self, name: str) -> _Look:
+    def _header(self, name: str) -> _Header:
         with self._open(name) as member:
             version = np.lib.format.read_magic(member)
             read = _HEADERS.get(version)
@@ -268,14 +268,14 @@ class _Npz(Contents):
                     f"and the entry has {size}; allowed: an intact .npz file",
                 )
         if dtype.names is not None:
-            return _Look(shape, dtype, "record")
+            return _Header(shape, dtype, "record")
         plain = dtype.isnative and dtype.kind in "biufc"
-        return _Look(shape, dtype, dtype.name if plain else dtype.str)
+        return _Header(shape, dtype, dtype.name if plain else dtype.str)
 
     def _read(self, name: str) -> Array:
         with self._open(name) as member:
             array: Array = np.lib.format.read_array(member, allow_pickle=False)
-            member.read(1)  # the checksum is compared at the end alone
+            member.read(1)  # zipfile compares the checksum only at the end
         return array
 
 
@@ -300,36 +300,36 @@ class _Safetensors(Contents):
 
         super().__init__(path, size)
         with self._decoding("the header"):
-            data = file.read(size)  # and no more, should it grow meanwhile
-            memory.need("reading", len(data))  # of which a copy is made
-            # Not safetensors.numpy.load, which knows no bfloat16.
+            data = file.read(size)  # and no more, even if the file has grown
+            memory.need("reading", len(data))  # deserialising makes a copy
+            # Not safetensors.numpy.load, which does not support bfloat16.
             decode: Any = safetensors.deserialize
             self._entries: dict[str, Any] = dict(sorted(decode(data)))
             end = 8 + int.from_bytes(data[:8], "little")
             self.metadata = json.loads(data[8:end]).get("__metadata__") or {}
         self.names = tuple(self._entries)
 
-    def _look(self, name: str) -> _Look:
+    def _header(self, name: str) -> _Header:
         entry = self._entries[name]
         dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
-        return _Look(tuple(entry["shape"]), dtype, entry["dtype"])
+        return _Header(tuple(entry["shape"]), dtype, entry["dtype"])
 
     def _read(self, name: str) -> Array:
-        look = self._look(name)
-        assert look.dtype is not None
-        return np.ndarray(look.shape, look.dtype, self._entries[name]["data"])
+        header = self._header(name)
+        assert header.dtype is not None
+        return np.ndarray(header.shape, header.dtype, self._entries[name]["data"])
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[Contents]:
-    """A file's contents, by what is in it rather than by its name.
+    """Open a file in the format of its content, whatever its name.
 
     Raises:
-        InputError: a file that cannot be read, or that is neither format.
+        InputError: the file cannot be read, or has neither format.
     """
     try:
         _check_regular(path, path.stat())
-        # Should it be replaced now by a pipe, opening that would wait for its writer.
+        # Do not block: if a pipe has just replaced the file, opening it would wait for a writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -1,4 +1,4 @@
-"""``normgrad info``: what the library finds where it runs."""
+"""``normgrad info``: versions, settings and hardware of the machine it runs on."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from ..settings import SettingError
 
 Rows = Sequence[tuple[str, str]]
 
-#: What the kernels run on, by the names that LLVM has for CPU features.
+#: The CPU features that matter to the kernels, by LLVM's names.
 FEATURES = (
     *("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl"),
     *("avx512bf16", "avx512fp16", "amx-bf16"),
     *("neon", "fullfp16", "fp16fml", "bf16", "sve", "sve2"),
 )
 
-#: What the folder of the compiled kernels is called.
+#: The title of the row with the folder of the compiled kernels.
 KEPT = "kept in"
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "triton")
 
-#: Numba's threading layers, in the order in which it tries them, and the modules they are in.
+#: The modules of Numba's threading layers, in the order in which Numba tries these.
 _LAYERS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's name as its maker gives it, and LLVM's for its kind."""
+    """The CPU's name by its maker, and LLVM's name for its kind."""
     import llvmlite.binding as llvm
 
     try:
@@ -51,7 +51,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def features(found: Mapping[str, bool]) -> str:
-    """Those that matter of LLVM's map of features."""
+    """The features that matter, from LLVM's map of features."""
     return ", ".join(name for name in FEATURES if found.get(name)) or "none that matter"
 
 
@@ -79,7 +79,7 @@ def _layers() -> str:
 
 
 def kernel_folder() -> str:
-    """Where compiled kernels are kept."""
+    """The folder of compiled kernels."""
     from ..backends.cpu import kernels
 
     folder = kernels.cache_folder()
@@ -87,17 +87,17 @@ def kernel_folder() -> str:
 
 
 def kernels_from() -> str:
-    """Where kernels come from: the package, or compiling."""
+    """The source of kernels: the package, or compilation."""
     found = packaged.library()
     return "compiling, once" if found is None else f"the package, for {found[0]}"
 
 
 def _kernels() -> Rows:
-    import numba  # noqa: F401 - it has the last word on threads
+    import numba  # noqa: F401 - its number of threads counts
 
     try:
         count = str(threads.get_num_threads())
-    except SettingError:  # the backend's row says it
+    except SettingError:  # the backend's row shows the error
         count = "none"
     return (
         ("threads", f"{count} ({threads.VARIABLE} sets them)"),
@@ -108,7 +108,7 @@ def _kernels() -> Rows:
 
 
 def gpus(driver: str = "libcuda.so.1") -> list[str]:
-    """The GPUs' names, by CUDA's driver: PyTorch, which knows them too, takes seconds to load."""
+    """The GPUs' names from CUDA's driver, since loading PyTorch takes seconds."""
     count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     names: list[str] = []
     with suppress(OSError, AttributeError):  # no driver, or one without these functions
@@ -123,7 +123,7 @@ def gpus(driver: str = "libcuda.so.1") -> list[str]:
 
 
 def gpus_unused() -> str | None:
-    """Why GPUs are not used, as far as can be told without loading PyTorch."""
+    """The reason why GPUs are not used, as far as it shows without loading PyTorch."""
     for package, called in (("torch", "PyTorch"), ("triton", "Triton")):
         found = version(package)
         if found == NOT_INSTALLED:
@@ -134,11 +134,11 @@ def gpus_unused() -> str | None:
 
 
 def check_settings() -> None:
-    """Make sure that tensors on the CPU can be computed with.
+    """Check that normgrad can compute on the CPU.
 
     Raises:
-        SettingError: an environment variable says what it may not.
-        KernelError: Numba was told to compile nothing.
+        SettingError: an environment variable has a value that is not allowed.
+        KernelError: a setting stops Numba from compiling.
     """
     choice.check()
     threads.wanted_threads()
@@ -168,7 +168,7 @@ def _backends() -> Rows:
 
 
 def gpu_kernels(name: str) -> str:
-    """What the check of the kernels on a GPU of this name said, and how to have another."""
+    """The result of the kernels' check on a GPU of this name, and how to repeat the check."""
     from ..backends.triton import selfcheck
 
     verdict, path = selfcheck.read(name), selfcheck.path_of(name)
@@ -178,7 +178,7 @@ def gpu_kernels(name: str) -> str:
 
 
 def gather() -> list[tuple[str, Rows]]:
-    """All there is to say, in groups."""
+    """All rows, in groups."""
     versions = (
         ("normgrad", normgrad.__version__),
         ("python", f"{platform.python_version()} ({platform.python_implementation()})"),

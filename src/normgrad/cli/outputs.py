@@ -1,4 +1,4 @@
-"""Writing gradients to .npz and .safetensors files, all or nothing."""
+"""Write gradients to .npz and .safetensors files atomically."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .files import Array, Format, InputError
 
 _ALLOWED = "allowed: the name of a file, new or old, in a folder that is there"
 
-#: What is said of a file whose writing failed.
+#: The message for a file whose writing failed.
 UNCHANGED = "cannot be written; what was there is as it was"
 
 
 @contextmanager
 def reported(path: Path, what: str) -> Iterator[None]:
-    """Say of a failure of the system which file it is about."""
+    """Turn an OSError into an InputError that names the file."""
     try:
         yield
     except OSError as error:
@@ -30,8 +30,8 @@ def reported(path: Path, what: str) -> Iterator[None]:
 
 
 def _target(path: Path) -> Path:
-    """The file that a name or a link to it means: a link goes on pointing where it points."""
-    with suppress(RuntimeError):  # what Python before 3.13 says of a circle
+    """The file that a path names, with links resolved, so that writing does not replace a link."""
+    with suppress(RuntimeError):  # Python before 3.13 raises this for a cycle of links
         target = path.resolve()
         if not target.is_symlink():
             return target
@@ -42,7 +42,7 @@ def named(option: str, name: str) -> Path:
     """The file that an option names.
 
     Raises:
-        InputError: no name, or that of a folder that is not there, which a path would forget.
+        InputError: the name is empty, or is a missing folder's ("x/"), whose slash Path drops.
     """
     if not name:
         raise InputError(option, f"''; {_ALLOWED}")
@@ -53,15 +53,15 @@ def named(option: str, name: str) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Find out before any work what would keep :func:`rewriting` from writing there.
+    """Check before any work that :func:`rewriting` can write to a path.
 
     Raises:
-        InputError: a directory, a device, or a name in a folder that is not there.
+        InputError: the path is a directory or a device, or its folder does not exist.
     """
     with reported(path, "cannot be written"):
         if path.is_dir():
             raise InputError(path, f"a directory; {_ALLOWED}")
-        # Replacing a device or a pipe with a file would be no way to write to it.
+        # A device or a pipe would be replaced with a file, rather than written to.
         if path.exists() and not path.is_file():
             raise InputError(path, f"not a regular file; {_ALLOWED}")
         target = _target(path)
@@ -73,10 +73,10 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def rewriting(path: Path) -> Iterator[BinaryIO]:
-    """A file of exactly this name, all or nothing: what was there stays until all is written.
+    """Replace the file of exactly this name atomically: the old one stays until all is written.
 
     Raises:
-        InputError: what the system says against it.
+        InputError: the file cannot be written.
     """
     with reported(path, UNCHANGED), replacing(_target(path)) as file:
         yield file
@@ -90,7 +90,7 @@ def encode(file: BinaryIO, kind: Format, tensors: Mapping[str, Array]) -> None:
         return
     from safetensors.numpy import save
 
-    # A copy is made, and one of that.
+    # Encoding makes a copy, and a copy of that.
     memory.need("writing", 2 * sum(array.nbytes for array in tensors.values()))
-    # Contiguous, since it writes the memory as it lies.
+    # safetensors writes memory as it is, so arrays must be contiguous.
     file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))

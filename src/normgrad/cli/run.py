@@ -1,11 +1,9 @@
-"""``normgrad run``: a file's gradients, how exact they are and how long they take."""
+"""``normgrad run``: compute a file's gradients, check their errors and time them."""
 
 from __future__ import annotations
 
 import inspect
 import reprlib
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,25 +16,22 @@ from rich.text import Text
 import normgrad
 
 from .. import dtypes, precision, reference
+from ..bench import timing
 from ..contract import Operator
-from ..operators import OPERATORS
-from ..operators.by_name import choices_of
+from ..operators.by_name import OPERATORS, choices_of
 from ..options import OPTIONS, Sort
 from ..plans import Plan
 from ..settings import SettingError
 from . import files, outputs, show
 from .files import Array, Contents, Format, InputError
 
-#: The timed calls: no fewer than MIN_CALLS, and as many more as fit in ENOUGH_SECONDS.
-MIN_CALLS, MAX_CALLS, ENOUGH_SECONDS = 5, 100, 0.2
-
-#: In a note, no more names than these.
+#: The most names in a note.
 _MAX_NAMES = 8
 
 
 @dataclass(frozen=True)
 class Result:
-    """One output, measured.
+    """One output, with its norm and error.
 
     Attributes:
         name: the output's name.
@@ -60,7 +55,7 @@ class Result:
 class Request:
     """An operator with all its arguments, and the format of the file they come from.
 
-    ``notes`` are what else there is to say of the file, a line each.
+    ``notes`` are further remarks on the file, a line each.
     """
 
     operator: Operator
@@ -73,22 +68,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run found out.
+    """A run's results.
 
     Attributes:
-        results: the outputs that were asked for.
-        seconds: the times of the calls, but for a first one that compiles.
-        notes: what the calls warned of, a line each.
+        results: the requested outputs.
+        times: the calls' times, without that of a first call that compiles.
+        notes: the calls' warnings, a line each.
     """
 
     results: Sequence[Result]
-    seconds: Sequence[float]
+    times: timing.Times
     notes: Sequence[str]
 
 
 # The arguments that are not tensors
 
-#: How a flag may be written; Python's own values are written so too.
+#: The spellings of flags; Python's own values are read from their text, too.
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -116,9 +111,9 @@ def _sizes(value: Any) -> tuple[int, ...]:
     return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
 
 
-#: How each sort is read from a word, a number, a boolean or a list of them: through its text, where
-#: True is no number and 1.0 no integer. What is none of the sort raises a LookupError, TypeError or
-#: ValueError.
+#: Readers of each sort of value, from a word, a number, a boolean or a list of them. They read the
+#: value's text, in which True is no number and 1.0 no integer. A value of another sort raises a
+#: LookupError, TypeError or ValueError.
 _READERS: Mapping[Sort, Callable[[Any], Any]] = {
     Sort.FLAG: _flag,
     Sort.REAL: _real,
@@ -127,7 +122,7 @@ _READERS: Mapping[Sort, Callable[[Any], Any]] = {
     Sort.FLAGS: _flags,
 }
 
-#: In the place of a default, that there is none.
+#: The default of an argument that has none.
 REQUIRED = inspect.Parameter.empty
 
 
@@ -144,7 +139,7 @@ def _operator(contents: Contents, given: str | None) -> Operator:
 
 
 def _spelled(name: str) -> str:
-    """An argument as its option is spelled."""
+    """The spelling of an argument as an option."""
     return "--training or --evaluation" if name == "training" else f"--{name.replace('_', '-')}"
 
 
@@ -210,15 +205,15 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
-    """Read and check everything that a file and the command line say; nothing is computed.
+    """Read and check a file and the command line's arguments, without computing anything.
 
     Args:
         path: the file.
         operator: the operator's name; None to find it in the file.
-        given: arguments that win over the file's.
+        given: the command line's arguments, which override the file's.
 
     Raises:
-        InputError: whatever is wrong with them.
+        InputError: the file or an argument cannot be used.
     """
     with files.reading(path) as contents:
         found = _operator(contents, operator)
@@ -236,10 +231,10 @@ def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
 
 
 def out_format(out: Path, request: Request) -> Format:
-    """The format to write, checked to be able to hold the gradients.
+    """The format to write, checked for whether it can hold the gradients.
 
     Raises:
-        InputError: it is not, or nothing can be written there.
+        InputError: the format cannot hold them, or the file cannot be written.
     """
     outputs.check_writable(out)
     kind = Format.of_name(out) or request.format
@@ -269,16 +264,10 @@ def execute(request: Request) -> Report:
         warnings.simplefilter("always")
         with show.working("compiling the kernels and computing"):
             gradients = call()
-        seconds: list[float] = []
-        while len(seconds) < MIN_CALLS or (
-            sum(seconds) < ENOUGH_SECONDS and len(seconds) < MAX_CALLS
-        ):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
+        times = timing.measure({"ours": call}, timing.QUICK_SECONDS)
     with show.working("checking against the float64 reference"):
         results = _checked(request, (gradients,) if request.operator.out_is_tensor else gradients)
-    return Report(results, seconds, [*dict.fromkeys(str(each.message) for each in caught)])
+    return Report(results, times, [*dict.fromkeys(str(each.message) for each in caught)])
 
 
 def _checked(request: Request, gradients: tuple[Array | None, ...]) -> list[Result]:
@@ -305,7 +294,7 @@ _SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """A value in the largest unit that it reaches, or else in the smallest."""
+    """Format a value in the largest unit that it reaches, else in the smallest."""
     size, unit = next((each for each in units if value >= each[0]), units[-1])
     return f"{value / size:.3g} {unit}"
 
@@ -320,7 +309,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         )
         for each in report.results
     ]
-    seconds = statistics.median(report.seconds)
+    seconds = report.times.medians["ours"]
     traffic = _traffic(request, report.results)
     moved = sum(traffic.values())
     right = ("L2 norm", "max error / bound")
@@ -328,7 +317,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         request.operator.name,
         ("output", "shape", "dtype", *right, "check"),
         rows,
-        f"time       {_scaled(seconds, _SECONDS)} a call (median of {len(report.seconds)}, after "
+        f"time       {_scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
         "a first one that compiles)",
         f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {_scaled(moved, _BYTES)} of "
         f"{', '.join(traffic) or 'nothing'}, over the time)",
@@ -339,7 +328,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
 
 
 def _traffic(request: Request, results: Sequence[Result]) -> dict[str, int]:
-    """The data tensors that what was asked for depends on, with their bytes."""
+    """The bytes of each data tensor that computing the requested outputs reads or writes."""
     if not results:
         return {}
     traffic = {"grad_out": request.tensors["grad_out"].nbytes}

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, readable in a pipe too."""
+"""Print tables for people, which are readable in a pipe too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..settings import SettingError
 from . import UNUSABLE, ending_in_one_line, plain, say
 from .files import InputError
 
-#: Columns, where there is no terminal to fit: wider than any table, so that none is cut.
+#: The width of output that is no terminal, in columns: wider than any table, so that none is cut.
 PIPE_WIDTH = 240
 
 
@@ -38,10 +38,10 @@ class Commands(typer.core.TyperGroup):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let no interrupt get lost.
+    """Raise an interrupt at the end that would otherwise be lost.
 
-    One that comes while compiled code calls back into Python, as LLVM does when it has compiled
-    something, is dropped there with a complaint; here it counts, at the end.
+    Python drops, with a warning, an interrupt that arrives while compiled code calls back into
+    Python, as LLVM does when it has compiled something.
     """
     dropped = False
     before = sys.unraisablehook
@@ -64,7 +64,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner on stderr, if that is a terminal, while something is done that can be stopped."""
+    """Show a spinner on stderr, if that is a terminal, during interruptible work."""
     console = Console(stderr=True)
     spinner = console.status(Text(f"{what} …")) if console.is_terminal else nullcontext()
     with interruptible(), spinner:
@@ -72,7 +72,7 @@ def working(what: str) -> Iterator[None]:
 
 
 def print_lines(*lines: Table | Text | str) -> None:
-    """Write to standard output: as wide as the terminal, or else as wide as it takes."""
+    """Write to standard output, as wide as the terminal, or as wide as needed without one."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
@@ -91,12 +91,12 @@ def grid(
     right: Container[str] = (),
     **style: Any,
 ) -> Table:
-    """A table whose columns fold what is too wide rather than cutting it.
+    """A table whose columns wrap wide cells rather than cut them.
 
     Args:
         header: the columns' titles.
-        rows: their cells, text in a style of its own or anything that is printed on one line.
-        right: titles of columns whose cells stand to the right.
+        rows: the cells: styled text, or any object, which is printed on one line.
+        right: titles of columns that are aligned right.
         style: rich's options of a table.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, **style)
@@ -114,12 +114,12 @@ def columns(
     *notes: str,
     right: Container[str] = (),
 ) -> None:
-    """A table as :func:`grid` makes it, with a title and with lines below it."""
+    """Print a table as :func:`grid` makes it, with a title, and notes below it."""
     print_lines(Text(plain(title), "bold"), grid(header, rows, right), *notes)
 
 
 def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
-    """Groups of names and values, in one table."""
+    """Print groups of names and values in one table."""
     made = grid(("group", "name", "value"), (), show_header=False)
     for title, group in groups:
         for index, row in enumerate(group):
@@ -130,7 +130,7 @@ def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
 
 @contextmanager
 def progress(total: int) -> Iterator[Any]:
-    """A bar on stderr, if that is a terminal; gives what moves it and what names the work."""
+    """Show a bar on stderr, if that is a terminal; yield a function that moves and labels it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 

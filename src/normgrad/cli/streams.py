@@ -1,4 +1,4 @@
-"""Standard output and standard error, of which either may be closed, full or read by nobody."""
+"""Write to standard output and standard error even if they are closed, full or without reader."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from typing import Any, TextIO
 
 
 def keep_numbers() -> None:
-    """Have the numbers of standard streams, where they are closed, mean no other file.
+    """Open /dev/null at the descriptors of closed standard streams.
 
-    Whatever is opened next would get them, and with them what libraries and other processes print.
+    The next files opened would get these descriptors otherwise, and libraries and child processes
+    would print into them.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # it is the lowest that is free
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # open returns the lowest free one
         os.set_inheritable(number, True)
     os.close(number)
 
 
 class Stream:
-    """A standard stream that raises nothing when it is written to; what fails is told afterwards.
+    """A standard stream whose writes raise no error, but keep it for later.
 
     Attributes:
-        failure: why not all that was written has arrived, or None.
+        failure: the error because of which some output was lost, or None.
     """
 
     failure: OSError | None = None
 
     def __init__(self, stream: TextIO | None) -> None:
-        # None is what Python has for one that was closed by whoever started this. Something has to
-        # take its place, or print writes to standard output what is meant for standard error.
+        # Python has None for a stream that the parent process closed. It needs a replacement, since
+        # print would write a message for standard error to standard output.
         self._stream = io.StringIO() if stream is None else stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, as far as that can be done."""
+        """Write the text, as far as possible."""
         self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, as far as that can be done."""
+        """Write buffered text, as far as possible."""
         self._try(self._stream.flush)
 
     def _try(self, function: Callable[..., object], *arguments: str) -> None:
@@ -49,5 +50,5 @@ class Stream:
             function(*arguments)
         except OSError as error:
             self.failure = error
-            # Whatever it still holds back, and whatever comes: the interpreter flushes at its end.
+            # Discard buffered and later text, since the interpreter flushes again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -1,4 +1,4 @@
-"""Calls that stand for all of their kind: what ``normgrad warmup`` compiles for."""
+"""Typical calls of every kind, for which ``normgrad warmup`` compiles kernels."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ LAYOUTS = (CONTIGUOUS, CHANNELS_LAST, MIXED)
 #: groups are short or long, or rows shorter than a vector. All are large enough for threads.
 _SHAPES = ((4, 64, 4096), (64, 64, 16), (256, 64, 1), (256, 512, 1), (2048, 16, 1))
 _GROUPS, _RANKS = 8, 64
-#: What is asked for in a layer, in a network's first layer, and in one whose parameters are frozen.
+#: The output masks of a layer, of a network's first layer, and of one with frozen parameters.
 _MASKS = ((True, True, True), (False, True, True), (True, False, False))
 
-#: A layout and a dtype.
-_Look = tuple[str, DType]
+#: The format of a tensor: a layout and a dtype.
+_Format = tuple[str, DType]
 
 
 def programs(
     operators: Sequence[str], dtypes: Sequence[DType], layouts: Sequence[str]
 ) -> Iterator[Program]:
-    """Programs that take, all together, whatever such calls may take.
+    """Programs that together need every kernel which such calls may need.
 
     Args:
-        operators: by name.
-        dtypes: of the data; in mixed layouts, each tensor's its own.
-        layouts: of LAYOUTS; mixed are tensors of several layouts or dtypes.
+        operators: the operators' names.
+        dtypes: the data's dtypes; with mixed layouts, the first tensor may have another.
+        layouts: some of LAYOUTS; mixed stands for tensors of several layouts or dtypes.
     """
-    looks = [(layout, dtype) for layout in (CONTIGUOUS, CHANNELS_LAST) for dtype in dtypes]
-    pairs = [(look, look) for look in looks if look[0] in layouts]
+    formats = [(layout, dtype) for layout in (CONTIGUOUS, CHANNELS_LAST) for dtype in dtypes]
+    pairs = [(format, format) for format in formats if format[0] in layouts]
     if MIXED in layouts:
-        pairs += itertools.permutations(looks, 2)
+        pairs += itertools.permutations(formats, 2)
     for name in operators:
         operator = PLANNED[name]
         for choices, shape in itertools.product(_choices(name), _SHAPES):
@@ -52,7 +52,7 @@ def programs(
 
 
 def _choices(name: str) -> Iterator[dict[str, Any]]:
-    """An operator's arguments that are not tensors, in every way that matters."""
+    """An operator's arguments that are not tensors, in all combinations that affect kernels."""
     known = choices_of(name)
     entries = sum(output.mask is not None for output in PLANNED[name].all_outputs)
     masks = [mask[:entries] for mask in _MASKS]
@@ -63,8 +63,8 @@ def _choices(name: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(known, found, strict=True))
 
 
-def _data(shape: tuple[int, ...], look: _Look) -> TensorSpec:
-    layout, dtype = look
+def _data(shape: tuple[int, ...], format: _Format) -> TensorSpec:
+    layout, dtype = format
     samples, channels, positions = shape
     if layout == CONTIGUOUS:
         return TensorSpec(shape, dtype)
@@ -76,13 +76,14 @@ def _program(
     operator: Operator,
     choices: Mapping[str, Any],
     shape: tuple[int, ...],
-    one: _Look,
-    other: _Look,
+    one: _Format,
+    other: _Format,
     optional: bool,
 ) -> Program:
-    """A program for data of one look, but for the first tensor and where optional ones are there.
+    """A program for data of one format, except that the first tensor has a format of its own.
 
-    The first is grad_out, or a forward pass's input.
+    The first is grad_out, or a forward pass's input; ``optional`` is whether optional tensors are
+    given.
     """
     samples, channels, _ = shape
     if "normalized_shape" in choices:

@@ -1,4 +1,4 @@
-"""``normgrad verify``: the options, and what is printed; the work is in :mod:`normgrad.testing`."""
+"""``normgrad verify``: its options and output; :mod:`normgrad.testing` does the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from .. import devices
-from . import FAILED, info, missing, outputs, plain, say, show
+from . import FAILED, info, lack, outputs, plain, say, show
 from .files import InputError
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 #: The page's name, unless another is given.
 PAGE = "normgrad-verify.html"
 
-#: No more findings than these in the terminal; the page has all.
+#: The most findings to print in the terminal; the page has all.
 _MOST_FINDINGS = 20
 
-#: Those of the topics that a comparison is drawn from.
+#: The topics that pictures compare implementations in.
 _COMPARED = ("VALUES", "MEAN")
 
 
@@ -84,9 +84,8 @@ def verify(
     page = None if report is None else outputs.named("-o", report)
     if page is not None:
         outputs.check_writable(page)
-        absent = " and ".join(missing("jinja2", "matplotlib"))
-        if absent:
-            raise InputError("--report", f"the page needs {absent}: pip install 'normgrad[cli]'")
+        if needs := lack("jinja2", "matplotlib"):
+            raise InputError("--report", f"the page {needs}")
     if backend is None:
         info.check_settings()
     specs = _ours() if backend is None else [backend]
@@ -97,7 +96,7 @@ def verify(
     passed = all(trial.passed for trial in trials)
     if not alone:
         trials += _beside(backend, quick, only, trials)
-    # First what cannot fail for want of a place to write.
+    # Print first, since writing the page may fail.
     _print(trials, page)
     if page is not None:
         _write(page, trials)
@@ -121,7 +120,7 @@ def _ours() -> list[str]:
 def _beside(
     backend: str | None, quick: bool, only: str | None, tried: Sequence[Trial]
 ) -> list[Trial]:
-    """What the first is compared with: PyTorch, or ours."""
+    """Try the implementation to compare the first with: PyTorch, or normgrad."""
     if tried[0].suite != "operators":
         return []
     other = "torch" if backend is None else "normgrad"
@@ -163,7 +162,7 @@ def _write(path: Path, trials: Sequence[Trial]) -> None:
 
     command = shlex.join(["normgrad", *sys.argv[1:]])
     when = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
-    # But for where things are kept: the page is for others.
+    # Leave out the local folders, as the page is for others to read.
     machine = [
         (title, [(name, value) for name, value in facts if name != info.KEPT])
         for title, facts in info.gather()

@@ -1,4 +1,4 @@
-"""``normgrad warmup``: compile kernels, so that no first call has to."""
+"""``normgrad warmup``: compile kernels in advance, so that no first call has to."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def warmup(
 
 
 def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
-    """Compile what is not on disk: in processes of their own if it is much, and else here."""
+    """Compile the kernels that are not on disk, in separate processes if there are many."""
     from ..backends.cpu import kernels, processes
 
     rest = []

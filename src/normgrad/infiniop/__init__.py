@@ -33,7 +33,7 @@ from .status import infiniDevice_t as infiniDevice_t
 from .status import infiniDtype_t as infiniDtype_t
 from .status import infiniStatus_t as infiniStatus_t
 
-# Each number by its own name too, as in C.
+# Each enumeration's members are also names of this module, as in C.
 (
     INFINI_STATUS_SUCCESS, INFINI_STATUS_INTERNAL_ERROR, INFINI_STATUS_NOT_IMPLEMENTED,
     INFINI_STATUS_BAD_PARAM, INFINI_STATUS_NULL_POINTER, INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,

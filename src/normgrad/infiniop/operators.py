@@ -1,4 +1,4 @@
-"""Handles, descriptors, and the one operator."""
+"""InfiniCore's handles and descriptors, and its operator for batch norm's gradients."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
 INPUTS = ("input", "grad_output", "weight", "running_mean", "running_var")
 
-#: The functional operator: running_var holds a batch's variances.
+#: Normgrad's operator; InfiniCore's running_var holds the batch's variances.
 _OPERATOR = BATCH_NORM_BACKWARD.of_variance("save_invstd")
-#: What it calls the inputs.
+#: InfiniCore's names of the inputs, by normgrad's.
 THEIR_NAMES = {
     "grad_out": "grad_output",
     "input": "input",
@@ -63,7 +63,7 @@ _NAMES = {
     infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
 }
 
-#: No element type is larger.
+#: An element type of the largest size.
 _WIDEST = "float64"
 
 
@@ -112,7 +112,7 @@ CONTRACT = Contract(
     ((Aspect.DTYPE,), (Aspect.SHAPE,), (Aspect.STRIDES,)),
 )
 
-#: InfiniCore knows no products.
+#: The one product of this dialect, since InfiniCore does not distinguish products.
 ANY_PRODUCT = Product("", (), frozenset({_CREATE}))
 
 _STATUSES = {
@@ -132,11 +132,11 @@ def _refused(
 
 
 def infinirtInit() -> None:
-    """Nothing needs it; it may be called any number of times."""
+    """Do nothing; it may be called any number of times."""
 
 
 def infinirtGetDeviceCount(device: int) -> int:
-    """How many devices of a kind there are: one CPU."""
+    """The number of devices of a kind; there is one CPU and nothing else."""
     kind = _member("infinirtGetDeviceCount", "device", infiniDevice_t, device)
     return int(kind is infiniDevice_t.INFINI_DEVICE_CPU)
 
@@ -145,8 +145,8 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
     """Choose the device of this thread's next handles.
 
     Raises:
-        InfiniError: DEVICE_TYPE_NOT_SUPPORTED for any but the CPU, DEVICE_NOT_FOUND for a number
-            that it does not have, BAD_PARAM for what is no kind of device.
+        InfiniError: DEVICE_TYPE_NOT_SUPPORTED for any kind but the CPU, DEVICE_NOT_FOUND for a
+            device number other than 0, BAD_PARAM for an unknown kind of device.
     """
     name = "infinirtSetDevice"
     _supported(name, _member(name, "device", infiniDevice_t, device))
@@ -156,7 +156,7 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
 
 
 def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
-    """This thread's kind of device, and its number."""
+    """The kind and the number of this thread's device."""
     return infiniDevice_t.INFINI_DEVICE_CPU, 0
 
 
@@ -176,21 +176,21 @@ def _supported(function: str, kind: infiniDevice_t) -> None:
 
 @dataclass(eq=False, repr=False, slots=True)
 class _Handle:
-    """What can be destroyed, once."""
+    """The base of objects that the program can destroy once."""
 
     alive: bool = field(default=True, init=False)
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class infiniopHandle_t(_Handle):
-    """A device, for operators to be made on."""
+    """A handle to a device, on which operators are made."""
 
     device: infiniDevice_t
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class infiniopTensorDescriptor_t(_Handle):
-    """A tensor's look: shape, strides in elements, dtype."""
+    """The description of a tensor: shape, strides in elements, dtype."""
 
     dims: tuple[int, ...]
     strides: tuple[int, ...]
@@ -198,18 +198,18 @@ class infiniopTensorDescriptor_t(_Handle):
 
     @property
     def dtype_name(self) -> str:
-        """The dtype, as the rules have it."""
+        """The dtype's name in contracts."""
         return _NAMES.get(self.dtype) or self.dtype.name.removeprefix("INFINI_DTYPE_")
 
     @property
     def format_name(self) -> str:
-        """InfiniCore knows no formats."""
+        """The format's name, which is empty since InfiniCore has no formats."""
         return ""
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class infiniopBatchNormBackwardDescriptor_t(_Handle):
-    """The operator, bound to the looks of its tensors."""
+    """The operator, prepared for tensors of the given descriptions."""
 
     plan: Plan
     specs: Mapping[str, TensorSpec]
@@ -230,24 +230,24 @@ def _destroy(function: str, name: str, value: Any, kind: type[_Handle]) -> None:
 
 
 def infiniopCreateHandle() -> infiniopHandle_t:
-    """A handle on this thread's device."""
+    """Make a handle to this thread's device."""
     return infiniopHandle_t(infiniDevice_t.INFINI_DEVICE_CPU)
 
 
 def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> None:
-    """End a handle; a second time is BAD_PARAM."""
+    """Destroy a handle; a second call with it is BAD_PARAM."""
     _destroy("infiniopDestroyHandle", "handle", handle, infiniopHandle_t)
 
 
 def infiniopCreateTensorDescriptor(
     ndim: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: int
 ) -> infiniopTensorDescriptor_t:
-    """A tensor's look.
+    """Make the description of a tensor.
 
     Args:
-        ndim: how many axes.
-        shape: as many sizes.
-        strides: as many steps, in elements; None for a contiguous tensor.
+        ndim: the number of axes.
+        shape: the size of each axis.
+        strides: the stride of each axis, in elements; None for a contiguous tensor.
         dtype: an :class:`infiniDtype_t`.
 
     Raises:
@@ -266,7 +266,7 @@ def infiniopCreateTensorDescriptor(
     kind = _member(name, "dtype", infiniDtype_t, dtype)
     try:
         TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
-    except ValueError as error:  # more than an address can reach
+    except ValueError as error:  # the tensor would exceed the address space
         raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
 
@@ -274,14 +274,14 @@ def infiniopCreateTensorDescriptor(
 def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
-    except Exception:  # what is none raises what it likes
+    except Exception:  # a caller's object may raise any type of exception
         raise _refused(function, name, f"{shown(value)}; allowed: an integer") from None
 
 
 def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
     try:
         found = tuple([operator.index(value) for value in values])
-    except Exception:  # what is no sequence, or no integers, raises what it likes
+    except Exception:  # iterating over a caller's object may raise any type of exception
         raise _refused(function, name, f"{shown(values)}; allowed: {count} integers") from None
     if len(found) != count:
         raise _refused(function, name, f"{len(found)} entries; allowed: ndim, {count}")
@@ -289,7 +289,7 @@ def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, .
 
 
 def infiniopDestroyTensorDescriptor(desc: infiniopTensorDescriptor_t | None) -> None:
-    """End a descriptor; operators made with it keep what they need."""
+    """Destroy a descriptor; operators that were made from it stay valid."""
     _destroy("infiniopDestroyTensorDescriptor", "desc", desc, infiniopTensorDescriptor_t)
 
 
@@ -307,25 +307,25 @@ def infiniopCreateBatchNormBackwardDescriptor(
     running_mean: infiniopTensorDescriptor_t | None,
     running_var: infiniopTensorDescriptor_t | None,
 ) -> infiniopBatchNormBackwardDescriptor_t:
-    """Batch norm's gradients for tensors of some look.
+    """Make an operator that computes batch norm's gradients for tensors of given descriptions.
 
     ``running_mean`` and ``running_var`` are the batch's own mean and biased variance; there is no
-    eps. The mathematics is :func:`normgrad.batch_norm_backward`'s in training, with
+    eps. The mathematics is that of :func:`normgrad.batch_norm_backward` in training, with
     ``save_invstd = 1/sqrt(running_var)``.
 
     Args:
         handle: from :func:`infiniopCreateHandle`; its device is the operator's.
         grad_input, input, grad_output: descriptors of (N, C, L) tensors, contiguous.
         grad_weight, grad_bias, weight, running_mean, running_var: descriptors of (C,) vectors, with
-            any stride more than 0. All eight have one dtype: F16, F32 or BF16.
+            any positive stride. All eight have the same dtype: F16, F32 or BF16.
 
     Returns:
-        The operator, which keeps what it needs of the descriptors.
+        The operator; the descriptors may be destroyed afterwards.
 
     Raises:
         InfiniError: BAD_PARAM for a null or a destroyed handle or descriptor,
             DEVICE_TYPE_NOT_SUPPORTED, BAD_TENSOR_DTYPE, BAD_TENSOR_SHAPE, BAD_TENSOR_STRIDES; they
-            are looked for in this order.
+            are checked in this order.
     """
     values = locals()
     owner = _living(_CREATE, "handle", handle, infiniopHandle_t)
@@ -342,12 +342,12 @@ def infiniopCreateBatchNormBackwardDescriptor(
     return infiniopBatchNormBackwardDescriptor_t(*found)
 
 
-#: What follows from the looks of descriptors' tensors.
+#: The plans and specs of operators, by the descriptions of their tensors.
 _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 
 
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
-    """The plan for tensors of some look, and their specs."""
+    """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
         check(CONTRACT, Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
     except ContractError as error:
@@ -360,8 +360,8 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
             )
             for name, each in tensors.items()
         }
-        # The contract was checked by the dialect's rules, which let pass nothing that the
-        # operator's would not.
+        # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
+        # operator would not accept.
         plan = Plan(
             _OPERATOR,
             Options(training=True, eps=0.0, mask=(True, True, True)),
@@ -406,15 +406,15 @@ def infiniopBatchNormBackward(
 
     Args:
         desc: the operator.
-        workspace: any writable buffer of at least the operator's size.
-        workspace_size: its size in bytes.
-        grad_input, ..., running_var: the tensors' memory, laid out as their descriptors say: NumPy
-            arrays, PyTorch CPU tensors or buffers, of any dtype. ``grad_input`` may be the very
-            memory of ``grad_output`` or ``input``.
+        workspace: any writable buffer of at least the size that the operator needs.
+        workspace_size: the size of the workspace in bytes.
+        grad_input, ..., running_var: the tensors' memory in the layout of their descriptors: NumPy
+            arrays, PyTorch CPU tensors or buffers, of any dtype. ``grad_input`` may have exactly
+            the memory of ``grad_output`` or ``input``.
         stream: ignored; the call returns when the gradients are written.
 
     Raises:
-        InfiniError: BAD_PARAM for null or short memory, or outputs that overlap;
+        InfiniError: BAD_PARAM for memory that is null or too small, or outputs that overlap;
             INSUFFICIENT_WORKSPACE.
     """
     values = locals()
@@ -466,7 +466,7 @@ def _memory(name: str, value: Any, writing: bool) -> Memory:
 
 
 def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:
-    """An array over a tensor's memory, as its spec says."""
+    """An array with a tensor's spec over its memory."""
     if not spec.elements:
         nothing = np.empty(1, spec.dtype.numpy)
         steps = [step * spec.dtype.itemsize for step in spec.strides]
@@ -484,6 +484,6 @@ def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArr
 def infiniopDestroyBatchNormBackwardDescriptor(
     desc: infiniopBatchNormBackwardDescriptor_t | None,
 ) -> None:
-    """End an operator."""
+    """Destroy an operator."""
     kind = infiniopBatchNormBackwardDescriptor_t
     _destroy("infiniopDestroyBatchNormBackwardDescriptor", "desc", desc, kind)

@@ -1,4 +1,4 @@
-"""InfiniCore's numbers, and the error that carries a status."""
+"""InfiniCore's enumerations, and the error that carries a status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class infiniStatus_t(IntEnum):
-    """What every function returns in C."""
+    """The statuses that the C functions return."""
 
     INFINI_STATUS_SUCCESS = 0
     INFINI_STATUS_INTERNAL_ERROR = 1
@@ -24,7 +24,7 @@ class infiniStatus_t(IntEnum):
 
 
 class infiniDevice_t(IntEnum):
-    """Kinds of device; this package computes on the first."""
+    """The kinds of device; this package computes on the first."""
 
     INFINI_DEVICE_CPU = 0
     INFINI_DEVICE_NVIDIA = 1
@@ -68,12 +68,12 @@ Status = infiniStatus_t
 
 
 class InfiniError(ValueError):
-    """A call that did not succeed.
+    """The error of a failed call.
 
     Attributes:
-        status: what the C function returns.
-        function: its name.
-        parameter: the argument that is wrong, or None.
+        status: the status that the C function returns.
+        function: the function's name.
+        parameter: the name of the wrong argument, or None.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class BatchNormGradients(NamedTuple):
     grad_bias: Any
 
 
-#: The inputs whose dtype the parameter gradients take: that of the first one present.
+#: The parameter gradients take the dtype of the first of these inputs that is present.
 _PARAMETERS = ("weight", "save_mean", "running_mean", "input")
 
 BATCH_NORM_BACKWARD = Operator(
@@ -89,7 +89,7 @@ def batch_norm_backward(
             not done.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+            ``grad_input`` may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
         (grad_input, grad_weight, grad_bias). A new grad_input has the dtype and memory layout of
@@ -97,8 +97,8 @@ def batch_norm_backward(
         else of ``input``. For an input without elements they are 0.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (training, eps, output_mask, channel_axis)
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)

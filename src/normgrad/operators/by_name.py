@@ -37,7 +37,7 @@ from .sync_batch_norm import (
     batch_norm_backward_reduce,
 )
 
-#: Every operator with its function, whose signature holds the defaults; the gradients first.
+#: Every operator with its public function, whose signature has the defaults; the gradients first.
 _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
     BATCH_NORM_BACKWARD: batch_norm_backward,
     BATCH_NORM_BACKWARD_REDUCE: batch_norm_backward_reduce,
@@ -53,10 +53,10 @@ _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
     LAYER_NORM: layer_norm,
     RMS_NORM: rms_norm,
 }
-#: All operators by name, and the public functions by the same names.
+#: All operators by name, and all public functions by name.
 PLANNED = {operator.name: operator for operator in _FUNCTIONS}
 FUNCTIONS = {operator.name: function for operator, function in _FUNCTIONS.items()}
-#: The gradients alone.
+#: The operators that are gradients, by name.
 OPERATORS = {name: operator for name, operator in PLANNED.items() if operator.is_gradient}
 
 
@@ -74,8 +74,8 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
             "group_norm_backward", "layer_norm_backward", "rms_norm_backward", "batch_norm",
             "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt",
             "group_norm", "layer_norm" or "rms_norm".
-        arguments: the operator's arguments by keyword. In the place of a tensor stands a
-            :class:`TensorSpec`, or an array or tensor whose data are not read.
+        arguments: the operator's arguments by keyword. A tensor is given as a
+            :class:`TensorSpec`, or as an array or tensor, whose data are not read.
         out: the same for the outputs; None, or None entries, for outputs in the input's layout.
         device: the device of the tensors: "cpu", "cuda" (the current GPU), "cuda:0" or a
             torch.device. None for the device of the tensors among the arguments, and for the CPU

@@ -1,4 +1,4 @@
-"""The forward passes of batch norm and group norm, and batch norm's element-wise half."""
+"""The forward passes of batch norm and group norm, and batch norm's element-wise part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_NORM = Operator(
         INPUT,
         Parameter("weight", Kind.CHANNEL, Role.WEIGHT),
         Parameter("bias", Kind.CHANNEL, Role.BIAS),
-        # In training these are updated; in evaluation x is normalised with them.
+        # Training updates the running statistics; evaluation normalises x with them.
         Parameter("running_mean", Kind.CHANNEL, (Role.RUNNING_MEAN, Role.MEAN)),
         Parameter("running_var", Kind.CHANNEL, (Role.RUNNING_VAR, Role.INVSTD), is_variance=True),
     ),
@@ -70,34 +70,34 @@ def batch_norm(
         output = weight·(x − running_mean)/sqrt(running_var + eps) + bias
 
     (Ioffe and Szegedy, "Batch Normalization", 2015.) The batch's mean and invstd are rounded to the
-    arithmetic's type before x is normalised with them. So output is bitwise that of
-    :func:`batch_norm_elemt` with them; on the CPU they are bitwise those of
-    :func:`batch_norm_stats` (on a GPU sums may be taken in another order).
+    arithmetic's type before x is normalised with them. So the output is bitwise that of
+    :func:`batch_norm_elemt` with the same mean and invstd. On the CPU these are bitwise those of
+    :func:`batch_norm_stats`; on a GPU the order of the sums may differ.
 
     Args:
         input: x: 2 to 8 axes, of which ``channel_axis`` has C elements; float32, float16, bfloat16
             or float64.
         weight, bias: shape (C,); None for ones and for zeros.
         running_mean, running_var: shape (C,). In training the old values, or None; to update them
-            in place give them as outputs too: ``out=(None, None, None, running_mean,
+            in place, pass them as outputs too: ``out=(None, None, None, running_mean,
             running_var)``. In evaluation None stands for zeros and for ones.
         training: whether the batch's own statistics are used.
-        momentum: the weight of the new statistics in the running ones.
+        momentum: the weight of the new statistics in the running statistics.
         eps: added to the variance.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``output`` may be the very memory of ``input``. Entries for what is not computed (all
-            but ``output`` in evaluation) are ignored.
+            ``output`` may have exactly the memory of ``input``. Entries for results that are not
+            computed (all but ``output`` in evaluation) are ignored.
 
     Returns:
         (output, mean, invstd, running_mean, running_var). A new output has the dtype and memory
-        layout of ``input``. The others are there in training: mean and invstd in float32, or
+        layout of ``input``. The others exist in training only: mean and invstd in float32, or
         float64 for a float64 input (0 for an input without elements), and new running statistics
-        where they are given, in their dtype.
+        if the old ones are given, in their dtype.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (training, momentum, eps, channel_axis)
     tensors = (input, weight, bias, running_mean, running_var)
@@ -130,7 +130,7 @@ def batch_norm_elemt(
     channel_axis: int = 1,
     out: Any = None,
 ) -> Any:
-    """The element-wise half of batch norm's forward pass::
+    """The element-wise part of batch norm's forward pass::
 
         output = weight·invstd·(x − mean) + bias
 
@@ -142,14 +142,14 @@ def batch_norm_elemt(
         weight, bias: shape (C,); None for ones and for zeros.
         mean, invstd: shape (C,), the batch's mean and 1/sqrt(var + eps).
         channel_axis: 1, or -1 for channels-last shapes.
-        out: a tensor to write to; it may be the very memory of ``input``.
+        out: a tensor to write to; it may have exactly the memory of ``input``.
 
     Returns:
         The output, with the dtype and memory layout of ``input`` unless ``out`` is given.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, a read-only or overlapping output.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, a read-only or overlapping output.
     """
     return call(BATCH_NORM_ELEMT, (input, weight, bias, mean, invstd), out, (channel_axis,))
 
@@ -211,7 +211,7 @@ def group_norm(
         eps: added to the variance.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``output`` may be the very memory of ``input``.
+            ``output`` may have exactly the memory of ``input``.
 
     Returns:
         (output, mean, rstd). A new output has the dtype and memory layout of ``input``; mean and
@@ -219,8 +219,8 @@ def group_norm(
         an input without elements.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a number of groups, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a number of groups, a device, read-only or overlapping outputs.
     """
     choices = (num_groups, eps, channel_axis)
     return call(GROUP_NORM, (input, gamma, beta), out, choices)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ class GroupNormGradients(NamedTuple):
     grad_beta: Any
 
 
-#: The inputs whose dtype the parameter gradients take: that of the first one present.
+#: The parameter gradients take the dtype of the first of these inputs that is present.
 _PARAMETERS = ("gamma", "mean", "input")
 
 GROUP_NORM_BACKWARD = Operator(
@@ -76,7 +76,7 @@ def group_norm_backward(
             not done.
         channel_axis: 1, or -1 for channels-last shapes.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+            ``grad_input`` may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
         (grad_input, grad_gamma, grad_beta). A new grad_input has the dtype and memory layout of
@@ -84,8 +84,8 @@ def group_norm_backward(
         input without elements they are 0.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a number of groups, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a number of groups, a device, read-only or overlapping outputs.
     """
     choices = (num_groups, output_mask, channel_axis)
     tensors = (grad_out, input, mean, rstd, gamma)

@@ -47,8 +47,8 @@ def layer_norm(
 ) -> LayerNormOutput:
     """Layer norm's forward pass.
 
-    The last axes of ``input`` are ``normalized_shape``; a *row* is what they hold for one index of
-    the other axes. With Σ over a row's M elements::
+    The last axes of ``input`` have the sizes ``normalized_shape``; a *row* consists of their
+    elements at one index of the other axes. With Σ over a row's M elements::
 
         mean   = Σ x / M
         rstd   = 1 / sqrt(Σ (x − mean)² / M + eps)
@@ -63,7 +63,7 @@ def layer_norm(
         weight, bias: shape ``normalized_shape``; None for ones and for zeros.
         eps: added to the variance.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``output`` may be the very memory of ``input``.
+            ``output`` may have exactly the memory of ``input``.
 
     Returns:
         (output, mean, rstd). A new output has the dtype and memory layout of ``input``; mean and
@@ -71,8 +71,8 @@ def layer_norm(
         or float64 for a float64 input, and are 0 for rows without elements.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (normalized_shape, eps)
     return call(LAYER_NORM, (input, weight, bias), out, choices)  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class LayerNormGradients(NamedTuple):
     grad_bias: Any
 
 
-#: The inputs whose dtype the parameter gradients take: that of the first one present.
+#: The parameter gradients take the dtype of the first of these inputs that is present.
 _PARAMETERS = ("weight", "mean")
 
 LAYER_NORM_BACKWARD = Operator(
@@ -141,7 +141,7 @@ def layer_norm_backward(
         output_mask: which of the three gradients to compute; the others are None, and their work is
             not done.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+            ``grad_input`` may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
         (grad_input, grad_weight, grad_bias). A new grad_input has the dtype and memory layout of
@@ -149,8 +149,8 @@ def layer_norm_backward(
         input without elements they are 0.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (normalized_shape, output_mask)
     tensors = (grad_out, input, mean, rstd, weight)

@@ -54,7 +54,7 @@ def rms_norm(
         weight: shape ``normalized_shape``; None for ones.
         eps: added to the mean of squares; None for the machine epsilon of ``input``'s dtype.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``output`` may be the very memory of ``input``.
+            ``output`` may have exactly the memory of ``input``.
 
     Returns:
         (output, rstd). A new output has the dtype and memory layout of ``input``; rstd has the
@@ -62,8 +62,8 @@ def rms_norm(
         for a float64 input, and is 0 for rows without elements.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     return call(RMS_NORM, (input, weight), out, (normalized_shape, eps))  # type: ignore[no-any-return]
 
@@ -124,7 +124,7 @@ def rms_norm_backward(
         output_mask: which of the two gradients to compute; the other is None, and its work is not
             done.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
-            ``grad_input`` may be the very memory of ``grad_out`` or ``input``.
+            ``grad_input`` may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
         (grad_input, grad_weight). A new grad_input has the dtype and memory layout of ``input``; a
@@ -132,8 +132,8 @@ def rms_norm_backward(
         they are 0.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (normalized_shape, output_mask)
     tensors = (grad_out, input, rstd, weight)

@@ -57,8 +57,8 @@ def batch_norm_stats(
         an input without elements.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     return call(BATCH_NORM_STATS, (input,), out, (eps, channel_axis))  # type: ignore[no-any-return]
 
@@ -104,7 +104,7 @@ def batch_norm_gather_stats_with_counts(
     eps: float = 1e-5,
     out: tuple[Any, Any, Any, Any] | None = None,
 ) -> GatheredStatistics:
-    """The mean and 1/sqrt(var + eps) of a batch that is spread over ranks, from each rank's own.
+    """The mean and 1/sqrt(var + eps) of a batch that is spread over ranks, from those of each rank.
 
     With n the sum of the ranks' counts nₖ, and μₖ and rₖ their statistics::
 
@@ -117,30 +117,30 @@ def batch_norm_gather_stats_with_counts(
         running_var  = (1 − momentum)·running_var  + momentum·(1/invstd² − eps)·n/(n − 1)
 
     The operator and its names are PyTorch's ``batch_norm_gather_stats_with_counts`` (Chan, Golub
-    and LeVeque, "Algorithms for computing the sample variance", 1983); but running statistics are
-    results, and are not changed in place.
+    and LeVeque, "Algorithms for computing the sample variance", 1983), but the running statistics
+    are results, and are not updated in place.
 
     Args:
         input: the layer's input on this rank, from which only C is taken: 2 to 8 axes, the second
             of C elements. It may be empty.
         mean, invstd: shape (ranks, C), each rank's :func:`batch_norm_stats`.
-        running_mean, running_var: shape (C,), or None. To update them in place give them as outputs
-            too: ``out=(None, None, running_mean, running_var)``.
-        counts: how many elements each rank has for a channel, in any shape with one element for
-            each rank; int32, int64, float16 or float32. A rank with 0 does not count, whatever its
-            statistics.
-        momentum: the weight of the new statistics in the running ones.
-        eps: what was added to the ranks' variances.
+        running_mean, running_var: shape (C,), or None. To update them in place, pass them as
+            outputs too: ``out=(None, None, running_mean, running_var)``.
+        counts: the number of elements per channel of each rank, in any shape with one element for
+            each rank; int32, int64, float16 or float32. A rank with 0 elements does not affect the
+            result, whatever its statistics.
+        momentum: the weight of the new statistics in the running statistics.
+        eps: the number that was added to the ranks' variances.
         out: tensors to write to, in the order of the result; None, or None entries, for new ones.
 
     Returns:
-        (mean, invstd, running_mean, running_var), each of shape (C,): new ones have the dtype of
-        the argument of their name. Without a single element mean and invstd are 0, and the running
-        statistics what they were; those that were not given are None.
+        (mean, invstd, running_mean, running_var), each of shape (C,): new tensors have the dtype of
+        the argument with the same name. If no rank has an element, mean and invstd are 0, and the
+        running statistics do not change. Running statistics that are not given are None.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (momentum, eps)
     tensors = (input, mean, invstd, running_mean, running_var, counts)

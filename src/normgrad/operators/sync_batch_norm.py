@@ -1,4 +1,4 @@
-"""The gradients of synchronised batch norm: the local sums, and the element-wise half."""
+"""The gradients of synchronised batch norm: the local sums, and the element-wise part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BatchNormReductions(NamedTuple):
     grad_bias: Any
 
 
-#: The inputs whose dtype the parameter gradients take: that of the first one present.
+#: The parameter gradients take the dtype of the first of these inputs that is present.
 _PARAMETERS = ("weight", "mean")
 
 BATCH_NORM_BACKWARD_REDUCE = Operator(
@@ -54,7 +54,7 @@ def batch_norm_backward_reduce(
     channel_axis: int = 1,
     out: tuple[Any, Any, Any, Any] | None = None,
 ) -> BatchNormReductions:
-    """The local half of synchronised batch norm's gradients: sums over this rank's batch.
+    """The local part of synchronised batch norm's gradients: sums over this rank's batch.
 
     With Σ over every axis but the channels'::
 
@@ -70,7 +70,7 @@ def batch_norm_backward_reduce(
         input: x, the layer's input: 2 to 8 axes, of which ``channel_axis`` has C elements;
             float32, float16, bfloat16 or float64, which may differ from ``grad_out``'s.
         mean, invstd: shape (C,), the whole batch's mean and 1/sqrt(var + eps).
-        weight: shape (C,); it gives grad_weight and grad_bias their dtype and nothing else.
+        weight: shape (C,); only its dtype is used, as that of grad_weight and grad_bias.
         input_g: whether to compute sum_dy and sum_dy_xmu.
         weight_g, bias_g: whether to compute grad_weight, grad_bias.
         channel_axis: 1, or -1 for channels-last shapes.
@@ -82,8 +82,8 @@ def batch_norm_backward_reduce(
         without elements.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, read-only or overlapping outputs.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, read-only or overlapping outputs.
     """
     choices = (input_g, weight_g, bias_g, channel_axis)
     tensors = (grad_out, input, mean, invstd, weight)
@@ -122,7 +122,7 @@ def batch_norm_backward_elemt(
     channel_axis: int = 1,
     out: Any = None,
 ) -> Any:
-    """The element-wise half of synchronised batch norm's gradients.
+    """The element-wise part of synchronised batch norm's gradients.
 
     With n the sum of all elements of ``count``::
 
@@ -138,16 +138,16 @@ def batch_norm_backward_elemt(
         weight: shape (C,); None for ones.
         sum_dy, sum_dy_xmu: shape (C,), already summed over all ranks.
         count: the elements per channel of each rank, in any shape; int32, int64, float16 or
-            float32. Where they add up to 0, the division by zero gives what it gives in float64.
+            float32. If their sum is 0, the results are those of a division by zero in float64.
         channel_axis: 1, or -1 for channels-last shapes.
-        out: a tensor to write to; it may be the very memory of ``grad_out`` or ``input``.
+        out: a tensor to write to; it may have exactly the memory of ``grad_out`` or ``input``.
 
     Returns:
         grad_input, with the dtype and memory layout of ``input`` unless ``out`` is given.
 
     Raises:
-        TypeError: a dtype, or something that is no tensor.
-        ValueError: a shape, a device, a read-only or overlapping output.
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a device, a read-only or overlapping output.
     """
     tensors = (grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
     return call(BATCH_NORM_BACKWARD_ELEMT, tensors, out, (channel_axis,))

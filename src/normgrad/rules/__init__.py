@@ -1,8 +1,8 @@
-"""The dialects' contracts, as tables, and the engine that checks calls against them.
+"""The contracts of the vendors' APIs (dialects) as tables, and the code that checks calls by them.
 
 A dialect lists each operator's parameters: when each is needed, which dtypes, formats, ranks and
-shapes it may have, and how products differ. The tables are data: calls are checked by them, and
-they are printed for people to read. The dialect decides which status a broken rule becomes.
+shapes it may have, and how products differ. The tables are data: calls are checked against them,
+and they can be printed for people to read. The dialect decides which status a broken rule returns.
 """
 
 from __future__ import annotations

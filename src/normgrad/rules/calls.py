@@ -1,4 +1,4 @@
-"""The arguments of one call, which are checked, and the ways in which they may break a contract."""
+"""The arguments of a call that is checked, and the ways in which a call can break a contract."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tensor(Protocol):
 
 
 class Break(Enum):
-    """How a contract is broken."""
+    """The ways in which a contract can be broken."""
 
     NULL = "null"
     UNSUPPORTED = "unsupported"
@@ -30,7 +30,7 @@ class Break(Enum):
 
 
 class Aspect(Enum):
-    """What a rule is about; some dialects have a status for each."""
+    """The property of a tensor that a rule checks; some dialects have a status for each."""
 
     DTYPE = "dtype"
     FORMAT = "format"
@@ -39,9 +39,9 @@ class Aspect(Enum):
 
 
 class ContractError(Exception):
-    """A rule is broken; the message says by which parameter, what it was, and what is allowed.
+    """A broken rule; the message names the parameter, what it was, and what is allowed.
 
-    ``aspect`` is that of a tensor's rule, or None.
+    ``aspect`` is the rule's if it is a tensor's rule, otherwise None.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ContractError(Exception):
 
 @dataclass(frozen=True)
 class Product:
-    """A device family: the dtypes of its tensors, and the operators it has.
+    """A device family: the dtypes of its tensors, and its operators.
 
-    ``name`` is empty where a dialect knows no products.
+    ``name`` is empty in a dialect that does not distinguish products.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Product:
 
 @dataclass
 class Call:
-    """The arguments of one call, by name; and the sizes that shapes are compared with.
+    """The arguments of one call, by name, and the sizes that shapes are compared with.
 
-    ``malformed``: the arguments of a wrong type, each with what it was and what is allowed. They
-    do not count as nulls, and are checked no further.
+    ``malformed`` holds the arguments of a wrong type, each with a description of what it was and of
+    what is allowed. They do not count as nulls, and are not checked further.
     """
 
     product: Product

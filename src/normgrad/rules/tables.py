@@ -1,4 +1,4 @@
-"""The tables of contracts, and the engine that checks calls against them."""
+"""The tables of contracts, and the code that checks calls against them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class When(ABC):
     def needed(self, call: Call) -> bool:
         """Whether the tensor must be given."""
 
-    def looked_at(self, call: Call) -> bool:
-        """Whether the tensor is checked, if it is given."""
+    def checked(self, call: Call) -> bool:
+        """Whether the tensor is checked if it is given."""
         return True
 
 
@@ -54,7 +54,7 @@ class IfAsked(When):
 
     flag: str
     entry: int | None = None
-    always_looked_at: bool = False
+    always_checked: bool = False
 
     def needed(self, call: Call) -> bool:
         if self.flag in call.malformed:
@@ -64,12 +64,12 @@ class IfAsked(When):
             value = self.entry < len(value) and value[self.entry]
         return value is True
 
-    def looked_at(self, call: Call) -> bool:
-        return self.always_looked_at or self.needed(call)
+    def checked(self, call: Call) -> bool:
+        return self.always_checked or self.needed(call)
 
     def __str__(self) -> str:
         asked = self.flag if self.entry is None else f"{self.flag}[{self.entry}]"
-        return f"if {asked}" + (", checked if given" if self.always_looked_at else "")
+        return f"if {asked}" + (", checked if given" if self.always_checked else "")
 
 
 # Tables
@@ -77,7 +77,7 @@ class IfAsked(When):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor's row of a table; ``exceptions`` are the fields that differ on some products."""
+    """A tensor's row of a table; ``exceptions`` are the fields that differ, by product."""
 
     name: str
     when: When
@@ -106,10 +106,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A row for an argument that is no tensor.
+    """The row of a table for an argument that is not a tensor.
 
-    ``broken`` returns what a wrong value was and what is allowed, or None. ``is_pointer``: a null
-    is an error of its own.
+    ``broken`` returns None, or descriptions of a wrong value and of what is allowed. If
+    ``is_pointer`` is true, a null is reported before other errors.
     """
 
     name: str
@@ -126,9 +126,10 @@ _Rules = dict[str, list[Rule]]
 class Contract:
     """An operator's table, whose rows have the order of its arguments.
 
-    ``sizes`` finds the sizes that shapes are compared with, once the ranks, dtypes and formats of
-    the tensors ``sized_by`` are right; it may raise an error. ``stages``: the aspects are checked
-    stage by stage, each for all tensors; the stage of shapes takes the sizes.
+    ``sizes`` computes the sizes that shapes are compared with, after the ranks, dtypes and formats
+    of the tensors ``sized_by`` have passed their checks; it may raise an error. ``stages`` are
+    groups of aspects: each stage checks its aspects for all tensors before the next begins. The
+    stage with the shapes computes the sizes.
     """
 
     name: str
@@ -151,7 +152,7 @@ class Contract:
     def rounds_on(self, product: str) -> tuple[tuple[bool, _Rules], ...]:
         """The rules for one product, in rounds in the order in which they are checked.
 
-        A round is whether sizes are taken before it, and the tensors' rules by name.
+        A round is a pair: whether the sizes are computed before it, and the rules by tensor's name.
         """
         rounds: list[tuple[bool, _Rules]] = []
         for stage in self.stages:
@@ -170,9 +171,9 @@ class Contract:
 
 
 def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
-    """Raise the first broken rule of a call.
+    """Raise a ContractError for the first rule that a call breaks.
 
-    The order is: nulls, whether the product has the operator, everything else.
+    Nulls are checked first, then whether the product has the operator, then everything else.
     """
     for scalar in contract.scalars:
         if scalar.is_pointer and call.scalars[scalar.name] is None:
@@ -194,16 +195,16 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         broken = scalar.broken(call.scalars[scalar.name], call)
         if broken is not None:
             raise _invalid(scalar.name, broken, call)
-    looked_at = {
+    checked = {
         row.name: tensor
         for row in contract.parameters
-        if (tensor := call.tensors[row.name]) is not None and row.when.looked_at(call)
+        if (tensor := call.tensors[row.name]) is not None and row.when.checked(call)
     }
     for takes_sizes, rules in contract.rounds_on(call.product.name):
         if takes_sizes:
             call.sizes.update(contract.sizes(call))
         for name, own in rules.items():
-            tensor = looked_at.get(name)
+            tensor = checked.get(name)
             if tensor is None:
                 continue
             for rule in own:

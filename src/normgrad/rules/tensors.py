@@ -1,4 +1,4 @@
-"""The rules for tensors that tables are made of."""
+"""The rules for tensors, from which the tables are made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Rule(ABC):
 
     @abstractmethod
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        """What the tensor was and what is allowed; None if it keeps the rule."""
+        """Descriptions of the tensor and of what is allowed; None if it obeys the rule."""
 
 
 class DtypeRule(Rule):
-    """A dtype is one of a set, which may follow from other parameters; None allows any."""
+    """The dtype must be in a set, which may depend on other parameters; None allows any dtype."""
 
     aspect = Aspect.DTYPE
 
@@ -41,7 +41,7 @@ class DtypeRule(Rule):
 
 @dataclass(frozen=True)
 class OfProduct(DtypeRule):
-    """A dtype that the product computes with."""
+    """The dtype must be one that the product computes with."""
 
     def allowed(self, call: Call) -> tuple[str, ...] | None:
         return call.product.dtypes
@@ -52,7 +52,7 @@ class OfProduct(DtypeRule):
 
 @dataclass(frozen=True)
 class OneOf(DtypeRule):
-    """One of a list of dtypes."""
+    """The dtype must be in a list."""
 
     names: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class OneOf(DtypeRule):
 
 @dataclass(frozen=True)
 class DtypeOf(DtypeRule):
-    """The dtype of the first of ``others`` that is given; or also float32, if ``or_float32``."""
+    """The dtype must be that of the first of ``others`` that is given, or maybe float32."""
 
     others: tuple[str, ...]
     or_float32: bool = False
@@ -89,7 +89,7 @@ class DtypeOf(DtypeRule):
 
 @dataclass(frozen=True)
 class Formats(Rule):
-    """One of a list of formats; ``ranks`` are the numbers of axes that go with some of them."""
+    """The format must be in a list; ``ranks`` are the numbers of axes that some formats require."""
 
     aspect = Aspect.FORMAT
     names: tuple[str, ...]
@@ -113,7 +113,7 @@ class Formats(Rule):
 
 @dataclass(frozen=True)
 class FormatOf(Rule):
-    """Exactly the format of another parameter."""
+    """The format must be that of another parameter."""
 
     aspect = Aspect.FORMAT
     other: str
@@ -130,7 +130,7 @@ class FormatOf(Rule):
 
 @dataclass(frozen=True)
 class Rank(Rule):
-    """The range of the number of axes."""
+    """The number of axes must be in a range."""
 
     least: int
     most: int
@@ -147,7 +147,7 @@ class Rank(Rule):
 
 @dataclass(frozen=True)
 class ShapeOf(Rule):
-    """The shape of another parameter, if that is given; else one axis of a size."""
+    """The shape must be that of another parameter; if that is null, one axis of a named size."""
 
     other: str
     otherwise: str | None = None
@@ -168,7 +168,7 @@ class ShapeOf(Rule):
 
 @dataclass(frozen=True)
 class WithChannels(Rule):
-    """The shape of another parameter, or any; with at least one channel, at axis 1."""
+    """Axis 1, the channels, must not be empty; the shape must maybe be another parameter's."""
 
     same: ShapeOf | None = None
 
@@ -185,7 +185,7 @@ class WithChannels(Rule):
 
 @dataclass(frozen=True)
 class Length(Rule):
-    """One axis of a size; or of length 0, where a flag is false."""
+    """The shape must be one axis of a named size, or maybe of length 0 while a flag is false."""
 
     size: str
     or_empty_unless: str | None = None
@@ -205,7 +205,7 @@ class Length(Rule):
 
 @dataclass(frozen=True)
 class Elements(Rule):
-    """Any shape whose number of elements is a product of sizes."""
+    """The number of elements must be the product of named sizes, in any shape."""
 
     sizes: tuple[str, ...]
 
@@ -225,7 +225,7 @@ class Elements(Rule):
 
 @dataclass(frozen=True)
 class Contiguous(Rule):
-    """Row-major, without gaps; an axis of one element may have any stride."""
+    """The tensor must be row-major without gaps; an axis of one element may have any stride."""
 
     aspect = Aspect.STRIDES
 
@@ -244,7 +244,7 @@ class Contiguous(Rule):
 
 @dataclass(frozen=True)
 class PositiveStrides(Rule):
-    """Strides of at least one element."""
+    """Every stride must be positive."""
 
     aspect = Aspect.STRIDES
 

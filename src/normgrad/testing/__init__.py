@@ -1,13 +1,13 @@
-"""Whether an implementation of the operators does what it should: ours, or anyone's.
+"""Test any implementation of the operators, normgrad's or another, against the oracle.
 
     from normgrad import testing
 
     for case in testing.cases():
         print(case, testing.check(case, MyOps).verdict)
 
-A case is a call of one operator; checking it compares what comes back with the float64 oracle
-(:mod:`normgrad.reference`) in units of the error bound (:mod:`normgrad.precision`). ``normgrad
-verify`` does so for the whole suite, in a process of its own, and writes a report.
+A case is a call of one operator. Checking a case compares the call's results with the float64
+oracle (:mod:`normgrad.reference`) in units of the error bound (:mod:`normgrad.precision`).
+``normgrad verify`` checks the whole suite, in a separate process, and writes a report.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ __all__ = [
 
 
 def check(case: Case, operators: Any) -> Judged:
-    """A case's verdict on an implementation, which runs in this process.
+    """Run a case on an implementation, in this process, and return its verdict.
 
     Args:
-        case: one of :func:`cases`; of a library, one of its suite in ``SUITES``.
-        operators: an object or class as :class:`Subject` takes it, or what :func:`load` gives.
+        case: one of :func:`cases`; for a library, one of its suite in ``SUITES``.
+        operators: an object or class as :class:`Subject` takes it, or what :func:`load` returns.
     """
     is_loaded = isinstance(operators, Implementation)
     subject: Implementation = operators if is_loaded else Subject("it", operators)

@@ -1,4 +1,4 @@
-"""aclnn's two phases, through a library's C functions or our own, with tensors in device memory."""
+"""Run aclnn's two phases, in a library or in normgrad, with tensors in device memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 
 from .. import aclnn
 from ..aclnn import aclFormat, products
+from ..aclnn.contracts import CONTRACTS
 from ..aclnn.tensors import NUMPY
 from ..capi.enums import aclError, aclrtMemcpyKind, aclrtMemMallocPolicy, aclSysParamOpt
-from .c_functions import Dialect, Functions, RefusedError
+from .c_functions import Functions, RefusedError
 from .libraries import Argument, Request, Steps, Tensor
 from .outcomes import Outcome
 from .subjects import OTHER_BITS, NotOfferedError, SubjectError, unlike
 from .tensors import Array
-from .watched import GUARD
+from .watched import Watched
 
-OPERATORS = (products.BATCH_NORM, products.REDUCE, products.ELEMT, products.GROUP_NORM)
+OPERATORS = tuple(CONTRACTS)
 PHASE_1 = "GetWorkspaceSize"
 
 #: aclDataType by the dtypes' names.
@@ -42,7 +43,7 @@ class _Block:
         self._functions.call("aclrtMemcpy", to, self.size, source, self.size, kind)
 
     def bytes(self) -> Array:
-        """What is in it now."""
+        """A copy of the block's bytes now."""
         values = np.empty(self.size, np.uint8)
         self._copy(values.ctypes.data, self.address, aclrtMemcpyKind.ACL_MEMCPY_DEVICE_TO_HOST)
         return values
@@ -51,21 +52,60 @@ class _Block:
 class TwoPhases(Steps):
     """One call: its tensors' copies on the device, its handles and its two phases.
 
-    What may be done wrong is in :func:`.aclnn_suite.mistakes`.
+    :func:`.aclnn_suite.mistakes` lists the mistakes that a request can contain.
     """
+
+    dialect = "aclnn"
+    markers = tuple(f"{operator}{PHASE_1}" for operator in OPERATORS)
+    needed = (
+        *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
+        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
+        *("aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
+    )
+    companions = ("libascendcl.so", "libnnopbase.so")
+    libraries = ("opapi", "nnopbase", "ascendcl")
+
+    @staticmethod
+    def facts(path: str, functions: Functions) -> dict[str, str]:
+        """See :class:`.libraries.Steps`. Makes a program's first calls, since facts need them."""
+        try:
+            functions.call("aclInit", None)
+        except RefusedError as error:
+            if error.status != aclError.ACL_ERROR_REPEAT_INITIALIZE.name:
+                raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
+        chip = ""
+        if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
+            chip = ctypes.string_at(address).decode(errors="replace")
+        try:
+            with aclnn.product(products.A2):
+                holds_variance = products.current().saved_variance
+        except ValueError as error:
+            raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
+        return {
+            "operators": ", ".join(name for name in OPERATORS if f"{name}{PHASE_1}" in functions),
+            "product": _product(chip),
+            "saveInvstd": "variance" if holds_variance else "invstd",
+            "chip": chip or "not said",
+        }
+
+    @staticmethod
+    def prepare(functions: Functions) -> int | None:
+        """Choose device 0, and create a stream."""
+        functions.call("aclrtSetDevice", 0)
+        if "aclrtCtxSetSysParamOpt" in functions:  # else some devices add in any order
+            functions.ask("aclrtCtxSetSysParamOpt", aclSysParamOpt.ACL_OPT_DETERMINISTIC, 1)
+        stream = c_void_p()
+        functions.call("aclrtCreateStream", ctypes.addressof(stream))
+        return stream.value
 
     def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
         super().__init__(functions, request, stream)
-        self._blocks: list[_Block] = []
-        self._of_memory: dict[int, _Block] = {}
+        self._blocks: dict[Watched, _Block] = {}
 
     def run(self) -> None:
         """See :class:`.libraries.Steps`."""
         request, functions = self.request, self.functions
         self._needed(f"{request.operator}{PHASE_1}", request.computed_by or request.operator)
-        for memory in self.memory.values():  # one block for those that share theirs
-            if id(memory) not in self._of_memory:
-                self._of_memory[id(memory)] = self._block(memory.bytes())
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
         size, executor = c_uint64(), c_void_p()
         functions.call(
@@ -86,13 +126,13 @@ class TwoPhases(Steps):
 
     def now(self, name: str) -> Array:
         """See :class:`.libraries.Steps`."""
-        block = self._of_memory.get(id(self.memory[name]))
+        block = self._blocks.get(self.memory[name])
         return super().now(name) if block is None else block.bytes()
 
     def end(self) -> None:
-        """Destroy what is left, and free the device's memory."""
+        """Destroy the handles that are left, and free the device's memory."""
         super().end()
-        for block in self._blocks:
+        for block in self._blocks.values():
             self.functions.ask("aclrtFree", block.address)
 
     def _needed(self, *names: str) -> None:
@@ -100,9 +140,12 @@ class TwoPhases(Steps):
             if name not in self.functions:
                 raise NotOfferedError(f"no {name}")
 
-    def _block(self, values: Array) -> _Block:
-        self._blocks.append(_Block(self.functions, values))
-        return self._blocks[-1]
+    def _block(self, name: str) -> _Block:
+        """The device's copy of a tensor's memory; tensors that share memory share the copy."""
+        memory = self.memory[name]
+        if memory not in self._blocks:
+            self._blocks[memory] = _Block(self.functions, memory.bytes())
+        return self._blocks[memory]
 
     def _make_repeatable(self, executor: int | None) -> None:
         self._needed("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
@@ -112,30 +155,25 @@ class TwoPhases(Steps):
 
     def _compute(self, executor: int | None, size: int) -> None:
         request, functions = self.request, self.functions
-        scratch = self._block(np.full(size + 2 * GUARD, 0xFF, np.uint8)) if size else None
-        workspace = self.workspace(size, scratch.address + GUARD if scratch else None)
+        address = None
+        if size:
+            scratch = self.watch("workspace", np.full(size, 0xFF, np.uint8))
+            address = self._block("workspace").address + scratch.start
+        workspace = self.workspace(size, address)
         given = self.unless("executor: null", executor)
         name = request.computed_by or request.operator
         before = Outcome()
-        try:
-            for _ in range(2 if "executor: used again" in request.wrong else request.runs):
-                functions.call(name, *workspace, given, self.stream)
-                functions.call("aclrtSynchronizeStream", self.stream)
-                if request.runs > 1:
-                    now = Outcome(self.outputs())
-                    other = unlike(before, now)
-                    self.faults += [
-                        f"{o}: {OTHER_BITS} when the executor runs again" for o in other
-                    ]
-                    before = now
-        finally:  # refused or not
-            if scratch is not None:
-                memory = scratch.bytes()
-                if (memory[:GUARD] != 0xFF).any() or (memory[GUARD + size :] != 0xFF).any():
-                    self.faults.append("workspace: written beside")
+        for _ in range(2 if "executor: used again" in request.wrong else request.runs):
+            functions.call(name, *workspace, given, self.stream)
+            functions.call("aclrtSynchronizeStream", self.stream)
+            if request.runs > 1:
+                now = Outcome(self.outputs())
+                other = unlike(before, now)
+                self.faults += [f"{o}: {OTHER_BITS} when the executor runs again" for o in other]
+                before = now
 
     def _argument(self, name: str, value: Argument) -> Any:
-        """An argument as phase 1 takes it."""
+        """Convert an argument to what phase 1 takes."""
         if isinstance(value, Tensor):
             return self.given(name, self._tensor(name, value))
         if not isinstance(value, tuple):
@@ -146,8 +184,8 @@ class TwoPhases(Steps):
         return self.given(name, made)
 
     def _tensor(self, name: str, tensor: Tensor) -> int:
-        """A contiguous tensor by its own address, a view by its storage's and an offset."""
-        block = self._of_memory[id(self.memory[name])]
+        """Create a contiguous tensor at its own address, a view at its storage's with an offset."""
+        block = self._block(name)
         start, offset, storage = self.memory[name].start, 0, tensor.dims
         if not tensor.array.flags.c_contiguous:
             itemsize = tensor.array.itemsize
@@ -172,58 +210,9 @@ class TwoPhases(Steps):
         return self.made(handle, destroyer)
 
 
-def _facts(path: str, functions: Functions) -> dict[str, str]:
-    """What a library is, of which a program's start is seen."""
-    try:
-        functions.call("aclInit", None)
-    except RefusedError as error:
-        if error.status != aclError.ACL_ERROR_REPEAT_INITIALIZE.name:
-            raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
-    chip = ""
-    if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
-        chip = ctypes.string_at(address).decode(errors="replace")
-    try:
-        with aclnn.product(products.A2):
-            holds_variance = products.current().saved_variance
-    except ValueError as error:
-        raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
-    return {
-        "operators": ", ".join(name for name in OPERATORS if f"{name}{PHASE_1}" in functions),
-        "product": _product(chip),
-        "saveInvstd": "variance" if holds_variance else "invstd",
-        "chip": chip or "not said",
-    }
-
-
-def _prepare(functions: Functions) -> int | None:
-    """A new stream."""
-    functions.call("aclrtSetDevice", 0)
-    if "aclrtCtxSetSysParamOpt" in functions:  # some devices add in any order unless asked
-        functions.ask("aclrtCtxSetSysParamOpt", aclSysParamOpt.ACL_OPT_DETERMINISTIC, 1)
-    stream = c_void_p()
-    functions.call("aclrtCreateStream", ctypes.addressof(stream))
-    return stream.value
-
-
 def _product(chip: str) -> str:
-    """The product of a chip, and the usual one of an unknown chip."""
+    """The product of a chip; the default product of an unknown chip."""
     try:
         return products.find(chip).name
     except ValueError:
         return products.A2
-
-
-ACLNN = Dialect(
-    "aclnn",
-    tuple(f"{operator}{PHASE_1}" for operator in OPERATORS),
-    (
-        *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
-        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
-        *("aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
-    ),
-    ("libascendcl.so", "libnnopbase.so"),
-    ("opapi", "nnopbase", "ascendcl"),
-    _facts,
-    _prepare,
-    TwoPhases,
-)

@@ -1,4 +1,4 @@
-"""What a library that speaks aclnn is tried with, as the product that it stands for has it."""
+"""The suite for libraries that speak aclnn, for the product that the library implements."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..aclnn.contracts import CHANNEL_LAST, RANKS
 from ..capi.acl import aclrtSetDevice
 from ..rules import Product
 from . import suite
-from .aclnn_library import ACLNN
+from .aclnn_library import TwoPhases
 from .cases import Case as OperatorsCase
-from .cases import Topic, thinned
+from .cases import Topic, thinned, varied
 from .libraries import (
     Change,
     LibraryCase,
@@ -28,23 +28,17 @@ from .libraries import (
     exact_of_variance,
     mishandled,
     our_library,
-    together,
 )
 from .neighbours import Neighbours, keeps, neighbours
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
 from .watched import guarded
 
-#: How operators and their arguments are called, by the functional operator's name, and by aclnn's.
+#: The aclnn names of operators and their arguments, by the kinds of calls.
 _TRANSLATIONS = {
-    name: each
-    for each in (phases.BATCH_NORM, phases.REDUCE, phases.ELEMT, phases.GROUP_NORM)
-    for name in (each.operator.name, each.contract.name)
-}
-#: The kinds of calls, by aclnn's operators.
-_OPERATORS = {
-    kind: _TRANSLATIONS[operator_of(kind)].contract.name
+    kind: each
     for kind in GRADIENTS
-    if operator_of(kind) in _TRANSLATIONS
+    for each in (phases.BATCH_NORM, phases.REDUCE, phases.ELEMT, phases.GROUP_NORM)
+    if each.operator.name == operator_of(kind)
 }
 _DATA = ("gradOut", "input", "gradInput")
 
@@ -54,14 +48,14 @@ class Case(LibraryCase):
     """One call; its mistakes are those of :func:`mistakes`.
 
     Attributes:
-        product: whose contract holds.
-        saved_variance: whether what is called saveInvstd holds variances.
-        format: of gradOut, input and gradInput.
-        vectors_out: how the other outputs lie in memory.
+        product: the product whose contract holds.
+        saved_variance: whether the argument saveInvstd holds variances.
+        format: the format of gradOut, input and gradInput.
+        vectors_out: the memory layout of the other outputs.
         counter: the dtype of elemt's counter.
-        said: what is said otherwise than usual, and as allowed; one of :func:`near`'s ``kept``.
+        said: an unusual but allowed description, one of :func:`near`'s ``kept``.
         no_strides: whether contiguous tensors are created without strides.
-        more: whether outputs that are not asked for are given, and running statistics in training.
+        more: whether unwanted outputs are given too, and the statistics that the mode ignores.
         runs: how often the executor runs.
     """
 
@@ -75,16 +69,16 @@ class Case(LibraryCase):
     more: bool = False
     runs: int = 1
 
-    dialect = ACLNN
+    steps = TwoPhases
     _never_said = (*OperatorsCase._never_said, "product", "saved_variance")
 
     @property
     def operator(self) -> str:
         """The aclnn operator."""
-        return _OPERATORS[self.kind]
+        return _TRANSLATIONS[self.kind].contract.name
 
     def call(self) -> Call:
-        """The call as the functional operator has it, but for what saveInvstd holds."""
+        """The functional operator's call, except that save_invstd may hold variances."""
         call = super(Case, replace(self, change="") if self.is_mistake else self).call()
         counts, invstd = call.tensors.get("count"), call.tensors.get("save_invstd")
         if counts is not None:
@@ -99,121 +93,94 @@ class Case(LibraryCase):
         """See :class:`.cases.Case`."""
         has_variance = self.saved_variance and call.tensors.get("save_invstd") is not None
         found = exact_of_variance(call, call.choices["eps"]) if has_variance else call.exact()
-        names = _TRANSLATIONS[call.name].names
+        names = _TRANSLATIONS[self.kind].names
         return {names[name]: exact for name, exact in found.items()}
 
     def status(self) -> str:
         """See :class:`.cases.Case`."""
-        our_library(ACLNN)  # which begins with aclInit
-        aclrtSetDevice(0)  # this thread may have none yet
+        our_library(TwoPhases)  # opening it calls aclInit
+        aclrtSetDevice(0)  # this thread may have no device yet
         with aclnn.product(self.product, save_invstd="invstd"):
             return super().status()
 
     def request(self) -> Request:
         """See :class:`.libraries.LibraryCase`."""
         call = self.call()
-        translation = _TRANSLATIONS[call.name]
+        translation = _TRANSLATIONS[self.kind]
         arrays, written = self._memory(call, translation.names, self.more)
-        if self.more and self.kind == "eval":  # what is saved is not looked at
+        if self.more and self.kind == "eval":  # evaluation ignores the saved statistics
             nothing = np.zeros(0, arrays["input"].dtype)
             arrays["saveMean"], arrays["saveInvstd"] = guarded(nothing), guarded(nothing)
-        elif self.more and self.kind == "train":  # nor is what is running
+        elif self.more and self.kind == "train":  # training ignores the running statistics
             arrays["runningMean"] = guarded(arrays["saveMean"])
             arrays["runningVar"] = guarded(arrays["saveInvstd"])
-        given = _scalars(call)
+        samples, channels, *positions = arrays["input"].shape
+        given: dict[str, Any] = {"N": samples, "C": channels, "HxW": math.prod(positions)}
+        for name, option in phases.OPTIONS.items():
+            given[name] = call.choices.get(option)
         for name, array in arrays.items():
-            given[name] = tensor = Tensor.of(array, self.format if name in _DATA else "ND")
-            tensor.null_strides = self.no_strides and array.flags.c_contiguous
+            format = self.format if name in _DATA else "ND"
+            given[name] = Tensor.of(array, format, self.no_strides)
         arguments = {row.name: given.get(row.name) for row in translation.contract.rows}
         request = Request(self.operator, arguments, written, runs=self.runs)
         if self.said:
-            near(self.kind, self.product).kept[self.said](request)
+            request = near(self.kind, self.product).kept[self.said].of(request)
         if self.is_mistake:
-            mistakes(self.kind, self.product)[self.change](request)
+            request = mistakes(self.kind, self.product)[self.change].of(request)
         return request
 
     def _vector_out(self, name: str, values: Array) -> Array:
         return lay_out(values, self.vectors_out)
 
 
-def _scalars(call: Call) -> dict[str, Any]:
-    """Every argument of any operator that is no tensor, as far as the call has it."""
-    wanted = tuple(output.wanted for output in call.outputs)
-    data = call.tensors["input"]
-    assert data is not None
-    choices = call.choices
-    return {
-        "training": choices.get("training"),
-        "eps": choices.get("eps"),
-        "outputMask": wanted,
-        **dict(zip(("inputG", "weightG", "biasG"), (wanted[0], *wanted[2:]), strict=False)),
-        **{"N": data.shape[0], "C": data.shape[1], "HxW": math.prod(data.shape[2:])},
-        "group": choices.get("num_groups"),
-    }
-
-
-# What lies near the rules
+# Calls near the rules
 
 
 @cache
 def near(kind: str, product_name: str) -> Neighbours:
-    """What lies near the plain call of a kind, which the product has."""
+    """The calls near the plain call of a kind. The product must have the kind's operator."""
     product = products.find(product_name)
     plain = _plain(kind, product)
-    contract = _TRANSLATIONS[plain.operator].contract
+    contract = _TRANSLATIONS[kind].contract
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
     return neighbours(contract, product, products.PRODUCTS, plain.request(), words)
 
 
 def _plain(kind: str, product: Product) -> Case:
-    """The call with all that may be given."""
-    groups = _groups(kind)
-    return Case(Topic.PLAIN, kind, (3, 4, 5), groups=groups, product=product.name, more=True)
-
-
-def _groups(kind: str) -> int:
-    return 2 if kind == "group_norm" else 1
+    """The plain call with all optional tensors."""
+    (plain,) = suite.part(Topic.PLAIN, kind)
+    return _case(product, plain, more=True)
 
 
 @cache
 def mistakes(kind: str, product_name: str) -> Mapping[str, Change]:
-    """All that is tried wrong with the plain call of a kind, by name."""
-    product, operator = products.find(product_name), _OPERATORS[kind]
+    """The mistakes to try in the plain call of a kind, by name."""
+    product, translation = products.find(product_name), _TRANSLATIONS[kind]
+    operator, contract = translation.contract.name, translation.contract
     if operator not in product.operators:
         return mishandled(f"on {product.name}", computes=False)
     found = dict(near(kind, product_name).broken)
-    translation = _TRANSLATIONS[operator]
-    for row in translation.contract.parameters:
+    plain = _plain(kind, product).request()
+    for row in contract.parameters:
         found |= mishandled(f"{row.name}: destroyed", computes=False)
         if row.is_output:
-            found[f"{row.name}: one place for all elements"] = _one_place(row.name)
-    if any(scalar.is_pointer for scalar in translation.contract.scalars):
+            one_place = {"strides": (0,) * len(plain.tensors[row.name].dims)}
+            change = Change(said={row.name: one_place}, computes=False)
+            found[f"{row.name}: one place for all elements"] = change
+    if any(scalar.is_pointer for scalar in contract.scalars):
         found |= mishandled("outputMask: destroyed", computes=False)
     places = ("workspaceSize: no place for it", "executor: no place for it")
     found |= mishandled(*places, computes=False)
     found |= mishandled("executor: null", "executor: used again", "executor: destroyed")
     for other in sorted(product.operators - {operator})[:1]:
-        found[f"executor: handed to {other}"] = _handed_to(other)
+        found[f"executor: handed to {other}"] = Change(computed_by=other)
     found |= mishandled("workspace: null", "workspace: a byte short")
     names = ("gradOut", translation.outputs[0])
     found |= mishandled(*(f"{name}: destroyed between the phases" for name in names))
-    # Nulls are told first.
+    # Of two mistakes, the null pointer must be reported.
     nulls = "gradOut: float64, and input: null"
-    found[nulls] = together(found["gradOut: float64"], found["input: null"])
+    found[nulls] = found["gradOut: float64"] | found["input: null"]
     return found
-
-
-def _handed_to(operator: str) -> Change:
-    return lambda request: setattr(request, "computed_by", operator)
-
-
-def _one_place(name: str) -> Change:
-    def put(request: Request) -> None:
-        tensor = request.tensors[name]
-        tensor.strides = (0,) * len(tensor.dims)
-        request.computes = False
-
-    return put
 
 
 # The cases
@@ -237,24 +204,24 @@ def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
 
 
 def _is_legal(case: Case) -> bool:
-    """Whether the product's contract allows a call."""
-    contract = _TRANSLATIONS[case.operator].contract
+    """Whether the product's contract allows the case's call."""
+    contract = _TRANSLATIONS[case.kind].contract
     return keeps(contract, products.find(case.product), products.PRODUCTS, case.request())
 
 
 def _values(product: Product, kind: str) -> Iterator[Case]:
-    groups = _groups(kind)
+    (plain,) = suite.part(Topic.PLAIN, kind)
     for dtype in product.dtypes:
-        plain = OperatorsCase(Topic.VALUES, kind, _WIDE, dtype, groups=groups, normal=True)
-        base = _case(product, plain)
-        yield from (replace(base, shape=shape) for shape in _SHAPES)
+        values = replace(plain, topic=Topic.VALUES, shape=_WIDE, dtype=dtype, normal=True)
+        base = _case(product, values)
+        yield from varied(base, shape=_SHAPES)
         yield from (replace(base, layout=e, normal=e != "expanded") for e in _LAYOUTS)
         yield replace(base, x_layout="channels_last")
         yield from filter(_is_legal, _perhaps_legal(base, product))
 
 
 def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
-    """Other dtypes beside gradOut's, and other formats, where they are allowed."""
+    """Mixed dtypes, and every format. The product may not allow all of them."""
     for other in product.dtypes:
         yield replace(base, parameters=other)
         yield replace(base, x_dtype=other, parameters="float32")
@@ -268,14 +235,14 @@ def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
 
 
 def _kept(product: Product, kind: str) -> Iterator[Case]:
-    """What just keeps each rule, in every dtype in turn."""
+    """Calls that just keep each rule; the dtypes take turns."""
     plain = replace(_plain(kind, product), topic=Topic.VALUES)
     for said, dtype in zip(near(kind, product.name).kept, itertools.cycle(product.dtypes)):
         yield replace(plain, dtype=dtype, said=said, parameters=dtype if dtype in HALVES else "")
 
 
 def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
-    """What of a topic of the operators' own suite can be said here, in one way or two."""
+    """The cases of the operators' suite that aclnn can express, some of them in a second form."""
     for each in suite.part(topic, kind):
         said = (each.layout, each.x_layout, each.vectors, each.out)
         if each.dtype not in product.dtypes or "negative" in said:
@@ -298,16 +265,17 @@ def _of_operators(product: Product, kind: str, topic: Topic) -> Iterator[Case]:
             yield replace(case, shape=(3, 4, 50), runs=3)
 
 
-#: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
-#: and shapes alternate.
+#: A quick run takes one in this many cases of each topic. It is no multiple of 2 or 3, the periods
+#: with which dtypes and shapes alternate.
 _QUICK = 7
 
 
 @cache
-def _all(product_name: str) -> Mapping[Topic, tuple[Case, ...]]:
-    """The cases by topic."""
+def _all(product_name: str) -> tuple[Case, ...]:
+    """The cases, topic by topic."""
     product = products.find(product_name)
-    kinds = [kind for kind in GRADIENTS if _OPERATORS.get(kind) in product.operators]
+    offered = product.operators
+    kinds = [kind for kind, each in _TRANSLATIONS.items() if each.contract.name in offered]
     found: dict[Topic, Iterable[Case]] = {
         topic: itertools.chain(*(_of_operators(product, kind, topic) for kind in kinds))
         for topic in Topic
@@ -315,19 +283,19 @@ def _all(product_name: str) -> Mapping[Topic, tuple[Case, ...]]:
     found[Topic.PLAIN] = (_plain(kind, product) for kind in kinds)
     values = (make(product, kind) for make in (_values, _kept) for kind in kinds)
     found[Topic.VALUES] = itertools.chain.from_iterable(values)
-    found[Topic.MISTAKES] = (
-        replace(_plain(kind, product), topic=Topic.MISTAKES, change=change)
+    wrong = (
+        varied(
+            replace(_plain(kind, product), topic=Topic.MISTAKES),
+            change=mistakes(kind, product_name),
+        )
         for kind in ("train", "reduce", "elemt", "group_norm")
-        for change in mistakes(kind, product_name)
     )
-    return {topic: tuple(some) for topic, some in found.items()}
+    found[Topic.MISTAKES] = itertools.chain.from_iterable(wrong)
+    return tuple(itertools.chain(*found.values()))
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
-    """The suite, or a quick run's part of it; see :func:`.suite.cases`."""
-    has_variance, step = facts["saveInvstd"] == "variance", _QUICK if quick else 1
-    return tuple(
-        replace(case, saved_variance=has_variance)
-        for some in _all(facts["product"]).values()
-        for case in thinned(some, step)
-    )
+    """The suite, or its part for a quick run; see :func:`.suite.cases`."""
+    has_variance = facts["saveInvstd"] == "variance"
+    some = thinned(_all(facts["product"]), _QUICK if quick else 1)
+    return tuple(replace(case, saved_variance=has_variance) for case in some)

@@ -1,4 +1,4 @@
-"""PyTorch's own kernels under normgrad's names."""
+"""PyTorch's native kernels (ATen) under normgrad's function names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..operators.by_name import FUNCTIONS
 from ..torch.schemas import ATEN
 
-#: Those that change the running statistics that they are given, where ours returns new ones.
+#: ATen's functions that update running statistics in place. normgrad's return new ones.
 _CHANGING = ("batch_norm", "batch_norm_gather_stats_with_counts")
 _RUNNING = ("running_mean", "running_var")
 
@@ -19,7 +19,7 @@ _THREADS = torch.get_num_threads()
 
 
 def _under_our_name(name: str) -> Callable[..., Any]:
-    """One of our functions, without options that ATen has not got, computed by PyTorch."""
+    """A function with the signature of normgrad's, less options ATen lacks, that calls ATen."""
     theirs = ATEN[name]
     ours = inspect.signature(FUNCTIONS[name])
     parameters = [
@@ -30,9 +30,9 @@ def _under_our_name(name: str) -> Callable[..., Any]:
     def function(*tensors: Any, **options: Any) -> Any:
         given = signature.bind(*tensors, **options)
         given.apply_defaults()
-        # What is added to a variance is in invstd already, where that is given.
+        # A given invstd already includes eps.
         values: dict[str, Any] = {"eps": 0.0, **given.arguments}
-        values.setdefault("bias", values.get("weight"))  # of which a gradient looks at the shape
+        values.setdefault("bias", values.get("weight"))  # ATen's gradient reads only its shape
         if name in _CHANGING:
             values |= {each: _copied(values[each]) for each in _RUNNING}
         result = getattr(torch.ops.aten, theirs.name)(*theirs.arguments_of(values))
@@ -51,7 +51,7 @@ def _copied(tensor: Any) -> Any:
 
 
 class Aten:
-    """What ``torch.ops.aten`` has of the operators, on the CPU and on GPUs."""
+    """The operators that ``torch.ops.aten`` has, on the CPU and on GPUs."""
 
     name = f"torch {torch.__version__}"
     framework = "torch"
@@ -59,7 +59,7 @@ class Aten:
 
     @staticmethod
     def set_num_threads(count: int | None) -> None:
-        """None for as many as PyTorch began with."""
+        """Set PyTorch's number of threads; None restores the number that it started with."""
         torch.set_num_threads(count or _THREADS)
 
 

@@ -1,6 +1,6 @@
-"""A dialect's C functions, of a shared library or our own: what is called is the same for both.
+"""Call a dialect's C functions in the same way in a shared library and in normgrad itself.
 
-Arguments are plain numbers: pointers are addresses, None where they are null.
+Arguments are plain numbers: pointers are addresses, and null pointers are None.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import ctypes
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 from ..aclnn.status import Status as aclnnStatus
@@ -19,37 +17,8 @@ from ..capi.declarations import RECENT_MESSAGES, functions_of
 from ..capi.enums import aclError
 from ..capi.signatures import Function
 from ..infiniop import infiniStatus_t
-from .subjects import SubjectError
 
-
-@dataclass(frozen=True)
-class Dialect:
-    """What is looked for in a shared library, and done with it.
-
-    Attributes:
-        name: of the dialect, and of its suite.
-        markers: functions by any one of which a library is known to speak it.
-        needed: others, without which nothing can be tried.
-        companions: libraries that may have them.
-        libraries: ours, as the list of what they export names them.
-        facts: what a report says of the library at a path with these functions; raises
-            SubjectError.
-        prepare: what a program does once before it computes, in the process that computes; raises
-            RefusedError. What it gives is the last argument of ``steps``.
-        steps: the :class:`.libraries.Steps` of a request.
-    """
-
-    name: str
-    markers: tuple[str, ...]
-    needed: tuple[str, ...]
-    companions: tuple[str, ...]
-    libraries: tuple[str, ...]
-    facts: Callable[[str, Functions], dict[str, str]]
-    prepare: Callable[[Functions], int | None]
-    steps: Callable[[Functions, Any, int | None], Any]
-
-
-#: By the type of a function's result: its numbers' names.
+#: The enumeration that names a function's status codes, by the type of its result.
 _STATUSES: dict[str, type[IntEnum]] = {
     "infiniStatus_t": infiniStatus_t,
     "aclnnStatus": aclnnStatus,
@@ -58,7 +27,7 @@ _STATUSES: dict[str, type[IntEnum]] = {
 
 
 class RefusedError(Exception):
-    """A function returned another status than success."""
+    """A function returned a status other than success."""
 
     def __init__(self, status: str, function: str, text: str = "") -> None:
         super().__init__(f"{function}: {text}" if text else function)
@@ -69,16 +38,14 @@ class Functions:
     """A dialect's functions.
 
     Args:
-        dialect: which.
-        find: gives the function that is declared so, or None if it is not there.
+        libraries: normgrad's libraries that export them, by their names in the list of exports.
+        find: returns the function for a declaration, or None if the function does not exist.
     """
 
     def __init__(
-        self, dialect: Dialect, find: Callable[[Function], Callable[..., Any] | None]
+        self, libraries: Sequence[str], find: Callable[[Function], Callable[..., Any] | None]
     ) -> None:
-        self._known = {
-            each.name: each for library in dialect.libraries for each in functions_of(library)
-        }
+        self._known = {each.name: each for library in libraries for each in functions_of(library)}
         found = {name: find(function) for name, function in self._known.items()}
         self._found = {name: each for name, each in found.items() if each is not None}
 
@@ -86,14 +53,14 @@ class Functions:
         return name in self._found
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What a function returns: a status, a number, or an address."""
+        """Call a function and return its result: a status, a number, or an address."""
         return self._found[name](*arguments)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function that returns a status.
+        """Call a function that returns a status, and check that status.
 
         Raises:
-            RefusedError: it is not success.
+            RefusedError: the status is not success.
         """
         status = self.ask(name, *arguments)
         if status:
@@ -103,14 +70,14 @@ class Functions:
             raise RefusedError(text, name, self.last_error())
 
     def last_error(self) -> str:
-        """What the dialect says of its last error, if it says anything."""
+        """The first line of the library's message about its last error; empty without one."""
         text = self.ask("aclGetRecentErrMsg") if "aclGetRecentErrMsg" in self else None
         said = ctypes.string_at(text).decode(errors="replace") if text else ""
         return next(iter(said.splitlines()), "")
 
 
 def of_libraries(libraries: Sequence[ctypes.CDLL]) -> Callable[[Function], Any]:
-    """Finds functions in the first of some libraries that has them."""
+    """Return a function that looks up a declaration in the first library that exports it."""
 
     def find(function: Function) -> Any:
         for library in libraries:
@@ -124,8 +91,8 @@ def of_libraries(libraries: Sequence[ctypes.CDLL]) -> Callable[[Function], Any]:
 
 
 def our_own(function: Function) -> Callable[..., Any] | None:
-    """A function in this process: what our C libraries call, without the C."""
-    if function.name in RECENT_MESSAGES:  # whose texts are the C part's
+    """The Python function in this process that normgrad's C library would call."""
+    if function.name in RECENT_MESSAGES:  # the C code holds the messages' texts
         return None
 
     def call(*arguments: Any) -> Any:
@@ -139,58 +106,3 @@ def our_own(function: Function) -> Callable[..., Any] | None:
             return int(status) if function.returns in _STATUSES else 0
 
     return call
-
-
-def open_library(path: str, dialects: Sequence[Dialect]) -> tuple[Dialect, Functions]:
-    """Open a shared library, and find out what it speaks.
-
-    Args:
-        path: a file.
-        dialects: what it may speak.
-
-    Raises:
-        SubjectError: there is no such file, or it is no library, or speaks none of them.
-    """
-    file = Path(path).absolute()
-    if not file.is_file():
-        raise SubjectError(f"{path}: no such file; allowed: a shared library")
-    library = _open(file, [name for dialect in dialects for name in dialect.companions])
-    for dialect in dialects:
-        if any(hasattr(library, name) for name in dialect.markers):
-            break
-    else:
-        wanted = " or ".join(dialect.markers[0] for dialect in dialects)
-        raise SubjectError(f"{path}: neither dialect's functions; allowed: a library with {wanted}")
-    libraries = [library]
-    # A companion from elsewhere is looked for only where it has to be.
-    for folder in (f"{file.parent}/", ""):
-        for name in dialect.companions:
-            with suppress(OSError):
-                libraries.append(_loaded(folder + name))
-        functions = Functions(dialect, of_libraries(libraries))
-        missing = [name for name in dialect.needed if name not in functions]
-        if not missing:
-            return dialect, functions
-    raise SubjectError(
-        f"{path}: no {missing[0]}; allowed: a library that has it, itself or in "
-        f"{' or '.join(dialect.companions)} in its folder or on the loader's path"
-    )
-
-
-def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
-    with suppress(OSError):
-        return _loaded(file)
-    # It may need what lies beside it, where the loader does not look; and that may need another.
-    beside = [file.parent / name for name in companions if (file.parent / name).is_file()]
-    for _ in beside:
-        for each in beside:
-            with suppress(OSError):
-                _loaded(each)
-    try:
-        return _loaded(file)
-    except OSError as error:
-        raise SubjectError(f"{file}: cannot be loaded: {error}") from None
-
-
-def _loaded(name: str | Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)

@@ -1,9 +1,10 @@
-"""What an implementation is tried with: a call each, and what must come of it."""
+"""Test cases for implementations: each is one call of an operator and its expected result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
@@ -15,7 +16,7 @@ from .tensors import Array, Call, Shape, lay_out, make, operator_of
 
 
 class Topic(Enum):
-    """What a case is about; the value is its title in a report."""
+    """What a case tests. The value is the topic's title in a report."""
 
     PLAIN = "plain calls"
     VALUES = "dtypes and layouts"
@@ -30,28 +31,28 @@ class Topic(Enum):
     DETERMINISM = "the same bits again"
 
 
-#: What ``Case.out`` may say beside layouts: the memory of an input.
+#: Values of ``Case.out`` besides layouts: the output is written over this input.
 IN_PLACE = {"over grad_out": "grad_out", "over input": "input"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call, described; what differs from the defaults is in its name.
+    """The description of one call. Its name lists the fields that differ from the defaults.
 
     Attributes:
-        topic: what it is about.
+        topic: what the case tests.
         kind: one of ``GRADIENTS`` or ``FORWARD``.
-        shape: of input.
-        dtype, x_dtype: of grad_out and of input, where that is another.
+        shape: the input's shape.
+        dtype, x_dtype: the dtypes of grad_out and of input; an empty ``x_dtype`` is the same.
         parameters: the dtype of vectors, where it is not the usual one.
-        layout, x_layout: how grad_out and input lie in memory.
-        vectors: how the per-channel ones do.
+        layout, x_layout: the memory layouts of grad_out and input.
+        vectors: the memory layout of the per-channel vectors.
         channel_axis, groups: the operator's options.
-        mean: of input, whose standard deviation is 1.
+        mean: the input's mean; its standard deviation is 1.
         absent: tensors that are left out.
-        mask: of the outputs; all if empty.
-        out: the layout of a given data output, one of ``IN_PLACE``, or nothing.
-        change: what is done to the tensors then, one of ``changes.TWISTS`` or ``changes.mistakes``.
+        mask: which outputs to compute; all if empty.
+        out: the layout of the data output that the caller gives, one of ``IN_PLACE``, or empty.
+        change: the change made to the tensors last, of ``changes.TWISTS`` or ``changes.mistakes``.
         normal: whether the data are normally distributed, for which the bound is tighter.
     """
 
@@ -73,15 +74,15 @@ class Case:
     change: str = ""
     normal: bool = False
 
-    #: Whether the case is of a dialect's suite, for a shared library.
+    #: Whether the case belongs to a dialect's suite, which tests shared libraries.
     is_of_library: ClassVar[bool] = False
-    #: What every name has after the topic and the kind, and what none has.
+    #: Fields that every name has, after the topic and the kind, and fields that ``name`` skips.
     _always_said: ClassVar[tuple[str, ...]] = ("shape", "dtype", "layout")
     _never_said: ClassVar[tuple[str, ...]] = ("topic", "kind", "normal")
 
     @property
     def name(self) -> str:
-        """The case in one line, which finds it again: what all have, and what is not as usual."""
+        """A unique line for the case: the fields of every name, then those that are not default."""
         said = [self.topic.name.lower(), self.kind]
         said += [_spelled(getattr(self, name)) for name in self._always_said]
         for field in sorted(fields(self), key=lambda field: field.name == "change"):
@@ -101,7 +102,7 @@ class Case:
 
     @property
     def data_layout(self) -> str:
-        """How grad_out and input lie in memory, in a word."""
+        """The memory layouts of grad_out and input, joined by a plus sign if they differ."""
         return f"{self.layout}+{self.x_layout}" if self.x_layout else self.layout
 
     @property
@@ -110,7 +111,7 @@ class Case:
         return self.topic is Topic.MISTAKES
 
     def request(self) -> Any:
-        """What an implementation is asked to do: the call, or a library's sequence of calls."""
+        """What the implementation runs: the call, or a library's sequence of calls."""
         return self.call()
 
     def exact(self, call: Call) -> dict[str, Exact]:
@@ -118,11 +119,11 @@ class Case:
         return call.exact()
 
     def status(self) -> str:
-        """What a library must refuse a wrong call with; nothing of functions of Python's."""
+        """The status with which a library must refuse a wrong call; empty for Python functions."""
         return ""
 
     def call(self) -> Call:
-        """The call: its tensors, the same each time."""
+        """Make the call's tensors, with the same values each time."""
         made = make(
             self.kind,
             self.shape,
@@ -163,14 +164,25 @@ class Case:
 _Case = TypeVar("_Case", bound=Case)
 
 
-def thinned(cases: Iterable[_Case], step: int) -> list[_Case]:
-    """Some cases, each once; of a quick run one in so many from the first on, and the essential."""
-    found = {case.name: case for case in cases}.values()
-    return [c for i, c in enumerate(found) if i % step == 0 or changes.is_essential(c.change)]
+def varied(base: _Case, **values: Iterable[Any]) -> Iterator[_Case]:
+    """Yield the case with every combination of the values; the last field varies fastest."""
+    for combination in itertools.product(*values.values()):
+        yield replace(base, **dict(zip(values, combination, strict=True)))
+
+
+def thinned(cases: Iterable[_Case], step: int) -> Iterator[_Case]:
+    """Every ``step``-th of the distinct cases of each topic, and all with an essential change.
+
+    Counting starts anew at the first case of each topic, which is always among them.
+    """
+    for _, of_topic in itertools.groupby(cases, key=lambda case: case.topic):
+        for index, case in enumerate({case.name: case for case in of_topic}.values()):
+            if index % step == 0 or changes.is_essential(case.change):
+                yield case
 
 
 def _spelled(value: object) -> str:
-    """A field's value in a name: a shape as 2x3, a mask as 101, names with + between them."""
+    """Spell a field's value for a name: a shape as 2x3, a mask as 101, names joined by +."""
     if isinstance(value, tuple):
         if isinstance(value[0], bool):
             return "".join(str(int(each)) for each in value)

@@ -1,4 +1,4 @@
-"""What is done to a call to make it special, or wrong."""
+"""Changes that give a call special values, or make it wrong."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Change:
     """A change of a call.
 
     Attributes:
-        argument: what is changed; of a mistake, what an error names.
+        argument: the argument that is changed; the error for a mistake must name it.
         make: changes the call.
-        fits: whether a call has what is to be changed.
+        fits: whether a call has what ``make`` changes.
     """
 
     argument: str
@@ -58,15 +58,15 @@ def _changed(call: Call, name: str, change: Callable[[Array], Array]) -> None:
 
 
 def of_tensor(name: str, change: Callable[[Array], Array]) -> Change:
-    """A change of one tensor, where it is there."""
+    """A change of one tensor; it fits calls that have the tensor."""
     return Change(name, lambda call: _changed(call, name, change), _has(name))
 
 
-# What is special
+# Special values
 
 
 def _special_element(name: str, value: float) -> Change:
-    """In one channel: one element, and a whole row."""
+    """Put a value in one channel: into one element, and into a whole row."""
 
     def put(values: Array) -> Array:
         values = values.copy()
@@ -80,7 +80,7 @@ def _special_element(name: str, value: float) -> Change:
 def _special_channel(name: str, value: float) -> Change:
     def put(values: Array) -> Array:
         values = values.copy()
-        # The last axis that there is: rows have ones in the place of others.
+        # The last axis longer than 1: values per row have length 1 on the normalised axes.
         axis = max(axis for axis, size in enumerate(values.shape) if size > 1)
         np.moveaxis(values, axis, 0)[1] = value
         return values
@@ -89,7 +89,7 @@ def _special_channel(name: str, value: float) -> Change:
 
 
 def _all_positive(call: Call) -> None:
-    """The worst data for a chain of additions: each rounds, in the same direction."""
+    """Make all terms positive: each addition of a chain rounds, and sums keep growing."""
     rng = np.random.default_rng(5)
     for name, kind in _kinds(call).items():
         old = call.tensors.get(name)
@@ -101,7 +101,7 @@ def _all_positive(call: Call) -> None:
 
 
 def _thirds(call: Call) -> None:
-    """Sums of terms of one sign, whose additions round in one direction.
+    """Give every sum terms of one sign, whose additions round in one direction.
 
     In each channel every fourth element of the input is 8/3 and of grad_out 4/3; the others are 4/3
     and 0. Given means are 0, given weights and 1/std are 1. So the terms of every sum have one
@@ -129,7 +129,7 @@ def _thirds(call: Call) -> None:
             call.tensors[name] = np.full_like(old, _NEUTRAL[name])
 
 
-#: What given vectors are where the data alone are to matter.
+#: Values of the given vectors with which results depend on the data alone.
 _NEUTRAL = {
     **dict.fromkeys(("mean", "save_mean", "running_mean"), 0.0),
     **dict.fromkeys(("invstd", "rstd", "save_invstd", "running_var", "weight", "gamma"), 1.0),
@@ -137,7 +137,10 @@ _NEUTRAL = {
 
 
 def _factors(weight: float, invstd: float) -> Change:
-    """Products beyond float32 if they are taken in the wrong order; the formula's own are not."""
+    """Make products overflow or underflow float32 if they are taken in the wrong order.
+
+    In the formula's order they do not.
+    """
 
     def put(call: Call) -> None:
         _changed(call, "weight", lambda old: np.full_like(old, weight))
@@ -172,10 +175,10 @@ _VECTORS = (
     *("mean", "invstd", "rstd", "sum_dy", "sum_dy_xmu"),
 )
 
-#: The change for which a call has to be large.
+#: The change that needs a large call.
 LONG_SUMS = "long sums of one sign"
 
-#: By name. They fit calls of float32, of shape (3, 4, 40) or larger.
+#: Changes to special values, by name. They fit calls of float32, of shape (3, 4, 40) or larger.
 TWISTS: Mapping[str, Change] = {
     **{
         f"{word} in {name}": _special_element(name, value)
@@ -204,11 +207,11 @@ TWISTS: Mapping[str, Change] = {
 
 
 def is_essential(change: str) -> bool:
-    """Whether a quick run tries it too: what may spread from a channel, and sums that may lose."""
+    """Whether a quick run keeps the change: values that may spread from a channel, long sums."""
     return change == LONG_SUMS or change.startswith(("NaN in ", "inf in "))
 
 
-# What is wrong
+# Mistakes
 
 
 def _option(name: str, value: Any) -> Change:
@@ -220,7 +223,7 @@ def _missing(name: str) -> Change:
 
 
 def _no_divisor(call: Call) -> None:
-    """Three groups of four channels, with statistics for as many."""
+    """Ask for three groups of four channels, with statistics for three groups."""
     call.options["num_groups"] = 3
     for name in ("mean", "rstd"):
         if name in call.tensors:
@@ -236,7 +239,7 @@ def _long(values: Array) -> Array:
 
 
 def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
-    """All data tensors alike."""
+    """A change of all data tensors' shapes."""
 
     def put(call: Call) -> None:
         for name, kind in _kinds(call).items():
@@ -247,7 +250,7 @@ def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
 
 
 def _given(make: Callable[[Array], Array]) -> Change:
-    """A data output of the caller's, made from the input."""
+    """A change that gives the call a data output, which ``make`` makes from the input."""
 
     def put(call: Call) -> None:
         like = call.tensors["input"]
@@ -264,7 +267,7 @@ def _read_only(like: Array) -> Array:
 
 
 def _partly_over(call: Call) -> None:
-    """An output whose memory begins one element into the input's."""
+    """Give an output whose memory begins one element after the start of the input's."""
     old = call.tensors["input"]
     assert old is not None
     memory = np.concatenate([old.reshape(-1), np.zeros(1, old.dtype)])
@@ -309,14 +312,14 @@ _OUT_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
 
 
 def mistakes(call: Call) -> dict[str, Change]:
-    """All that is tried wrong with a call, by name."""
+    """The mistakes to try in a call, by name."""
     found: dict[str, Change] = {}
     for parameter in call.operator.parameters:
         name = parameter.name
         if call.tensors.get(name) is None:
             continue
         tried = dict(_TENSOR_MISTAKES[parameter.kind])
-        if name == "input":  # whose shape the others are held to
+        if name == "input":  # its shape is the one that the others are compared with
             tried = {}
         if parameter.kind is not Kind.COUNT:
             tried |= _FLOAT_MISTAKES

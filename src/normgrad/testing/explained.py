@@ -1,4 +1,4 @@
-"""What the words in cases' names mean, for readers of a report who have not seen one before."""
+"""Explanations of the words in cases' names, for readers of their first report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOPICS: Mapping[Topic, str] = {
     "remembered from an earlier call shows.",
 }
 
-#: Kinds of which there is more to say than their functions' documentation begins with.
+#: Kinds whose explanation is not the first line of their function's docstring.
 _WORDS: Mapping[str, str] = {
     "train": "Batch norm's gradients in training, with the saved mean and 1/std.",
     "train_without_statistics": "The same without saved statistics: they are computed from the "

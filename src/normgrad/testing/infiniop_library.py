@@ -1,4 +1,4 @@
-"""infiniop's call sequence, through a library's C functions or our own."""
+"""Run infiniop's call sequence, in a library or in normgrad."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 
 from ..infiniop import infiniDevice_t, infiniDtype_t
-from .c_functions import Dialect, Functions
+from .c_functions import Functions
 from .libraries import Steps, Tensor
-from .watched import Watched, guarded
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 SIZE = "infiniopGetBatchNormBackwardWorkspaceSize"
 RUN = "infiniopBatchNormBackward"
 
-#: What is made, and the functions that make and end it.
+#: Each kind of object, with the functions that create and destroy it.
 MAKERS = {
     "handle": ("infiniopCreateHandle", "infiniopDestroyHandle"),
     "tensor": ("infiniopCreateTensorDescriptor", "infiniopDestroyTensorDescriptor"),
     "operator": (_CREATE, "infiniopDestroyBatchNormBackwardDescriptor"),
 }
 
-#: infiniop's words for the dtypes that it takes and some that it does not, with the rules' names.
+#: The rules' names for dtypes, by infiniop's words; infiniop does not take all of them.
 DTYPES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16", "F64": "float64", "I32": "I32"}
 _CODES = {name: infiniDtype_t[f"INFINI_DTYPE_{word}"] for word, name in DTYPES.items()}
 
@@ -32,8 +31,27 @@ _CODES = {name: infiniDtype_t[f"INFINI_DTYPE_{word}"] for word, name in DTYPES.i
 class Descriptors(Steps):
     """One call: a handle, the tensors' descriptors, the operator's, and the computation.
 
-    What may be done wrong is in :func:`.infiniop_suite.mistakes`.
+    :func:`.infiniop_suite.mistakes` lists the mistakes that a request can contain.
     """
+
+    dialect = "infiniop"
+    markers = (_CREATE,)
+    needed = (*(name for pair in MAKERS.values() for name in pair), SIZE, RUN)
+    companions = ("libinfinirt.so",)
+    libraries = ("infiniop", "infinirt")
+
+    @staticmethod
+    def facts(path: str, functions: Functions) -> dict[str, str]:
+        """See :class:`.libraries.Steps`."""
+        return {"operators": "BatchNormBackward", "tensors": "CPU"}
+
+    @staticmethod
+    def prepare(functions: Functions) -> None:
+        """Choose the CPU."""
+        if "infinirtInit" in functions:
+            functions.call("infinirtInit")
+        if "infinirtSetDevice" in functions:
+            functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
     def run(self) -> None:
         """See :class:`.libraries.Steps`."""
@@ -52,8 +70,7 @@ class Descriptors(Steps):
 
     def _compute(self, operator: int, size: int) -> None:
         request = self.request
-        scratch = guarded(np.zeros(size, np.uint8))
-        watched = Watched(scratch)
+        scratch = self.watch("workspace", np.zeros(size, np.uint8)).value
         data = [
             self.unless(f"{name}: null memory", each.array.ctypes.data)
             for name, each in request.tensors.items()
@@ -67,11 +84,9 @@ class Descriptors(Steps):
         )
         if "infinirtDeviceSynchronize" in self.functions:
             self.functions.call("infinirtDeviceSynchronize")
-        if watched.fault(written=True):
-            self.faults.append("workspace: written beside")
 
     def _made(self, kind: str, before: tuple[Any, ...] = (), after: Any = ()) -> int:
-        """What a creator makes; its other arguments stand before and after the result's pointer."""
+        """Create an object; the result's pointer stands between the arguments before and after."""
         creator, destroyer = MAKERS[kind]
         made = c_void_p()
         self.functions.call(creator, *before, self._to(creator, made), *after)
@@ -86,22 +101,3 @@ class Descriptors(Steps):
 
     def _to(self, function: str, result: Any) -> Any:
         return self.unless(f"{function}: no place for the result", ctypes.addressof(result))
-
-
-def _prepare(functions: Functions) -> None:
-    if "infinirtInit" in functions:
-        functions.call("infinirtInit")
-    if "infinirtSetDevice" in functions:
-        functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
-
-
-INFINIOP = Dialect(
-    "infiniop",
-    (_CREATE,),
-    (*(name for pair in MAKERS.values() for name in pair), SIZE, RUN),
-    ("libinfinirt.so",),
-    ("infiniop", "infinirt"),
-    lambda path, functions: {"operators": "BatchNormBackward", "tensors": "CPU"},
-    _prepare,
-    Descriptors,
-)

@@ -1,8 +1,7 @@
-"""What a library that speaks infiniop is tried with."""
+"""The suite for libraries that speak infiniop."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -10,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import layout, reference
+from .. import reference
 from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
 from . import changes
-from .cases import IN_PLACE, Topic, thinned
-from .infiniop_library import DTYPES, INFINIOP, MAKERS, RUN, SIZE
-from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, mishandled, together
+from .cases import IN_PLACE, Topic, thinned, varied
+from .infiniop_library import DTYPES, MAKERS, RUN, SIZE, Descriptors
+from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, mishandled
 from .neighbours import neighbours
 from .suite import LONG
 from .tensors import Array, Call, Shape, make
@@ -23,7 +22,7 @@ from .tensors import Array, Call, Shape, make
 _DTYPES = ("float16", "float32", "bfloat16")
 _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
 
-#: The tensors' names by the functional operator's.
+#: infiniop's names of tensors and outputs, by the functional operator's.
 _NAMES = {**THEIR_NAMES, **{name: name for name in OUTPUTS}}
 
 
@@ -32,10 +31,10 @@ class Case(LibraryCase):
     """One call of batch norm's gradients; its mistakes are those of :func:`mistakes`.
 
     Attributes:
-        strided: the vectors that have gaps, and as many different ones.
-        null: what is null though it might be given: "strides" of what is contiguous, "memory" of
-            what is empty.
-        loose: whether axes of one element have odd strides.
+        strided: the vectors that have gaps, each another stride.
+        null: which optional pointer is null: "strides" of contiguous tensors, or "memory" of
+            empty ones.
+        loose: whether axes of length 1 have unusual strides.
     """
 
     kind: str = "train"
@@ -45,7 +44,7 @@ class Case(LibraryCase):
     loose: bool = False
 
     _always_said = ("shape", "dtype")
-    dialect = INFINIOP
+    steps = Descriptors
 
     @property
     def operator(self) -> str:
@@ -53,7 +52,7 @@ class Case(LibraryCase):
         return "BatchNormBackward"
 
     def call(self) -> Call:
-        """The inputs, under the functional operator's names; the variance in the place of 1/std."""
+        """The functional operator's call, except that save_invstd holds the variance."""
         plain = replace(self, parameters=self.dtype, change="")
         call = super(Case, plain).call()
         x = call.tensors["input"]
@@ -71,22 +70,19 @@ class Case(LibraryCase):
     def request(self) -> Request:
         """See :class:`.libraries.LibraryCase`."""
         arrays, written = self._memory(self.call(), _NAMES)
-        arguments: dict[str, Any] = {}
-        for row in CONTRACT.rows:
-            arguments[row.name] = tensor = Tensor.of(arrays[row.name])
-            if self.loose:
+        arguments: dict[str, Any] = {
+            row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
+            for row in CONTRACT.rows
+        }
+        if self.loose:
+            for name, tensor in arguments.items():
                 pairs = zip(tensor.dims, tensor.strides, strict=True)
-                tensor.strides = tuple(77 if size == 1 else step for size, step in pairs)
-            is_contiguous = tensor.strides == layout.contiguous_strides(tensor.dims)
-            tensor.null_strides = self.null == "strides" and is_contiguous
-        request = Request(RUN, arguments, written)
-        if self.null == "memory":
-            request.wrong.update(
-                f"{name}: null memory" for name, each in arrays.items() if not each.size
-            )
-        if self.is_mistake:
-            mistakes()[self.change](request)
-        return request
+                loose = tuple(77 if size == 1 else step for size, step in pairs)
+                arguments[name] = replace(tensor, strides=loose)
+        empty = (name for name, each in arrays.items() if self.null == "memory" and not each.size)
+        wrong = frozenset(f"{name}: null memory" for name in empty)
+        request = Request(RUN, arguments, written, wrong)
+        return mistakes()[self.change].of(request) if self.is_mistake else request
 
     def _vector_out(self, name: str, values: Array) -> Array:
         if name not in self.strided:
@@ -101,7 +97,7 @@ class Case(LibraryCase):
         return exact_of_variance(call, eps=0.0)
 
 
-# What is special
+# Special values
 
 
 def _twists() -> dict[str, changes.Change]:
@@ -118,18 +114,18 @@ def _twists() -> dict[str, changes.Change]:
     return found
 
 
-#: By name; those of ``save_invstd`` change the variance, which stands in its place.
+#: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
 TWISTS: Mapping[str, changes.Change] = _twists()
 
 
-# What is wrong
+# Mistakes
 
 _PLAIN = Case(Topic.PLAIN)
 
 
 @cache
 def mistakes() -> Mapping[str, Change]:
-    """All that is tried wrong, by name: what is done to the plain call's request."""
+    """The mistakes to try in the plain call, by name."""
     near = neighbours(CONTRACT, ANY_PRODUCT, (ANY_PRODUCT,), _PLAIN.request(), DTYPES)
     found = dict(near.broken)
     for name in (*OUTPUTS, *INPUTS):
@@ -142,13 +138,13 @@ def mistakes() -> Mapping[str, Change]:
         if destroyer:
             found |= mishandled(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
     found |= mishandled("workspace: null", "workspace: a byte short")
-    # Of two mistakes the first in order is told.
+    # Of two mistakes, the first in the order of checks must be reported.
     for first, second in (
         ("running_var: null", "weight: F64"),
         ("weight: F64", "grad_bias: an element short"),
         ("grad_bias: an element short", "input: gaps between rows"),
     ):
-        found[f"{first}, and {second}"] = together(found[second], found[first])
+        found[f"{first}, and {second}"] = found[second] | found[first]
     return found
 
 
@@ -161,6 +157,7 @@ _SHAPES_OF_VALUES: tuple[Shape, ...] = (
 _SHAPES_OF_EDGES: tuple[Shape, ...] = (
     *((1, 4, 1), (1, 1, 1), (1, 4, 5), (3, 1, 5), (3, 4, 1), (2, 1, 1), (1, 1, 7)),
 )
+_OF_MEANS: tuple[Shape, ...] = ((8, 4, 256), (64, 6, 33))
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 4, 0), (2, 0, 5), (0, 0, 0))
 _RATIOS = {
     "float32": (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6),
@@ -170,42 +167,32 @@ _RATIOS = {
 
 def _all() -> Iterator[Case]:
     yield _PLAIN
-    for shape, dtype, null in itertools.product(_SHAPES_OF_VALUES, _DTYPES, ("", "strides")):
-        yield Case(Topic.VALUES, shape=shape, dtype=dtype, null=null, normal=True)
+    values = Case(Topic.VALUES, normal=True)
+    yield from varied(values, shape=_SHAPES_OF_VALUES, dtype=_DTYPES, null=("", "strides"))
     for dtype, ratios in _RATIOS.items():
-        for ratio, shape in itertools.product(ratios, ((8, 4, 256), (64, 6, 33))):
-            yield Case(Topic.MEAN, shape=shape, dtype=dtype, mean=ratio)
-    for shape, dtype in itertools.product(_EMPTY, _DTYPES):
-        yield Case(Topic.ABSENT, shape=shape, dtype=dtype, null="memory")
-    for names in (*((name,) for name in _VECTORS), _VECTORS, _VECTORS[::-1]):
-        for shape, dtype in itertools.product(((3, 4, 30), (4, 64, 49)), _DTYPES):
-            yield Case(Topic.VECTORS, shape=shape, dtype=dtype, strided=names)
+        yield from varied(Case(Topic.MEAN, dtype=dtype), mean=ratios, shape=_OF_MEANS)
+    yield from varied(Case(Topic.ABSENT, null="memory"), shape=_EMPTY, dtype=_DTYPES)
+    strided = (*((name,) for name in _VECTORS), _VECTORS, _VECTORS[::-1])
+    shapes: tuple[Shape, ...] = ((3, 4, 30), (4, 64, 49))
+    yield from varied(Case(Topic.VECTORS), strided=strided, shape=shapes, dtype=_DTYPES)
     shapes = ((3, 4, 30), (8, 16, 100), (2, 3, 4), (6, 5, 1601))
-    for out, shape, dtype in itertools.product(IN_PLACE, shapes, _DTYPES):
-        yield Case(Topic.OUTPUTS, shape=shape, dtype=dtype, out=out)
-    for shape, dtype, loose in itertools.product(_SHAPES_OF_EDGES, _DTYPES, (False, True)):
-        yield Case(Topic.SHAPES, shape=shape, dtype=dtype, loose=loose)
-    for shape, dtype in itertools.product(_EMPTY, _DTYPES):
-        yield Case(Topic.SHAPES, shape=shape, dtype=dtype)
-    for change in TWISTS:
-        if change != changes.LONG_SUMS:
-            yield Case(Topic.SPECIAL, shape=(3, 4, 40), change=change)
-    for shape, dtype in itertools.product(LONG, _DTYPES):
-        yield Case(Topic.SPECIAL, shape=shape, dtype=dtype, change=changes.LONG_SUMS)
-    yield Case(Topic.SPECIAL, shape=(4, 4, 16384), change="all terms positive")
-    for change in mistakes():
-        yield replace(_PLAIN, topic=Topic.MISTAKES, change=change)
-    for shape, dtype in itertools.product(((16, 24, 784), (33, 40, 10)), _DTYPES):
-        yield Case(Topic.DETERMINISM, shape=shape, dtype=dtype)
+    yield from varied(Case(Topic.OUTPUTS), out=IN_PLACE, shape=shapes, dtype=_DTYPES)
+    edges = Case(Topic.SHAPES)
+    yield from varied(edges, shape=_SHAPES_OF_EDGES, dtype=_DTYPES, loose=(False, True))
+    yield from varied(edges, shape=_EMPTY, dtype=_DTYPES)
+    special = Case(Topic.SPECIAL, shape=(3, 4, 40))
+    yield from varied(special, change=(name for name in TWISTS if name != changes.LONG_SUMS))
+    yield from varied(replace(special, change=changes.LONG_SUMS), shape=LONG, dtype=_DTYPES)
+    yield replace(special, shape=(4, 4, 16384), change="all terms positive")
+    yield from varied(replace(_PLAIN, topic=Topic.MISTAKES), change=mistakes())
+    yield from varied(Case(Topic.DETERMINISM), shape=((16, 24, 784), (33, 40, 10)), dtype=_DTYPES)
 
 
-#: A quick run takes every so manieth case of each topic: no multiple of 2 or 3, which is how dtypes
-#: and shapes alternate.
+#: A quick run takes one in this many cases of each topic. It is no multiple of 2 or 3, the periods
+#: with which dtypes and shapes alternate.
 _QUICK = 5
 
 
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
-    """The suite, or a quick run's part of it; see :func:`.suite.cases`."""
-    topics = itertools.groupby(_all(), key=lambda case: case.topic)
-    step = _QUICK if quick else 1
-    return tuple(itertools.chain.from_iterable(thinned(part, step) for _, part in topics))
+    """The suite, or its part for a quick run; see :func:`.suite.cases`."""
+    return tuple(thinned(_all(), _QUICK if quick else 1))

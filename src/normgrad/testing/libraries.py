@@ -1,10 +1,9 @@
-"""Shared libraries that speak a dialect: what is done with one, step by step, and its verdicts."""
+"""Test shared libraries that speak a dialect: the calls made, step by step, and the outcomes."""
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from .. import dtypes, layout, reference
 from ..contract import Kind
-from .c_functions import Dialect, Functions, RefusedError, our_own
+from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
 from .outcomes import Outcome
 from .subjects import Implementation, NotOfferedError
@@ -22,15 +21,15 @@ from .tensors import Array, Call
 from .watched import Watched, guarded
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tensor:
-    """A tensor's memory, and what a library is told of it, in the words of :mod:`..rules`.
+    """A tensor's memory, and its description for a library, in the words of :mod:`..rules`.
 
     Attributes:
-        array: its memory.
-        dims, strides: what is said of it, strides in elements.
-        dtype_name, format_name: the same.
-        null_strides: whether a null pointer stands for the strides.
+        array: the memory.
+        dims, strides: the described shape and strides, strides in elements.
+        dtype_name, format_name: the described dtype and format.
+        null_strides: whether the strides are given as a null pointer.
     """
 
     array: Array
@@ -41,37 +40,39 @@ class Tensor:
     null_strides: bool = False
 
     @classmethod
-    def of(cls, array: Array, format_name: str = "") -> Tensor:
-        """An array as it is."""
+    def of(cls, array: Array, format_name: str = "", no_strides: bool = False) -> Tensor:
+        """Describe an array as it is; ``no_strides``: with null strides if it is contiguous."""
         strides = tuple(step // array.itemsize for step in array.strides)
-        if array.flags.c_contiguous:  # also without elements, where NumPy's may be anything
+        if array.flags.c_contiguous:  # also if empty, where NumPy's strides are arbitrary
             strides = layout.contiguous_strides(array.shape)
-        return cls(array, array.shape, strides, dtypes.parse(array.dtype).name, format_name)
+        name = dtypes.parse(array.dtype).name
+        is_null = no_strides and array.flags.c_contiguous
+        return cls(array, array.shape, strides, name, format_name, is_null)
 
 
 #: A tensor, a mask, a number, or None for a null pointer.
 Argument = Tensor | tuple[bool, ...] | bool | int | float | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Request:
-    """A call of an operator, described: all that is done, and what is done wrong.
+    """The description of one call of an operator: its arguments, and its mistakes.
 
     Attributes:
         operator: the C function that computes.
         arguments: by name, in the order of the C function that checks them.
         written: the tensors that are written to.
-        wrong: what is done wrong, in the words that the steps look for: "input: null" where a null
-            pointer is given for an argument, "input: destroyed" where a handle is destroyed before.
-        computed_by: the function that is to compute, if it is not the operator's own.
-        computes: whether more is done than to check the arguments.
-        runs: how often it is computed.
+        wrong: the mistakes, in the words that the steps look for: "input: null" gives a null
+            pointer for an argument, "input: destroyed" destroys a handle before its use.
+        computed_by: the function that computes, if it is not the operator's own.
+        computes: whether the call computes, rather than only check the arguments.
+        runs: how often the call computes.
     """
 
     operator: str
     arguments: dict[str, Argument]
     written: tuple[str, ...]
-    wrong: set[str] = field(default_factory=set)
+    wrong: frozenset[str] = frozenset()
     computed_by: str = ""
     computes: bool = True
     runs: int = 1
@@ -83,51 +84,76 @@ class Request:
 
     @property
     def inputs(self) -> list[Array]:
-        """The memory of what is not written to."""
+        """The arrays that are not written to."""
         return [each.array for name, each in self.tensors.items() if name not in self.written]
 
-    def copied(self) -> Request:
-        """The same over the same memory, to be changed."""
-        arguments = {name: copy.copy(value) for name, value in self.arguments.items()}
-        return replace(self, arguments=arguments, wrong=set(self.wrong))
 
+@dataclass(frozen=True)
+class Change:
+    """A change of a request.
 
-Change = Callable[[Request], None]
+    Attributes:
+        wrong: additional mistakes.
+        said: the changed fields of tensors' descriptions, by the tensors' names.
+        values: the changed arguments that are not tensors, by name.
+        computed_by: the function that computes, if it changes.
+        computes: whether the call still computes, rather than only check the arguments.
+    """
 
+    wrong: tuple[str, ...] = ()
+    said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    values: Mapping[str, Argument] = field(default_factory=dict)
+    computed_by: str = ""
+    computes: bool = True
 
-def handled(*wrong: str, computes: bool = True) -> Change:
-    """A change of a request: what is done wrong, and whether the operator still computes."""
+    def of(self, request: Request) -> Request:
+        """The changed request, over the same memory."""
+        tensors = request.tensors
+        said = {name: replace(tensors[name], **fields) for name, fields in self.said.items()}
+        return replace(
+            request,
+            arguments={**request.arguments, **self.values, **said},
+            wrong=request.wrong.union(self.wrong),
+            computed_by=self.computed_by or request.computed_by,
+            computes=self.computes and request.computes,
+        )
 
-    def put(request: Request) -> None:
-        request.wrong.update(wrong)
-        request.computes = computes
-
-    return put
+    def __or__(self, other: Change) -> Change:
+        """Both changes, which must be of different arguments."""
+        return Change(
+            (*self.wrong, *other.wrong),
+            {**self.said, **other.said},
+            {**self.values, **other.values},
+            self.computed_by or other.computed_by,
+            self.computes and other.computes,
+        )
 
 
 def mishandled(*wrong: str, computes: bool = True) -> dict[str, Change]:
-    """A change for each way to do something wrong, by the words for it."""
-    return {words: handled(words, computes=computes) for words in wrong}
-
-
-def together(*changes: Change) -> Change:
-    """Several changes of one request."""
-
-    def put(request: Request) -> None:
-        for change in changes:
-            change(request)
-
-    return put
+    """A change for each of these mistakes, by the mistake's words."""
+    return {words: Change((words,), computes=computes) for words in wrong}
 
 
 class Steps(ABC):
-    """What is done with a library for one request, from the first handle to the last.
+    """A dialect's calls for one request, from the first handle to the last.
 
     Attributes:
-        stream: what the dialect's ``prepare`` gave.
-        memory: that of each tensor, watched; tensors of one array share it.
-        faults: what was done that must not be, in words.
+        dialect: the name of the dialect and of its suite.
+        markers: functions; a library that exports any of them speaks the dialect.
+        needed: further functions, without which nothing can be tested.
+        companions: other libraries that may export the needed functions.
+        libraries: normgrad's libraries for the dialect, by their names in the list of exports.
+        stream: what ``prepare`` returned.
+        memory: the watched memory of each tensor and of the workspace; tensors that share an
+            array share it.
+        faults: what the call did that it must not, in words.
     """
+
+    dialect: ClassVar[str]
+    markers: ClassVar[tuple[str, ...]]
+    needed: ClassVar[tuple[str, ...]]
+    companions: ClassVar[tuple[str, ...]]
+    libraries: ClassVar[tuple[str, ...]]
 
     def __init__(self, functions: Functions, request: Request, stream: int | None) -> None:
         self.functions, self.request, self.stream = functions, request, stream
@@ -137,13 +163,31 @@ class Steps(ABC):
         self.faults: list[str] = []
         self._living: dict[int, str] = {}
 
+    @staticmethod
     @abstractmethod
-    def run(self) -> None:
-        """All of it.
+    def facts(path: str, functions: Functions) -> dict[str, str]:
+        """Facts for a report about the library at a path, which has these functions.
 
         Raises:
-            RefusedError: a function returned another status than success, or no handle.
-            NotOfferedError: there is no such operator, or nothing to be wrong with.
+            SubjectError: the library cannot be used.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def prepare(functions: Functions) -> int | None:
+        """Make the calls that a program makes once, in the process that computes.
+
+        Raises:
+            RefusedError: a function returned a status other than success.
+        """
+
+    @abstractmethod
+    def run(self) -> None:
+        """Make all calls for the request.
+
+        Raises:
+            RefusedError: a function returned a status other than success, or no handle.
+            NotOfferedError: the operator does not exist, or the mistake does not apply to it.
         """
 
     def now(self, name: str) -> Array:
@@ -151,7 +195,7 @@ class Steps(ABC):
         return self.memory[name].bytes()
 
     def outcome(self) -> Outcome:
-        """Do all of it, and see what came of it.
+        """Make all calls for the request, check the watched memory, and return the outcome.
 
         Raises:
             NotOfferedError: see :meth:`run`.
@@ -171,12 +215,12 @@ class Steps(ABC):
             self.end()
 
     def end(self) -> None:
-        """Destroy what is left, which is something only of a call that was refused."""
+        """Destroy the handles that are left, which only a refused call leaves."""
         for handle, destroyer in reversed(self._living.items()):
             self.functions.ask(destroyer, handle)
 
     def outputs(self) -> dict[str, Array]:
-        """The outputs as they are now."""
+        """The outputs' values now."""
         found = {}
         for name in self.request.written:
             memory = self.memory[name]
@@ -184,32 +228,32 @@ class Steps(ABC):
         return found
 
     def _check(self, written: tuple[str, ...]) -> None:
-        """That nothing else was written to."""
-        arrays = [self.memory[name] for name in written]
+        """Note a fault for all writes outside these tensors and the workspace."""
+        own = {self.memory[name] for name in (*written, "workspace") if name in self.memory}
         for name, memory in self.memory.items():
-            fault = memory.fault(any(memory is each for each in arrays), self.now(name))
+            fault = memory.fault(memory in own, self.now(name))
             if fault:
                 self.faults.append(f"{name}: {fault}")
 
-    # What the steps of every dialect are made of
+    # Steps common to all dialects
 
     def unless(self, words: str, value: Any) -> Any:
-        """A value, or None where this is to be done wrong: a null pointer."""
+        """The value; None, for a null pointer, if the request has this mistake."""
         return None if words in self.request.wrong else value
 
     def given(self, name: str, handle: int) -> Any:
-        """A handle as an argument: destroyed before, or null, if it is to be."""
+        """A handle as an argument; the request's mistakes may destroy it first or make it null."""
         if f"{name}: destroyed" in self.request.wrong:
             self.destroy(handle)
         return self.unless(f"{name}: null", handle)
 
     def made(self, handle: int, destroyer: str) -> int:
-        """A handle, which is to be destroyed."""
+        """Note how a new handle is to be destroyed, and return the handle."""
         self._living[handle] = destroyer
         return handle
 
     def destroy(self, *handles: int) -> None:
-        """Destroy handles, unless that is done already."""
+        """Destroy those of the handles that are not yet destroyed."""
         for handle in handles:
             destroyer = self._living.get(handle)
             if destroyer is None:
@@ -222,11 +266,16 @@ class Steps(ABC):
                 self.functions.call(destroyer, handle)
 
     def destroy_all(self) -> None:
-        """Destroy what is left, in the order in which it was made."""
+        """Destroy all handles that are left, in the order in which they were made."""
         self.destroy(*self._living)
 
+    def watch(self, name: str, values: Array) -> Watched:
+        """Make guarded memory with these values, which is checked in the end like the tensors'."""
+        self.memory[name] = Watched(guarded(values))
+        return self.memory[name]
+
     def workspace(self, size: int, address: int | None) -> tuple[int | None, int]:
-        """A workspace's address and size, as the operator is told."""
+        """The workspace's address and size for the operator, with the request's mistakes."""
         words = ("workspace: null", "workspace: a byte short")
         is_null, is_short = (each in self.request.wrong for each in words)
         if size == 0 and (is_null or is_short):
@@ -235,30 +284,30 @@ class Steps(ABC):
 
 
 class LibraryCase(Case, ABC):
-    """A case of a dialect's suite: mistakes are made in the request, not in the tensors."""
+    """A case of a dialect's suite. Its mistakes change the request, not the tensors."""
 
     is_of_library = True
-    dialect: ClassVar[Dialect]
+    steps: ClassVar[type[Steps]]
 
     @abstractmethod
     def request(self) -> Request:
-        """What is done with a library: new tensors, the same each time."""
+        """The calls to make, with new tensors that have the same values each time."""
 
     def status(self) -> str:
-        """The status that our own dialect gives for the same request, which is a wrong one."""
-        error = our_library(self.dialect).once(self.request()).error
+        """The status with which normgrad's own dialect refuses the same wrong request."""
+        error = our_library(self.steps).once(self.request()).error
         assert error is not None, f"{self}: our own dialect takes it"
         return error[0]
 
     def _memory(
         self, call: Call, names: Mapping[str, str], all_outputs: bool = True
     ) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """New memory for a call's tensors by the dialect's names, and what of it is written to.
+        """New memory for a call's tensors, by the dialect's names, and the names written to.
 
         Args:
-            call: as the functional operator has it.
-            names: the dialect's, by the functional operator's.
-            all_outputs: whether outputs that are not asked for have memory too.
+            call: the call of the functional operator.
+            names: the dialect's names, by the functional operator's.
+            all_outputs: whether outputs that are not wanted have memory too.
         """
         arrays = {
             names[name]: guarded(value) for name, value in call.tensors.items() if value is not None
@@ -281,7 +330,7 @@ class LibraryCase(Case, ABC):
 
     @abstractmethod
     def _vector_out(self, name: str, values: Array) -> Array:
-        """An output with a value for each channel, as it is to lie in memory."""
+        """An output with a value for each channel, in the memory layout of this case."""
 
 
 def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
@@ -299,36 +348,35 @@ def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
 
 
 class Library(Implementation):
-    """A shared library to be tried.
+    """A shared library under test.
 
     Args:
-        path: its file.
-        dialect: that it speaks.
-        functions: what it has.
+        path: the library's file.
+        steps: the dialect that it speaks.
+        functions: its functions.
 
     Raises:
-        SubjectError: it cannot be used.
+        SubjectError: the library cannot be used.
     """
 
     strict = False
 
-    def __init__(self, path: str, dialect: Dialect, functions: Functions) -> None:
-        self.name, self.suite = Path(path).name, dialect.name
-        self.facts = {"library": path, "dialect": dialect.name, **dialect.facts(path, functions)}
-        self._dialect, self._functions = dialect, functions
+    def __init__(self, path: str, steps: type[Steps], functions: Functions) -> None:
+        self.name, self.suite = Path(path).name, steps.dialect
+        self.facts = {"library": path, "dialect": steps.dialect, **steps.facts(path, functions)}
+        self._steps, self._functions = steps, functions
         self._prepared: tuple[Any, ...] = ()
 
     def once(self, call: Request) -> Outcome:
         """See :class:`.subjects.Implementation`."""
         try:
-            self._prepared = self._prepared or (self._dialect.prepare(self._functions),)
+            self._prepared = self._prepared or (self._steps.prepare(self._functions),)
         except RefusedError as error:
             return Outcome(error=(error.status, str(error)))
-        steps: Steps = self._dialect.steps(self._functions, call, *self._prepared)
-        return steps.outcome()
+        return self._steps(self._functions, call, *self._prepared).outcome()
 
 
 @cache
-def our_library(dialect: Dialect) -> Library:
-    """Our own, without the C."""
-    return Library(dialect.name, dialect, Functions(dialect, our_own))
+def our_library(steps: type[Steps]) -> Library:
+    """normgrad's own implementation of the dialect, called in Python without the C library."""
+    return Library(steps.dialect, steps, Functions(steps.libraries, our_own))

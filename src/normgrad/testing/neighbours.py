@@ -1,22 +1,24 @@
-"""What lies just within and just beyond each rule of a dialect's table.
+"""Calls that just keep or just break each rule of a dialect's table.
 
-Near every rule of :mod:`..rules` there are a few other things to say of a tensor: another length,
-one axis more, another dtype. The table itself says which of them it allows. What it does not is a
-wrong call; what it does, and what is still true of the tensor's memory, is a right one.
+Near every rule of :mod:`..rules` a tensor can be described otherwise: another length, one more
+axis, another dtype. The table itself says which descriptions it allows. A description that it does
+not allow makes a wrong call; one that it allows, and that is true of the tensor's memory, makes a
+legal call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import rules
 from ..layout import contiguous_strides
-from .libraries import Change, Request, Tensor, handled, together
+from .libraries import Change, Request, Tensor
 from .tensors import Shape
 
-#: What is said of a tensor in the place of what is so: by a word for it, the fields that are other.
+#: Other descriptions of a tensor: a word for each, and the fields that differ.
 Said = Iterator[tuple[str, dict[str, Any]]]
 
 _AXES = (
@@ -26,7 +28,7 @@ _AXES = (
 
 
 class Neighbours(NamedTuple):
-    """The calls near a right one, each by its name.
+    """The calls near a legal one, each by its name.
 
     Attributes:
         kept: changes of the request that keep the contract.
@@ -38,12 +40,12 @@ class Neighbours(NamedTuple):
 
 
 def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    """What may be said of a tensor near a rule.
+    """Other descriptions of a tensor near a rule, some within it and some beyond.
 
     Args:
-        rule: of the tensor's row.
-        tensor: as it is.
-        dtypes: the dialect's words for dtypes, with the names that rules have for them.
+        rule: a rule of the tensor's row.
+        tensor: the tensor as it is.
+        dtypes: the names that rules have for dtypes, by the dialect's words.
     """
     dims, strides = tensor.dims, tensor.strides
     if isinstance(rule, rules.DtypeRule):
@@ -59,7 +61,7 @@ def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
     elif isinstance(rule, rules.PositiveStrides):
         yield "stride 0", {"strides": (0,) * len(dims)}
         yield "a negative stride", {"strides": tuple(-step for step in strides)}
-    else:  # of shapes
+    else:  # rules of shapes
         yield "an element short", _of_dims((*dims[:-1], dims[-1] - 1))
         yield "an element long", _of_dims((*dims[:-1], dims[-1] + 1))
         if len(dims) > 1:
@@ -71,7 +73,7 @@ def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
 
 
 def _with_axes(dims: Shape, axes: int) -> Shape:
-    """As many axes: the first ones are joined, or axes of one element come behind the last."""
+    """The shape with this many axes: the first are joined, or axes of length 1 are appended."""
     joined = len(dims) - axes + 1
     if axes == 0:
         return ()
@@ -91,23 +93,21 @@ def neighbours(
     plain: Request,
     dtypes: Mapping[str, str],
 ) -> Neighbours:
-    """What lies near a right call, on both sides of each rule.
+    """The calls near a legal one, on both sides of each rule.
 
     Args:
         contract: the operator's table.
-        product: which has the operator.
-        products: all there are.
-        plain: the call, with everything given.
-        dtypes: the dialect's words for some dtypes, with the names that rules have for them.
+        product: a product that has the operator.
+        products: all products.
+        plain: the call, with all optional tensors given.
+        dtypes: the names that rules have for some dtypes, by the dialect's words.
     """
     kept: dict[str, Change] = {}
     broken: dict[str, Change] = {}
     for name, change in _changes(contract, product, plain, dtypes):
-        changed = plain.copied()
-        change(changed)
-        if not keeps(contract, product, products, changed):
-            broken[name] = together(change, handled(computes=False))
-        elif _is_true(changed, plain):
+        if not keeps(contract, product, products, change.of(plain)):
+            broken[name] = replace(change, computes=False)
+        elif _is_true(change, plain):
             kept[name] = change
     return Neighbours(kept, broken)
 
@@ -138,7 +138,7 @@ def _changes(
     for row in contract.parameters:
         if row.name not in tensors:
             continue
-        yield f"{row.name}: null", handled(f"{row.name}: null")
+        yield f"{row.name}: null", Change((f"{row.name}: null",))
         of_row = row.on(product.name).rules
         groups = {row.name: [row.name]}
         if row.name == "input":
@@ -148,47 +148,29 @@ def _changes(
                 for word, said in _near(rule, tensors[row.name], dtypes):
                     is_other = any(getattr(tensors[row.name], k) != v for k, v in said.items())
                     if is_other and (title != "all" or "dtype_name" in said):
-                        yield f"{title}: {word}", _say(names, said)
+                        yield f"{title}: {word}", Change(said=dict.fromkeys(names, said))
     for scalar in contract.scalars:
         if scalar.is_pointer:
-            yield f"{scalar.name}: null", handled(f"{scalar.name}: null")
+            yield f"{scalar.name}: null", Change((f"{scalar.name}: null",))
         for value in _near_value(plain.arguments[scalar.name]):
-            yield f"{scalar.name}: {value}", _value(scalar.name, value)
+            yield f"{scalar.name}: {value}", Change(values={scalar.name: value})
 
 
 def _near_value(value: Any) -> Iterator[Any]:
-    """Other masks and whole numbers."""
+    """Masks and integers near this value."""
     if isinstance(value, tuple):
         yield from (value[:-1], (*value, True))
     elif isinstance(value, int) and not isinstance(value, bool):
         yield from (0, -value, value - 1, value + 1)
 
 
-def _value(name: str, value: Any) -> Change:
-    return lambda request: request.arguments.__setitem__(name, value)
-
-
-def _say(names: Sequence[str], said: Mapping[str, Any]) -> Change:
-    """Tensors that are described so, over the memory that they had."""
-
-    def put(request: Request) -> None:
-        for name in names:
-            for attribute, value in said.items():
-                setattr(request.tensors[name], attribute, value)
-
-    return put
-
-
-def _is_true(changed: Request, plain: Request) -> bool:
-    """Whether what is said otherwise than before is true of the tensors' memory as well."""
-    before = plain.tensors
-    same = {name: each for name, each in plain.arguments.items() if name not in before}
-    return (
-        changed.wrong == plain.wrong
-        and same.items() <= changed.arguments.items()
-        and all(
-            (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))
-            and now.strides in (was.strides, contiguous_strides(now.dims))
-            for now, was in zip(changed.tensors.values(), before.values(), strict=True)
-        )
+def _is_true(change: Change, plain: Request) -> bool:
+    """Whether the changed descriptions are still true of the tensors' memory."""
+    if change.wrong or change.values:
+        return False
+    before, after = plain.tensors, change.of(plain).tensors
+    return all(
+        (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))
+        and now.strides in (was.strides, contiguous_strides(now.dims))
+        for now, was in zip(after.values(), before.values(), strict=True)
     )

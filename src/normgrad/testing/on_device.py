@@ -1,4 +1,4 @@
-"""Small cases of every operator, compared with the oracle where our kernels compute: on a GPU."""
+"""Compare normgrad's results for small cases of every operator on a GPU with the oracle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .tensors import FORWARD, GRADIENTS
 def cases(held: int) -> list[Case]:
     """Small cases of every operator, in both dtypes, layouts and, where there is a choice, passes.
 
-    What takes time is compiling, so there are not all combinations: what one operator has in
-    float32 the next has in bfloat16.
+    Compilation takes most of the time, so not all combinations occur: operators alternate between
+    float32 and bfloat16 for the same shape.
 
     Args:
-        held: as many elements as a program of the GPU can hold. A second case of each operator has
-            more than that of each channel, and of each group. Group norm has rows besides.
+        held: the number of elements that one GPU program can hold. The second case of each operator
+            has more per channel and per group. Group norm has a third case, of two axes.
     """
     shapes = ((3, 8, 5, 7), (2, 4, held))
     looks = (("float32", "contiguous"), ("bfloat16", "channels_last"))
@@ -33,11 +33,11 @@ def cases(held: int) -> list[Case]:
 
 
 def outside(case: Case, device: str) -> list[str]:
-    """The results that are further from the oracle's than their bound, each in words.
+    """Describe each result whose error is larger than its bound.
 
     Args:
-        case: without ``out`` or masks.
-        device: where our kernels compute, as PyTorch calls it.
+        case: a case without ``out`` or masks.
+        device: PyTorch's name of the device to compute on.
     """
     to, back = CONVERSIONS["torch"](device)
     call = case.call()

@@ -1,4 +1,4 @@
-"""What came of a call, and what that is worth."""
+"""The outcome of a case's call, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Outcome:
     """What a call did.
 
     Attributes:
-        outputs: what it returned, by name; none where it was masked.
-        error: the exception's class and text, where it raised one.
-        absent: why it could not be tried, where the implementation does not offer it.
-        faults: what it did beside that it must not do, in words.
+        outputs: the outputs that it returned, by name, without those masked off.
+        error: the exception's class and text, if it raised one.
+        absent: why the call could not be tried, if the implementation does not offer it.
+        faults: what else it did that it must not, in words.
     """
 
     outputs: Mapping[str, Array] = field(default_factory=dict)
@@ -35,14 +35,14 @@ class Outcome:
 
 
 class Verdict(Enum):
-    """What a case shows of an implementation; the value is the word for it."""
+    """A case's verdict on an implementation. The value is the word for it in a report."""
 
     MET = "met"
     #: A legal call is refused with an error.
     REFUSED = "refused"
     #: The implementation does not offer what the call needs.
     ABSENT = "not offered"
-    #: A result beyond its bound, or that is not what was asked for.
+    #: A result's error exceeds its bound, or a result is not as the contract says.
     BROKEN = "wrong"
     #: A wrong call is not refused.
     ACCEPTED = "accepted"
@@ -51,18 +51,18 @@ class Verdict(Enum):
 
     @property
     def is_defect(self) -> bool:
-        """Whether a caller is deceived or ended by it."""
+        """Whether a caller gets a wrong result, a missed error, a crash or a hang."""
         return self in _DEFECTS
 
 
 _DEFECTS = (Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG)
 
 
-#: Digits that tell a value from its neighbours, where they are more than those of the others.
+#: Significant digits that tell a value from its neighbours, for dtypes that need more than 9.
 _DIGITS = {"float64": 17}
 
-#: Between which powers of ten of the bound errors are counted; what is beyond either end, no error
-#: at all and an infinite one among it, counts as there.
+#: The edges of the error histogram's bins, as base-10 logarithms of error / bound. Errors beyond
+#: either end, such as zero and infinite ones, count in the outermost bins.
 EDGES = np.linspace(-6.0, 3.0, 91)
 
 
@@ -71,11 +71,11 @@ class Judged:
     """A case's verdict.
 
     Attributes:
-        case: which.
-        verdict: of it.
+        case: the case.
+        verdict: its verdict.
         units: the largest error in units of the bound, where there was a result.
-        detail: what was wrong, or why it was refused.
-        counts: of the elements of all outputs, by their errors; see :data:`EDGES`.
+        detail: what was wrong, or why the call was refused.
+        counts: the error histogram over the elements of all outputs; see :data:`EDGES`.
     """
 
     case: Case
@@ -90,7 +90,8 @@ class Judged:
     def is_answer(self) -> bool:
         """Whether a legal call returned something, right or wrong.
 
-        Without elements, or where every result is masked off, there is nothing to compute.
+        A met case without elements, or with every result masked off, computes nothing and so is no
+        answer.
         """
         if self.case.topic is Topic.MISTAKES:
             return False
@@ -98,9 +99,9 @@ class Judged:
         return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.MET and is_computed)
 
     def beside(self, plain: Judged | None) -> Judged:
-        """The verdict in view of what came of the plain call, which a wrong call is a change of.
+        """The verdict on a wrong call, given the verdict on the plain call without the mistake.
 
-        An error shows that a mistake was noticed only if the call without it is answered.
+        An error shows that the mistake was noticed only if the plain call is answered.
         """
         is_refusal = self.case.topic is Topic.MISTAKES and self.verdict is Verdict.MET
         if not is_refusal or plain is None or plain.is_answer:
@@ -110,13 +111,13 @@ class Judged:
 
 
 def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
-    """What an outcome is worth.
+    """The verdict on an outcome.
 
     Args:
-        case: what was tried.
-        outcome: what came of it.
-        strict: whether errors must be as normgrad's are: a TypeError or ValueError that begins with
-            the argument's name.
+        case: the case that was run.
+        outcome: the outcome of its call.
+        strict: whether errors must have the form of normgrad's: a TypeError or ValueError that
+            begins with the argument's name.
     """
     if outcome.absent:
         return Judged(case, Verdict.ABSENT, detail=outcome.absent)
@@ -125,7 +126,7 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
     if outcome.error is not None:
         return Judged(case, Verdict.REFUSED, detail=": ".join(outcome.error))
     call, wrong = case.call(), list(outcome.faults)
-    if not case.is_of_library:  # which writes to the caller's outputs
+    if not case.is_of_library:  # a library writes to the caller's outputs, so they are as given
         wrong += _unlike(call, outcome.outputs, strict)
     if wrong:
         return Judged(case, Verdict.BROKEN, detail="; ".join(wrong))
@@ -133,7 +134,7 @@ def judge(case: Case, outcome: Outcome, strict: bool = False) -> Judged:
 
 
 def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judged:
-    """The verdict on outputs that are as they should be but for their values."""
+    """The verdict on the outputs' values; their shapes and dtypes are right already."""
     exact = case.exact(call)
     worst, beyond = 0.0, []
     counts = np.zeros(len(EDGES) - 1, np.int64)
@@ -146,7 +147,7 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
             place = np.unravel_index(int(errors.argmax()), errors.shape)
             digits = _DIGITS.get(value.dtype.name, 9)
             beyond.append(
-                # Never 1 of the bound, which is allowed.
+                # 17 digits near 1, lest it read "1 of the bound", which is allowed.
                 f"{name}: {largest:.{3 if largest >= 1.01 else 17}g} of the bound at "
                 f"{tuple(map(int, place))}: {value[place]}, exactly "
                 f"{exact[name].value[place]:.{digits}g}"
@@ -183,10 +184,10 @@ def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
 
 
 def _unlike(call: Call, outputs: Mapping[str, Array], strict: bool) -> list[str]:
-    """What of the outputs is not there, or not as the contract says.
+    """Describe outputs that are missing, or not as the contract says.
 
-    In which of the floating-point types statistics are returned is everyone's own choice, and so is
-    what is computed that was not asked for.
+    An implementation that is not strict may return statistics in any floating-point dtype, and may
+    return outputs that were masked off.
     """
     plan = normgrad.plan(call.name, **call.tensors, **call.options, out=call.out)
     wrong = []

@@ -1,4 +1,4 @@
-"""Trials as one page of HTML, with everything in it."""
+"""Write trials as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CAPTIONS = (
 
 
 def _words(trials: Sequence[Trial]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The words in the names of the cases that were tried, and what they mean."""
+    """The words in the names of the tried cases, with their meanings."""
     cases = [each.case for trial in trials for each in trial.judged]
     topics = dict.fromkeys(case.topic for case in cases)
     kinds = dict.fromkeys(case.kind for case in cases)
@@ -73,11 +73,11 @@ def page(
     when: str,
     machine: Sequence[tuple[str, Sequence[tuple[str, str]]]],
 ) -> str:
-    """The page.
+    """Make the page.
 
     Args:
-        trials: what was tried, first what the page is about.
-        command: how it was tried.
+        trials: the trials, of which the first is the page's subject.
+        command: the command that made the trials.
         when: the date and time.
         machine: groups of names and values.
 

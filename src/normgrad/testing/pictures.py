@@ -1,4 +1,4 @@
-"""Trials as pictures: how errors are distributed, and what a large mean does to them."""
+"""Plots of trials: the distribution of errors, and the largest error against |mean|/std."""
 
 from __future__ import annotations
 
@@ -13,34 +13,28 @@ from .outcomes import EDGES, Judged
 from .tensors import Array
 from .trials import Trial
 
-#: Told apart with any kind of colour vision (Okabe and Ito's palette).
+#: Okabe and Ito's palette, which readers with any kind of colour vision can tell apart.
 _COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000"),
     *("#7F7F7F", "#B3B300", "#8C564B"),
 )
-#: What a dtype's line looks like.
+#: The line style of each dtype.
 _DASHES: dict[str, Any] = {
     "float32": "solid",
     "float64": (0, (4, 2)),
     "bfloat16": (0, (1, 1.2)),
     "float16": "dashdot",
 }
-#: Errors beyond this power of ten are drawn there.
+#: Errors beyond this value are drawn at it.
 _TOP = 1e7
 
 
-def _svg(figure: Any, *legend: Any) -> bytes:
-    """A figure's file, with a legend of these handles, or handles and labels."""
+def _svg(figure: Any, handles: Sequence[Any]) -> bytes:
+    """The figure as an SVG file, with a legend of these handles."""
     import matplotlib
 
-    names = ("handles", "labels")[: len(legend)]
-    figure.legend(
-        **dict(zip(names, legend, strict=True)),
-        loc="outside right center",
-        frameon=False,
-        fontsize=8,
-    )
-    # The same figures give the same file.
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8)
+    # A fixed salt gives the same file for the same figure.
     with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
@@ -48,7 +42,7 @@ def _svg(figure: Any, *legend: Any) -> bytes:
 
 
 def _panels(size: tuple[float, float], down: int, across: int, x: str, y: str) -> tuple[Any, Any]:
-    """A figure of this size with rows of panels, whose axes are alike and logarithmic."""
+    """A figure of this size with a grid of panels that share logarithmic axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -65,7 +59,7 @@ def _panels(size: tuple[float, float], down: int, across: int, x: str, y: str) -
 
 
 def _measured(trials: Sequence[Trial], topic: Topic) -> list[tuple[Trial, list[Judged]]]:
-    """The trials in which results of a topic were measured, with those."""
+    """The trials that measured errors in a topic, with the topic's cases that have one."""
     found = [
         (trial, [e for e in trial.judged if e.case.topic is topic and e.units is not None])
         for trial in trials
@@ -74,9 +68,9 @@ def _measured(trials: Sequence[Trial], topic: Topic) -> list[tuple[Trial, list[J
 
 
 def distributions(trials: Sequence[Trial]) -> bytes | None:
-    """How errors are distributed, in units of the bound.
+    """Plot the distribution of errors in units of the bound.
 
-    A panel for each dtype, a line for each layout.
+    There is a panel for each trial and dtype, and a line for each layout.
 
     Returns:
         An SVG file; None where nothing was measured.
@@ -113,11 +107,11 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
         for axes in panels.flat
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    return _svg(figure, handles.values(), handles.keys())
+    return _svg(figure, list(handles.values()))
 
 
 def large_means(trials: Sequence[Trial]) -> bytes | None:
-    """The largest error against |mean|/std: a panel for each operator, a colour for each trial.
+    """Plot the largest error against |mean|/std: an operator per panel, a colour per trial.
 
     Returns:
         An SVG file; None where nothing was measured.

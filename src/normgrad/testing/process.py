@@ -1,4 +1,4 @@
-"""The process in which an implementation runs, as the one that judges sees it."""
+"""The judging process's side of the process that runs an implementation."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .cases import Case
 from .outcomes import Judged, Outcome, Verdict
 from .subjects import SubjectError
 
-#: An answer that takes longer never comes: none takes a second, but kernels may have to be compiled
-#: first, by a machine that has other things to do.
+#: Seconds after which a case counts as hung. No case computes for a second, but a busy machine may
+#: have to compile kernels first.
 PATIENCE = 300.0
-#: What is left of it when one has never come.
+#: Seconds after which a case counts as hung once another has.
 LITTLE_PATIENCE = 30.0
 
-#: When so many cases of a kind were never answered, the rest of it is not waited for.
+#: When this many cases of a kind have hung, the kind's other cases are not tried.
 MOST_HUNG = 3
 
-#: How long a process that has closed its pipes may take to end.
+#: Seconds that a process may take to end after it has closed its pipes.
 _LAST_BREATH = 10.0
 
-#: So much of what a process that crashed has written is looked at for its last line; and so much it
-#: may write before it is thrown away.
+#: Bytes from the end of a crashed process's output that are searched for its last line, and bytes
+#: of output above which the log is emptied.
 _TAIL, _MOST_WRITTEN = 1 << 12, 1 << 24
 
-#: Not ``python -m``, which would import files of the current folder in the place of libraries.
+#: Not ``python -m``, which would let files in the current folder shadow libraries.
 _START = (
     "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
     "from normgrad.testing.worker import start; start()"
@@ -41,7 +41,7 @@ _START = (
 
 
 class Process:
-    """An implementation's process, which is replaced when it ends or hangs."""
+    """An implementation's process, which is restarted when it ends or hangs."""
 
     def __init__(self, spec: str, quick: bool) -> None:
         self._spec, self._quick = spec, quick
@@ -69,10 +69,10 @@ class Process:
         os.close(theirs_out)
 
     def hello(self) -> dict[str, Any]:
-        """What the process says of the implementation.
+        """Receive the process's description of the implementation.
 
         Raises:
-            SubjectError: it could not be loaded.
+            SubjectError: the implementation could not be loaded.
         """
         try:
             header = self._receive(PATIENCE)
@@ -84,7 +84,7 @@ class Process:
         return header
 
     def found(self, case: Case) -> Outcome | Judged:
-        """What comes of a case; or its verdict, if nothing does."""
+        """The outcome of a case, or its verdict if the process crashes, hangs or was given up."""
         if self._over:
             return Judged(case, Verdict.CRASHED, detail=f"not tried: {self._over}")
         if self._hung[case.kind] >= MOST_HUNG:
@@ -101,7 +101,7 @@ class Process:
         except (ValueError, KeyError, TypeError) as error:
             found = Judged(case, Verdict.CRASHED, detail=f"its answer cannot be read: {error}")
         self.end()
-        self._start("forking")  # what crashes once will again
+        self._start("forking")  # more crashes are likely, and a forked child is fast to replace
         try:
             self.hello()
         except SubjectError as error:
@@ -109,7 +109,7 @@ class Process:
         return found
 
     def _answer(self, case: Case, patience: float) -> Outcome | Judged:
-        """The answer to a case; its verdict, where the child of the process that computes crashes.
+        """The outcome of a case, or its verdict if the process's child crashes on it.
 
         Raises:
             EOFError, wire.SilenceError: the process has ended, or has not answered in time.
@@ -121,8 +121,8 @@ class Process:
         while True:
             header = self._receive(deadline - time.monotonic())
             if "crashed" in header:
-                # Whether that child had read the case only the next one knows: it has the case
-                # still to answer, or comes to the ping at once.
+                # Did the crashed child read the case? If not, the next child answers the case.
+                # If so, the next child finds only the ping.
                 endings.append(self._ending(int(header["crashed"])))
                 self._pings += 1
                 self._ask({"ping": self._pings})
@@ -136,12 +136,12 @@ class Process:
                 return wire.outcome_of(header)
 
     def _note(self, written: int) -> None:
-        """How much it has printed until its answer; what is too much is thrown away."""
+        """Note how much the process has printed so far, and empty a log that is too long."""
         self._written = written
         handle = self._log.fileno()
         if self._written > _MOST_WRITTEN:
             os.ftruncate(handle, 0)
-            os.lseek(handle, 0, os.SEEK_SET)  # its writes go on from here too
+            os.lseek(handle, 0, os.SEEK_SET)  # the process shares this offset
             self._written = 0
 
     def _ask(self, question: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Process:
         return wire.receive(self._in, self._unread, patience, lambda: self._process.poll() is None)
 
     def _ending(self, code: int | None = None) -> str:
-        """How the process or its child ended, and the last that it wrote since its last answer."""
+        """How the process or its child ended, and its last output since its last answer."""
         if code is None:
             try:
                 code = self._process.wait(_LAST_BREATH)
@@ -170,7 +170,7 @@ class Process:
         return f"{how}: {last}" if last else how
 
     def end(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         for descriptor in (self._out, self._in):
             os.close(descriptor)
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What trials have found: tables, for a terminal and for a page."""
+"""Summarise trials in tables and sentences, for a terminal and for a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .outcomes import Judged, Verdict
 from .subjects import OTHER_BITS, THREADS
 from .trials import Trial
 
-#: What is said of an operator that has refused every legal call.
+#: The phrase for an operator that has answered no legal call.
 _SILENT = "answers no legal call"
 
 #: The order of a table's columns.
@@ -22,13 +22,13 @@ VERDICTS = (
 )
 
 
-#: The columns beside a row's title.
+#: The titles of the columns after a row's title.
 HEADER = (*(verdict.value for verdict in VERDICTS), "max error / bound")
 
 
 def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
-    """Some cases together: a title, how many there are of each verdict, and the largest error of a
-    result that was returned, in units of the bound."""
+    """A row for some cases: the title, the count of each verdict, and the largest error of a
+    returned result in units of the bound."""
     judged = list(judged)
     counts = Counter(each.verdict for each in judged)
     units = max((each.units for each in judged if each.units is not None), default=None)
@@ -37,18 +37,18 @@ def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
 
 
 def rows(trial: Trial, title: Callable[[Case], str]) -> list[tuple[str, ...]]:
-    """A row for all cases with the same title, in the order of the suite."""
+    """A row for each title, over all cases with that title, in the order of the suite."""
     titles = dict.fromkeys(title(each.case) for each in trial.judged)
     return [row(one, (e for e in trial.judged if title(e.case) == one)) for one in titles]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Cases of one operator and topic with the same verdict, which is not that all is well.
+    """Cases of one operator and topic with the same verdict, which counts against it.
 
     Attributes:
-        title: what they have in common.
-        judged: the cases; the first stands for all.
+        title: what the cases have in common.
+        judged: the cases.
     """
 
     title: str
@@ -56,12 +56,12 @@ class Finding:
 
     @property
     def first(self) -> Judged:
-        """The one that stands for all: the worst of those with an error, else the first."""
+        """The case that represents the finding: the one of largest error, else the first."""
         return max(self.judged, key=lambda each: each.units or 0.0)
 
 
 def findings(trial: Trial) -> list[Finding]:
-    """What is wrong, the worst kinds first; of a strict trial refusals too."""
+    """A trial's findings: operators that never answer, then the others, worst verdicts first."""
     silent: dict[str, list[Judged]] = {}
     found: dict[tuple[Verdict, str], list[Judged]] = {}
     for each in trial.defects:
@@ -81,13 +81,13 @@ def findings(trial: Trial) -> list[Finding]:
 
 
 def command(trial: Trial, judged: Judged) -> str:
-    """What repeats a case, as a shell takes it."""
+    """The shell command that repeats a case."""
     options = ("--alone", "--backend", trial.spec, "--only", judged.case.name)
     return shlex.join(("normgrad", "verify", *options))
 
 
 def refusals(trial: Trial) -> list[tuple[str, int]]:
-    """Why legal calls were refused or not offered, with how often; most often first."""
+    """The reasons why legal calls were refused or not offered, with counts, largest first."""
     reasons = Counter(
         f"{each.verdict.value}: {each.detail}"
         for each in trial.judged
@@ -98,12 +98,12 @@ def refusals(trial: Trial) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a trial shows in one respect.
+    """A trial's result in one respect, such as precision.
 
     Attributes:
         title: the respect.
         text: a sentence.
-        holds: whether nothing was found against it.
+        holds: whether no case contradicts the claim.
     """
 
     title: str
@@ -112,7 +112,7 @@ class Claim:
 
 
 def claims(trial: Trial) -> list[Claim]:
-    """Which precision, determinism and contract an implementation keeps, as far as it was tried."""
+    """What the trial shows of an implementation's precision, determinism and contract."""
     respects = (_operators, _precision, _determinism, _legal, _wrong)
     return [claim for make in respects if (claim := make(trial))]
 
@@ -164,7 +164,7 @@ def _determinism(trial: Trial) -> Claim | None:
 
 
 def _offered(trial: Trial, are_mistakes: bool) -> list[Judged]:
-    """The wrong calls, or the legal ones, of what the implementation offers."""
+    """The wrong calls, or the legal ones, that the implementation offers."""
     return [
         each
         for each in trial.judged
@@ -195,7 +195,7 @@ def _wrong(trial: Trial) -> Claim | None:
 
 
 def headline(trial: Trial) -> str:
-    """What a trial has come to, in a few words."""
+    """A trial's summary in a few words."""
     counts = Counter(each.verdict for each in trial.judged)
     said = [_silence(trial)] if trial.silent else []
     if not trial.defects:

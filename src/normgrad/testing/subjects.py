@@ -1,4 +1,4 @@
-"""Implementations that can be tried: ours, PyTorch's, anyone's."""
+"""Implementations under test: normgrad's, PyTorch's, and any other in Python."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .outcomes import Outcome
 from .tensors import Array, Call
 from .watched import Watched, reverse
 
-#: Numbers of threads that must give the same bits; None for as many as there are.
+#: Numbers of threads that must give the same bits; None stands for all threads.
 THREADS = (1, 2, 3, None)
 
-#: How the fault is called that they do not.
+#: The name of the fault that calls give different bits.
 OTHER_BITS = "other bits"
 
-#: Why a call is not tried with a function that cannot be told what the call says.
+#: The reason why a call is not tried: the function lacks a parameter that the call needs.
 NO_PARAMETER = "no parameter"
 
 
 class NotOfferedError(Exception):
-    """An implementation does not do what a call needs; not a fault of it."""
+    """An implementation does not offer what a call needs, which is no fault."""
 
 
 class SubjectError(Exception):
-    """There is no implementation of the given name, or it is none; the text says why."""
+    """The given name is no usable implementation; the text says why."""
 
 
 def unlike(first: Outcome, again: Outcome) -> list[str]:
-    """The outputs of a call that another did not give with the same bits."""
+    """The names of the first outcome's outputs that differ in bits, or are missing, in another."""
     return [
         name
         for name, value in first.outputs.items()
@@ -52,13 +52,13 @@ def unlike(first: Outcome, again: Outcome) -> list[str]:
 
 
 class Implementation(ABC):
-    """What can be tried.
+    """An implementation under test.
 
     Attributes:
-        name: what it is called in a report.
-        suite: which of the suites it is tried with.
+        name: its name in a report.
+        suite: the name of the suite that tests it.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
-        facts: what a report says of it.
+        facts: its properties for a report.
     """
 
     name: str
@@ -68,18 +68,18 @@ class Implementation(ABC):
 
     @abstractmethod
     def once(self, call: Any) -> Outcome:
-        """What comes of a case's request.
+        """Make a case's call once, and return the outcome.
 
         Raises:
-            NotOfferedError: it does not do what the call needs.
+            NotOfferedError: the implementation does not offer what the call needs.
         """
 
     def repeats(self) -> Iterator[str]:
-        """How calls that must give the same bits differ from the first, in words, each in turn."""
+        """Set up each further call that must give the same bits, and yield words for it."""
         yield from ["when it is called again"] * 3
 
     def run(self, case: Case) -> Outcome:
-        """What comes of a case of its suite. Whatever goes wrong is part of that."""
+        """The outcome of a case of its suite, which includes every error."""
         try:
             call = case.request()
             if case.topic is not Topic.DETERMINISM:
@@ -89,10 +89,10 @@ class Implementation(ABC):
             return Outcome(absent=str(error))
 
     def _repeated(self, case: Case, call: Any) -> Outcome:
-        """What comes of a call that is made again and again.
+        """The outcome of a call that is repeated.
 
-        It begins with other values in the same memory: what is kept from one call to the next, and
-        used or written to by another, shows in the values or as a fault.
+        The first call has other values in the same memory. State that a later call reuses or writes
+        to then shows in the values or as a fault.
         """
         reverse(call.inputs)
         before = self.once(call)
@@ -122,17 +122,18 @@ def _copied(outcome: Outcome) -> Outcome:
 
 
 class Subject(Implementation):
-    """An implementation to be tried, in Python.
+    """An implementation in Python under test.
 
     Args:
-        name: what it is called in a report.
+        name: its name in a report.
         operators: an object, or class, with some of normgrad's operators as its methods, under
             normgrad's names and with normgrad's arguments, tensors by position and the rest by
-            keyword. What a method has no parameter for (``out``, ``channel_axis``, a mask) is not
-            tried, nor what it raises NotImplementedError for. It may have
+            keyword. A call that needs a parameter which the method lacks (``out``,
+            ``channel_axis``, a mask) is not tried, and one for which the method raises
+            NotImplementedError does not count. The object may have
 
-            - ``framework``: "numpy" (arrays; bfloat16 as ml_dtypes has it) or "torch" (tensors);
-            - ``device``: where PyTorch's tensors are to be, "cpu" if it does not say;
+            - ``framework``: "numpy" (arrays, with ml_dtypes' bfloat16) or "torch" (tensors);
+            - ``device``: the device of PyTorch's tensors, "cpu" by default;
             - ``set_num_threads``: takes a number of threads, or None for all.
         strict: whether it must accept all that normgrad does, and name arguments in errors.
 
@@ -169,7 +170,7 @@ class Subject(Implementation):
         try:
             to, _ = CONVERSIONS[self.framework](self.device)
             to(np.zeros(1, np.float32))
-        except Exception as error:  # a framework that is not there, or a device
+        except Exception as error:  # the framework or the device is missing
             raise SubjectError(
                 f"{name}: {self.framework} on device {self.device!r} cannot be used "
                 f"({_first_line(error)}); allowed: what this machine has"
@@ -181,7 +182,7 @@ class Subject(Implementation):
         }
 
     def repeats(self) -> Iterator[str]:
-        """With each of ``THREADS``, twice, where it can be told to."""
+        """Two calls with each of ``THREADS``, if the implementation can set their number."""
         try:
             for count in THREADS:
                 self._set_num_threads(count)
@@ -207,7 +208,7 @@ class Subject(Implementation):
                 return Outcome(error=(type(error).__name__, _first_line(error)), faults=faults)
             try:
                 outputs = given.outputs(result)
-            except Exception as error:  # whatever a result that is none raises
+            except Exception as error:  # a result of another kind may raise anything
                 fault = f"its result cannot be read: {type(error).__name__}: {error}"
                 return Outcome(faults=(fault, *given.faults()))
             faults = (*given.unwritten(outputs), *given.faults(), *given.shared(outputs))
@@ -219,10 +220,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, where the function has a parameter for each that says anything."""
+    """The options, checked: the function must have a parameter for each of them."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a function of C's that does not say
+    except (TypeError, ValueError):  # a function in C without a signature
         return dict(options)
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(options)
@@ -233,7 +234,7 @@ def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[
 
 
 class _Given:
-    """A call's tensors as an implementation takes them, and what became of them."""
+    """A call's arguments as an implementation takes them, and checks of them after the call."""
 
     def __init__(self, subject: Subject, call: Call) -> None:
         self._call = call
@@ -245,7 +246,7 @@ class _Given:
             self._before["out"] = Watched(first)
         tensors = {name: self._to(each) for name, each in given.items()}
         self.options = dict(call.options)
-        # In the order of our function, which may have an option among the tensors.
+        # In the order of normgrad's function, which may have an option among the tensors.
         self.positional = [
             self.options.pop(each.name) if each.name in self.options else tensors.get(each.name)
             for each in inspect.signature(FUNCTIONS[call.name]).parameters.values()
@@ -253,7 +254,7 @@ class _Given:
         ]
         if call.out is not None:
             same = (tensors[name] for name, each in given.items() if each is first)
-            out = next(same, None)  # in place: the very tensor
+            out = next(same, None)  # in place, the output is the input's own tensor
             if out is None and first is not None:
                 if subject.framework == "torch" and not first.flags.writeable:
                     raise NotOfferedError("PyTorch has no read-only tensors")
@@ -262,13 +263,13 @@ class _Given:
             self.options["out"] = out if is_tensor else (out, *call.out[1:])
 
     def outputs(self, result: Any) -> dict[str, Array]:
-        """A result by name: a tuple in normgrad's order, or the tensor of the only output."""
+        """Convert a result, a tuple in normgrad's order or the only output, to arrays by name."""
         values = (result,) if self._call.operator.out_is_tensor else tuple(result)
         named = zip(self._call.results, values, strict=False)
         return {name: self._from(value) for name, value in named if value is not None}
 
     def unwritten(self, outputs: Mapping[str, Array]) -> tuple[str, ...]:
-        """What was returned, but not written to the tensor that was given for it."""
+        """A fault if the returned output was not written to the tensor given for it."""
         if self._call.first_out is None:
             return ()
         out = self.options["out"]
@@ -279,9 +280,10 @@ class _Given:
         return ("out: what was returned is not written to it",)
 
     def shared(self, outputs: Mapping[str, Array]) -> Iterator[str]:
-        """Which results are not memory of their own. (Of a GPU's tensors only the copies are seen.)
+        """Faults for results that share memory with an input or another result.
 
-        Whoever goes on to change such a result changes an input, or another result.
+        A caller who changes such a result changes the other tensor too. For a GPU's tensors only
+        the copies on the host are checked.
         """
         given = self._call.first_out
         others = {name: value for name, value in self._call.tensors.items() if value is not None}
@@ -294,7 +296,7 @@ class _Given:
             others[name] = value
 
     def faults(self, refused: bool = False) -> tuple[str, ...]:
-        """What was written to that must not be. (Of a GPU's tensors only the copies are seen.)"""
+        """Faults for writes outside the output. (For a GPU, only host copies are checked.)"""
         written = None if refused else self._call.first_out
         return tuple(
             f"{name}: {fault}"
@@ -335,7 +337,7 @@ def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[An
             return torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
             )
-        # All that it spans, so that it lies there as it does here.
+        # Copy all memory that the tensor spans, to keep its strides on the device.
         span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         flat = tensor.as_strided((span,), (1,)).to(device)
         return flat.as_strided(tensor.shape, tensor.stride())
@@ -349,25 +351,25 @@ def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[An
     return to, back
 
 
-#: By what an implementation's ``framework`` says.
+#: Conversions to and from tensors on a device, by an implementation's ``framework``.
 CONVERSIONS: Mapping[
     str, Callable[[str], tuple[Callable[[Array], Any], Callable[[Any], Array]]]
 ] = {"numpy": _numpy_conversion, "torch": _torch_conversion}
 
 
-# Finding them
+# Finding implementations
 
 
 def ours(device: str) -> Subject:
-    """normgrad on a device.
+    """normgrad's operators on a device.
 
     Raises:
-        SubjectError: it cannot compute there.
+        SubjectError: normgrad cannot compute there.
     """
 
     if device != "cpu":
         try:
-            import torch  # noqa: F401 - without it no GPU is known
+            import torch  # noqa: F401 - normgrad knows GPUs only once torch is imported
 
             device = devices.named(device)
         except (ModuleNotFoundError, TypeError, ValueError) as error:
@@ -382,11 +384,11 @@ def ours(device: str) -> Subject:
 
 
 def imported(spec: str) -> Subject:
-    """What a module has, or all of it; see :func:`.suites.load`."""
+    """An object of a module, or the module itself; see :func:`.suites.load`."""
     module, _, attribute = spec.partition(":")
     if not module:
         raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
-    if "" not in sys.path:  # as ``python -m`` finds modules
+    if "" not in sys.path:  # find modules in the current folder, as ``python -m`` does
         sys.path.insert(0, "")
     try:
         found: Any = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The cases, in the order in which they are tried: what is said most often first."""
+"""The operators' suite: its cases, in the order in which they are tried, plain ones first."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from typing import Any
 from .. import dtypes
 from ..contract import Kind
 from ..operators.by_name import PLANNED
-from .cases import IN_PLACE, Case, Topic, thinned
+from .cases import IN_PLACE, Case, Topic, thinned, varied
 from .changes import LONG_SUMS, TWISTS, is_vector, mistakes
 from .tensors import FORWARD, GRADIENTS, HALVES, LAYOUTS, Shape, operator_of
 
 KINDS = (*GRADIENTS, *FORWARD)
 DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
-#: Standard deviations between the input's mean and 0.
+#: Values of |mean|/std of the input.
 RATIOS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
-#: What halves can tell from their mean: beyond, most of their values are the same.
+#: The same for halves. Beyond these, rounding makes most of the values equal.
 _HALF_RATIOS = (1.0, 10.0, 1e2)
 
-#: Of every layout and dtype: rows that are short, long and no multiple of anything; no rows at all.
+#: Shapes tried in every layout and dtype: short rows of odd length, long rows, and no rows.
 _SHAPES: tuple[Shape, ...] = ((4, 6, 9, 11), (2, 4, 1000), (33, 40))
 _ODD: tuple[Shape, ...] = ((1, 4), (3, 4), (1, 4, 1, 1), (5, 1, 7), (2, 3, 257))
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 0, 5), (2, 4, 0))
-#: Larger than what is computed in one piece.
+#: More elements than the engine computes in one piece.
 _LARGE: Shape = (16, 24, 28, 28)
 
 #: Two channels of 2¹⁷ elements, in long rows or in as many samples. Where 64 sums run side by side
 #: in float32, as vectorised loops have them, each has 2048 terms: an error of 100 unit roundoffs.
 LONG: tuple[Shape, ...] = ((2, 2, 1 << 16), (1 << 16, 2, 2))
 
-#: Those whose output depends on a mean that they find.
+#: Kinds whose output depends on a mean that the operator computes.
 _FINDING = ("forward", "forward_group_norm", "forward_layer_norm")
-#: How grad_out lies and how input does, where that is not alike.
+#: The layouts of grad_out and input, where they differ.
 _MIXED = (
     *(("contiguous", "channels_last"), ("channels_last", "contiguous")),
     ("sliced", "contiguous"),
 )
 
 
-#: The two in which most is tried.
+#: The two layouts that most topics use.
 _TWO_LAYOUTS = ("contiguous", "channels_last")
 
 
 def _statistics(kind: str) -> Kind:
-    """What has statistics of its own in a kind's operator."""
+    """What a kind's statistics have one value for: a channel, a group or a row."""
     return PLANNED[operator_of(kind)].statistics
 
 
 def _is_normal(kind: str, dtype: str, layout: str) -> bool:
     """Whether the tighter bound of normally distributed data holds."""
-    # Expanded values are no independent ones, and what ranks say is drawn otherwise. A mean that is
-    # summed in float64 may be the neighbour of the one nearest to it, if its data are float64 too.
+    # Expanded values are not independent, and ranks' statistics are drawn from other distributions.
+    # The mean of float64 data is summed in float64, and may be a neighbour of the nearest float64.
     neighbours = kind in _FINDING and dtype == "float64"
     return layout != "expanded" and kind != "gather" and not neighbours
 
 
 def _case(topic: Topic, kind: str, shape: Shape, dtype: str = "float32", **more: Any) -> Case:
-    """A case with two groups, where there are groups and channels for two."""
+    """A case, with two groups if the operator has groups and the channels divide into two."""
     axis = more.get("channel_axis", 1)
     groups = 2 if _statistics(kind) is Kind.GROUP and shape[axis] % 2 == 0 else 1
     return Case(topic, kind, shape, dtype, **{"groups": groups, **more})
@@ -88,15 +88,14 @@ def _values(kind: str) -> Iterator[Case]:
 def _means(kind: str) -> Iterator[Case]:
     for dtype in ("float32", "bfloat16", "float64"):
         ratios = _HALF_RATIOS if dtype == "bfloat16" else RATIOS
-        for ratio, layout in itertools.product(ratios, _TWO_LAYOUTS):
-            yield _case(Topic.MEAN, kind, (8, 4, 16, 16), dtype, layout=layout, mean=ratio)
+        base = _case(Topic.MEAN, kind, (8, 4, 16, 16), dtype)
+        yield from varied(base, mean=ratios, layout=_TWO_LAYOUTS)
 
 
 def _masks(kind: str) -> Iterator[Case]:
     entries = len({each.mask for each in PLANNED[operator_of(kind)].all_outputs} - {None})
     masks = itertools.product((True, False), repeat=entries) if entries else ()
-    for layout, mask in itertools.product(_TWO_LAYOUTS, masks):
-        yield _case(Topic.MASKS, kind, (3, 4, 5, 6), layout=layout, mask=mask)
+    yield from varied(_case(Topic.MASKS, kind, (3, 4, 5, 6)), layout=_TWO_LAYOUTS, mask=masks)
 
 
 def _absent(kind: str) -> Iterator[Case]:
@@ -113,9 +112,7 @@ def _vectors(kind: str) -> Iterator[Case]:
     base = _case(Topic.VECTORS, kind, (3, 4, 5, 6))
     call = base.call()
     if any(is_vector(call, name) for name in call.tensors):
-        for layout in _TWO_LAYOUTS:
-            for vectors in ("sliced", "negative", "expanded"):
-                yield replace(base, layout=layout, vectors=vectors)
+        yield from varied(base, layout=_TWO_LAYOUTS, vectors=("sliced", "negative", "expanded"))
 
 
 def _outputs(kind: str) -> Iterator[Case]:
@@ -124,9 +121,9 @@ def _outputs(kind: str) -> Iterator[Case]:
         return
     tensors = {parameter.name for parameter in operator.parameters}
     in_place = [out for out, name in IN_PLACE.items() if name in tensors]
-    for shape, layout in itertools.product(((3, 4, 5, 6), (4, 8, 40, 40)), _TWO_LAYOUTS):
-        for out in ("contiguous", "channels_last", "sliced", "negative", "odd", *in_place):
-            yield _case(Topic.OUTPUTS, kind, shape, layout=layout, out=out)
+    outs = ("contiguous", "channels_last", "sliced", "negative", "odd", *in_place)
+    for shape in ((3, 4, 5, 6), (4, 8, 40, 40)):
+        yield from varied(_case(Topic.OUTPUTS, kind, shape), layout=_TWO_LAYOUTS, out=outs)
 
 
 def _shapes(kind: str) -> Iterator[Case]:
@@ -137,8 +134,7 @@ def _shapes(kind: str) -> Iterator[Case]:
         has_no_axis = axis < 0 and _statistics(kind) is Kind.ROW
         if (kind != "gather" or axis % rank == 1) and not has_no_axis:
             yield _case(Topic.SHAPES, kind, shape, channel_axis=axis)
-    for shape, layout in itertools.product(_EMPTY, _TWO_LAYOUTS):
-        yield Case(Topic.SHAPES, kind, shape, layout=layout)
+    yield from varied(Case(Topic.SHAPES, kind, ()), shape=_EMPTY, layout=_TWO_LAYOUTS)
 
 
 def _special(kind: str) -> Iterator[Case]:
@@ -150,27 +146,25 @@ def _special(kind: str) -> Iterator[Case]:
             continue
         if change == LONG_SUMS:
             long = Case(Topic.SPECIAL, kind, LONG[0], change=LONG_SUMS)
-            for shape, layout in itertools.product(LONG, _TWO_LAYOUTS):
-                yield replace(long, shape=shape, layout=layout)
-            yield from (replace(long, dtype=dtype) for dtype in HALVES)
+            yield from varied(long, shape=LONG, layout=_TWO_LAYOUTS)
+            yield from varied(long, dtype=HALVES)
         else:
-            yield from (replace(base, layout=each, change=change) for each in _TWO_LAYOUTS)
+            yield from varied(replace(base, change=change), layout=_TWO_LAYOUTS)
     yield replace(base, shape=(4, 4, 128, 128), change="all terms positive")
 
 
 def _mistakes(kind: str) -> Iterator[Case]:
     for plain in _plain(kind):
-        for change in mistakes(plain.call()):
-            yield replace(plain, topic=Topic.MISTAKES, change=change)
+        yield from varied(replace(plain, topic=Topic.MISTAKES), change=mistakes(plain.call()))
 
 
 def _determinism(kind: str) -> Iterator[Case]:
-    for dtype, layout in itertools.product(("float32", "bfloat16"), _TWO_LAYOUTS):
-        yield _case(Topic.DETERMINISM, kind, _LARGE, dtype, layout=layout)
+    base = _case(Topic.DETERMINISM, kind, _LARGE)
+    yield from varied(base, dtype=("float32", "bfloat16"), layout=_TWO_LAYOUTS)
 
 
-#: Each topic's cases; and of how many of a kind's a quick run takes one. It takes the first, and
-#: those whose change is essential. Odd numbers, so that what alternates is not always left out.
+#: Each topic's cases of a kind, and a step: a quick run takes the first case, one in this many, and
+#: those with an essential change. Steps are odd, lest one of two alternating values never occurs.
 _PARTS = {
     Topic.PLAIN: (_plain, 1),
     Topic.VALUES: (_values, 7),
@@ -187,14 +181,14 @@ _PARTS = {
 
 
 def cases(quick: bool = False, kinds: Sequence[str] = KINDS) -> tuple[Case, ...]:
-    """The suite.
+    """The suite's cases.
 
     Args:
-        quick: a part of it, in which every kind, topic, dtype and layout still occurs.
-        kinds: of ``GRADIENTS`` and ``FORWARD``.
+        quick: only a part, in which every kind, topic, dtype and layout still occurs.
+        kinds: some of ``GRADIENTS`` and ``FORWARD``.
 
     Raises:
-        ValueError: another kind.
+        ValueError: a kind is unknown.
     """
     for kind in kinds:
         if kind not in KINDS:

@@ -1,16 +1,19 @@
-"""The suites, by name, and whatever can be tried with one of them."""
+"""The test suites, by name, and the loader of implementations to test with them."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import aclnn_suite, infiniop_suite, subjects
-from .aclnn_library import ACLNN
-from .c_functions import open_library
-from .infiniop_library import INFINIOP
+from .aclnn_library import TwoPhases
+from .c_functions import Functions, of_libraries
+from .infiniop_library import Descriptors
 from .libraries import Library
 from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
@@ -19,37 +22,40 @@ Facts = Mapping[str, str]
 
 
 class Suite(NamedTuple):
-    """What an implementation is tried with.
+    """A suite of cases.
 
     Attributes:
-        cases: the cases, or a quick run's part of them, for an implementation that says these facts
-            of itself.
+        cases: returns the cases, or a quick run's part of them, for an implementation with these
+            facts.
     """
 
     cases: Callable[[bool, Facts], tuple[Any, ...]]
 
 
-#: By what :attr:`.subjects.Implementation.suite` says.
+#: The suites, by :attr:`.subjects.Implementation.suite`.
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
     "infiniop": Suite(infiniop_suite.cases),
     "aclnn": Suite(aclnn_suite.cases),
 }
 
-#: How the file of a shared library is called.
+#: The dialects that a shared library may speak.
+_DIALECTS = (Descriptors, TwoPhases)
+
+#: The file name of a shared library.
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
 
 
 def load(spec: str) -> Implementation:
-    """The implementation of a name.
+    """Load the implementation of a name.
 
     Args:
         spec: "normgrad" or "normgrad:cuda:0"; "torch" for PyTorch's own kernels; the path of a
             shared library that speaks infiniop or aclnn; "module:Name" for an object or class of a
-            module that can be imported, or for all of a module without the colon.
+            module that can be imported, or "module" for the module itself.
 
     Raises:
-        SubjectError: there is none, or it is none.
+        SubjectError: the name is of no implementation, or of one that cannot be used.
     """
     name, _, rest = spec.partition(":")
     if name == "normgrad" and (not rest or rest == "cpu" or rest.startswith("cuda")):
@@ -65,5 +71,56 @@ def load(spec: str) -> Implementation:
             f"{spec}: a file; allowed: its module and a name in it, such as mine:Ops"
         )
     if _LIBRARY.fullmatch(spec) or os.sep in spec:
-        return Library(spec, *open_library(spec, (INFINIOP, ACLNN)))
+        return _opened(spec)
     return subjects.imported(spec)
+
+
+def _opened(path: str) -> Library:
+    """Open a shared library.
+
+    Raises:
+        SubjectError: there is no such file, or it is no library, or speaks neither dialect.
+    """
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise SubjectError(f"{path}: no such file; allowed: a shared library")
+    library = _open(file, [name for dialect in _DIALECTS for name in dialect.companions])
+    for dialect in _DIALECTS:
+        if any(hasattr(library, name) for name in dialect.markers):
+            break
+    else:
+        wanted = " or ".join(dialect.markers[0] for dialect in _DIALECTS)
+        raise SubjectError(f"{path}: neither dialect's functions; allowed: a library with {wanted}")
+    libraries = [library]
+    # Look for a companion elsewhere only if it is not beside the library.
+    for folder in (f"{file.parent}/", ""):
+        for name in dialect.companions:
+            with suppress(OSError):
+                libraries.append(_loaded(folder + name))
+        functions = Functions(dialect.libraries, of_libraries(libraries))
+        missing = [name for name in dialect.needed if name not in functions]
+        if not missing:
+            return Library(path, dialect, functions)
+    raise SubjectError(
+        f"{path}: no {missing[0]}; allowed: a library that has it, itself or in "
+        f"{' or '.join(dialect.companions)} in its folder or on the loader's path"
+    )
+
+
+def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
+    with suppress(OSError):
+        return _loaded(file)
+    # The library may need others beside it, where the loader does not look, and those yet others.
+    beside = [file.parent / name for name in companions if (file.parent / name).is_file()]
+    for _ in beside:
+        for each in beside:
+            with suppress(OSError):
+                _loaded(each)
+    try:
+        return _loaded(file)
+    except OSError as error:
+        raise SubjectError(f"{file}: cannot be loaded: {error}") from None
+
+
+def _loaded(name: str | Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)

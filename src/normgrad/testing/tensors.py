@@ -1,4 +1,4 @@
-"""Tensors to test operators with, in any layout and dtype, with a forward pass's statistics."""
+"""Make test tensors in any layout and dtype, with the statistics of a forward pass."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..problem import Role
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-#: How the values of a tensor may lie in memory; see :func:`lay_out`.
+#: The memory layouts of a tensor; see :func:`lay_out`.
 LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed", "negative", "expanded", "odd")
 HALVES = ("float16", "bfloat16")
 
-#: Added to variances, where nothing else is said.
+#: The default constant that is added to variances.
 EPS = 1e-5
 
 
@@ -34,13 +34,13 @@ def lay_out(values: Array, layout: str) -> Array:
     Args:
         values: any array.
         layout: "contiguous"; "channels_last": axis 1 is the last in memory; "sliced": every second
-            element of a larger array, whose others are NaN; "transposed": the axes in memory in
-            reverse; "negative": every stride negative; "expanded": the last axis has stride 0, and
-            so the values of its first element; "odd": the last axis contiguous, with three
-            elements more between rows.
+            element, along each axis, of a larger array whose other elements are NaN; "transposed":
+            the axes lie in memory in reverse order; "negative": every stride is negative;
+            "expanded": the last axis has stride 0, and repeats its first element; "odd": the last
+            axis is contiguous, with three more elements between rows.
 
     Raises:
-        ValueError: another layout.
+        ValueError: the layout is unknown.
     """
     if layout == "contiguous":
         return np.ascontiguousarray(values)
@@ -75,7 +75,7 @@ class Call:
         name: the operator, by the name of normgrad's function.
         tensors: its tensors by the names of its parameters; None where absent.
         options: its other arguments.
-        out: tensors of the caller's to write to, as the function takes them.
+        out: the caller's tensors to write to, as the function takes them.
     """
 
     name: str
@@ -102,8 +102,8 @@ class Call:
 
     @property
     def arithmetic(self) -> DType:
-        """What it is computed in, which the bound depends on."""
-        # Statistics of ranks are merged without their data.
+        """The dtype that the call is computed in, on which the bound depends."""
+        # Merging the statistics of ranks reads no data tensors.
         names = ("mean", "invstd") if self.operator.gathers else ("grad_out", "input")
         found = (self.tensors.get(name) for name in names)
         return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in found if each is not None))
@@ -115,12 +115,12 @@ class Call:
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """What there is to compute, wanted or not."""
+        """All outputs of the operator, wanted or not."""
         return self.operator.outputs(self.operator.read_options(**self.choices))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the outputs are called in the function's result, and by the oracle."""
+        """The outputs' names in the function's result, which the oracle uses too."""
         outputs = self.outputs
         if self.operator.out_is_tensor:
             return (outputs[0].name,)
@@ -128,13 +128,13 @@ class Call:
         return fields
 
     def give(self, data: Array | None) -> None:
-        """Have the first output, the one that is shaped like the input, written to this."""
+        """Have the first output, which has the input's shape, written to this array."""
         rest = [None] * (len(self.outputs) - 1)
         self.out = data if self.operator.out_is_tensor else (data, *rest)
 
     @property
     def first_out(self) -> Array | None:
-        """What was given for the first output."""
+        """The array that was given for the first output."""
         found: Array | None = self.out
         if isinstance(self.out, tuple):
             found = self.out[0]
@@ -142,7 +142,7 @@ class Call:
 
     def exact(self) -> dict[str, reference.Exact]:
         """The oracle's outputs by name, each with its scale."""
-        # But for those that say what is not to be computed.
+        # Without the masks: the oracle computes all outputs.
         options = {name: each for name, each in self.options.items() if name in Options._fields}
         with np.errstate(all="ignore"):
             found: dict[str, reference.Exact] = getattr(reference, self.name)(
@@ -151,14 +151,14 @@ class Call:
         return found
 
     def call(self, **more: Any) -> Any:
-        """What normgrad returns."""
+        """Make the call with normgrad's function, and return its result."""
         import normgrad
 
         return getattr(normgrad, self.name)(**self.tensors, **self.options, **more)
 
 
-#: The kinds of calls: the operator, the tensors that are left out, and options other than where
-#: channels, groups and rows are. The gradients come first, batch norm's in its ways.
+#: The kinds of calls: the operator, the tensors that are left out, and options other than those for
+#: channels, groups and rows. The gradients come first, with several kinds for batch norm.
 _KINDS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "train": ("batch_norm_backward", "running_mean running_var", {"training": True}),
     "train_without_statistics": (
@@ -182,12 +182,12 @@ _KINDS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "forward_rms_norm": ("rms_norm", "", {"eps": 1e-3}),
 }
 GRADIENTS = tuple(kind for kind, (name, *_) in _KINDS.items() if PLANNED[name].is_gradient)
-#: The forward pass, and its statistics.
+#: The kinds that are no gradients: forward passes, and their statistics.
 FORWARD = tuple(kind for kind in _KINDS if kind not in GRADIENTS)
 
 
 def operator_of(kind: str) -> str:
-    """The operator that a kind is a call of, by the name of normgrad's function."""
+    """The operator that a kind calls, by the name of normgrad's function."""
     return _KINDS[kind][0]
 
 
@@ -211,16 +211,16 @@ def make(
 
     Args:
         kind: one of ``GRADIENTS`` or ``FORWARD``.
-        shape: of input.
-        dtype: of grad_out.
-        x_dtype: of input; as grad_out's if None.
-        parameter_dtype: of what there is for each channel; if None, input's, float32 for halves.
-        layout: how grad_out lies in memory, one of ``LAYOUTS``.
-        x_layout: how input does; as grad_out if None.
+        shape: the input's shape.
+        dtype: grad_out's dtype.
+        x_dtype: the input's dtype; grad_out's if None.
+        parameter_dtype: the dtype of vectors; if None, the input's, but float32 for halves.
+        layout: grad_out's memory layout, one of ``LAYOUTS``.
+        x_layout: the input's memory layout; grad_out's if None.
         channel_axis, num_groups: the operator's options.
-        mean, std: of the input.
+        mean, std: the input's mean and standard deviation.
         weight: whether there are a weight and a bias.
-        seed: for the random numbers.
+        seed: the seed of the random numbers.
     """
     x_dtype = x_dtype or dtype
     parameters = parameter_dtype or ("float32" if dtype in HALVES else x_dtype)
@@ -242,7 +242,7 @@ def make(
 
     affine = {Role.WEIGHT: vector(), Role.BIAS: vector()} if weight else {}
     mean_of, var_of = _statistics(operator, data["input"], axis, num_groups, row, real)
-    if operator.gathers:  # of three ranks
+    if operator.gathers:  # the statistics of three ranks
         var_of = abs(rng.standard_normal((3, channels))) + 0.5
         mean_of = mean_of + rng.standard_normal((3, channels))
     invstd_of: Array = 1 / np.sqrt(var_of + EPS)
@@ -285,7 +285,7 @@ def make(
 def _statistics(
     operator: Operator, x: Array, axis: int, groups: int, row: Shape, real: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """The mean of each channel, group or row as it is rounded, and the variance about that."""
+    """The rounded mean of each channel, group or row, and the variance about that mean."""
     wide = x.astype(np.float64)
     over = tuple(each for each in range(x.ndim) if each != axis)
     if operator.statistics is Kind.ROW:

@@ -1,4 +1,4 @@
-"""Trying an implementation in a process of its own, case by case."""
+"""Run a suite's cases on an implementation in a separate process, and judge the outcomes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .suites import SUITES
 
 @dataclass(frozen=True)
 class Trial:
-    """An implementation, tried.
+    """The results of a suite's cases on one implementation.
 
     Attributes:
-        spec: how it was named.
-        name: what it calls itself.
-        suite: what it was tried with, one of ``SUITES``.
-        facts: what it says of itself.
-        strict: whether it must accept all that normgrad does.
+        spec: the implementation's name, as :func:`normgrad.testing.load` takes it.
+        name: the implementation's own name for itself.
+        suite: the name of the suite, one of ``SUITES``.
+        facts: the implementation's properties for a report.
+        strict: whether the implementation must accept all that normgrad does.
         judged: the cases in their order.
-        beside: plain calls that were tried beside them, which show whether an operator answers.
+        beside: additional plain calls, which show whether an operator answers.
         total: how many cases the whole suite has.
     """
 
@@ -40,14 +40,14 @@ class Trial:
 
     @property
     def passed(self) -> bool:
-        """Whether something was met, and no caller deceived or ended; if strict, none refused."""
+        """Whether some case was met and no defect found; if strict, no refusal either."""
         return any(each.verdict is Verdict.MET for each in self.judged) and not self.defects
 
     @property
     def defects(self) -> tuple[Judged, ...]:
-        """The cases that count against it: of a strict one all that are not met.
+        """The cases that count against the implementation; if strict, all that are not met.
 
-        Of an operator that never answers, refusals do too.
+        Refusals count too for an operator that never answers.
         """
         return (
             *filter(self.is_silence, self.beside),
@@ -61,14 +61,14 @@ class Trial:
         )
 
     def is_silence(self, judged: Judged) -> bool:
-        """Whether a case is one of those that an operator in ``silent`` has not answered."""
+        """Whether an operator in ``silent`` left this case unanswered."""
         return judged.case.operator in self.silent and _is_unanswered(judged)
 
     @cached_property
     def silent(self) -> dict[str, Judged]:
-        """The operators that it offers and that answer no legal call, with the first of those.
+        """The offered operators that answer no legal call, each with its first such call.
 
-        What raises NotImplementedError is not offered.
+        An operator that raises NotImplementedError is not offered.
         """
         tried = (*self.beside, *self.judged)
         answering = {each.case.operator for each in tried if each.is_answer}
@@ -83,7 +83,7 @@ def _is_unanswered(judged: Judged) -> bool:
     """Whether an operator that is offered did not answer a legal call."""
     if judged.case.topic is Topic.MISTAKES or judged.verdict in (Verdict.MET, Verdict.BROKEN):
         return False
-    # A parameter that even the plain call needs is no part of an operator that may be left out.
+    # An operator cannot leave out a parameter that even the plain call needs.
     is_plain = judged.case.topic is Topic.PLAIN
     return judged.verdict is not Verdict.ABSENT or (
         is_plain and judged.detail.startswith(NO_PARAMETER)
@@ -91,7 +91,7 @@ def _is_unanswered(judged: Judged) -> bool:
 
 
 def chosen(cases: Sequence[Case], text: str) -> list[Case]:
-    """The case of this name; without one, those with this in their name."""
+    """The case of this name; if there is none, the cases whose name contains the text."""
     exact = [case for case in cases if case.name == text]
     return exact or [case for case in cases if text in case.name]
 
@@ -104,15 +104,15 @@ def try_cases(
     progress: Callable[[Judged], None] = lambda judged: None,
     only: str = "",
 ) -> Trial:
-    """Try an implementation with the suite.
+    """Run the suite's cases on an implementation.
 
     Args:
-        spec: as :func:`normgrad.testing.load` takes it.
-        quick: a part of the suite.
-        wanted: which of its cases.
-        started: is told the implementation's name and the number of cases, before the first.
-        progress: is told each case's verdict as it comes.
-        only: the name of a case, or what those to be tried have in their names.
+        spec: the implementation, as :func:`normgrad.testing.load` takes it.
+        quick: whether to try only a part of the suite.
+        wanted: whether to try a case.
+        started: called with the implementation's name and the number of cases before the first.
+        progress: called with each case's verdict.
+        only: the name of a case, or a text that the names of all cases to try contain.
 
     Raises:
         SubjectError: there is no such implementation.
@@ -131,7 +131,7 @@ def try_cases(
         def verdict(case: Case, found: Outcome | Judged) -> Judged:
             return found if isinstance(found, Judged) else judge(case, found, strict)
 
-        # While one is judged the next is computed.
+        # Judge one case while the process computes the next.
         with ThreadPoolExecutor(1) as judging:
             waiting: Future[Judged] | None = None
             for case in (*cases, *beside, None):

@@ -1,4 +1,4 @@
-"""Memory that is watched: a call must write to its outputs' elements and to nothing else."""
+"""Detect writes to memory: a call must write to its outputs' elements and to nothing else."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from .. import layout
 from .tensors import Array
 
-#: Bytes before and after a guarded array: a multiple of any element's size, and of what devices
-#: align memory to.
+#: Bytes before and after a guarded array: a multiple of every element size and of the alignment
+#: that devices need.
 GUARD = 512
 
 
 class Watched:
-    """All the memory that an array is a view of, as it was.
+    """A copy of all memory that an array is a view of, to detect later changes.
 
     Attributes:
         value: the array.
-        start: its first element, in bytes from the start of that memory.
+        start: the offset of its first element from the start of that memory, in bytes.
     """
 
     def __init__(self, value: Array) -> None:
@@ -33,11 +33,11 @@ class Watched:
         return np.frombuffer(self._whole.tobytes("A"), np.uint8).copy()
 
     def fault(self, written: bool, now: Array | None = None) -> str:
-        """What is other than it was.
+        """Describe what has changed in the memory; empty if nothing has.
 
         Args:
-            written: whether the array is an output, whose own elements may be.
-            now: the memory's bytes, where they are not the array's own.
+            written: whether the array is an output, whose own elements may change.
+            now: the memory's bytes to compare, if not the array's own.
         """
         now = self.bytes() if now is None else now.copy()
         if not written:
@@ -55,7 +55,7 @@ class Watched:
 
 
 def guarded(value: Array) -> Array:
-    """The same values in the same layout, in new memory with more on both sides.
+    """The same values in the same layout, in new memory with guards on both sides.
 
     The guards, and the gaps of a layout, are NaN in every floating dtype.
     """
@@ -68,20 +68,20 @@ def guarded(value: Array) -> Array:
 
 
 def reverse(arrays: Iterable[Array | None]) -> None:
-    """Turn the order of each array's elements round, where they lie; twice is as before."""
+    """Reverse the order of each array's elements in place; a second call undoes it."""
     for array in arrays:
         if array is not None:
             array[...] = np.flip(array).copy()
 
 
 def _whole(value: Array) -> Array:
-    """The array that owns the memory."""
+    """The array that owns the memory that ``value`` views."""
     while isinstance(value.base, np.ndarray):
         value = value.base
     return value
 
 
 def _bounds(value: Array) -> tuple[int, int]:
-    """The address of an array's first byte, and the one behind its last."""
+    """The address of an array's first byte, and the address after its last."""
     steps = tuple(step // value.itemsize for step in value.strides)
     return layout.Region(value.ctypes.data, value.shape, steps, value.itemsize).bounds()

@@ -1,4 +1,4 @@
-"""What is said between the process that judges and the one that runs what is tried.
+"""Messages between the process that judges and the one that runs an implementation.
 
 Questions and answers are lines of JSON, with arrays in base64. Nothing is unpickled.
 """
@@ -18,10 +18,10 @@ import numpy as np
 from .. import dtypes
 from .outcomes import Outcome
 
-#: No answer of an honest process is larger: outcomes are a few megabytes.
+#: The largest answer that is read, in bytes. Real outcomes are a few megabytes.
 MOST_BYTES = 1 << 30
 
-#: How often it is looked whether the other process lives.
+#: Seconds between checks whether the other process lives.
 _GLANCE = 1.0
 
 
@@ -33,7 +33,7 @@ def send(descriptor: int, message: Mapping[str, Any]) -> None:
     """Write a question or an answer.
 
     Raises:
-        BrokenPipeError: the other process is gone.
+        BrokenPipeError: the other process has ended.
     """
     rest = memoryview(json.dumps(message).encode() + b"\n")
     while rest:
@@ -41,10 +41,10 @@ def send(descriptor: int, message: Mapping[str, Any]) -> None:
 
 
 def questions(descriptor: int) -> Iterator[dict[str, Any]]:
-    """The questions as they come, until whoever asks is gone.
+    """Yield questions as they arrive, until the process that asks has ended.
 
-    The system writes and reads so few bytes as one, so a process that ends while it reads leaves no
-    part of a question for the next.
+    The system writes and reads so few bytes atomically. So a process that ends while it reads does
+    not leave part of a question to the next one.
     """
     while data := os.read(descriptor, 1 << 16):
         yield from map(json.loads, data.splitlines())
@@ -56,23 +56,23 @@ def receive(
     """Read an answer.
 
     Args:
-        descriptor: where from.
-        unread: what was read from there and belongs to no answer yet.
-        seconds: how long to wait for it.
-        lives: whether whoever is to write it still does. A helper that an implementation has
-            started may hold the pipe open when it is gone.
+        descriptor: the descriptor to read from.
+        unread: bytes that were read from there and belong to no answer yet.
+        seconds: how long to wait for the answer.
+        lives: whether the process that answers still runs. The pipe alone does not show it, since a
+            helper that the implementation started may hold the pipe open.
 
     Raises:
-        EOFError: the other process is gone.
-        SilenceError: nothing has come in so many seconds.
-        ValueError: what came is no answer.
+        EOFError: the other process has ended.
+        SilenceError: no answer has come in time.
+        ValueError: the bytes are no answer.
     """
     deadline, searched = time.monotonic() + seconds, 0
     while (end := unread.find(b"\n", searched)) < 0:
         searched = len(unread)
         if searched > MOST_BYTES:
             raise ValueError(f"a message of more than {MOST_BYTES} bytes")
-        gone = not lives()  # asked first: what it wrote before is there by now
+        gone = not lives()  # before reading, so that all it wrote before it ended is there
         if select.select([descriptor], [], [], 0 if gone else _GLANCE)[0]:
             read = os.read(descriptor, 1 << 20)
             if not read:
@@ -89,7 +89,7 @@ def receive(
 
 
 def written(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as a part of an answer."""
+    """Encode an outcome as part of an answer."""
     outputs = {
         name: (str(value.dtype), value.shape, b64encode(value.tobytes()).decode())
         for name, value in outcome.outputs.items()
@@ -98,7 +98,7 @@ def written(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(answer: Mapping[str, Any]) -> Outcome:
-    """The outcome in an answer."""
+    """Decode the outcome in an answer."""
     outputs = {}
     for name, (dtype, shape, data) in answer["outputs"].items():
         known = dtypes.BY_NAME.get(dtype)

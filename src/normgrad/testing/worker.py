@@ -1,4 +1,4 @@
-"""The process in which an implementation runs: it may crash, and nothing but a case is lost."""
+"""Run an implementation in a separate process, where a crash loses only one case."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .suites import SUITES, load
 
 
 def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
-    """Load the implementation, say what it is, and answer until there is nothing more to read.
+    """Load the implementation, send its description, and answer questions until the pipe closes.
 
     Args:
-        spec: as :func:`.suites.load` takes it.
-        quick: which suite cases are from.
-        forking: whether cases run in a child, which is replaced when it crashes: that takes a
-            moment, where loading PyTorch again takes seconds.
-        read, write: descriptors.
+        spec: the implementation, as :func:`.suites.load` takes it.
+        quick: whether cases are from a quick run's part of the suite.
+        forking: whether cases run in a child, which is replaced when it crashes: that is quick,
+            where loading PyTorch again takes seconds.
+        read, write: the descriptors of questions and answers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks will end it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks will end this one
     _end_with_parent()
     for descriptor in (read, write):
-        os.set_inheritable(descriptor, False)  # programs that it starts have no part in this
+        os.set_inheritable(descriptor, False)  # programs that it starts must not hold the pipes
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         subject = load(spec)
@@ -46,7 +46,7 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
             _end_with_parent()
             break
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if _is_closed(read):  # else an implementation has ended it, be it with status 0
+        if _is_closed(read):  # else the implementation has ended the child, if with status 0
             return
         wire.send(write, {"crashed": code})
     for question in wire.questions(read):
@@ -60,30 +60,30 @@ def main(spec: str, quick: bool, forking: bool, read: int, write: int) -> None:
 
 
 def _is_closed(descriptor: int) -> bool:
-    """Whether nobody holds the other end of a pipe that is read from."""
+    """Whether no process holds the write end of a pipe any more."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _written() -> int:
-    """How much has been printed so far, into the file that the other process reads."""
+    """The number of bytes printed so far, into the file that the other process reads."""
     return os.lseek(sys.__stderr__.fileno(), 0, os.SEEK_CUR) if sys.__stderr__ else 0
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process when the one that started it is ended; Linux alone can."""
+    """Have the system kill this process when its parent ends; only Linux can."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-#: Of <sys/prctl.h>.
+#: The constant in <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
 
 def start() -> NoReturn:
-    """The process, as it is started: with main's arguments as its own."""
+    """Run main with the process's arguments, then exit."""
     main(sys.argv[1], sys.argv[2] == "quick", sys.argv[3] == "forking", *map(int, sys.argv[4:6]))
-    # Whatever an implementation's threads still do is nobody's any more.
+    # Exit at once, without waiting for threads that the implementation left running.
     sys.stdout.flush()
     os._exit(0)

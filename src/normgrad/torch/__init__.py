@@ -1,4 +1,4 @@
-"""normgrad under PyTorch: operators, functions and layers, in the place of PyTorch's own."""
+"""Operators, functions and layers that replace PyTorch's own."""
 
 from __future__ import annotations
 

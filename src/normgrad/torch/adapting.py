@@ -1,8 +1,9 @@
-"""Which class of normgrad's takes a layer's place, for subclasses of PyTorch's layers too.
+"""The choice of the normgrad class that replaces a layer's class, even for subclasses of PyTorch's.
 
-A subclass keeps all that it adds. Where its ``forward`` calls that of PyTorch's class, ours comes
-between the two; where it calls PyTorch's function, a mode hands the call to ours; and where it
-computes by itself, :func:`register` says what does the same.
+A subclass keeps all that it adds to PyTorch's class. If its ``forward`` calls PyTorch's
+``forward``, the new class inherits from both the subclass and normgrad's layer, so that the call
+reaches normgrad's. If it calls PyTorch's function, a TorchFunctionMode redirects the call to
+normgrad's. If it computes the norm itself, :func:`register` can name a function that replaces it.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from torch.overrides import TorchFunctionMode
 from . import functional, nn
 from .nn import Ours, leaf
 
-#: PyTorch's layers and ours in their place.
+#: The normgrad layer that replaces each layer of PyTorch.
 LAYERS: dict[type[Module], type[Module]] = {
     getattr(torch.nn, name): ours
     for name, ours in vars(nn).items()
     if isinstance(ours, type) and ours.__module__ == nn.__name__ and hasattr(torch.nn, name)
 }
 
-#: PyTorch's functions that a subclass may call, and ours in their place.
+#: The names of PyTorch's functions that a subclass may call, and the functions that replace them.
 _NAMES = {"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"}
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(torch.nn.functional, name): getattr(functional, name) for name in _NAMES
 }
 
 
-class _ByOurs(TorchFunctionMode):
-    """A context in which what calls PyTorch's functions calls ours."""
+class _FunctionsReplaced(TorchFunctionMode):
+    """A context in which calls of PyTorch's functions run normgrad's instead."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -47,8 +48,8 @@ class _ByOurs(TorchFunctionMode):
         return _FUNCTIONS.get(function, function)(*args, **(kwargs or {}))
 
 
-def _frozen(layer: Any, x: Any) -> Any:
-    """Batch norm by buffers, in the dtype that multiplying by them would give."""
+def _frozen_batch_norm(layer: Any, x: Any) -> Any:
+    """Batch norm with weight and bias in buffers, in the dtype that multiplying by them gives."""
     if x.dim() != 4:
         return layer.replaces.forward(layer, x)
     x = x.to(torch.promote_types(x.dtype, layer.weight.dtype))
@@ -56,41 +57,41 @@ def _frozen(layer: Any, x: Any) -> Any:
     return functional.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
-def _frozen_and_activated(layer: Any, x: Any) -> Any:
-    return layer.act(layer.drop(_frozen(layer, x)))
+def _frozen_batch_norm_act(layer: Any, x: Any) -> Any:
+    return layer.act(layer.drop(_frozen_batch_norm(layer, x)))
 
 
-def _by_squares(layer: Any, x: Any) -> Any:
-    """RMS norm, in the dtype that multiplying by its weight would give."""
+def _rms_norm(layer: Any, x: Any) -> Any:
+    """RMS norm in the dtype that multiplying by its weight gives."""
     if layer.weight is not None:
         x = x.to(torch.promote_types(x.dtype, layer.weight.dtype))
     return functional.rms_norm(x, layer.normalized_shape, layer.weight, layer.eps)
 
 
-#: What computes in the place of a class's ``forward``, by the class or by its name in a library;
-#: None: it calls PyTorch's function where it cannot be seen.
+#: The replacements of classes' ``forward``, by class or by qualified name. None means that the
+#: class's ``forward`` calls PyTorch's function, although its own code does not show that.
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
-    "torchvision.ops.misc.FrozenBatchNorm2d": _frozen,
-    "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen,
-    "timm.layers.norm_act.FrozenBatchNormAct2d": _frozen_and_activated,
-    "timm.layers.norm.RmsNorm": _by_squares,
+    "torchvision.ops.misc.FrozenBatchNorm2d": _frozen_batch_norm,
+    "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen_batch_norm,
+    "timm.layers.norm_act.FrozenBatchNormAct2d": _frozen_batch_norm_act,
+    "timm.layers.norm.RmsNorm": _rms_norm,
 }
 
 
 def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> None:
-    """Have :func:`.convert` convert layers of a class that it leaves otherwise.
+    """Let :func:`.convert` convert layers of a class that it would leave unchanged otherwise.
 
-    Subclasses of PyTorch's layers that call the ``forward`` of their class, or PyTorch's function,
-    are converted anyway.
+    Subclasses of PyTorch's layers need no registration if their ``forward`` calls PyTorch's
+    ``forward`` or PyTorch's function.
 
     Args:
-        cls: a class of modules; its subclasses are not meant.
-        forward: what does the same as its ``forward``, with the layer as its first argument. None
-            where that calls PyTorch's function, by a function of its own for example: there these
-            calls become ours.
+        cls: a class of modules; the registration does not extend to its subclasses.
+        forward: a function that computes the same as the class's ``forward``, and takes the layer
+            as its first argument. None if the class's ``forward`` calls PyTorch's function
+            indirectly, for example in a helper function: then those calls run normgrad's function.
 
     Raises:
-        TypeError: no class of modules.
+        TypeError: ``cls`` is not a class of modules.
     """
     if not (isinstance(cls, type) and issubclass(cls, Module)):
         raise TypeError(f"cls: {cls!r}; allowed: a class of torch.nn.Module's")
@@ -102,7 +103,11 @@ _NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.RMS
 
 
 def is_norm(layer: Module) -> bool:
-    """Whether this is a norm layer: by PyTorch's classes, or by its name without one in it."""
+    """Whether this is a norm layer.
+
+    A norm layer is an instance of one of PyTorch's classes, or of a class whose name contains the
+    name of a norm, unless one of its children is a norm layer.
+    """
     if isinstance(layer, _NORMS):
         return True
     named = re.search(r"(batch|group|instance|layer|rms)_?norm", type(layer).__name__, re.I)
@@ -110,7 +115,7 @@ def is_norm(layer: Module) -> bool:
 
 
 def class_of(layer: Module) -> type[Module] | str:
-    """The class that takes a layer's own class's place, or why the layer has to stay."""
+    """The class that replaces a layer's class, or the reason why the layer cannot be converted."""
     if is_parametrized(layer):
         return "it is parametrized"
     if "forward" in layer.__dict__:
@@ -137,7 +142,7 @@ def _class_for(theirs: Any) -> type[Module] | str:
         names = {*code.co_names, *code.co_freevars} if code else set()
         if names & _NAMES:
             return _adapted(theirs, LAYERS[base], None, by_mode=True)
-        if not {"__class__", "forward"} <= names:  # those of super().forward
+        if not {"__class__", "forward"} <= names:  # the names that super().forward uses
             return "its forward computes by itself; see normgrad.torch.register"
     return _adapted(theirs, LAYERS[base], None, by_mode=False)
 
@@ -145,21 +150,21 @@ def _class_for(theirs: Any) -> type[Module] | str:
 def _adapted(
     theirs: type[Module], ours: type[Module], forward: Callable[..., Any] | None, *, by_mode: bool
 ) -> type[Module]:
-    """A subclass of both classes that computes by ours."""
+    """A subclass of both classes that computes with normgrad."""
 
     def computed(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the class that it stands for, by normgrad."""
+        """Compute what the original class computes, with normgrad."""
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
             return leaf(layer, *args, **kwargs)
         if forward is not None:
             return forward(layer, *args, **kwargs)
         if by_mode:
-            with _ByOurs():
+            with _FunctionsReplaced():
                 return theirs.forward(layer, *args, **kwargs)
         return super(made, layer).forward(*args, **kwargs)
 
     def reduced(layer: Any, protocol: int) -> Any:
-        """How it is pickled: this class is made anew."""
+        """Pickle the layer by its original class; unpickling creates this class again."""
         return (_blank, (theirs,), *super(made, layer).__reduce_ex__(2)[2:])
 
     namespace = {
@@ -176,7 +181,7 @@ def _adapted(
 
 
 def _blank(theirs: type[Module]) -> Module:
-    """A layer of the class that takes a class's place, without anything in it yet."""
+    """An uninitialised layer of the class that replaces a class, for unpickling."""
     found = _class_for(theirs)  # type: ignore[arg-type]
     if isinstance(found, str):
         raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {found}")
@@ -184,11 +189,11 @@ def _blank(theirs: type[Module]) -> Module:
     return made
 
 
-#: Our classes and what they took the place of.
+#: The class of PyTorch that each normgrad layer replaces.
 _THEIRS = {ours: theirs for theirs, ours in LAYERS.items()}
 
 
 def replaced_by(ours: type[Module]) -> type[Module] | None:
-    """PyTorch's or another's class that one of ours stands for; None for any other class."""
+    """The class that a normgrad class replaces; None if the argument is not a normgrad class."""
     found: type[Module] | None = ours.__dict__.get("replaces") or _THEIRS.get(ours)
     return found

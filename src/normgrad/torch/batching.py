@@ -1,7 +1,7 @@
-"""How the operators are vmapped: the batch goes into the channels.
+"""The operators' rules for vmap, which merge the batch axis into the channel axis.
 
-Channels (and groups of them) are independent of each other, and so are a batch's members. So one
-call with batch·C channels computes them all, in one pass over the memory.
+Channels (and groups of them) are independent of each other, as the members of a batch are. So one
+call with batch·C channels computes the whole batch in one pass over the memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from ..contract import Kind
 from .schemas import Schema
 
-#: The axis of the channels, or of the groups that they are in; COUNT is the same for all channels.
+#: The axis of channels, or of groups of channels, by kind of tensor. COUNT has no such axis.
 _AXES = {Kind.DATA: 1, Kind.CHANNEL: 0, Kind.GROUP: 1, Kind.RANKS: 1, Kind.COUNT: None}
-#: The integers among arguments that count channels or groups.
+#: The integer arguments that count channels or groups.
 _COUNTED = ("C", "group")
 
 
 def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
-    """A tensor with the batch in its channels."""
+    """Merge a tensor's batch axis ``dim`` into its channel axis; repeat it if it has no batch."""
     axis = _AXES[kind]
     if axis is None:
         if dim is not None:
@@ -34,7 +34,10 @@ def _fold(name: str, value: Any, dim: int | None, kind: Kind, size: int) -> Any:
 
 
 def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of operators whose rows share parameters: a call for each member of the batch."""
+    """The vmap rule of operators on rows: one call for each member of the batch.
+
+    Their rows share parameters, so batch members with different parameters cannot share a call.
+    """
 
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         found = [
@@ -53,7 +56,7 @@ def _one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator's rule, as ``torch.library.register_vmap`` takes it."""
+    """An operator's vmap rule, in the form that ``torch.library.register_vmap`` takes."""
 
     if schema.operator.statistics is Kind.ROW:
         return _one_by_one(call)
@@ -79,8 +82,8 @@ def rule(schema: Schema, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unfold(value: Tensor, kind: Kind, size: int) -> tuple[Tensor, int | None]:
-    """A result with the batch in an axis of its own, and that axis."""
-    # What is absent is a vector, whatever it would be.
+    """Split the batch axis from a result's channel axis; returns the result and the batch axis."""
+    # An absent result is a vector of shape (0,), whatever its kind.
     axis = 0 if value.shape == (0,) else _AXES[kind]
     if axis is None:
         return value, None

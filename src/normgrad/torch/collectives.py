@@ -1,8 +1,8 @@
-"""What ranks say to each other: two collectives of torch.distributed, and errors that name them.
+"""Communication between ranks: collectives of torch.distributed, with errors that name them.
 
-A collective that fails (a rank died, or did not come within the group's timeout) raises a
-RuntimeError on every rank that is left, with what was asked of whom. The group itself is unusable
-afterwards, as is usual.
+A collective that fails (a rank died, or did not join it within the group's timeout) raises a
+RuntimeError on every remaining rank; the message names the collective, the rank and the group. As
+usual in torch.distributed, the group is unusable afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def default_group() -> Any:
-    """The group of all ranks, or None where there is none."""
+    """The group of all ranks, or None if torch.distributed is not initialised."""
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
     return None
@@ -29,10 +29,10 @@ def name_of(group: Any) -> str:
 
 
 def size(group: Any) -> int:
-    """How many ranks a group has.
+    """The number of ranks in a group.
 
     Raises:
-        ValueError: this rank is not of it.
+        ValueError: this rank is not in the group.
     """
     ranks: int = dist.get_world_size(group)
     if ranks < 1:
@@ -43,10 +43,10 @@ def size(group: Any) -> int:
 
 
 def by_name(name: str) -> Any:
-    """The group of that name.
+    """The group with this name.
 
     Raises:
-        RuntimeError: it was destroyed, or belongs to another process.
+        RuntimeError: the group was destroyed, or belongs to another process.
     """
     try:
         return torch._C._distributed_c10d._resolve_process_group(name)
@@ -59,7 +59,7 @@ def by_name(name: str) -> Any:
 
 @contextmanager
 def _named(what: str, group: Any) -> Iterator[None]:
-    """A context in which a failure says what failed."""
+    """A context that adds the operation, the rank and the group to the message of a failure."""
     try:
         yield
     except RuntimeError as error:
@@ -73,20 +73,20 @@ def _described(values: Tensor) -> str:
     return f"{values.numel()} {str(values.dtype).removeprefix('torch.')} values"
 
 
-# It has got another name.
+# Newer versions of PyTorch have renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
-    """Every rank's values, a row each.
+    """Gather all ranks' values in a matrix with one row per rank.
 
     Args:
-        what: what they are, for messages.
-        values: (K,), the same K and dtype on all ranks.
-        group: who takes part.
+        what: the name of the values in messages.
+        values: (K,), with the same K and dtype on all ranks.
+        group: the process group.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the collective failed.
     """
     ranks = size(group)
     found = values.new_empty(ranks * values.numel())
@@ -96,10 +96,10 @@ def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
 
 
 def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
-    """The sum of every rank's values, in their place.
+    """Replace the values, in place, by their sum over all ranks.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the collective failed.
     """
     with _named(f"{what}: all-reduce of {_described(values)}", group):
         dist.all_reduce(values, group=group)
@@ -107,10 +107,10 @@ def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
 
 
 def gather_objects(what: str, value: Any, group: Any) -> list[Any]:
-    """Every rank's value.
+    """Gather one Python object from each rank.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the collective failed.
     """
     found: list[Any] = [None] * size(group)
     with _named(f"{what}: all-gather", group):

@@ -1,4 +1,4 @@
-"""PyTorch's layers in a model become normgrad's, and back."""
+"""The conversion of a model's layers from PyTorch's classes to normgrad's, and back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .nn import Ours
 
 
 class Conversion(NamedTuple):
-    """What of a model's norm layers is normgrad's.
+    """Which of a model's norm layers are normgrad's.
 
     Attributes:
-        layers: how many layers of each class are, by the class's name.
-        left: why the others are not, by their names in the model.
+        layers: the number of normgrad layers of each class, by the class's name.
+        left: for each other norm layer, by its name in the model, the reason why it is not one.
     """
 
     layers: dict[str, int]
@@ -38,7 +38,7 @@ class Conversion(NamedTuple):
 
 
 def converted(module: Module) -> Conversion:
-    """What :func:`convert` did with a model, or would leave of it.
+    """Report which norm layers of a model are converted, and why the others are not.
 
     Args:
         module: a model.
@@ -62,22 +62,22 @@ def converted(module: Module) -> Conversion:
 def convert(module: Module) -> Module:
     """Replace PyTorch's normalisation layers by normgrad's, in place.
 
-    The new layers have the old ones' very parameters, buffers and hooks, so optimisers and handles
-    go on working, and a layer that occurs in several places still does. Subclasses of PyTorch's
-    layers are replaced where their ``forward`` comes to that of PyTorch's class or to PyTorch's
-    function, and keep what they add; so are those that :func:`register` was told of. Where norm
-    layers are left, there is a warning; :func:`converted` says why. Lazy layers can be converted
-    once their first call has made ordinary ones of them.
+    The new layers share the old layers' parameters, buffers and hooks, so optimisers and hook
+    handles still work, and a layer that occurs in several places still does. A subclass of a
+    PyTorch layer is replaced if its ``forward`` calls PyTorch's ``forward`` or PyTorch's function,
+    or if :func:`register` has registered it; the new layer keeps what the subclass adds. If norm
+    layers cannot be converted, there is a warning, and :func:`converted` gives the reasons. Lazy
+    layers can be converted after their first call, which turns them into ordinary layers.
 
     Args:
-        module: a model. Where it is itself such a layer, it stays as it is, and a new layer with
-            the same parameters is returned.
+        module: a model. If it is a norm layer itself, it does not change, and a new layer with the
+            same parameters is returned.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: no module, or one that is TorchScript or has some in it; nothing is changed.
+        TypeError: not a module, or a module that is or contains TorchScript; nothing is changed.
     """
     check_module(module)
 
@@ -93,7 +93,7 @@ def convert(module: Module) -> Module:
 
 
 def revert(module: Module) -> Module:
-    """Replace normgrad's layers by PyTorch's, in place: what undoes :func:`convert`.
+    """Replace normgrad's layers by PyTorch's, in place; this undoes :func:`convert`.
 
     Args:
         module: a model, as for :func:`convert`.
@@ -111,25 +111,25 @@ def revert(module: Module) -> Module:
 def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
     """Replace batch norm layers, PyTorch's and normgrad's, by synchronised ones, in place.
 
-    Like PyTorch's function of that name: every layer that is a batch norm is replaced, subclasses
-    too (but for lazy ones without their parameters), with the same parameters, buffers and hooks.
-    There is a warning where that drops what a subclass adds to ``forward``. Where torch.distributed
-    has been initialised, the group's ranks are checked to have converted the same layers, so all of
-    them have to call this.
+    As in PyTorch's function of the same name, every batch norm layer is replaced, even if it is an
+    instance of a subclass (except lazy layers whose parameters do not exist yet), by a layer with
+    the same parameters, buffers and hooks. If this drops what a subclass adds to ``forward``, there
+    is a warning. If torch.distributed is initialised, all ranks of the group must call this
+    function, which checks that they convert the same layers.
 
     Args:
-        module: a model. Where it is itself such a layer, it stays as it is, and a new layer with
-            the same parameters is returned.
-        process_group: with whom the layers synchronise; None for all ranks.
+        module: a model. If it is a batch norm layer itself, it does not change, and a new layer
+            with the same parameters is returned.
+        process_group: the group whose ranks synchronise; None for all ranks.
 
     Returns:
-        The model. :func:`revert` makes :class:`torch.nn.SyncBatchNorm` of its layers.
+        The model. :func:`revert` converts its layers to :class:`torch.nn.SyncBatchNorm`.
 
     Raises:
         TypeError: as for :func:`convert`.
-        ValueError: the ranks' models differ, this rank is not of the group, or a layer is
+        ValueError: the ranks' models differ, this rank is not in the group, or a layer is
             parametrized; nothing is changed.
-        RuntimeError: a rank of the group died, or did not come within its timeout.
+        RuntimeError: a rank of the group died, or did not call this within the group's timeout.
     """
     check_module(module)
     for name, layer in module.named_modules():
@@ -188,9 +188,9 @@ def _check_ranks_agree(module: Module, group: Any) -> None:
 
 
 def check_module(module: Module) -> None:
-    """Raise a TypeError for what is no module, or has code of TorchScript's in it.
+    """Raise a TypeError if the argument is not a module, or is or contains TorchScript.
 
-    The layers in that are no modules that could be replaced: it calls PyTorch's own operators.
+    TorchScript calls PyTorch's operators directly, so its layers cannot be replaced.
     """
     if not isinstance(module, Module):
         raise TypeError(f"module: a {type(module).__name__}; allowed: a torch.nn.Module")
@@ -203,10 +203,10 @@ def check_module(module: Module) -> None:
 
 
 def _replaced(module: Module, kind_for: Callable[[Module], type[Module] | None]) -> Module:
-    """A module with new layers in the place of those that there is a class for.
+    """Replace the layers for which ``kind_for`` returns a new class, and return the module.
 
-    Where it is such a layer itself, the new one is returned. For a layer that occurs in several
-    places there is one new layer.
+    If the module itself is such a layer, the new layer is returned. A layer that occurs in several
+    places is replaced by one new layer.
     """
     made: dict[int, Module] = {}
 
@@ -224,19 +224,19 @@ def _replaced(module: Module, kind_for: Callable[[Module], type[Module] | None])
 
 
 def _made_from(kind: type[Module], layer: Module) -> Module:
-    """A layer of another class with all that the old one has.
+    """A layer of another class with the same attributes, parameters, buffers and hooks.
 
-    The dictionaries of hooks are the old layer's own: handles that remove a hook look there.
+    It shares the old layer's dictionaries of hooks, since handles remove their hooks from these.
     """
     made: Module = object.__new__(kind)
     made.__dict__.update(layer.__dict__)
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
         made.__dict__[name] = layer.__dict__[name].copy()
-    # Compiled code is the old layer's; it is compiled anew where a model's code calls this one.
+    # The old layer's compiled code does not fit; PyTorch compiles the new layer when it is called.
     made.__dict__["_compiled_call_impl"] = None
     hooks = made.__dict__["_load_state_dict_pre_hooks"]
     if any(isinstance(hook, _WrappedHook) and hook.with_module for hook in hooks.values()):
-        # These know the layer that they are called for.
+        # These hooks hold a reference to the layer that they are called for.
         made.__dict__["_load_state_dict_pre_hooks"] = type(hooks)(
             (key, _WrappedHook(hook.hook, made if hook.with_module else None))
             for key, hook in hooks.items()
@@ -254,7 +254,8 @@ def _refused(is_qat: bool, *layers: Module) -> None:
     )
 
 
-# What fuses layers finds them by their classes, and does not say what to do where there are none.
+# torch.ao.quantization finds the function that fuses layers by the layers' classes, and its own
+# error for an unknown class does not name a remedy.
 _fusing = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
 _fusers: dict[Any, Any] = getattr(_fusing, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", {})
 for _kinds in list(_fusers):

@@ -1,17 +1,17 @@
-"""How the norms and their gradients move along tangents, and second derivatives, in plain torch.
+"""Jacobian-vector products and second derivatives of the norms, in plain PyTorch operators.
 
-Everything here is made of differentiable torch operators, so derivatives of any order follow. It is
-computed in float32, or float64 where the data are, and each result rounded once.
+The operators are differentiable, so derivatives of any order follow. The arithmetic is float32, or
+float64 if the data are, and each result is rounded once.
 
 Notation. Statistics are shared by sets of elements (batch norm: a channel; group norm: a sample's
 group; layer norm: a row); ⟨v⟩ is the mean over each set. With μ = ⟨x⟩,
-r = 1/sqrt(⟨(x − μ)²⟩ + eps) and x̂ = (x − μ)·r, moving x by t moves ::
+r = 1/sqrt(⟨(x − μ)²⟩ + eps) and x̂ = (x − μ)·r, the derivatives along a tangent t of x are ::
 
-    x̂  by  r·P(t),          P(v) = v − ⟨v⟩ − x̂·⟨v·x̂⟩
-    r   by  −r²·⟨x̂·t⟩
+    of x̂:  r·P(t),          P(v) = v − ⟨v⟩ − x̂·⟨v·x̂⟩
+    of r:   −r²·⟨x̂·t⟩
 
-P is linear and symmetric, ⟨u·P(v)⟩ = ⟨v·P(u)⟩. Where the statistics are constants (evaluation),
-P(v) = v and r does not move. With d = w·dy the norms' gradients are ::
+P is linear and symmetric, ⟨u·P(v)⟩ = ⟨v·P(u)⟩. If the statistics are constants (evaluation),
+P(v) = v and the derivative of r is 0. With d = w·dy the norms' gradients are ::
 
     grad_input  = r·P(d)        grad_weight = Σ dy·x̂        grad_bias = Σ dy
 
@@ -31,7 +31,7 @@ from .kernels import wide
 
 
 class Normalisation:
-    """x̂ and r of some data, as differentiable functions of them."""
+    """x̂ and r as differentiable functions of the data."""
 
     def __init__(
         self,
@@ -46,13 +46,15 @@ class Normalisation:
         centred: bool = True,
         eps: float = 0.0,
     ) -> None:
-        """The statistics as given, or computed where they are not.
+        """Use the given statistics, and compute those that are None.
 
-        ``shape`` is one of the data's in which sets and channels are whole axes: those that a set's
-        mean and a channel's sum are taken over. ``constant`` statistics do not depend on the data.
-        Others have the values that are given, and the data's derivatives: μ = μ₀ + (⟨x⟩ − ⟨x⟩₀) and
-        r = (v + r₀⁻² − v₀)^(−1/2), where v is the variance about μ and the index 0 means: held
-        constant. If they are not ``centred`` there is no μ, and P(v) = v − x̂·⟨v·x̂⟩.
+        The data are reshaped to ``shape``, in which ``set_axes`` are the axes that the mean of a
+        set is taken over, and ``channel_axes`` those that the sum of a channel is taken over.
+        Statistics that are ``constant`` do not depend on the data. Others have the given values,
+        but the derivatives of functions of the data: μ = μ₀ + (⟨x⟩ − ⟨x⟩₀) and
+        r = (v + r₀⁻² − v₀)^(−1/2), where v is the variance about μ, μ₀ and r₀ are the given values,
+        and ⟨x⟩₀ and v₀ are ⟨x⟩ and v without derivatives. If ``centred`` is false there is no μ,
+        and P(v) = v − x̂·⟨v·x̂⟩.
         """
         self._dtype = wide(data)
         self._shape, self._set_axes, self._channel_axes = shape, set_axes, channel_axes
@@ -79,7 +81,7 @@ class Normalisation:
         return values.to(self._dtype).reshape(self._shape)
 
     def _with_ones(self, axes: Sequence[int], values: Tensor) -> Tensor:
-        """A tensor that has no such axes, with ones in their place, to broadcast with the data."""
+        """Insert axes of size 1 into a tensor that lacks these axes, so that it broadcasts."""
         shape = [1 if axis in axes else size for axis, size in enumerate(self._shape)]
         return values.to(self._dtype).reshape(shape)
 
@@ -107,7 +109,7 @@ class Normalisation:
         self, weight: Tensor | None, input_t: Tensor | None, weight_t: Tensor | None,
         bias_t: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """How y = w·x̂ + b moves along tangents: w·r·P(ẋ) + ẇ·x̂ + ḃ."""
+        """The Jacobian-vector product of y = w·x̂ + b, which is w·r·P(ẋ) + ẇ·x̂ + ḃ."""
         moved = torch.zeros_like(self._normalised)
         if input_t is not None:
             moved = self._weighted(weight, self._invstd * self._project(self._data(input_t)))
@@ -125,15 +127,15 @@ class Normalisation:
         input_t: Tensor | None,
         weight_t: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """How the gradients move along tangents.
+        """The Jacobian-vector products of the gradients.
 
-        With ḋ = ẇ·dy + w·dẏ, ẋ̂ = r·P(ẋ) and ṙ = −r²·⟨x̂·ẋ⟩ ::
+        With ḋ = ẇ·dy + w·dẏ, ẋ̂ = r·P(ẋ) and ṙ = −r²·⟨x̂·ẋ⟩ they are ::
 
             grad_input:   ṙ·P(d) + r·P(ḋ) − r·(ẋ̂·⟨d·x̂⟩ + x̂·⟨d·ẋ̂⟩)
             grad_weight:  Σ dẏ·x̂ + dy·ẋ̂
             grad_bias:    Σ dẏ
 
-        Where the statistics are constants: r·ḋ, and ẋ̂ = r·ẋ.
+        If the statistics are constants, that of grad_input is r·ḋ, and ẋ̂ = r·ẋ.
         """
         r, xhat = self._invstd, self._normalised
         dy = self._data(grad_out)
@@ -163,11 +165,11 @@ class Normalisation:
         grad_grad_weight: Tensor | None,
         grad_grad_bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of the gradients, in the place of (grad_out, data, weight).
+        """The vector-Jacobian products of the gradients, for (grad_out, data, weight).
 
-        Of dy the gradients are a linear function, whose transpose is how the output moves. Of the
-        data and the weight they are the gradients of Σ dy·y, whose second derivatives are
-        symmetric: so their own are how they move.
+        The gradients are a linear function of dy, whose transpose is the Jacobian-vector product of
+        the output. With respect to data and weight they are the gradient of Σ dy·y, whose Hessian
+        is symmetric, so their vector-Jacobian products equal their Jacobian-vector products.
         """
         cotangents = grad_grad_input, grad_grad_weight
         to_input, to_weight, _ = self.gradients_jvp(grad_out, weight, None, *cotangents)
@@ -175,12 +177,12 @@ class Normalisation:
 
 
 class SynchronisedNormalisation(Normalisation):
-    """Batch norm over the batches of several ranks: means are over all of them."""
+    """Batch norm over the batches of several ranks, whose means are taken over all ranks."""
 
     def __init__(
         self, group_name: str, data: Tensor, mean: Tensor, invstd: Tensor, count: Tensor
     ) -> None:
-        """``count``: the elements per channel of all ranks."""
+        """``count`` is the number of elements per channel, summed over all ranks."""
         self._group_name = group_name
         self._count = count.sum().to(wide(data)).clamp(min=1)
         super().__init__(data, mean, invstd, data.shape, _axes(data), _axes(data))
@@ -191,11 +193,12 @@ class SynchronisedNormalisation(Normalisation):
         return total / self._count
 
 
-# Each norm's, of the options that its gradients share with it, the data and the statistics.
+# The functions below make a norm's Normalisation from the options that the norm and its gradients
+# share, the data and the statistics.
 
 
 def of_channels(choices: Any, data: Tensor, mean: Any, spread: Any) -> Normalisation:
-    """Data normalised as batch norm does."""
+    """The normalisation of batch norm."""
     training, eps = choices
     if not training:
         channels = data.shape[1]
@@ -208,7 +211,7 @@ def of_channels(choices: Any, data: Tensor, mean: Any, spread: Any) -> Normalisa
 
 
 def of_groups(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisation:
-    """Data normalised as group norm does."""
+    """The normalisation of group norm."""
     (groups,) = choices
     samples, channels, *positions = data.shape
     shape = (samples, groups, channels // groups, prod(positions))
@@ -218,7 +221,7 @@ def of_groups(choices: Any, data: Tensor, mean: Any, rstd: Any) -> Normalisation
 def of_rows(
     choices: Any, data: Tensor, mean: Any, rstd: Any, *, centred: bool = True
 ) -> Normalisation:
-    """Data normalised as layer norm does: a set is a row, and a position has parameters."""
+    """The normalisation of layer norm: each row is a set, each position has its own parameters."""
     (normalized_shape,) = choices
     axes = tuple(range(data.dim()))
     rows = data.dim() - len(normalized_shape)
@@ -226,21 +229,21 @@ def of_rows(
 
 
 def by_squares(choices: Any, data: Tensor, rstd: Any) -> Normalisation:
-    """Data normalised as RMS norm does."""
+    """The normalisation of RMS norm."""
     return of_rows(choices, data, None, rstd, centred=False)
 
 
 def like(values: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Values in another tensor's shape and dtype; None where there is no such tensor."""
+    """Convert values to another tensor's shape and dtype; None if either is None."""
     if values is None or other is None:
         return None
     return values.reshape(other.shape).to(other.dtype)
 
 
-# The parts of synchronised batch norm. Each is differentiated for itself, with respect to every
-# tensor that it takes, statistics and sums too: what is put together from them, across ranks, then
-# has the right derivatives of any order. μ = mean, r = invstd, w = weight, and Σ is over a
-# channel's elements.
+# The parts of synchronised batch norm. Each is differentiable with respect to every tensor that it
+# takes, including statistics and sums, so that compositions of them, across ranks, have the right
+# derivatives of any order. In the formulas μ = mean, r = invstd, w = weight, and Σ is over the
+# elements of a channel.
 
 
 def formula_vjp(
@@ -249,9 +252,9 @@ def formula_vjp(
     cotangents: Sequence[Tensor | None],
     mask: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of a formula's results for each of its tensors, None where masked off.
+    """The vector-Jacobian product of a formula for each of its tensors; None where masked off.
 
-    Computed in float32, or float64 where the first tensor is; each is rounded once.
+    The arithmetic is float32, or float64 if the first tensor is; each result is rounded once.
     """
     assert tensors[0] is not None
     dtype = wide(tensors[0])
@@ -266,7 +269,8 @@ def formula_vjp(
         for place, value in zip(places, values, strict=True):
             changed[place] = value
         results = formula(*[v if v is None else v.to(dtype) for v in changed])
-        pairs = zip(results, cotangents, strict=False)  # further results are constants
+        # Results beyond the cotangents are constants.
+        pairs = zip(results, cotangents, strict=False)
         return [result for result, cotangent in pairs if cotangent is not None]
 
     _, pull = torch.func.vjp(computed, *[tensors[place] for place in places])
@@ -280,7 +284,7 @@ def _axes(data: Tensor) -> list[int]:
 
 
 def _against(data: Tensor, vector: Tensor) -> Tensor:
-    """A vector of channels against data of shape (N, C, ...)."""
+    """Reshape a per-channel vector to broadcast with data of shape (N, C, ...)."""
     return vector.reshape(-1, *[1] * (data.dim() - 2))
 
 
@@ -294,7 +298,7 @@ def stats(input: Tensor, *, eps: float) -> tuple[Tensor, ...]:
 def gather(mean: Tensor, invstd: Tensor, counts: Tensor, *, eps: float) -> tuple[Tensor, ...]:
     """M = Σnμ/n and R = 1/sqrt(Σn(r⁻² − eps + (μ − M)²)/n + eps), with sums over ranks.
 
-    A rank without elements has no part in anything.
+    A rank without elements does not affect the result.
     """
     share = counts.reshape(-1, 1) / counts.sum()
     some = share > 0

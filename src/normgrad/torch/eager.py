@@ -1,8 +1,8 @@
-"""The fast path of plain tensors in eager mode: no dispatcher between a layer and its kernels.
+"""The fast path for plain tensors in eager mode, which bypasses PyTorch's dispatcher.
 
-An operator costs some microseconds each time the dispatcher comes by Python. Where nothing but
-autograd can be watching (no transform, mode, tracer or subclass), the functions come here instead:
-to the same kernels, and to the same nodes of autograd.
+Each time the dispatcher calls Python costs an operator some microseconds. If no transform, mode,
+tracer or tensor subclass needs to see the operator, normgrad's functions come here instead. The
+kernels and the autograd nodes are the same.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from .schemas import ATEN
 
 
 class Norm:
-    """A norm, as a function here and as an operator of PyTorch's.
+    """A norm: its function in ``functional`` and its operator.
 
     Attributes:
-        schema, operator, node: PyTorch's operator, normgrad's, and the node of autograd.
-        plans: those of calls that were made before, for ``native.answer``.
-        name, function: what PyTorch's function is called too, and the function here.
-        takes: whether normgrad takes these tensors and options; else it is PyTorch's.
-        autocast: whether CUDA's autocast has it in float32.
+        schema, operator, node: the schema of PyTorch's operator, normgrad's declaration, and the
+            class of the autograd node.
+        plans: the plans of earlier calls, for ``native.answer``.
+        name, function: the name, which PyTorch's function has too, and normgrad's function.
+        takes: tells whether normgrad takes given tensors and options; otherwise PyTorch computes.
+        autocast: whether CUDA's autocast computes this norm in float32.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Norm:
         takes: Callable[[tuple[Any, ...], tuple[Any, ...]], bool],
         autocast: bool = True,
     ) -> None:
-        """Of a function that has the operator's name."""
+        """Take a function that has the operator's name."""
         self.name, self.function = function.__name__, function
         self.takes, self.autocast = takes, autocast
         self.schema = ATEN[self.name]
@@ -45,15 +46,15 @@ class Norm:
         self.plans: dict[bytes, native.Ready] = {}
 
 
-# What is done again takes few Python functions: in a model other layers have emptied the caches,
-# and each costs microseconds there, of which a loop of one layer shows nothing.
+# A repeated call runs few Python functions. In a model, where other layers have evicted them from
+# the CPU's caches, each costs microseconds; a benchmark of a single layer does not show this.
 
 
 def again(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Any:
-    """What :func:`computed` gives, if it has done it for such arguments; else None.
+    """Do what :func:`computed` does with the plan of an earlier call; return None without one.
 
-    The tensors are input, weight, bias and batch norm's running statistics. These are updated in
-    place if the first option, batch norm's ``training``, says so.
+    The tensors are input, weight, bias and batch norm's running statistics. The running statistics
+    are updated in place if the first option, batch norm's ``training``, is true.
     """
     out, running = None, tensors[3:]
     if running:
@@ -66,7 +67,10 @@ def again(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Any
 
 
 def computed(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> Tensor:
-    """A norm's output, with a node of autograd where gradients may be wanted."""
+    """Compute a norm's output, with an autograd node if gradients may be wanted.
+
+    Running statistics are updated in place as in :func:`again`.
+    """
     output, running = output_for(tensors[0]), tensors[3:] if choices[0] else ()
     absent = len(norm.operator.all_outputs) - 1 - len(running)
     out = (output, *[None] * absent, *running) if running or output is not None else None

@@ -1,7 +1,7 @@
-"""``torch.nn.functional``'s normalisation functions, by normgrad on the CPU and on GPUs.
+"""``torch.nn.functional``'s normalisation functions, computed by normgrad on the CPU and on GPUs.
 
-What normgrad does not take (another device, a dtype, a wrong argument) goes to PyTorch's own
-function: it computes it, or raises its own error.
+Calls that normgrad does not support (another device, a dtype, a wrong argument) go to PyTorch's own
+function, which computes them or raises its own error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
 def _is_number(value: Any) -> bool:
-    """What the operators take for one: PyTorch's own functions take booleans too."""
+    """Whether the operators take a value as a number; PyTorch's functions also take booleans."""
     return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
@@ -45,13 +45,13 @@ def batch_norm(
             the result keeps.
         running_mean, running_var: (C,), both or neither; updated in place in training, used in
             evaluation.
-        weight, bias: (C,). All of these may have dtypes of their own.
+        weight, bias: (C,). These and the running statistics may have dtypes unlike the input's.
         training: whether to use the batch's statistics.
-        momentum: the new batch's part in the running statistics.
-        eps: added to the variance.
+        momentum: the weight of the batch's statistics in the updated running statistics.
+        eps: the number added to the variance.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as PyTorch's own.
+        TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     tensors = (input, weight, bias, running_mean, running_var)
     given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -64,9 +64,9 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
     if not (
         _is_number(momentum)
         and _takes(input, (weight, bias, *running), slice(1, 2), eps)
-        # PyTorch leaves the running statistics alone where there is nothing to learn from.
+        # PyTorch does not update the running statistics from an empty input.
         and input.numel() != 0
-        # Nobody differentiates running statistics.
+        # normgrad computes no gradients of running statistics.
         and not any(value is not None and value.requires_grad for value in running)
     ):
         return False
@@ -78,7 +78,7 @@ def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
 
 
 def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
-    """Update running statistics in place; False where vmap has a new one for each batch member."""
+    """Update running statistics in place; False if vmap computed new ones per batch member."""
     try:
         running[0].copy_(new[0])
     except RuntimeError:
@@ -95,9 +95,10 @@ _BATCH_NORM = eager.Norm(batch_norm, _takes_batch_norm, autocast=False)
 def _norm(
     norm: eager.Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...], given: tuple[Any, ...]
 ) -> Tensor:
-    """A norm of input, weight, bias and running statistics, as far as it has them.
+    """Compute a norm of input, weight, bias and, in batch norm, running statistics.
 
-    ``choices`` are the other arguments in our function's order, ``given`` all in PyTorch's.
+    ``choices`` are the other arguments in the order of normgrad's operator, ``given`` are all
+    arguments in the order of PyTorch's function.
     """
     unwatched = watching.unwatched()
     if unwatched:
@@ -118,7 +119,8 @@ def _norm(
     output, *statistics = called(norm.schema, (*tensors, *choices))
     running = tensors[3:]
     if running and choices[0] and running[0] is not None and not _update(running, statistics[2:]):
-        return getattr(torch.nn.functional, norm.name)(*given)  # whose error says what to do
+        # PyTorch's function raises an error that names a remedy.
+        return getattr(torch.nn.functional, norm.name)(*given)
     return output
 
 
@@ -126,14 +128,15 @@ def _is_usable(index: int) -> bool:
     return devices.unusable(index) is None
 
 
-# What torch.compiler.assume_constant_result does, which takes seconds to import the compiler:
-# that the answer is a constant for it, and not to be traced through Triton and CUDA's driver.
+# This is what torch.compiler.assume_constant_result does, but that imports the compiler, which
+# takes seconds. Dynamo then takes the answer as a constant, and does not trace Triton and CUDA's
+# driver.
 _is_usable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _exports_onnx() -> bool:
-    """Whether a model is being exported to ONNX, which knows PyTorch's operators only."""
-    onnx = sys.modules.get("torch.onnx")  # whoever exports has loaded it
+    """Whether a model is being exported to ONNX, which supports only PyTorch's own operators."""
+    onnx = sys.modules.get("torch.onnx")  # an export has loaded it
     return onnx is not None and onnx.is_in_onnx_export()
 
 
@@ -141,7 +144,7 @@ _exports_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_ours(tensor: Any) -> bool:
-    """Whether a tensor is one that normgrad computes with, where it is."""
+    """Whether normgrad supports a tensor's device, dtype and layout."""
     return (
         isinstance(tensor, Tensor)
         and (tensor.is_cpu or (tensor.is_cuda and _is_usable(tensor.device.index)))
@@ -152,7 +155,7 @@ def _is_ours(tensor: Any) -> bool:
 
 
 def _takes(input: Any, parameters: tuple[Any, ...], axes: slice, eps: Any) -> bool:
-    """Whether normgrad takes these tensors, whose parameters are of some of the input's axes."""
+    """Whether normgrad takes these tensors; ``axes`` are the input's axes that parameters have."""
     if not (
         _is_ours(input)
         and input.dim() <= contract.MAX_RANK
@@ -187,26 +190,28 @@ def sync_batch_norm(
 ) -> Tensor:
     """Batch norm over the batches of all ranks of a process group.
 
-    Every rank of the group has to call it, with the same channels; batches may differ in size and
-    be empty. There is one all-gather of 2·C + 1 values, and one all-reduce of 2·C in the backward
-    pass, in float64. The parameters' gradients are of this rank's
-    elements: to be added up, or averaged, like those of every other layer. Without a group, in a
-    group of one, and in evaluation it is :func:`batch_norm`.
+    Every rank of the group must call this function, with the same number of channels; batches may
+    differ in size and may be empty. The forward pass does one all-gather of 2·C + 1 values, the
+    backward pass one all-reduce of 2·C values, in float64. The gradients of the parameters are sums
+    over this rank's elements only: the caller adds or averages them over ranks, as for every other
+    layer. Without a group, in a group of one rank and in evaluation the function does the same as
+    :func:`batch_norm`.
 
     Args:
         input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
             the result keeps. On the CPU, or on a GPU where Triton is installed.
         running_mean, running_var, weight, bias, training, momentum, eps: as for
             :func:`batch_norm`.
-        process_group: of torch.distributed; None for all ranks.
-        key: a number by which this place in a program is known on its rank: the first time that a
-            group comes by, its ranks are checked to be about to do the same. Negative: never.
+        process_group: a process group of torch.distributed; None for all ranks.
+        key: a number that identifies the place of this call in the program. At the first call with
+            a key and a group, the group's ranks check that their arguments agree. A negative key
+            turns the check off.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as PyTorch's own for this rank's arguments.
-        ValueError: the ranks disagree about the channels, or whatever else they share.
-        RuntimeError: a rank died, or did not come within the group's timeout; the message names the
-            collective.
+        TypeError, ValueError, RuntimeError: as PyTorch's function for this rank's arguments.
+        ValueError: the ranks disagree about the channels, the dtype or the options.
+        RuntimeError: a rank died, or did not call this within the group's timeout; the message
+            names the collective.
     """
     group = collectives.default_group() if process_group is None else process_group
     if not training or group is None or collectives.size(group) == 1:
@@ -229,7 +234,10 @@ def sync_batch_norm(
 
 
 def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
-    """What has to be found wrong before the other ranks are told anything, in PyTorch's words."""
+    """Check this rank's arguments before the first collective, with PyTorch's messages.
+
+    An error after it would leave the other ranks waiting.
+    """
     if input.dim() < contract.MIN_RANK:
         raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
     if input.dim() > contract.MAX_RANK:
@@ -257,7 +265,7 @@ def _check_synchronised(input: Tensor, *vectors: Tensor | None) -> None:
 
 
 def _as_autocast_has_it(tensor: Any) -> Any:
-    """In float32, but for float64."""
+    """A tensor as CUDA's autocast would pass it to a norm: in float32, unless it is float64."""
     return tensor if tensor is None or tensor.dtype is torch.float64 else tensor.float()
 
 
@@ -270,7 +278,7 @@ def group_norm(
 ) -> Tensor:
     """Group norm, as :func:`torch.nn.functional.group_norm`.
 
-    Under CUDA's autocast it is in float32, as PyTorch's is.
+    CUDA's autocast converts its tensors to float32, as for PyTorch's function.
 
     Args:
         input: (N, C, ...), 2 to 8 axes; float32, float16, bfloat16 or float64, in any layout, which
@@ -280,7 +288,7 @@ def group_norm(
         eps: added to the variance.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as PyTorch's own.
+        TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     given = (input, num_groups, weight, bias, eps)
     return _norm(_GROUP_NORM, (input, weight, bias), (num_groups, eps, 1), given)
@@ -294,7 +302,7 @@ def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
         and group > 0
         and _takes(input, tuple(parameters), slice(1, 2), eps)
         and input.shape[1] % group == 0
-        # PyTorch refuses a single value for each group in a single sample, and no more than that.
+        # PyTorch raises an error if a single sample has a single value per group, and only then.
         and input.numel() != group
     )
 
@@ -311,7 +319,7 @@ def layer_norm(
 ) -> Tensor:
     """Layer norm, as :func:`torch.nn.functional.layer_norm`.
 
-    Under CUDA's autocast it is in float32, as PyTorch's is.
+    CUDA's autocast converts its tensors to float32, as for PyTorch's function.
 
     Args:
         input: 1 to 8 axes, of which the last are ``normalized_shape``; float32, float16, bfloat16
@@ -321,7 +329,7 @@ def layer_norm(
         eps: added to the variance.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as PyTorch's own.
+        TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     shape = tuple(normalized_shape)
     return _norm(
@@ -337,14 +345,14 @@ def rms_norm(
 ) -> Tensor:
     """RMS norm, as :func:`torch.nn.functional.rms_norm`.
 
-    Under CUDA's autocast it is in float32, as PyTorch's is.
+    CUDA's autocast converts its tensors to float32, as for PyTorch's function.
 
     Args:
         input, normalized_shape, weight: as for :func:`layer_norm`.
         eps: added to the mean of squares; None for the machine epsilon of ``input``'s dtype.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as PyTorch's own.
+        TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     shape = tuple(normalized_shape)
     return _norm(_RMS_NORM, (input, weight), (shape, eps), (input, [*shape], weight, eps))
@@ -353,12 +361,12 @@ def rms_norm(
 def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
     (input, *parameters), (shape, eps) = tensors, choices
     if eps is None and len(parameters) == 1:
-        eps = 0.0  # RMS norm finds one
+        eps = 0.0  # a stand-in that passes the check; RMS norm uses the machine epsilon
     return (
         len(shape) > 0
         and _takes(input, tuple(parameters), slice(-len(shape), None), eps)
         and tuple(input.shape[-len(shape) :]) == shape
-        # PyTorch's functions have rules of their own where there is nothing.
+        # PyTorch's functions have special rules for empty inputs.
         and input.numel() != 0
     )
 
@@ -379,8 +387,8 @@ def instance_norm(
 ) -> Tensor:
     """Instance norm, as :func:`torch.nn.functional.instance_norm`.
 
-    It is group norm with a channel to each group, and with running statistics in use batch norm's
-    evaluation. Running statistics that are to be updated are left to PyTorch.
+    With each sample's own statistics it is group norm with one channel per group, and with running
+    statistics it is batch norm in evaluation. Calls that update running statistics go to PyTorch.
 
     Args:
         input: (N, C, ...), 3 to 8 axes.
@@ -388,7 +396,7 @@ def instance_norm(
         use_input_stats: whether each sample's own statistics are used.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as PyTorch's own.
+        TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     absent = running_mean is None and running_var is None
     fits = isinstance(input, Tensor) and input.dim() > 2 and prod(input.shape[2:]) > 1

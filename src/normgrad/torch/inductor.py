@@ -1,7 +1,8 @@
-"""What torch.compile's inductor generates in the place of the norms' operators.
+"""The decompositions of the norms' operators for torch.compile's inductor.
 
-It fuses PyTorch's formulas with the layers around a norm, which no kernel of ours can be; so it is
-given the operators in terms of PyTorch's. Other backends, and exported programs, call ours.
+Inductor can fuse PyTorch's operators with the layers around a norm, but not normgrad's kernels. So
+it is given normgrad's operators in terms of PyTorch's. Other backends of torch.compile, and
+exported programs, call normgrad's kernels.
 """
 
 from __future__ import annotations
@@ -37,26 +38,28 @@ def _native_batch_norm_backward(
 ) -> Any:  # fmt: skip
     statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
     if any(value is None for value in statistics):
-        return NotImplemented  # ours computes them
+        return NotImplemented  # normgrad's operator computes the missing statistics
     return aten.native_batch_norm_backward(
         grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, *rest
     )
 
 
-#: Layer norms of fewer elements are generated: our kernels gain less there than their call costs.
-#: Of 2¹⁹ they made 0.82 of the stock layer's speed, of 1.5 · 2²⁰ 1.10 (see docs/pytorch.md).
+#: Inductor generates layer norms of fewer elements, where normgrad's kernels gain less than their
+#: call costs: with 2¹⁹ elements they had 0.82 of the speed of PyTorch's layer, with 1.5 · 2²⁰
+#: elements 1.10 (see docs/pytorch.md).
 SMALL = 1 << 20
 
 
 def _native_layer_norm_backward(*arguments: Any) -> Any:
     *_, weight, bias, mask = arguments
     if (weight is None and mask[1]) or (bias is None and mask[2]):
-        return NotImplemented  # PyTorch's leaves such gradients undefined, ours computes them
+        # PyTorch's operator leaves these gradients undefined, and normgrad's computes them.
+        return NotImplemented
     return aten.native_layer_norm_backward(*arguments)
 
 
 def _if_small(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula for tensors whose size is known and small."""
+    """A formula that returns NotImplemented for tensors whose size is symbolic or not small."""
 
     def checked(data: Tensor, *rest: Any) -> Any:
         size: Any = data.numel()
@@ -76,7 +79,10 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
 
 
 def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator by a formula in float32, or float64, with results like the operator's own."""
+    """An operator's decomposition: a formula in float32 or float64, with the operator's outputs.
+
+    Its results have the dtypes and memory formats that the operator's fake kernel promises.
+    """
 
     def decomposed(*arguments: Any) -> Any:
         promised = FAKES[name](*arguments)
@@ -87,7 +93,7 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
         if found is NotImplemented:
             return found
         return tuple(
-            # What is absent is so here too.
+            # A result that the operator leaves absent is absent here too.
             like
             if like.shape == (0,) or value is None
             else value.to(like.dtype).contiguous(memory_format=suggest_memory_format(like))
@@ -97,14 +103,15 @@ def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]
     return decomposed
 
 
-#: The operators that PyTorch's take the place of, and how.
+#: The decompositions by operators' names.
 DECOMPOSITIONS = {name: _decomposition(name, formula) for name, formula in _FORMULAS.items()}
 
 
 def announced(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator's fake, which tells inductor of the above where it has been loaded.
+    """Wrap an operator's fake kernel so that it registers the decompositions if inductor is loaded.
 
-    Fakes run before inductor looks, and loading it for those who do not use it would take seconds.
+    Fake kernels run before inductor reads its tables. Importing inductor at once would take
+    seconds, even for callers that do not use it.
     """
 
     @wraps(fake)

@@ -1,10 +1,11 @@
-"""What the operators do, normgrad's functions under ATen's arguments, and what results look like.
+"""The operators' kernels, which call normgrad's functions with ATen's arguments, and fake kernels.
 
-A fake result has the shape, strides and dtype of the real one, and no data. It is read off the
-operator's declaration, so it can only differ where the kernel breaks its contract.
+A fake result has the shape, strides and dtype of the real one, but no data. It follows from the
+operator's declaration, so it can differ from the real one only if the kernel breaks its contract.
 
-A result that is absent (masked off, or a statistic that was not given) is an empty tensor of shape
-(0,): a schema's result is a tensor, and traced programs have no other way to hold none.
+A result that is absent (masked off, or the update of a running statistic that was not given) is an
+empty tensor of shape (0,), since a schema's results are tensors and traced programs cannot hold
+None in their place.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ from .schemas import ATEN, SCHEMAS, Schema
 
 
 def wide(*tensors: Tensor) -> torch.dtype:
-    """What is computed in: float64 as soon as one of the data tensors is, else float32."""
+    """The dtype of the arithmetic: float64 if one of the data tensors has it, otherwise float32."""
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
 def absent(dtype: torch.dtype, like: Tensor) -> Tensor:
-    """A result that is not there."""
+    """The empty tensor that stands for an absent result."""
     return torch.empty(0, dtype=dtype, device=like.device)
 
 
 def absent_of(operator: Operator, input: Tensor) -> Tensor:
-    """An operator's result that is not there."""
+    """The empty tensor that stands for an absent result of an operator."""
     return absent(input.dtype if operator.is_gradient else wide(input), input)
 
 
 def output_for(input: Tensor) -> Tensor | None:
-    """A new output where normgrad's own would be laid out unlike PyTorch's; else None.
+    """A new output if normgrad's own would have another layout than PyTorch's; otherwise None.
 
-    PyTorch's are contiguous, or channels-last where the input is; programs that call ``view`` on
-    them count on it. normgrad's have the order of the input's axes, whatever it is.
+    PyTorch's output is contiguous, or channels-last if the input is, and programs that call
+    ``view`` on it rely on that. normgrad's has its axes in the input's order in memory, whatever
+    that is.
     """
     if input.is_contiguous():
         return None
@@ -76,7 +78,7 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
     return kernel
 
 
-#: The kernels by their operators' names.
+#: The kernels by operators' names.
 KERNELS = {schema.name: _kernel(schema) for schema in ATEN.values()}
 
 
@@ -124,7 +126,7 @@ def _fake(schema: Schema) -> Callable[..., Any]:
     return fake
 
 
-#: The fake kernels by their operators' names.
+#: The fake kernels by operators' names.
 FAKES: dict[str, Callable[..., Any]] = {
     **{name: _fake(schema) for name, schema in SCHEMAS.items()},
     "all_reduce_sum": lambda values, _: torch.empty_like(

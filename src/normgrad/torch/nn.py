@@ -1,12 +1,13 @@
-"""``torch.nn``'s normalisation layers, by normgrad on the CPU and on GPUs.
+"""``torch.nn``'s normalisation layers, computed by normgrad on the CPU and on GPUs.
 
-They are PyTorch's own classes but for ``forward``: constructors, parameters, buffers, checkpoints
-and ``isinstance`` are the same, and a layer on another device, or on a GPU without Triton, computes
-what PyTorch's would.
+They are subclasses of PyTorch's layers that replace ``forward`` only: constructors, parameters,
+buffers, checkpoints and ``isinstance`` are the same. On another device, or on a GPU without Triton,
+a layer calls PyTorch's function.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,20 +20,20 @@ from . import collectives, functional
 
 
 class Ours(Module):
-    """What all layers of normgrad's have in common."""
+    """The base class of all normgrad layers."""
 
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
 
     def _own(self, table: dict[str, Any], *names: str) -> tuple[Any, ...]:
-        """Parameters or buffers from their table, past PyTorch's Python function for each name."""
+        """Read parameters or buffers from their table, which avoids calls of ``__getattr__``."""
         try:
             return tuple(map(table.__getitem__, names))
         except KeyError:  # plain attributes, which pruning, replicas and parametrizations make
             return tuple(getattr(self, name) for name in names)
 
     def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks a layer for."""
+        """Refuse torch.jit.script, which calls this method."""
         raise TypeError(
             f"torch.jit.script: a {type(self).__name__} of normgrad's; allowed: PyTorch's layers: "
             "normgrad.torch.revert(model) first"
@@ -40,14 +41,14 @@ class Ours(Module):
 
 
 def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
-    """A layer's call in a graph of torch.fx, as a whole, like those of PyTorch's layers."""
+    """Record a layer's call in a torch.fx graph as one node, like the calls of PyTorch's layers."""
     proxy: Any = next(value for value in (*args, *kwargs.values()) if isinstance(value, Proxy))
     tracer = proxy.tracer
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), args, kwargs)
 
 
 class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
-    """What the batch norms share; each is of PyTorch's class for its number of axes too."""
+    """The common base of the batch norms; each also inherits from PyTorch's class."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Batch norm.
@@ -65,36 +66,37 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         mean, var, batches = self._own(
             self._buffers, "running_mean", "running_var", "num_batches_tracked"
         )
+        training = self.training
+        if not training:
+            training, batches = mean is None and var is None, None
+        elif not self.track_running_stats:
+            mean = var = batches = None
+        weight, bias = self._own(self._parameters, "weight", "bias")
+        if self.momentum is None and not (batches is None or mean is None or var is None):
+            return self._averaging(input, mean, var, batches, weight, bias)
         momentum = 0.0 if self.momentum is None else self.momentum
-        if not self.training:
-            return self._normalise(input, mean, var, mean is None and var is None, momentum)
-        if not self.track_running_stats:
-            return self._normalise(input, None, None, True, momentum)
-        if batches is None:
-            return self._normalise(input, mean, var, True, momentum)
-        if self.momentum is None and mean is not None and var is not None:
-            return self._averaging(input, mean, var, batches)
-        output = self._normalise(input, mean, var, True, momentum)
-        batches.add_(1)  # a batch that could not be computed is none
+        output = self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
+        if batches is not None:
+            batches.add_(1)  # not before: a batch that raised an error must not count
         return output
 
-    def _normalise(
-        self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
+    def _norm(self, *arguments: Any) -> Tensor:
+        """Compute batch norm, of the arguments of :func:`.functional.batch_norm`."""
+        return functional.batch_norm(*arguments)
+
+    def _averaging(
+        self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor, weight: Any, bias: Any
     ) -> Tensor:
-        """Batch norm with running statistics that may be others' than the layer's."""
-        weight, bias = self._own(self._parameters, "weight", "bias")
-        return functional.batch_norm(input, mean, var, weight, bias, training, momentum, self.eps)
+        """Compute the output, and make the running statistics the average over all batches so far.
 
-    def _averaging(self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> Tensor:
-        """The running statistics become the average of all batches' so far.
-
-        How many there were stays in its tensor: reading it here would cut a compiled graph.
+        The number of batches stays in its tensor, since reading it here would break a compiled
+        graph.
         """
-        # Of what they are: an empty batch leaves them so.
-        batch_mean, batch_var = mean.clone(), var.clone()
-        output = self._normalise(input, batch_mean, batch_var, True, 1.0)
+        # The copies begin with the old values, which an empty batch does not change.
+        new = mean.clone(), var.clone()
+        output = self._norm(input, *new, weight, bias, True, 1.0, self.eps)
         batches.add_(1)
-        for running, batch in ((mean, batch_mean), (var, batch_var)):
+        for running, batch in zip((mean, var), new, strict=True):
             running.lerp_(batch, batches.to(running.dtype).reciprocal())
         return output
 
@@ -166,7 +168,7 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
-    """What the instance norms share; each is of PyTorch's class for its number of axes too."""
+    """The common base of the instance norms; each also inherits from PyTorch's class."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Instance norm.
@@ -206,19 +208,22 @@ class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
     """:class:`torch.nn.InstanceNorm3d` by normgrad: (N, C, D, H, W) or (C, D, H, W)."""
 
 
-#: Numbers by which synchronised layers are known on their rank.
+#: The numbers that identify synchronised layers; see ``key`` of
+#: :func:`.functional.sync_batch_norm`.
 _keys = count()
 
 
 class SyncBatchNorm(_BatchNorm):
     """:class:`torch.nn.SyncBatchNorm` by normgrad, on the CPU too: (N, C, ...), 2 to 8 axes.
 
-    In training, the statistics are those of all ranks' batches together, which may differ in size
-    and be empty. There is one all-gather of 2·C + 1 values forward and one all-reduce of 2·C
-    backward. At a layer's first call its ranks are checked to agree about it. Without
-    torch.distributed, in a group of one and in evaluation it is an ordinary batch norm.
+    In training, the statistics are those of all ranks' batches together; the batches may differ in
+    size and may be empty. The forward pass does one all-gather of 2·C + 1 values, the backward pass
+    one all-reduce of 2·C values. At a layer's first call the ranks check that their layers agree.
+    Without torch.distributed, in a group of one rank and in evaluation the layer is an ordinary
+    batch norm.
 
-    It is no subclass of PyTorch's, which DistributedDataParallel refuses on the CPU.
+    The class is not a subclass of :class:`torch.nn.SyncBatchNorm`, which DistributedDataParallel
+    refuses on the CPU.
     """
 
     def __init__(
@@ -232,14 +237,14 @@ class SyncBatchNorm(_BatchNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        """As PyTorch's: ``process_group`` is None for all ranks."""
+        """Take PyTorch's arguments: ``process_group`` is None for all ranks."""
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
         self.join(process_group)
 
     def join(self, process_group: Any) -> SyncBatchNorm:
-        """Synchronise with the ranks of another group from now on; None for all."""
+        """Synchronise with the ranks of another group from now on; None for all ranks."""
         self.process_group = process_group
         self._key = next(_keys)
         return self
@@ -248,19 +253,15 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
-    def _normalise(
-        self, input: Tensor, mean: Any, var: Any, training: bool, momentum: float
-    ) -> Tensor:
+    def _norm(self, *arguments: Any) -> Tensor:
         group = self.process_group
         if isinstance(group, str):
             group = collectives.by_name(group)
-        return functional.sync_batch_norm(
-            input, mean, var, self.weight, self.bias, training, momentum, self.eps, group,
-            key=self._key,
-        )  # fmt: skip
+        synchronised = partial(functional.sync_batch_norm, process_group=group, key=self._key)
+        return synchronised(*arguments)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A process group is of its process; what is saved, or copied, is its name."""
+        """Replace the process group, which cannot leave its process, by its name."""
         state = super().__getstate__()
         group = state.get("process_group")
         if group is not None and not isinstance(group, str):
@@ -269,7 +270,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Any:
-        """As :func:`normgrad.torch.convert_sync_batchnorm`."""
+        """Do the same as :func:`normgrad.torch.convert_sync_batchnorm`."""
         from .conversion import convert_sync_batchnorm
 
         return convert_sync_batchnorm(module, process_group)

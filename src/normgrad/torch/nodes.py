@@ -1,11 +1,11 @@
-"""How the operators are differentiated.
+"""The autograd nodes of the operators.
 
-An operator's kernel at the dispatcher's Autograd key computes what is below it, then attaches a
-node of autograd to the results. What a node computes is differentiable again: that of a forward
-pass calls the operator of its gradients, and theirs are plain torch.
+An operator's kernel at the dispatcher's Autograd key calls the kernel below that key, then attaches
+an autograd node to the results. What a node computes is differentiable again: a forward pass's node
+calls the operator of the gradients, and the node of the gradients consists of PyTorch's operators.
 
-The nodes are single-level functions, the sort that torch.func itself is built on: each transform
-runs the kernel for its own level, so grad, vjp, jvp and vmap nest as for torch's own operators.
+The nodes are single-level autograd functions, on which torch.func itself is built: each transform
+runs the kernel for its own level, so grad, vjp, jvp and vmap nest as for PyTorch's own operators.
 """
 
 from __future__ import annotations
@@ -32,33 +32,34 @@ _transforms_active = torch._C._are_functorch_transforms_active
 any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
-#: The tensors that gradients have derivatives for.
+#: The inputs of gradients that have derivatives.
 _FIRST = ("grad_out", "input", "weight")
 
 
 def operator(name: str) -> Any:
-    """An operator of ours, called through the dispatcher."""
+    """The operator of ``torch.ops.normgrad`` with this name."""
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 def called(schema: Schema, values: Iterable[Any]) -> Any:
-    """An operator's results, of its declaration's tensors and options, in their order."""
+    """Call a schema's operator with the values of its declaration's tensors, then its options."""
     names = (*[each.name for each in schema.operator.parameters], *schema.operator.options)
     given = dict(zip(names, values, strict=True))
     return operator(schema.name)(*schema.arguments_of(given))
 
 
 class Node(_SingleLevelFunction):
-    """A node for results that are there already.
+    """An autograd node for results that are already computed.
 
-    It is applied to what was made and to the tensors that have derivatives. ``backward`` gives, and
-    ``jvp`` gets, one entry for what was made, which is None, and one for each of these tensors.
+    ``apply`` takes the tuple ``made`` of :meth:`forward`, then the tensors that have derivatives.
+    ``backward`` returns, and ``jvp`` takes, one entry for each of these arguments; that of ``made``
+    is None.
 
     Attributes:
-        tensors: the arguments that have derivatives, by name.
-        constants, options: other tensors that are kept, and other arguments.
-        differentiable: which of the results, by position, have derivatives.
-        saved: how many of the tensors are kept for the derivatives; None for all.
+        tensors: the names of the arguments that have derivatives.
+        constants, options: the names of the other tensors and other arguments that are saved.
+        differentiable: the positions of the results that have derivatives.
+        saved: how many of the tensors, from the first on, are saved; None for all.
     """
 
     tensors: ClassVar[tuple[str, ...]]
@@ -71,11 +72,12 @@ class Node(_SingleLevelFunction):
     def forward(
         cls, ctx: Any, made: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None
     ) -> Any:
-        """Keep what the derivatives need, and pass the results through.
+        """Save what the derivatives need, and return the results.
 
-        ``made`` are the results; the other tensors that are kept, and what else is; and whether the
-        results were computed with gradients enabled, backwards and forwards: here neither is. In
-        eager mode there is one result, the output, and nobody asks for that.
+        ``made`` consists of the results, the constant tensors to save, the other values to save,
+        and the pair of modes (reverse, forward) in which gradients were enabled for the operator,
+        since neither is here. The pair is None on the fast path of :mod:`.eager`, whose only result
+        is the output, and which never needs the pair.
         """
         results, constants, ctx.choices, modes = made
         ctx.save_for_backward(*tensors[: cls.saved], *constants)
@@ -97,7 +99,7 @@ class Node(_SingleLevelFunction):
     def read(
         cls, schema: Schema, arguments: tuple[Any, ...], results: tuple[Tensor, ...]
     ) -> tuple[Any, Any, Any]:
-        """What a node keeps of an operator's call: its tensors, constants and options."""
+        """What a node needs of an operator's call: its tensors, constants and options."""
         given = dict(zip(schema.names, arguments, strict=True))
         tensors, constants, options = (
             tuple([given[name] for name in names])
@@ -107,12 +109,15 @@ class Node(_SingleLevelFunction):
 
 
 def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
-    """The values, None where they are masked off."""
+    """The values, with None in place of those that are masked off."""
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
 
 def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """A node's ``jvp``, which gets the kept tensors without tangents and may itself be moved."""
+    """Wrap a node's ``jvp``: it gets the saved tensors without tangents, and is differentiable.
+
+    The gradient modes of the operator's call are restored for it.
+    """
 
     @wraps(jvp)
     def moved(ctx: Any, *tangents: Any) -> Any:
@@ -128,24 +133,25 @@ def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _statistics(gradient: Schema, choices: Any) -> list[str]:
-    """What the tensors are called that a norm's gradients take the statistics from.
+    """The names of the tensors from which a norm's gradients take the statistics.
 
-    The first option says whether batch norm trains; that of the other norms is never 0 or empty.
+    In batch norm they depend on the first option, ``training``. The first option of other norms is
+    never 0 or empty, so it counts as true.
     """
     names = [name for name in gradient.inputs if name not in _FIRST]
     return names[-2:] if choices[0] else names[:2]
 
 
 class Forward(Node):
-    """A norm's forward pass.
+    """The node of a norm's forward pass.
 
     Attributes:
-        gradient: the operator of its gradients.
-        shared: which of the options that operator has too.
-        orders: in evaluation and in training, that operator's tensors of grad_out, input, weight,
-            the statistics and None.
-        others: how many of the results are no output.
-        normalised: the data, of the shared options and the statistics.
+        gradient: the schema of the operator of the norm's gradients.
+        shared: the indices of the options that the gradients' operator has too.
+        orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
+            the statistics, None) in the order of that operator's tensors.
+        others: the number of results besides the output.
+        normalised: makes a Normalisation from the shared options, the data and the statistics.
     """
 
     saved = 2
@@ -164,17 +170,17 @@ class Forward(Node):
     def taken(
         cls, tensors: tuple[Any, ...], choices: tuple[Any, ...], results: tuple[Any, ...]
     ) -> tuple[Any, Any, Any]:
-        """What :meth:`read` gives, of a call of our function."""
+        """What :meth:`read` returns, from the tensors and options in the declaration's order."""
         statistics = results[1:3]
         if not choices[0]:
-            # A later batch may update running statistics in place.
-            running = tensors[3:]
-            statistics = tuple([v if v is None else v.detach().clone() for v in running])
+            # Running statistics are copied, since a later batch may update them in place. They
+            # have no gradients.
+            statistics = tuple([None if v is None else v.clone() for v in tensors[3:]])
         return tensors[:3], statistics, tuple([choices[index] for index in cls.shared])
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
-        """The gradients: by our function where nothing watches, else by PyTorch's operator."""
+        """The gradients, by the kernels if PyTorch need not see the call, else by the operator."""
         node: type[Forward] = ctx._forward_cls
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
@@ -194,7 +200,7 @@ class Forward(Node):
     @staticmethod
     @of_primals
     def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
-        """Along tangents."""
+        """The Jacobian-vector product of the output."""
         node: type[Forward] = ctx._forward_cls
         data, gamma, *statistics = kept
         input, weight, *bias = tangents
@@ -204,10 +210,10 @@ class Forward(Node):
 
 
 class Gradients(Node):
-    """Gradients, which have derivatives for grad_out, input and weight.
+    """The node of gradients, which have derivatives for grad_out, input and weight.
 
     Attributes:
-        normalised: the data, of the other arguments that are kept and the statistics.
+        normalised: makes a Normalisation from the saved options, the data and the statistics.
     """
 
     tensors = _FIRST
@@ -216,7 +222,7 @@ class Gradients(Node):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """The second derivatives."""
+        """The vector-Jacobian products of the gradients."""
         node: type[Gradients] = ctx._forward_cls
         grad_out, input, weight, *statistics = ctx.saved_tensors
         norm = node.normalised(ctx.choices[0], input, *statistics)
@@ -226,35 +232,35 @@ class Gradients(Node):
 
 
 class Backward(Gradients):
-    """A norm's gradients, which can also be moved along tangents."""
+    """The node of a norm's gradients, which also has forward-mode derivatives."""
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
         given, options = schema.read(arguments)
         tensors = dict(zip(schema.inputs, given.values(), strict=True))
         *choices, mask = options.values()
-        looks = [(value.shape, value.dtype) for value in results]
+        forms = [(value.shape, value.dtype) for value in results]
         statistics = [tensors[name] for name in _statistics(schema, choices)]
-        return [tensors[name] for name in _FIRST], statistics, (choices, wanted(looks, mask))
+        return [tensors[name] for name in _FIRST], statistics, (choices, wanted(forms, mask))
 
     @staticmethod
     @of_primals
     def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
-        """Along tangents."""
+        """The Jacobian-vector products of the gradients."""
         node: type[Backward] = ctx._forward_cls
         dy, data, gamma, *statistics = kept
-        choices, looks = ctx.choices
+        choices, forms = ctx.choices
         moved = node.normalised(choices, data, *statistics).gradients_jvp(dy, gamma, *tangents)
         return tuple(
-            None if look is None else value.reshape(look[0]).to(look[1])
-            for value, look in zip(moved, looks, strict=False)
+            None if form is None else value.reshape(form[0]).to(form[1])
+            for value, form in zip(moved, forms, strict=False)
         )
 
 
 def _nodes(
     name: str, shown: str, normalised: Callable[..., Normalisation]
 ) -> dict[str, type[Node]]:
-    """The nodes of PyTorch's operator of that name and of its gradients'."""
+    """The nodes of the operator with this name and of the operator of its gradients."""
     schema, gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
     own: dict[str, Any] = {"normalised": staticmethod(normalised)}
     orders = []
@@ -279,10 +285,10 @@ def _nodes(
 
 
 def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[Node]:
-    """The node of a part of synchronised batch norm, from its formula in plain torch.
+    """The node of a part of synchronised batch norm, from its formula in PyTorch's operators.
 
-    What the formula takes by position has derivatives, and what it takes by name is constant; of
-    the results the first ones are differentiable.
+    The formula's positional arguments have derivatives, its keyword-only arguments are constants,
+    and its first ``differentiable`` results are differentiable.
     """
     parameters = signature(formula).parameters.values()
 
@@ -301,20 +307,21 @@ def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[N
 
 
 class BatchNormElemt(Node):
-    """Normalisation by given statistics."""
+    """The node of batch_norm_elemt, the normalisation with given statistics."""
 
     tensors, options = ("input", "weight", "bias", "mean", "invstd"), ("eps",)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any) -> Any:
-        """For every tensor, from the sums of synchronised batch norm."""
+        """The gradients for every tensor, from the sums of batch_norm_backward_reduce."""
         if grad_out is None:
             return (None,) * 6
         saved = input, weight, _, mean, invstd = ctx.saved_tensors
         mask = for_input, for_weight, for_bias, for_mean, for_invstd = ctx.needs_input_grad[1:]
         found: list[Any] = [None] * 5
         if for_input:
-            # The same without mean and bias.
+            # The output is affine in the input, so the gradient is the same operator applied to
+            # grad_out, without mean and bias.
             zeros = torch.zeros_like(mean)
             found[0] = operator("batch_norm_elemt")(
                 grad_out, weight, None, zeros, invstd, *ctx.choices
@@ -332,18 +339,18 @@ class BatchNormElemt(Node):
 
 
 class AllReduceSum(Node):
-    """The sum over ranks: each rank's values are in every rank's sum."""
+    """The node of the sum over ranks, to which the values of each rank contribute."""
 
     tensors, options, saved = ("values",), ("group_name",), 0
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """The sum of what every rank's loss asks of these values."""
+        """The sum over ranks of the gradients, since every rank's loss depends on these values."""
         return None, operator("all_reduce_sum")(gradient, *ctx.choices)
 
 
 class SyncBatchNorm(Node):
-    """Synchronised batch norm."""
+    """The node of synchronised batch norm's forward pass."""
 
     tensors, options, saved = ("input", "weight", "bias"), ("group_name",), 2
 
@@ -354,7 +361,7 @@ class SyncBatchNorm(Node):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
-        """The gradients, by the operator of that name."""
+        """The gradients, computed by the operator sync_batch_norm_backward."""
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return (None,) * 4
@@ -363,13 +370,13 @@ class SyncBatchNorm(Node):
 
 
 class SyncBatchNormBackward(Gradients):
-    """Synchronised batch norm's gradients."""
+    """The node of synchronised batch norm's gradients."""
 
     constants, options = ("mean", "invstd", "count"), ("group_name",)
     normalised = SynchronisedNormalisation
 
 
-#: The nodes by their operators' names.
+#: The class of each operator's node, by the operator's name.
 NODES: dict[str, Any] = {
     **_nodes("native_batch_norm", "BatchNorm", derivatives.of_channels),
     **_nodes("native_group_norm", "GroupNorm", derivatives.of_groups),
@@ -392,7 +399,7 @@ NODES: dict[str, Any] = {
 
 
 def kernel(name: str) -> Callable[..., Any]:
-    """An operator's kernel for the Autograd key: the results with a node, where one is needed."""
+    """An operator's kernel for the Autograd key, which attaches a node to results that need it."""
     below, schema, node = operator(name), SCHEMAS[name], NODES[name]
 
     def differentiable(*arguments: Any) -> Any:

@@ -1,12 +1,12 @@
-"""normgrad's operators in ``torch.ops.normgrad``, for use under every part of PyTorch.
+"""normgrad's operators in ``torch.ops.normgrad``, which work in all parts of PyTorch.
 
-Their names, arguments and order are ATen's; nothing is written to but the results. They trace,
-compile and export, are differentiable to any order, also under ``torch.func``, and take every
-dtype, mixture and layout that normgrad's functions take.
+Their names, their arguments and the order of these are ATen's; the operators modify no argument.
+They can be traced, compiled and exported, are differentiable to any order, also under
+``torch.func``, and take every dtype, mixture of dtypes and layout that normgrad's functions take.
 
-A result that is absent is an empty tensor of shape (0,): one that is masked off, the statistics of
-an evaluation, and new running statistics where there were no old ones. Statistics that are results
-are constants to autograd, but for those of :func:`batch_norm_stats` and
+An absent result is an empty tensor of shape (0,): a result that is masked off, the statistics in
+evaluation, and new running statistics where no old ones were given. Statistics that are results
+are constants to autograd, except those of :func:`batch_norm_stats` and
 :func:`batch_norm_gather_stats_with_counts`.
 """
 
@@ -23,7 +23,7 @@ from .watching import untraced
 
 __all__ = [*SCHEMAS]
 
-#: What holds the registrations.
+#: The library object that keeps the operators registered.
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 _KERNELS: dict[str, Any] = {
@@ -38,7 +38,7 @@ def _register(name: str) -> Any:
     schema = SCHEMAS[name]
     qualified = f"{NAMESPACE}::{name}"
     LIBRARY.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in ("CPU", "CUDA"):  # normgrad's functions know both
+    for device in ("CPU", "CUDA"):  # one kernel for both, since normgrad's functions take both
         LIBRARY.impl(name, untraced(_KERNELS[name]), device)
     torch.library.register_fake(qualified, inductor.announced(FAKES[name]), lib=LIBRARY)
     LIBRARY.impl(name, untraced(nodes.kernel(name)), "Autograd")
@@ -52,4 +52,4 @@ globals().update({name: _register(name) for name in SCHEMAS})
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Each operator is this module's, under its name."""
+        """Get an operator by its name."""

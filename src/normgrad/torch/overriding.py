@@ -1,8 +1,8 @@
-"""PyTorch's own operators on the CPU, by normgrad: for models whose code is not to be touched.
+"""The replacement of PyTorch's own CPU kernels by normgrad's, for models whose code cannot change.
 
-PyTorch keeps one kernel for each operator in the whole process: while any thread is inside
+PyTorch has one kernel per operator and device in the whole process: while any thread is inside
 :func:`override`, all threads use normgrad's. The kernel is chosen when an operator is called, not
-when autograd records it: a backward pass that runs after the context was left uses PyTorch's own.
+when autograd records it: a backward pass that runs after the context ends uses PyTorch's own.
 A model compiled with the "aot_eager" backend calls the same operators; "inductor" generates code of
 its own instead.
 """
@@ -26,7 +26,7 @@ from .watching import untraced
 
 
 def _within_ranks(tensor: Tensor, operator: Operator, options: dict[str, Any]) -> Tensor:
-    """A tensor of more axes than normgrad's with some in one: a row's, or the last."""
+    """Merge axes of a tensor that has more than normgrad takes: those of the rows, or the last."""
     if tensor.dim() <= contract.MAX_RANK:
         return tensor
     if operator.statistics is Kind.ROW:
@@ -37,7 +37,7 @@ def _within_ranks(tensor: Tensor, operator: Operator, options: dict[str, Any]) -
 def _kernel(schema: Schema) -> Callable[..., Any]:
     operator = schema.operator
     function = FUNCTIONS[operator.name]
-    # ATen's own operator writes its last results, new running statistics, to its arguments.
+    # ATen's operator does not return the new running statistics, but updates its arguments.
     written = [output.in_place[0] for output in operator.all_outputs if output in NEW_RUNNING]
     kept = len(operator.all_outputs) - len(written)
 
@@ -60,8 +60,8 @@ def _kernel(schema: Schema) -> Callable[..., Any]:
     return kernel
 
 
-#: ATen's operators and what computes them: the gradients, which replace PyTorch's kernels, and
-#: those of synchronised batch norm, which has none on the CPU.
+#: The kernels by ATen operators' names: those of the gradients replace PyTorch's kernels, and those
+#: of synchronised batch norm are added, since PyTorch has none on the CPU.
 KERNELS = {
     schema.name: _kernel(schema)
     for schema in ATEN.values()
@@ -75,18 +75,18 @@ _registered = contextlib.ExitStack()
 
 @contextlib.contextmanager
 def override() -> Iterator[None]:
-    """A context in which PyTorch's own operators on the CPU are normgrad's.
+    """A context in which normgrad computes PyTorch's own operators on the CPU.
 
-    These are the backward passes of batch, group, layer and RMS norm, and instance norm's; the
-    operators of synchronised batch norm, which PyTorch has for CUDA alone, are there in addition.
-    It can be nested, and entered by several threads: PyTorch's own come back when the last leaves.
+    These are the backward passes of batch, group, layer, RMS and instance norm. The operators of
+    synchronised batch norm, which PyTorch has for CUDA only, are available in addition. The context
+    can be nested, and entered by several threads: PyTorch's kernels return when the last one ends.
     """
     global _users
     with _lock:
         if _users == 0:
             library = _registered.enter_context(_scoped_library("aten", "IMPL"))
             with warnings.catch_warnings():
-                # That a kernel is replaced is what was asked for.
+                # PyTorch warns that a kernel is replaced, which is the purpose here.
                 warnings.filterwarnings("ignore", r"(?s).*[Oo]verriding a previously registered")
                 for name, kernel in KERNELS.items():
                     library.impl(name, untraced(kernel), "CPU")
@@ -104,10 +104,11 @@ _installed: list[contextlib.ExitStack] = []
 
 
 def install() -> contextlib.ExitStack:
-    """Do what :func:`override` does from here on.
+    """Enter :func:`override` without a ``with`` block.
 
     Returns:
-        What ends it by its ``close()``, or at the end of a ``with``; :func:`uninstall` ends all.
+        A handle that ends it by ``close()``, or at the end of a ``with`` block.
+        :func:`uninstall` ends all of them.
     """
     handle = contextlib.ExitStack()
     handle.enter_context(override())
@@ -116,6 +117,6 @@ def install() -> contextlib.ExitStack:
 
 
 def uninstall() -> None:
-    """End what every :func:`install` began. Contexts of :func:`override` stay as they are."""
+    """Undo every :func:`install`; contexts of :func:`override` that are still open stay active."""
     while _installed:
         _installed.pop().close()

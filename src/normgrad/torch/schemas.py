@@ -1,4 +1,4 @@
-"""PyTorch's operators: what each takes, and which of normgrad's it is; one table for all rules."""
+"""The schemas of the operators for PyTorch: their arguments, and the declarations they compute."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..operators.by_name import PLANNED
 from ..options import OPTIONS, Sort
 from ..problem import Role
 
-#: The namespace of ``torch.ops`` that the operators are in.
+#: The namespace of the operators in ``torch.ops``.
 NAMESPACE = "normgrad"
 
 _SORTS = {Sort.FLAG: "bool", Sort.REAL: "float", Sort.INTEGER: "int", Sort.SIZES: "SymInt[]"}
-#: What a declaration may call PyTorch's arguments.
+#: The names that normgrad's declarations may use for PyTorch's arguments.
 _RENAMED = {"train": "training", "weight": "gamma", "bias": "beta", "group": "num_groups"}
-#: Arguments that only PyTorch's operators have.
+#: The types of arguments that a declaration may lack.
 _OTHERS = {
     **dict.fromkeys(("N", "C", "HxW"), "SymInt"),
     "eps": "float",
@@ -31,12 +31,12 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class Schema:
-    """An operator.
+    """The schema of an operator for PyTorch.
 
     Attributes:
-        name: in the namespace; ATen's where ATen has it.
-        operator: the declaration of what it computes.
-        names: of its arguments, in PyTorch's order.
+        name: the name in the namespace, which is ATen's if ATen has the operator.
+        operator: normgrad's declaration of what the operator computes.
+        names: the names of the arguments, in PyTorch's order.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Schema:
 
     @cached_property
     def declared(self) -> dict[str, str]:
-        """What the declaration calls each argument."""
+        """The declaration's name of each argument."""
         known = {*[each.name for each in self.operator.parameters], *self.operator.options}
         return {
             name: _RENAMED[name] if _RENAMED.get(name) in known else name for name in self.names
@@ -59,7 +59,7 @@ class Schema:
 
     @property
     def text(self) -> str:
-        """The schema as ``torch.library`` takes it."""
+        """The schema in the form that ``torch.library`` takes."""
         arguments = ", ".join(f"{self._type_of(name)} {name}" for name in self.names)
         results = ", ".join(f"Tensor {output.name}" for output in self.operator.all_outputs)
         return f"{self.name}({arguments}) -> " + (
@@ -78,10 +78,10 @@ class Schema:
         return _SORTS[OPTIONS[ours]] + "?" * (ours == "eps" and operator.has_own_eps)
 
     def read(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The tensors and the options of the declaration, among arguments that are checked.
+        """The declaration's tensors and options, from PyTorch's arguments.
 
         Raises:
-            ValueError: sizes that are not the input's.
+            ValueError: the arguments N, C and HxW differ from the input's sizes.
         """
         given = dict(zip(self.names, arguments, strict=True))
         if "HxW" in given:
@@ -95,7 +95,7 @@ class Schema:
         return tensors, options
 
     def arguments_of(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments that :meth:`read` reads as these tensors and options."""
+        """PyTorch's arguments, from the declaration's tensors and options; reverts :meth:`read`."""
         if "HxW" in self.names:
             samples, channels, *rest = given["input"].shape
             given = {**given, "N": samples, "C": channels, "HxW": prod(rest)}
@@ -113,7 +113,7 @@ def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - 
 
 _BATCH = "input weight bias running_mean running_var"
 _SIZES = "N C HxW group"
-#: The arguments of ATen's operators; normgrad's have the same names without a prefix.
+#: The arguments of ATen's operators; normgrad's names of these lack ``native_`` and ``_fused_``.
 _ARGUMENTS = {
     "native_batch_norm": f"{_BATCH} training momentum eps",
     "native_batch_norm_backward": (
@@ -143,7 +143,7 @@ _ROWS = [
     )
     for name, arguments in _ARGUMENTS.items()
 ]
-#: Those that are normgrad's operators, by normgrad's names.
+#: The schemas of ATen's operators, by the names of normgrad's declarations.
 ATEN = {row.operator.name: row for row in _ROWS}
 
 _FORWARD, _ELEMENTS = PLANNED["batch_norm"], PLANNED["batch_norm_backward_elemt"]
@@ -186,5 +186,5 @@ _SYNCHRONISED = (
     ),
 )
 
-#: The operators by name.
+#: All schemas by name.
 SCHEMAS = {row.name: row for row in (*_ROWS, *_SYNCHRONISED)}

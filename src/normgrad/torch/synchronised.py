@@ -1,8 +1,8 @@
-"""Synchronised batch norm's two operators: the local halves with one collective between them.
+"""Synchronised batch norm's two operators: each is two local parts with a collective between them.
 
-What ranks tell each other is float64, for any data: it is 2·C values, in which the time goes into
-the collective itself; and so neither a mean far larger than the deviation nor a thousand ranks cost
-a digit of the result, which is that of one rank with the whole batch.
+The ranks exchange float64 for data of any dtype. With 2·C values the width hardly affects the time
+of the collective. The result is that of one rank with the whole batch, without loss of accuracy for
+a mean far larger than the deviation or for a thousand ranks.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import dtypes, operators
+from .. import dtypes
+from ..operators.forward import batch_norm_elemt
+from ..operators.statistics import batch_norm_gather_stats_with_counts, batch_norm_stats
+from ..operators.sync_batch_norm import batch_norm_backward_elemt
 from . import collectives
 from .kernels import KERNELS, absent, output_for, wide
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
-#: Layers, by their keys, and groups that have agreed on it.
+#: The pairs of a layer's key and a group's name for which the ranks have passed the check.
 _agreed: set[tuple[int, str]] = set()
 
 
 def _check_ranks_agree(key: int, group: Any, facts: Mapping[str, Any], like: Tensor) -> None:
-    """Raise a ValueError on every rank if they are not about to do the same.
+    """Raise a ValueError on every rank if the ranks' arguments disagree.
 
-    A collective of different sizes ends the process, so this one, of a fixed size, comes first.
+    A collective with different sizes on different ranks ends the process, so this one, whose size
+    is fixed, comes first.
     """
     marker = key, collectives.name_of(group)
     if key < 0 or marker in _agreed:
         return
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
-        return  # a graph cannot be told anything by its kernels; a later call, outside, will
+        return  # a CUDA graph's capture cannot read results; a later call outside does the check
     mine = torch.tensor(
         [float(fact) for fact in facts.values()], dtype=torch.float64, device=like.device
     )
@@ -57,7 +61,7 @@ def _shown(name: str, value: float) -> str:
 
 
 def all_reduce_sum(values: Tensor, group_name: str) -> Tensor:
-    """The sum of every rank's values; so is its gradient."""
+    """The sum of the values over all ranks; the gradient is the same operation."""
     total = values.contiguous().clone()
     return collectives.all_reduce(
         "sync_batch_norm: second derivatives", total, collectives.by_name(group_name)
@@ -77,8 +81,8 @@ def sync_batch_norm(
 ) -> tuple[Tensor, ...]:
     """The output, all ranks' mean and 1/std, new running statistics and the number of elements.
 
-    One all-gather of each rank's mean, 1/std and number of elements. A rank without elements takes
-    part and has no weight.
+    The ranks do one all-gather of each rank's mean, 1/std and number of elements. A rank without
+    elements takes part in it with weight 0.
     """
     group = collectives.by_name(group_name)
     channels = input.shape[1]
@@ -93,19 +97,19 @@ def sync_batch_norm(
     }
     _check_ranks_agree(key, group, facts, input)
     mean, invstd = torch.empty(2, channels, dtype=torch.float64, device=input.device)
-    operators.batch_norm_stats(input, eps=eps, out=(mean, invstd))
+    batch_norm_stats(input, eps=eps, out=(mean, invstd))
     mine = input.numel() // max(1, channels)
     local = torch.cat((mean, invstd, mean.new_full((1,), mine)))
     everyone = collectives.all_gather("sync_batch_norm: statistics", local, group)
     counts = everyone[:, -1].to(torch.int64)
-    mean, invstd, *running = operators.batch_norm_gather_stats_with_counts(
+    mean, invstd, *running = batch_norm_gather_stats_with_counts(
         input, everyone[:, :channels], everyone[:, channels : 2 * channels], running_mean,
         running_var, counts, momentum=momentum, eps=eps,
     )  # fmt: skip
     real = wide(input)
     mean, invstd = mean.to(real), invstd.to(real)
     running = [absent(real, input) if new is None else new for new in running]
-    output = operators.batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
+    output = batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
 
@@ -119,12 +123,13 @@ def sync_batch_norm_backward(
     group_name: str,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    """The gradients: the input's over all ranks, the parameters' of this rank's elements.
+    """The gradients: grad_input from the sums of all ranks, the parameters' from this rank's only.
 
-    One all-reduce of Σdy and Σdy·(x − mean) if grad_input is wanted.
+    If grad_input is wanted, the ranks do one all-reduce of Σdy and Σdy·(x − mean).
     """
     group = collectives.by_name(group_name)
-    # New sums have the mean's dtype, and gradients that of what stands for the weight.
+    # The sums take the mean's dtype, float64, and the parameters' gradients the weight's; without a
+    # weight the mean stands in for it.
     sum_dy, sum_dy_xmu, grad_weight, grad_bias = KERNELS["batch_norm_backward_reduce"](
         grad_out, input, mean.double(), invstd, mean if weight is None else weight, *output_mask
     )
@@ -133,7 +138,7 @@ def sync_batch_norm_backward(
         both = torch.cat((sum_dy, sum_dy_xmu))
         collectives.all_reduce("sync_batch_norm: gradients", both, group)
         sum_dy, sum_dy_xmu = both.chunk(2)
-        grad_input = operators.batch_norm_backward_elemt(
+        grad_input = batch_norm_backward_elemt(
             grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count
         )
     return grad_input, grad_weight, grad_bias

@@ -1,4 +1,4 @@
-"""Compiling what a model will need, before its training begins."""
+"""The compilation of the kernels that a model needs, before its training begins."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from .conversion import check_module
 
 
 def warmup(module: Module, /, *example: Any, **named: Any) -> None:
-    """Compile whatever a training step and an evaluation of a model will need, for such an input.
+    """Compile the kernels that a training step and an evaluation of a model need, for an example.
 
-    A copy of the model is called, as ``module(*example, **named)``: forwards and backwards in
-    training, and forwards in evaluation. The model itself, its gradients and running statistics,
-    the example and PyTorch's random numbers stay as they are. Hooks are called, and layers that
-    synchronise do: then every rank has to call this.
+    The function calls a copy of the model, as ``module(*example, **named)``: forward and backward
+    in training mode, and forward in evaluation mode. The model itself, its gradients and running
+    statistics, the example and the state of PyTorch's random numbers do not change. Hooks are
+    called, and synchronised layers communicate, so with these every rank has to call the function.
 
-    What kernels there are to compile follows from dtypes, layouts and shapes, so the example should
-    be like a batch of the training's, and this be called in its contexts (such as autocast). Other
-    layers compute too: it takes the time and memory of a training step, and memory for the copy.
+    The kernels depend on dtypes, layouts and shapes, so the example should be like a batch of the
+    training, and the call should be in the contexts of the training (such as autocast). All layers
+    of the model run, so the call takes the time and memory of a training step, and memory for the
+    copy.
 
     Args:
-        module: a model. Layers that are in evaluation in a model that is in training stay in it.
-        example, named: what it is called with. Tensors may be in tuples, lists and dictionaries.
+        module: a model. If it is in training mode, layers in evaluation mode stay in it.
+        example, named: the arguments of the model's call. Tensors may be in tuples, lists and
+            dictionaries.
 
     Raises:
-        TypeError: no module, one that is TorchScript or has some in it, or one that cannot be
+        TypeError: not a module, a module that is or contains TorchScript, or one that cannot be
             copied.
-        ValueError: there are parameters to train, and no result depends on them.
-        Exception: whatever the model raises.
+        ValueError: the model has parameters to train, but no result depends on them.
+        Exception: any exception of the model.
     """
     check_module(module)
     tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((example, named))]
@@ -59,7 +61,7 @@ def _copy_of(module: Module) -> Module:
         return copy.deepcopy(module)
     except MemoryError:
         raise
-    except Exception as error:  # layers raise what they like
+    except Exception as error:  # a layer's copy may raise any type of exception
         layers = reversed([*module.named_modules()])  # the innermost first
         name = next((name for name, layer in layers if not _can_be_copied(layer)), "")
         raise TypeError(
@@ -77,7 +79,7 @@ def _can_be_copied(layer: Module) -> bool:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, which a copy of its elements alone might not have."""
+    """A copy with the same strides and ``requires_grad``; clone() might change the strides."""
     return copy.deepcopy(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
@@ -88,7 +90,8 @@ def _differentiate(results: Any, model: Module) -> None:
         if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
     if outputs:
-        # Losses give dense gradients, some in the outputs' layout and some always contiguous.
+        # The gradients that losses pass to outputs are dense, some in the output's layout and
+        # others contiguous, so both are tried.
         alike = [torch.ones_like(output) for output in outputs]
         differ = not all(each.is_contiguous() for each in alike)
         torch.autograd.backward(outputs, alike, retain_graph=differ)

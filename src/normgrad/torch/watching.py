@@ -1,4 +1,4 @@
-"""Whether anything but autograd sees what is computed: a transform, mode, tracer or subclass."""
+"""The question whether PyTorch must see an operator: for a transform, mode, tracer or subclass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
 def unwatched() -> bool:
-    """Whether nothing but autograd sees what is called."""
+    """Whether no transform, mode, compiler or tracer is active that must see operators."""
     return not (
         torch.compiler.is_compiling()
         or _C._len_torch_dispatch_stack()
@@ -29,25 +29,25 @@ def unwatched() -> bool:
 
 
 def plain(*tensors: Any) -> bool:
-    """Whether these are plain tensors, or None."""
+    """Whether all arguments are plain tensors (of no subclass but Parameter) or None."""
     return all(type(value) in _PLAIN for value in tensors)
 
 
 def kernels_suffice(grad_out: Tensor) -> bool:
-    """Whether a gradient that nothing watches is one of a plain tensor."""
+    """Whether the kernels can read a gradient: a plain tensor on the CPU or a GPU, not a batch."""
     if not plain(grad_out):
         return False
-    # Autograd has a vmap of its own, whose tensors look like any others.
+    # Autograd has its own vmap (is_grads_batched); only the dispatch keys show its batched tensors.
     keys = _C._dispatch_keys(grad_out)
     return bool(keys.has(_CPU) or keys.has(_CUDA))
 
 
 def untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, out of Dynamo's sight.
+    """Wrap a kernel so that Dynamo does not trace it.
 
-    Where a compiled function has parts that are not, Dynamo watches every Python frame that runs
-    meanwhile, also those that the dispatcher calls: it would compile plans and guards. It is looked
-    for among the loaded modules: loading it takes seconds, and whoever compiles has done so.
+    If Dynamo cannot compile some part of a function, it inspects every Python frame that this part
+    runs, including those that the dispatcher calls: it would compile the code of plans. Dynamo is
+    looked up among the loaded modules, since importing it takes seconds and compiling loads it.
     """
     hidden: list[Callable[..., Any]] = []
 
@@ -56,7 +56,7 @@ def untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
         if hidden:
             return hidden[0](*arguments)
         dynamo = sys.modules.get("torch._dynamo")
-        disable = getattr(dynamo, "disable", None)  # absent while it is being loaded
+        disable = getattr(dynamo, "disable", None)  # absent while Dynamo is being imported
         if disable is None:
             return kernel(*arguments)
         hidden.append(disable(kernel))

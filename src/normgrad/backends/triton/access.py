@@ -29,7 +29,7 @@ OUT_MEAN, OUT_INVSTD, OUT_RUNNING_MEAN, OUT_RUNNING_VAR = (
     constant(config.slot(role))
     for role in (Role.OUT_MEAN, Role.OUT_INVSTD, Role.OUT_RUNNING_MEAN, Role.OUT_RUNNING_VAR)
 )
-#: The axes along which a tensor may be contiguous.
+#: The codes of the axes along which a tensor may be contiguous.
 ALONG_POSITIONS = constant(config.ALONG_POSITIONS)
 ALONG_CHANNELS = constant(config.ALONG_CHANNELS)
 #: The code of an absent vector.
@@ -38,7 +38,7 @@ ABSENT = constant(config.ABSENT)
 
 @helper
 def pointer(address, CODE: tl.constexpr):
-    """A pointer to elements of the dtype with a code (see dtypes.py)."""
+    """A pointer to elements of the dtype that has this code (see dtypes.py)."""
     place = address.to(tl.int64)
     if CODE == 0:
         return place.to(tl.pointer_type(tl.float32))
@@ -56,13 +56,13 @@ def pointer(address, CODE: tl.constexpr):
 
 @helper
 def in_workspace(a, offset, CODE: tl.constexpr):
-    """A pointer to elements of a dtype, so many bytes into the workspace."""
+    """A pointer to elements of a dtype, at an offset in bytes from the workspace's start."""
     return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
 
 
 @helper
 def offset_of(index, axes):
-    """The offset of an index that counts through axes, the last one fastest."""
+    """The offset of the element with a row-major index over several axes."""
     RANK: tl.constexpr = len(axes.strides)
     rest = index.to(tl.int64)
     offset = rest * 0
@@ -87,7 +87,7 @@ class Channels(NamedTuple):
 
 @helper
 def channels_of(s, block, a, C: tl.constexpr):
-    """Make the channels of a tile, and the number of the first."""
+    """The channels of a tile, and the index of the first."""
     step = a.sizes.step.to(tl.int32)
     first = block * step
     i = tl.arange(0, C.channels)
@@ -106,10 +106,10 @@ def channels_of(s, block, a, C: tl.constexpr):
 def positions_from(a, start, end, at, C: tl.constexpr):
     """The positions of a tile, and a mask of the elements that exist.
 
-    Positions of a line that share a parameter are padded to a power of two.
+    In lines, the positions that share a parameter are padded to a power of two.
     """
     B: tl.constexpr = C.positions
-    # Parts start at multiples of tiles.
+    # A part starts at a multiple of the tile's size.
     p = tl.multiple_of(start + tl.arange(0, B), B)
     there = p < end
     if C.sharing > 1:
@@ -118,14 +118,14 @@ def positions_from(a, start, end, at, C: tl.constexpr):
         p = p // C.sharing * a.sizes.sharing.to(p.dtype) + index
     V: tl.constexpr = C.x.vector
     if (V > 1) & (C.x.along == ALONG_POSITIONS):
-        # Parts end at multiples of what is read at once.
+        # A part ends at a multiple of the vector that a thread reads at once.
         there = tl.max_constancy(there, V)
     return p, there[:, None] & at.there[None, :]
 
 
 @helper
 def quotient(value, axis, C: tl.constexpr):
-    """Divide positions by an axis' size: by a multiplication and a shift, where 32 bits suffice."""
+    """Divide positions by an axis' size; if 32 bits suffice, by a multiplication and a shift."""
     if C.long_positions:
         return value // axis.size.to(tl.int64)
     else:
@@ -137,8 +137,8 @@ def quotient(value, axis, C: tl.constexpr):
 def pointers(address, steps, s, first, p, axes, T: tl.constexpr, C: tl.constexpr):
     """Pointers to a tile of a tensor: positions by channels.
 
-    Hints tell the compiler what the plan knows of the strides. Triton attaches a hint to an
-    operation, and loses it where the operation adds nothing or stands in a called function.
+    The hints tell the compiler what the plan knows about the strides. Triton attaches a hint to an
+    operation, and loses it if the operation adds 0 or is in a called function.
     """
     RANK: tl.constexpr = C.rank
     V: tl.constexpr = T.vector
@@ -192,7 +192,7 @@ def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
 
 @helper
 def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read a per-channel input, rounded as the arithmetic demands, in float64."""
+    """Read a per-channel input, rounded to the arithmetic's type, as float64."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7
     if CODE == ABSENT:
         return tl.full(index.shape, DEFAULT, tl.float64)
@@ -203,7 +203,7 @@ def read(a, s, index, there, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.co
 
 @helper
 def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read the channels' parameters, which all sets share. Lines have none; their positions do."""
+    """Read the channels' parameters, which all sets share; in lines, only positions have any."""
     if C.sharing > 0:
         return tl.full(at.channel.shape, DEFAULT, tl.float64)
     else:
@@ -212,7 +212,7 @@ def read_parameter(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.const
 
 @helper
 def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read the parameters of a line's positions, from the first position of a tile on."""
+    """Read the parameters of the positions of a tile of lines, which begins at ``start``."""
     parameter = (start + tl.arange(0, C.positions)) // C.sharing
     there = parameter < a.sizes.positions // C.sharing
     return real(read(a, s, parameter, there, SLOT, DEFAULT, C), C.wide)[:, None]
@@ -240,6 +240,6 @@ def write_parameter(a, at, value, SLOT: tl.constexpr, C: tl.constexpr):
 
 @helper
 def count_at(a, element, there, C: tl.constexpr):
-    """Read elements of the counts, by their row-major number, as float64; 0 beyond the last."""
+    """Read elements of the counts, by their row-major index, as float64; 0 outside the mask."""
     place = pointer(a.at.count, C.counts) + offset_of(element, a.counts)
     return tl.load(place, mask=there, other=0).to(tl.float64)

@@ -1,8 +1,8 @@
 """Double-double arithmetic in kernels, and a single rounding of results.
 
-In float64 arithmetic ("wide") sums and products of a few per-channel numbers carry the error of
-each rounding; beside float32 data float64 by itself is exact enough, and the errors are zeros that
-the compiler drops.
+In float64 arithmetic ("wide") sums and products of a few per-channel numbers carry their rounding
+errors. With float32 data, float64 alone is exact enough; the errors are then constant zeros, which
+the compiler removes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Pair(NamedTuple):
 
 @helper
 def exact(value):
-    """A pair of a number and no error."""
+    """A pair of a number and the error 0."""
     return Pair(value, tl.zeros_like(value))
 
 
 @helper
 def number(bits):
-    """A float64 from its bits."""
+    """The float64 with these bits."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
@@ -47,7 +47,7 @@ def is_finite(value):
 
 @helper
 def two_sum(a, b):
-    """a + b, rounded, and what the rounding left."""
+    """a + b as a pair of the rounded sum and its exact rounding error."""
     s = a + b
     z = s - a
     return Pair(s, (a - (s - z)) + (b - z))
@@ -55,9 +55,9 @@ def two_sum(a, b):
 
 @helper
 def kept(a, WIDE: tl.constexpr):
-    """A pair of a number and its error, if the arithmetic keeps errors.
+    """A pair as one number: the value plus its error, if the arithmetic keeps errors.
 
-    The error of an infinite sum is NaN and must not spoil it.
+    The error of an infinite value is NaN, and is not added.
     """
     if WIDE:
         return tl.where(is_finite(a.value), a.value + a.error, a.value)
@@ -77,13 +77,13 @@ def added(a, b, WIDE: tl.constexpr):
 
 @helper
 def masked(a, there):
-    """A pair where a mask holds, and 0 elsewhere."""
+    """A pair where a mask is true, and 0 elsewhere."""
     return Pair(tl.where(there, a.value, 0.0), tl.where(there, a.error, 0.0))
 
 
 @helper
 def negative(a):
-    """A pair with the opposite sign."""
+    """The negative of a pair."""
     return Pair(-a.value, -a.error)
 
 
@@ -96,7 +96,7 @@ def _add_pairs(a, a_error, b, b_error):
 
 @helper
 def sum_along(a, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """The sum of pairs along an axis, in an order that the shape alone decides."""
+    """The sum of pairs along an axis, in an order that depends on the shape alone."""
     if WIDE:
         value, error = tl.reduce((a.value, a.error), AXIS, _add_pairs)
         return Pair(value, error)
@@ -117,14 +117,14 @@ def times(a, b, WIDE: tl.constexpr):
 
 @helper
 def divided(a, divisor, inverse, WIDE: tl.constexpr):
-    """The quotient of a pair, by the divisor's inverse.
+    """The quotient of a pair and a divisor, computed with the divisor's inverse.
 
-    A division of float64 would be a function call, for which registers have to be freed.
+    A float64 division would be a function call, for which registers have to be freed.
     """
     quotient = a.value * inverse
     if WIDE:
         rounding = (tl.fma(-quotient, divisor, a.value) + a.error) * inverse
-        # Divided by an infinite number of elements, the error is 0.
+        # If the number of elements is infinite, the error is 0.
         return Pair(quotient, tl.where(inverse == 0.0, 0.0, rounding))
     else:
         return Pair(quotient, a.error)
@@ -152,16 +152,17 @@ def real(value, WIDE: tl.constexpr):
 
 @helper
 def rounded_to_odd(value):
-    """A float64 as a float32 that another rounding, to a half type, rounds as if there were one.
+    """Round a float64 to odd as a float32, so that rounding that to a half type rounds only once.
 
-    What is not exact takes the neighbour whose last bit is 1, so that a tie remains visible
-    (Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums", 2008).
+    A number that is not exact becomes the neighbour whose last bit is 1, so that a later rounding
+    does not see a tie where there is none (Boldo and Melquiond, "Emulation of a FMA and Correctly
+    Rounded Sums", 2008).
     """
     near = value.to(tl.float32)
     bits = near.to(tl.int32, bitcast=True)
     back = near.to(tl.float64)
     away = tl.abs(back) < tl.abs(value)
-    # Zero has the sign of the value, which counts bits up from there.
+    # A zero has the value's sign, so that adding 1 to its bits moves it towards the value.
     moved = tl.where(away, bits + 1, bits - 1).to(tl.float32, bitcast=True)
     unmoved = (back == value) | (value != value) | (tl.abs(near) == float("inf"))
     return tl.where(unmoved | ((bits & 1) == 1), near, moved)
@@ -169,7 +170,7 @@ def rounded_to_odd(value):
 
 @helper
 def as_bfloat16(value):
-    """A float32 rounded to a bfloat16's bits, which the interpreter would only cut off."""
+    """Round a float32 to a bfloat16's value by its bits, since the interpreter truncates."""
     bits = value.to(tl.int32, bitcast=True)
     up = bits + 0x7FFF + ((bits >> 16) & 1)
     bits = tl.where(value == value, up, 0x7FC00000) & -65536
@@ -178,7 +179,7 @@ def as_bfloat16(value):
 
 @helper
 def rounded(value, CODE: tl.constexpr):
-    """A number rounded once, to nearest even, to the dtype with a code (see dtypes.py)."""
+    """Round a number once, to nearest even, to the dtype that has this code (see dtypes.py)."""
     if CODE == 0:
         return value.to(tl.float32)
     elif CODE == 1:

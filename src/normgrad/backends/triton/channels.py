@@ -1,6 +1,6 @@
 """Per-channel arithmetic in float64, from statistics and sums to coefficients and outputs.
 
-The formulas are those of the CPU's kernels, which say why they are as they are.
+The formulas are those of the CPU backend's kernels, whose comments explain them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SAVED_MEAN, SAVED_REST, SAVED_INVSTD, SAVED_ERROR = (constant(index) for index i
 
 @helper
 def firsts(a, at):
-    """A mask of the first channel of each group, which writes for the whole group."""
+    """A mask of the first channels of groups, which write their group's statistics."""
     return at.there & (at.channel == at.group * a.sizes.per_group.to(tl.int32))
 
 
 @helper
 def of_group(a, at, offset, WHICH: tl.constexpr):
-    """Pointers to the groups' numbers in one of the workspace's arrays."""
+    """Pointers to the groups' elements of one of the workspace's arrays."""
     row = WHICH * a.sizes.sets.to(tl.int64) + at.set
     base = access.in_workspace(a, offset, 1)
     return base + (row * a.sizes.groups.to(tl.int64) + at.group)
@@ -70,7 +70,7 @@ def save(a, at, value, WHICH: tl.constexpr):
 
 @helper
 def given_mean(a, at, C: tl.constexpr):
-    """The mean that x is centred about: given, or computed before."""
+    """The mean that x is centred about: the given one, or the one in the workspace."""
     if C.about == SAVED:
         return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
@@ -79,7 +79,7 @@ def given_mean(a, at, C: tl.constexpr):
 
 @helper
 def given_invstd(a, at, C: tl.constexpr):
-    """1/std: given, computed before, or made from a given variance."""
+    """1/std: the given one, the one in the workspace, or one from a given variance."""
     if C.invstd == SAVED:
         value = load_saved(a, at, SAVED_INVSTD, 1.0)
         if C.wide:
@@ -106,9 +106,10 @@ def mean_rest(a, at, C: tl.constexpr):
 def about(a, at, C: tl.constexpr):
     """The point that x is centred about in sums: a pilot or a mean.
 
-    A pilot is the first element of a group, so that its channels' moments can be added, or 0 if
-    that is infinite or NaN. An element is no further from the mean than sqrt(m) deviations, of
-    which float64's sums of float32 data can lose m·2⁻⁵³.
+    A pilot is the first element of a group, or 0 if that is infinite or NaN. All channels of a
+    group have the same one, so that their moments can be added. The distance of an element from the
+    mean is at most sqrt(m) standard deviations, so float64 sums of float32 data lose at most m·2⁻⁵³
+    of the variance.
     """
     if C.about == PILOT:
         offset = access.offset_of(at.set, a.x.sets)
@@ -119,7 +120,7 @@ def about(a, at, C: tl.constexpr):
         centre = tl.where(is_finite(value), value, 0.0)
     else:
         centre = given_mean(a, at, C)
-    # Rounded to the type in which it is subtracted from x; moments take it in float64.
+    # The point is rounded to the type in which it is subtracted from x; moments use it as float64.
     if C.forward:
         return real(centre, C.wide).to(tl.float64)
     else:
@@ -130,7 +131,7 @@ def about(a, at, C: tl.constexpr):
 def about_sums(a, at, C: tl.constexpr):
     """The point that x was centred about in the sums in the workspace.
 
-    A pilot is stored with them: y may be x's own memory, where the element is overwritten by now.
+    A pilot is read from the workspace, since y may have overwritten the element of x.
     """
     if C.about == PILOT:
         return tl.load(of_group(a, at, a.work.pilots, 0), mask=at.there, other=0.0)
@@ -176,7 +177,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
         new = two_sum(about, change.value)
         mean = real(new.value, C.wide).to(tl.float64)
         rest = new.error + (new.value - mean) + change.error
-        # It may stand where what x was centred about was read, by several threads.
+        # This may overwrite the mean that other threads read as the point for moments.
         tl.debug_barrier()
         # An infinite or NaN mean has no rounding error.
         mean = tl.where(is_finite(about), mean, about)
@@ -187,7 +188,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
         r = tl.rsqrt(value.value)
         save(a, at, r, SAVED_INVSTD)
         if C.wide:
-            # By a step of Newton's: of 1 − r²·value half is what r lacks, relative to it.
+            # The error follows from a Newton step: its relative size is (1 − r²·value)/2.
             square = times(exact(r), exact(r), True)
             lack = tl.fma(-square.value, value.value, 1.0) - square.error * value.value
             error = 0.5 * r * (lack - square.value * (value.error + variance.error))
@@ -196,7 +197,7 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 
 @helper
 def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
-    """Write the statistics that are wanted, and update the running ones."""
+    """Write the statistics that are wanted, and update the running statistics."""
     first = firsts(a, at)
     access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
     access.write(a, at.set, at.group, first, invstd, access.OUT_INVSTD, C)
@@ -208,12 +209,12 @@ def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
 def update_running(a, at, mean, variance, n, C: tl.constexpr):
     """Update running statistics: (1 − momentum)·old + momentum·new.
 
-    Without elements the old ones stay.
+    Without elements they do not change.
     """
     momentum = number(a.numbers.momentum)
     old_mean = access.read_parameter(a, at, access.RUNNING_MEAN, 0.0, C)
     old_variance = access.read_parameter(a, at, access.RUNNING_VAR, 0.0, C)
-    # They may be written where they are read, and several threads may hold the same one.
+    # The update may be in place, and several threads may have the same channel.
     tl.debug_barrier()
     new = tl.where(n == 0.0, old_mean, (1.0 - momentum) * old_mean + momentum * mean)
     access.write_parameter(a, at, new, access.OUT_RUNNING_MEAN, C)
@@ -226,7 +227,7 @@ def update_running(a, at, mean, variance, n, C: tl.constexpr):
 
 @helper
 def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
-    """Pointers to the channels' sums in the workspace: two, and then their errors."""
+    """Pointers to one of the channels' sums in the workspace, or to one of the sums' errors."""
     CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
     row = row * a.sizes.sets.to(tl.int64) + at.set
@@ -236,7 +237,7 @@ def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def put_sums(a, part, at, centre, sums, C: tl.constexpr):
-    """Store a part's sums in their own place; the first part also stores the pilots."""
+    """Store a part's sums in the workspace; the first part also stores the pilots."""
     if C.about == PILOT:
         if part == 0:
             tl.store(of_group(a, at, a.work.pilots, 0), centre, mask=firsts(a, at))
@@ -265,7 +266,7 @@ def load_sums(a, part, at, C: tl.constexpr):
 
 @helper
 def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
-    """Store a piece's column sums over some lines, rounded, in their own place."""
+    """Store the sums of a piece's parameters over some lines, rounded, in the workspace."""
     CODE: tl.constexpr = 1 if C.wide else 0
     of_set = a.sizes.positions // C.sharing
     parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
@@ -278,10 +279,11 @@ def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
 
 @helper
 def weighted(a, at, sums, C: tl.constexpr):
-    """The channels' sums as their group adds them up: of gradients, multiplied by the weights."""
+    """The terms of a group's sums: in gradients, the channels' sums times their weights."""
     if C.grouped:
         w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
-        # Among several terms with an infinite weight are infinities of both signs: no number.
+        # With an infinite weight and several terms, the terms include infinities of both signs, so
+        # that their sum is NaN.
         w += tl.where(number(a.numbers.divisor) > a.sizes.per_group.to(tl.float64), w - w, 0.0)
         total = tl.where(at.there, w * kept(sums.total, C.wide), 0.0)
         projection = tl.where(at.there, w * kept(sums.projection, C.wide), 0.0)
@@ -292,7 +294,7 @@ def weighted(a, at, sums, C: tl.constexpr):
 
 @helper
 def centred(a, at, sums, C: tl.constexpr):
-    """Correct Σdy·(x − μ) for the rounding of a computed mean, about which it was summed."""
+    """Correct Σdy·(x − μ), which was summed about a rounded mean, for the mean's rounding error."""
     if C.about == SAVED:
         term = times(exact(mean_rest(a, at, C)), sums.total, C.wide)
         term = masked(term, is_finite(term.value))
@@ -321,7 +323,7 @@ def normalising(a, at, mean, r, C: tl.constexpr):
     """The coefficients of y."""
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
     bias = real(access.read_parameter(a, at, access.BIAS, 0.0, C), C.wide)
-    # As the arithmetic's type holds 1/std.
+    # 1/std is rounded to the arithmetic's type first.
     scale = real(w * real(r, C.wide).to(tl.float64), C.wide)
     return Coefficients(real(mean, C.wide), bias, scale, scale, scale)
 
@@ -338,8 +340,9 @@ def scaling(a, at, C: tl.constexpr):
 def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     """The coefficients of dx, from sums over m elements.
 
-    Multiplied out where that keeps every factor's precision; else as the formula stands. The loops
-    use the mean as it was rounded: what the slope makes of the rest is taken off the shift.
+    The factors are multiplied out if no product loses precision; otherwise the coefficients are
+    those of the formula. The loops use the rounded mean, so the slope times its rounding error is
+    subtracted from the shift.
     """
     W: tl.constexpr = C.wide
     w = access.read_parameter(a, at, access.WEIGHT, 1.0, C)
@@ -350,7 +353,8 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     p = times(divided(sums.projection, m, inverse, W), times(r, r, W), W)
     wr = times(exact(w), r, W)
     if C.grouped:
-        # The group's sums hold its weights already, and r in their terms: see `weighted`.
+        # The group's sums already include the weights; see `weighted`. With several terms and an
+        # infinite r, p is NaN as in the formula.
         p = Pair(p.value + tl.where(m > 1.0, r.value - r.value, 0.0), p.error)
         o = exact(r.value)
         g = w
@@ -360,7 +364,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
     ot = kept(times(o, t, W), W)
     op = kept(times(o, p, W), W)
     multiplied = is_normal(wr.value, W) & is_normal(ot, W) & is_normal(op, W)
-    # A product may vanish though its factors do not.
+    # A product may underflow to 0 although its factors are not 0.
     multiplied = multiplied & ((ot != 0.0) | (o.value == 0.0) | (t.value == 0.0))
     multiplied = multiplied & ((op != 0.0) | (o.value == 0.0) | (p.value == 0.0))
     multiplied = multiplied & ((wr.value != 0.0) | (w == 0.0) | (r.value == 0.0))
@@ -378,7 +382,7 @@ def gradient(a, at, sums, m, inverse, C: tl.constexpr):
 
 @helper
 def write_gradients(a, at, sums, scaled, C: tl.constexpr):
-    """The gradients of parameters, and the sums that are asked for."""
+    """Write the gradients of parameters and the sums that are wanted."""
     total = kept(sums.total, C.wide)
     access.write_parameter(a, at, total, access.OUT_SUM_DY, C)
     access.write_parameter(a, at, kept(sums.projection, C.wide), access.OUT_SUM_DY_XMU, C)
@@ -399,7 +403,7 @@ def finished(a, at, centre, sums, C: tl.constexpr):
         if C.outputs:
             projection = kept(sums.projection, C.wide)
             r = given_invstd(a, at, C)
-            # Without elements nothing is scaled, not even by infinity.
+            # Without elements the gradient is 0, even if 1/std is infinite.
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, r.value * projection, 0.0)
             write_gradients(a, at, sums, Pair(scaled, r.error * projection), C)
@@ -431,7 +435,7 @@ def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def put_coefficients(a, at, c, C: tl.constexpr):
-    """Store coefficients in the workspace: y has three, dx all five."""
+    """Store coefficients in the workspace: three for y, all five for dx."""
     COUNT: tl.constexpr = 3 if C.forward else 5
     for k in tl.static_range(COUNT):
         tl.store(coefficient_at(a, at, k, C), c[k], mask=at.there)

@@ -1,8 +1,8 @@
-"""The arguments of kernels: those that are compiled into one, and those that are passed to it.
+"""The arguments of kernels: compile-time constants, and those that are passed at launch.
 
-All are named tuples, which Triton takes apart by itself. :class:`Config` holds what a kernel is
-compiled for; the others hold integers of 64 bits, which change from call to call or from shape to
-shape. Real numbers are passed as the bits of a float64, since Triton rounds a float to float32.
+All are named tuples, which Triton flattens by itself. :class:`Config` has the compile-time
+constants; the others have 64-bit integers, which change from call to call or from shape to shape.
+Real numbers are passed as the bits of a float64, since Triton rounds a float to float32.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from ...problem import VECTORS, Role
 
-#: The axis along which a tensor is contiguous: none that is known, the positions, or the channels.
+#: The codes of the axis along which a tensor is contiguous: unknown, the positions, the channels.
 SCATTERED, ALONG_POSITIONS, ALONG_CHANNELS = 0, 1, 2
 
 
 class Tensor(NamedTuple):
-    """A data tensor: its dtype's code, its contiguous axis, and the alignment in elements there."""
+    """A data tensor: its dtype's code, its contiguous axis, and its alignment there in elements."""
 
     code: int
     along: int = SCATTERED
@@ -31,33 +31,32 @@ class Config(NamedTuple):
         wide: whether the arithmetic is float64.
         centred: whether statistics are of x − mean, rather than of x itself.
         dy, x, dx: the data tensors.
-        vectors: the codes of the per-channel vectors, see :func:`pack`.
-        counts: the code of the counts.
-        positions, channels: the size of a tile; its channels follow each other.
-        leading, adjacent: how many of a tile's positions one thread has, which are added up in
-            float32 before float64 takes over: so many times so many that are next to each other.
+        vectors: the dtypes' codes of the per-channel vectors; see :func:`pack`.
+        counts: the dtype's code of the counts.
+        positions, channels: the size of a tile; its channels are consecutive.
+        leading, adjacent: leading · adjacent is the number of a tile's positions per thread, which
+            are summed in float32 before float64; ``adjacent`` of them are consecutive.
         single: whether each channel is a group of its own.
-        sharing: 0 where a tile's channels have the parameters; in lines, whose positions have
-            them, how many of a tile's positions share one, a power of two.
-        groups: how many groups a program takes at once, where it has all of a group.
-        fan: how many of a group's channels ``finish`` adds up at once.
+        sharing: 0 if channels have the parameters; in lines, whose positions have them, the number
+            of a tile's positions that share one, a power of two.
+        groups: the number of groups of a program, if it has whole groups.
+        fan: the number of a group's channels that ``finish`` adds up at once.
         rank: the number of axes that positions run over.
         long_positions, long_offsets: whether positions, and offsets within a set, need 64 bits.
-        rows: how many parts' sums are added up at once.
-        about: what x is centred about, one of PILOT, GIVEN, SAVED.
-        invstd: where 1/std comes from, one of GIVEN, SAVED, VARIANCE.
-        saves: which statistics are stored in the workspace, of MEAN, BOTH, INVSTD; 0 for none.
-        coefficients: whether they are read from the workspace, where ``finish`` stored them for
-            ``write``; else they are computed from given statistics.
-        writes: whether dx is written where sums are made.
-        outputs: whether the per-channel outputs are written here.
-        keeps_sums: whether sums are stored in the workspace, too.
-        columns: whether the gradients of parameters are made from sums over lines, with each
+        rows: the number of parts whose sums are added up at once.
+        about: the source of the point that x is centred about, one of PILOT, GIVEN, SAVED.
+        invstd: the source of 1/std, one of GIVEN, SAVED, VARIANCE.
+        saves: the statistics that are stored in the workspace, one of MEAN, BOTH, INVSTD, or 0.
+        coefficients: whether coefficients are read from the workspace, where ``finish`` stored
+            them for ``write``, rather than computed from given statistics.
+        writes: whether the kernel that makes the sums also writes dx.
+        outputs: whether the kernel writes the per-channel outputs.
+        keeps_sums: whether the kernel also stores its sums in the workspace.
+        columns: whether the gradients of parameters are made from sums over lines that include each
             line's 1/std, rather than from sums of every set.
-        short_sums: whether sums are left rounded to the arithmetic's type: those which nothing but
-            the gradients of parameters is made from.
-        reverse: whether to begin at the end, where the sums left the L2 cache filled.
-        centred: whether statistics are of x − mean, rather than of x itself.
+        short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
+            only the gradients of parameters are made from them.
+        reverse: whether to begin with the last tiles, which the sums have left in the L2 cache.
     """
 
     forward: bool
@@ -94,11 +93,11 @@ class Config(NamedTuple):
     centred: bool = True
 
 
-#: The point for moments: an element of the tensor, a given mean, or one in the workspace. 1/std is
-#: given, or in the workspace, or made from a given variance.
+#: The sources of the point for moments: an element of the tensor (PILOT), a given mean (GIVEN), or
+#: a mean in the workspace (SAVED). 1/std is GIVEN, SAVED, or made from a given VARIANCE.
 PILOT, GIVEN, SAVED, VARIANCE = 0, 1, 2, 3
 
-#: The statistics that are stored: the mean; the mean and 1/std; 1/std about the mean in use.
+#: The statistics to store: the mean; the mean and 1/std; 1/std about the given mean.
 MEAN, BOTH, INVSTD = 1, 2, 3
 
 #: The code of an absent vector.
@@ -106,12 +105,12 @@ ABSENT = 7
 
 
 def slot(role: Role) -> int:
-    """The number of a per-channel vector among all of them."""
+    """The index of a per-channel vector among all of them."""
     return VECTORS.index(role)
 
 
 def pack(codes: dict[int, int]) -> int:
-    """The dtypes' codes of the vectors at their slots as one integer, three bits each."""
+    """The vectors' dtype codes in one integer, with three bits per slot."""
     return sum(codes.get(slot, ABSENT) << (3 * slot) for slot in range(len(VECTORS)))
 
 
@@ -130,7 +129,7 @@ class Addresses(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis that positions run over: its size, and the numbers that divide by it."""
+    """An axis that positions run over: its size, and the numbers for division by the size."""
 
     size: Any
     magic: Any
@@ -138,11 +137,11 @@ class Axis(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """Strides over axes that one index counts through, the last one fastest.
+    """Strides over axes that one row-major index runs over.
 
     Attributes:
-        strides: of each axis.
-        sizes: of each but the first.
+        strides: the stride of each axis.
+        sizes: the size of each axis except the first.
     """
 
     strides: Any
@@ -150,9 +149,10 @@ class Strides(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Strides: over sets, over channels (or groups), and of a tensor over the axes of positions.
+    """The strides of a data tensor or vector: over sets, channels (or groups), and positions.
 
-    Those over sets are :class:`Strides`, and those of a vector over channels.
+    ``sets`` is a :class:`Strides`. ``channels`` is one for a vector, and an integer for a tensor.
+    ``axes`` are a tensor's strides over the axes of positions.
     """
 
     sets: Any
@@ -161,15 +161,16 @@ class Steps(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of the other axes, and how they are cut into tasks.
+    """The sizes of a problem, and of the tasks into which it is divided.
 
     Attributes:
-        sets, channels, per_group, positions: sizes.
-        groups: how many groups of channels.
-        sharing: how many positions of a line share a parameter.
-        step: channels from one tile to the next.
-        parts, part: into how many parts positions are cut, and how long each is.
-        tasks, each: how many tasks there are, and how many of them a program takes.
+        sets, channels, positions: the numbers of sets, of channels, and of positions of a channel.
+        per_group: the number of channels in a group.
+        groups: the number of groups of channels.
+        sharing: the number of positions of a line that share a parameter.
+        step: the number of channels from one tile to the next.
+        parts, part: the number of parts of the positions, and the number of positions in each.
+        tasks, each: the number of tasks, and the number of tasks per program.
     """
 
     sets: Any
@@ -186,9 +187,9 @@ class Sizes(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Scalars: the bits of float64, and how many counts there are.
+    """Scalars: the bits of float64 numbers, and the number of counts.
 
-    ``inverse`` is 1/divisor, ``unbiased`` what makes a variance over so many elements unbiased.
+    ``inverse`` is 1/divisor; ``unbiased`` is the factor that makes a variance unbiased.
     """
 
     eps: Any
@@ -203,15 +204,15 @@ class Work(NamedTuple):
     """The byte offsets of the workspace's arrays.
 
     Attributes:
-        sums: of dy and of dy·(x − μ), then in float64 arithmetic their errors; each by part, set
-            and channel.
-        statistics: a computed mean, rounded to the arithmetic's type, what rounding left of it, a
+        sums: the sums of dy and of dy·(x − μ), then in float64 arithmetic their errors; each by
+            part, set and channel.
+        statistics: a computed mean, rounded to the arithmetic's type, its rounding error, a
             computed 1/std and its error; each by set and group.
-        pilots: what moments are about where it is an element of x, by set and group: y may be
-            written over x before all who need the element have begun.
-        coefficients: what a tensor is written from, in the arithmetic's type: five numbers, each
-            by set and channel.
-        columns: sums over lines, of dy and of dy·(x − μ)/std, in the arithmetic's type; each by
+        pilots: the elements of x that moments are about, by set and group. They are copied, since y
+            may overwrite x before all programs have read the element.
+        coefficients: the coefficients from which dx or y is written, in the arithmetic's type: five
+            numbers, each by set and channel.
+        columns: the sums over lines of dy and of dy·(x − μ)/std, in the arithmetic's type; each by
             part of the lines and parameter.
     """
 
@@ -223,7 +224,7 @@ class Work(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """All arguments of a kernel beside its :class:`Config`."""
+    """All arguments of a kernel except its :class:`Config`."""
 
     at: Any
     sizes: Any

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-#: The least compute capability: the first with bfloat16 in hardware.
+#: The lowest compute capability that is supported: the first with bfloat16 in hardware.
 LEAST_CAPABILITY = (8, 0)
-#: The least version of Triton that the kernels are tested with.
+#: The lowest version of Triton that the kernels are tested with.
 LEAST_TRITON = "3.6"
 
 
@@ -19,15 +19,15 @@ class Device:
     """A GPU, or a stand-in for one.
 
     Attributes:
-        name: as its maker calls it.
+        name: the model's name.
         capability: the compute capability.
-        processors: streaming multiprocessors.
-        threads: of a program that goes through a tensor in tiles.
-        programs_each: wanted for each processor where positions are cut into parts: some run while
-            others start and end. An estimate: not measured.
-        persistent: elements of dy (and as many of x) that a program can have in registers, in
-            float32 arithmetic; a quarter of it in float64. With twice as many, 512 threads had to
-            put 56 to 184 bytes each elsewhere.
+        processors: the number of streaming multiprocessors.
+        threads: the number of threads of a program that loops over a tensor in tiles.
+        programs_each: the wanted number of programs per processor where positions are divided into
+            parts, so that some run while others start and end. An estimate: not measured.
+        persistent: the number of elements of dy (and of x) that a program can hold in registers, in
+            float32 arithmetic; a quarter of it in float64. With twice as many, each of 512 threads
+            spilled 56 to 184 bytes.
     """
 
     name: str = "NVIDIA H200"
@@ -38,7 +38,7 @@ class Device:
     persistent: int = 1 << 13
 
 
-#: The stand-in for Triton's interpreter, so small that small tensors take two passes as well.
+#: The stand-in for Triton's interpreter; it is so small that even small tensors need two passes.
 INTERPRETED = Device(
     "Triton's interpreter", processors=2, threads=32, programs_each=1, persistent=1 << 8
 )
@@ -46,7 +46,7 @@ INTERPRETED = Device(
 
 @cache
 def of(index: int) -> Device:
-    """The GPU with this number in PyTorch."""
+    """The GPU with this index in PyTorch."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(index)
@@ -70,9 +70,9 @@ def _missing() -> str | None:
 
 
 def unusable(index: int | None = None) -> str | None:
-    """Why CUDA tensors, or those on one device, cannot be computed with; None if they can.
+    """The reason why CUDA tensors, or those on one device, are not supported; None if they are.
 
-    PyTorch is not imported for this: where it is not loaded, there is no tensor on a GPU.
+    This does not import PyTorch: if it is not loaded, there is no tensor on a GPU.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:

@@ -1,8 +1,8 @@
 """Launches through CUDA's driver, without Triton's launcher.
 
-Triton's launcher converts all arguments from Python objects at every launch. Here they lie in
-memory as the driver reads them, and a call writes only the stream, and the addresses, once for all
-of a program's launches.
+Triton's launcher converts all arguments from Python objects at every launch. Here they are stored
+in the form that the driver reads. A call writes only the stream, and the addresses, which all
+launches of a program share.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from ...problem import Role
 from .launches import Launch
 
-#: The number of addresses that come first among a kernel's parameters: all roles' and the
+#: The number of addresses, which are a kernel's first parameters: one per role, and the
 #: workspace's.
 _PLACES = len(Role) + 1
-#: The parameters that Triton adds to every kernel: scratch memory of two kinds.
+#: The values of the two parameters for scratch memory that Triton adds to every kernel.
 _NO_SCRATCH = (0, 0)
 
 
@@ -38,7 +38,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def launcher() -> Callable[..., int] | None:
-    """The driver's launch function, from the library that Triton uses; None where it is absent."""
+    """The launch function of CUDA's driver library; None if there is none."""
     try:
         function: Any = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
@@ -59,7 +59,7 @@ def flat(arguments: Any) -> Iterator[int]:
 def suits(kernel: Any, launch: Launch) -> bool:
     """Whether a kernel can be launched with a :class:`Block`, and needs nothing else to run.
 
-    What Triton says of its kernels may change with its version: then the answer is no.
+    The answer is False if another version of Triton describes its kernels in another way.
     """
     try:
         metadata = kernel.metadata
@@ -85,7 +85,7 @@ def suits(kernel: Any, launch: Launch) -> bool:
 
 
 class _Launch:
-    """One launch as the driver takes it; its parameters' addresses are a block's."""
+    """One launch in the form that the driver takes; it points to the addresses of a block."""
 
     def __init__(self, launch: Launch, kernel: Any, addresses: Any) -> None:
         words = [*flat(launch.arguments[1:]), *_NO_SCRATCH]
@@ -100,7 +100,7 @@ class _Launch:
         ]
         parameters = (ctypes.c_void_p * len(where))(*where)
         self.asked = ctypes.addressof(self.config), kernel.function, ctypes.addressof(parameters)
-        # The driver is told where these are, which does not keep them.
+        # The driver gets pointers to these arrays, so they must be kept alive.
         self._kept = constants, parameters, addresses
 
 

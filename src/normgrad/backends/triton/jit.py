@@ -12,12 +12,12 @@ import triton.language as tl
 def helper(function: Callable[..., Any]) -> Any:
     """Make a function callable from kernels.
 
-    Where they are interpreted it stays as it is: the interpreter would put its own language in
-    place of Triton's at every call, which takes as long as all the rest.
+    For the interpreter the function does not change: a decorated one would patch Triton's language
+    at every call, which takes as long as everything else.
     """
     return function if triton.knobs.runtime.interpret else triton.jit(function)
 
 
 def constant(value: int) -> Any:
-    """Make a module's constant usable in kernels."""
+    """Make a constant of a module usable in kernels."""
     return value if triton.knobs.runtime.interpret else tl.constexpr(value)

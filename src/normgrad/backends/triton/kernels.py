@@ -1,4 +1,4 @@
-"""The kernels; program.py says in which order they are launched."""
+"""The kernels; program.py chooses which ones are launched, and in which order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .jit import helper
 
 @helper
 def task_of(task, a, C: tl.constexpr):
-    """A task's channels, the number of the first, its part, and the part's begin and end."""
+    """A task's channels, the index of the first, its part, and the part's start and end."""
     parts = a.sizes.parts.to(tl.int32)
     step = a.sizes.step.to(tl.int32)
     blocks = (a.sizes.channels.to(tl.int32) + step - 1) // step
@@ -28,16 +28,16 @@ def task_of(task, a, C: tl.constexpr):
         size = a.sizes.part.to(tl.int32)
         positions = a.sizes.positions.to(tl.int32)
     start = part * size
-    # start + size may be more than 32 bits hold.
+    # start + size may exceed 32 bits.
     return at, first, part, start, start + tl.minimum(size, positions - start)
 
 
 @triton.jit
 def sums(a, C: tl.constexpr):
-    """Sum each part of each tile, in a program of its own, into the workspace.
+    """Sum each part of each tile into the workspace, with one program per part.
 
-    A sole part's sums go straight to the outputs. In evaluation dx, which does not depend on the
-    sums, is written in the same loop.
+    If there is only one part, its sums may go directly to the outputs. In evaluation the same loop
+    writes dx, which does not depend on the sums.
     """
     at, first, part, start, end = task_of(tl.program_id(0), a, C)
     centre = channels.about(a, at, C)
@@ -65,14 +65,15 @@ def write(a, C: tl.constexpr):
     tiles.write_part(a, at, first, c, start, end, C)
 
 
-# Sums of whole groups, where a program has them
+# Kernels whose programs have whole groups
 
 
 @helper
 def shared(p, member, WIDE: tl.constexpr):
     """Sum a number over the channels of each group, and give each channel its group's sum.
 
-    ``member`` says which channel belongs to which of the tile's groups: groups may be of any size.
+    ``member`` is the matrix of which channel belongs to which of the tile's groups, so that groups
+    may have any size.
     """
     of_group = sum_along(masked(Pair(p.value[:, None], p.error[:, None]), member), 0, WIDE)
     of_each = masked(Pair(of_group.value[None, :], of_group.error[None, :]), member)
@@ -91,7 +92,7 @@ def persistent(a, C: tl.constexpr):
         centre = channels.about(a, at, C)
         found = tiles.along(tiles.sums_of_tile(dy, x, centre, there, C), 0, C.wide)
         if C.keeps_sums:
-            # The parameters' gradients are sums over the samples, made by another kernel.
+            # The parameters' gradients are sums over the samples, which another kernel computes.
             channels.put_sums(a, part, at, centre, found, C)
         found = channels.weighted(a, at, found, C)
         if not C.single:
@@ -107,8 +108,8 @@ def persistent(a, C: tl.constexpr):
 def lines(a, C: tl.constexpr):
     """Sum and write some lines of a group, or the same piece of each, one after the other.
 
-    They are read once, summed, and written where they are whole. What they add to the gradients of
-    parameters goes to a place of its own in the workspace. See lines.py for what a line is.
+    The lines are read once and summed, and written if they are whole. Their contribution to the
+    gradients of parameters is stored in the workspace. lines.py explains lines.
     """
     units = a.sizes.sets.to(tl.int32) * a.sizes.parts.to(tl.int32)
     slot = tl.program_id(0) // units
@@ -155,7 +156,7 @@ def lines(a, C: tl.constexpr):
 
 @helper
 def members_of(s, first_group, j, a, C: tl.constexpr):
-    """The channels at some places of each of some groups."""
+    """The channels of some groups that are at certain positions within their group."""
     FAN: tl.constexpr = C.fan
     i = tl.arange(0, C.groups * FAN)
     group = first_group + i // FAN
@@ -191,7 +192,7 @@ def over_members(p, C: tl.constexpr):
 
 @helper
 def to_members(p, C: tl.constexpr):
-    """Give channels their group's number."""
+    """Give each channel its group's value."""
     value = tl.broadcast_to(p.value[:, None], [C.groups, C.fan])
     error = tl.broadcast_to(p.error[:, None], [C.groups, C.fan])
     return Pair(tl.reshape(value, [C.groups * C.fan]), tl.reshape(error, [C.groups * C.fan]))
@@ -201,7 +202,7 @@ def to_members(p, C: tl.constexpr):
 def finish(a, C: tl.constexpr):
     """Combine the sums of all parts, for some groups of a set.
 
-    It makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
+    The kernel makes statistics for gradients, the coefficients of dx or y, and per-channel outputs.
     """
     blocks = (a.sizes.groups.to(tl.int32) + C.groups - 1) // C.groups
     s = tl.program_id(0) // blocks
@@ -259,7 +260,7 @@ def outputs(a, C: tl.constexpr):
 
 @helper
 def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
-    """Average over all ranks the means less one mean, or the variances with eps about it."""
+    """The average over all ranks of their means minus one mean, or of variance + eps about it."""
     total = exact(at.channel.to(tl.float64) * 0.0)
     ranks = a.numbers.counts.to(tl.int32)
     for row in range(0, ranks, C.rows):
@@ -280,8 +281,8 @@ def over_ranks(a, at, n, mean, VARIANCES: tl.constexpr, C: tl.constexpr):
 def gather(a, C: tl.constexpr):
     """Combine all ranks' statistics of some channels.
 
-    1/r² is a variance and eps, whose mean over all elements, with the ranks' own deviations from
-    the common mean, makes the common variance and eps.
+    1/r² is a rank's variance + eps. Its average over all elements, plus that of the squared
+    deviations of the ranks' means from the common mean, is the common variance + eps.
     """
     channel = tl.program_id(0) * C.channels + tl.arange(0, C.channels)
     at = access.Channels(channel * 0, channel, channel, channel < a.sizes.channels.to(tl.int32))

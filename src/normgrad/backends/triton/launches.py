@@ -44,24 +44,24 @@ from .tiling import (
     tiles_of,
 )
 
-#: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
-#: wherever the caller's buffer starts.
+#: The alignment in bytes of every array in the workspace, and of the part of it that is used.
 ALIGNMENT = 256
 
-#: The channels, and sums of each, that a program adds up at once where it does nothing else.
+#: The numbers of channels, and of sums of each channel, that a program which only adds up sums
+#: processes at once.
 SUM_CHANNELS, SUM_ROWS = 8, (1, 16, 256)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments, but for addresses.
+    """A kernel with all its arguments except addresses.
 
     Attributes:
-        kernel: its name in ``kernels.py``.
-        programs: how many.
-        config: what it is compiled for.
-        arguments: with zeros for addresses.
-        warps: of each program.
+        kernel: the kernel's name in ``kernels.py``.
+        programs: the number of programs.
+        config: the compile-time constants.
+        arguments: the arguments, with zeros for addresses.
+        warps: the number of warps of each program.
     """
 
     kernel: str
@@ -79,12 +79,12 @@ class Launch:
         return "+".join(words)
 
     def at(self, addresses: Sequence[int]) -> Arguments:
-        """The arguments with addresses, which come in the order of roles."""
+        """The arguments with these addresses, which are in the order of roles."""
         return self.arguments._replace(at=_addresses(addresses))
 
 
 def _addresses(flat: Sequence[int]) -> Addresses:
-    """Addresses in the order of roles, by their names."""
+    """Convert addresses in the order of roles to named ones."""
     dy, x, dx, *rest = flat
     count = len(VECTORS)
     return Addresses(dy, x, dx, tuple(rest[:count]), *rest[count : count + 2])
@@ -100,11 +100,11 @@ class Builder:
     """The builder of a program's launches and workspace.
 
     Attributes:
-        problem, device, layout: what it is made for.
-        end: of the workspace so far, in bytes.
-        launches: so far.
-        work: where things stand in the workspace.
-        about, invstd: where launches find the mean and 1/std, as in :class:`.config.Config`.
+        problem, device, layout: the problem, the GPU, and the layout of the tensors.
+        end: the bytes of workspace that are reserved so far.
+        launches: the launches that were added so far.
+        work: the offsets of the arrays in the workspace.
+        about, invstd: the sources of the mean and 1/std, as in :class:`.config.Config`.
         parameter_sizes: as in :class:`.lines.Lines`.
     """
 
@@ -140,7 +140,7 @@ class Builder:
         self._reserve("statistics", 4 * 8 * self.problem.sets.size * groups_of(self.problem))
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
-        """Reserve room for sums in so many parts, in place of earlier parts' sums."""
+        """Reserve room for the sums of a number of parts; earlier sums are no longer used."""
         problem = self.problem
         sums = (4 if self.wide else 2) * parts * problem.sets.size * problem.channel.size
         self._reserve("sums", sums * itemsize)
@@ -154,7 +154,7 @@ class Builder:
         self._reserve("coefficients", numbers * problem.arithmetic.itemsize)
 
     def reserve_columns(self, slots: int, parameters: int) -> None:
-        """Reserve room for every parameter's sums over so many parts of the lines."""
+        """Reserve room for every parameter's sums over each of ``slots`` parts of the lines."""
         self._reserve("columns", 2 * slots * parameters * self.problem.arithmetic.itemsize)
 
     # Launches
@@ -162,13 +162,13 @@ class Builder:
     def over_parts(
         self, kernel: str, tile: Tile, parts: int, part: int, each: int = 1, **config: Any
     ) -> None:
-        """Launch a kernel on parts of tiles, each of so many positions."""
+        """Launch a kernel on parts of ``part`` positions of each tile."""
         tasks = tiles_of(self.problem, tile) * parts
         sizes = self._sizes(tile, parts, part, tasks, each)
         self._launch(kernel, ceil_div(tasks, each), tile, sizes, self.layout, **config)
 
     def persistent(self, tile: Tile, **config: Any) -> None:
-        """Launch ``persistent``, for each tile or, if there are too many, for several a program."""
+        """Launch ``persistent`` with one tile per program, or several if there are many tiles."""
         positions, device = self.problem.positions, self.device
         read = element_bytes(self.problem) * positions * tile.step
         at_once = device.processors * device.programs_each
@@ -184,7 +184,7 @@ class Builder:
         self._launch("lines", programs, tile, sizes, self.layout, **config)
 
     def finish(self, parts: int, **config: Any) -> None:
-        """Launch ``finish``, which combines the sums of all parts, for each group."""
+        """Launch ``finish``, which combines the sums of all parts for each group."""
         problem = self.problem
         groups, fan = 1, min(power_of_two(problem.per_group), MOST_FAN)
         if problem.per_group == 1:
@@ -207,8 +207,8 @@ class Builder:
         channels, count = self.problem.channel.size, self.problem.count
         width = min(32, power_of_two(channels))
         rows = min(power_of_two(count.elements), 64) if count is not None else 1
-        # With 8 numbers for a thread Triton 3.6 put 16 to 152 bytes elsewhere; with 64 Triton 3.9
-        # put 2008.
+        # With 8 numbers per thread Triton 3.6 spilled 16 to 152 bytes of registers; with 64,
+        # Triton 3.9 spilled 2008.
         tile = Tile(1, width, width, warps=max(1, rows * width // 128))
         sizes = self._sizes(tile)
         self._launch("gather", ceil_div(channels, width), tile, sizes, self.layout, rows=rows)
@@ -223,9 +223,9 @@ class Builder:
         width: int,
         **config: Any,
     ) -> None:
-        """Launch a kernel that adds up so many sums for each of so many channels at once.
+        """Launch a kernel that adds up ``count`` sums of each channel, ``width`` channels at once.
 
-        It knows nothing of tensors, so that few are compiled for many shapes.
+        Its configuration contains no properties of the tensors, so that many shapes share a kernel.
         """
         rows = next(rows for rows in SUM_ROWS if rows >= min(count, SUM_ROWS[-1]))
         rows = min(rows, MOST_ROWS // width)
@@ -237,7 +237,7 @@ class Builder:
     def _sizes(
         self, tile: Tile, parts: int = 1, part: int = 1, tasks: int = 0, each: int = 1
     ) -> Sizes:
-        """The sizes that kernels take."""
+        """The argument ``sizes`` of kernels."""
         problem = self.problem
         return Sizes(
             sets=problem.sets.size,
@@ -256,7 +256,7 @@ class Builder:
     def _launch(
         self, kernel: str, programs: int, tile: Tile, sizes: Sizes, layout: Layout, **config: Any
     ) -> None:
-        """Add a launch; ``config`` is what a kernel is compiled for beside what follows here."""
+        """Add a launch; ``config`` are constants that do not follow from the problem and tile."""
         problem = self.problem
         codes = {slot(role): vector.dtype.code for role, vector in problem.vectors.items()}
         compiled = Config(

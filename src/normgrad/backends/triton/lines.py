@@ -1,8 +1,9 @@
-"""Group norm line by line, for channels with few positions, whose sums would be too many.
+"""Group norm line by line, for channels with few positions, which would need too many sums.
 
-A *line* is what shares a statistic: a group's elements in one sample. In place of the channels
-stand the samples, in place of the positions a group's elements, and parameters belong to these.
-What is kept in memory is per line and, of some lines at once, per parameter.
+A *line* consists of the elements that share a statistic: a group's elements in one sample. Lines
+take the place of channels, and a group's elements the place of positions, which then have the
+parameters. The workspace has sums per line, and per parameter over several lines at once. Layer
+norm is computed in the same way: its rows are lines.
 """
 
 from __future__ import annotations
@@ -28,33 +29,37 @@ from .tiling import (
     power_of_two,
 )
 
-#: Positions of a channel up to which group norm is read line by line. For more of them, the sums of
-#: each sample's channels are few: a pair is an eighth of 16 elements of dy and x in halves.
+#: The largest number of positions of a channel for which group norm is read line by line. With more
+#: positions, the sums of each sample's channels take little memory: for 16 half-precision elements
+#: of dy and x, the pair of sums takes an eighth of their bytes.
 FEW = 16
-#: Lines whose sums for each parameter a program adds up before they go to memory. With 64 these,
-#: written and read again, are a twenty-fourth of dy, x and dx in halves, half of it in float32;
-#: with fewer there are as many programs as keep most of a GPU busy. Estimates: not measured.
+#: The limits on the number of lines whose sums for each parameter a program adds up before it
+#: stores them, and the number of programs that keeps most of a GPU busy. With 64 lines, writing and
+#: reading these sums moves a twenty-fourth of the bytes of dy, x and dx in half precision, and half
+#: of that in float32. Fewer lines are taken to get enough programs. Estimates: not measured.
 MOST_LINES, LEAST_LINES, PROGRAMS = 64, 8, 96
-#: Lines of which a program has the same piece, where it cannot have one whole: so many share what
-#: is read of the parameters. An estimate: not measured.
+#: The number of lines of which a program has the same piece, if it cannot hold a whole line; they
+#: share the parameters that the program reads. An estimate: not measured.
 LINES_OF_PIECE = 4
-#: Elements of a thread in float32 arithmetic: of x alone, and of dy and x with sums in float64 of
-#: each; a quarter of it in float64. Half of it where less than this many bytes are read at once,
-#: since each read has an address in registers of its own.
+#: The number of elements per thread in float32 arithmetic: of x alone, and of dy and x with float64
+#: sums of each. In float64 arithmetic it is a quarter. It is half if a thread reads fewer than
+#: NARROW bytes at once, since each read keeps an address in registers.
 EACH_OF_X, EACH_OF_BOTH, NARROW = 16, 8, 8
-#: Lines that these are of, whose coefficients take registers too; no more than half as many. With
-#: as many, one kernel of 40 put 8 bytes of a thread's elsewhere.
+#: The largest number of lines per thread, since their coefficients take registers too; it is at
+#: most half the number of elements. With as many lines as elements, one kernel of 40 spilled 8
+#: bytes per thread.
 LINES_EACH = 4
 
 
 @dataclass(frozen=True)
 class Lines(Problem):
-    """Group norm line by line: a group takes the place of a set, its lines those of channels.
+    """Group norm line by line: a group takes the place of a set, and its lines that of channels.
 
     Attributes:
-        sharing: how many elements of a line share a parameter; they follow each other.
-        rows: the axes of rows that stand in the sets' place; ``sets`` then has no strides.
-        parameter_sizes: the sizes of the axes that parameters are, of all but the first.
+        sharing: the number of consecutive elements of a line that share a parameter.
+        rows: in layer norm, the axes of rows that take the place of sets; ``sets`` then has no
+            strides.
+        parameter_sizes: the sizes of the axes of the parameters, except the first.
     """
 
     sharing: int = 1
@@ -63,17 +68,17 @@ class Lines(Problem):
 
     @property
     def set_axes(self) -> tuple[Axis, ...]:
-        """The axes that sets count through."""
+        """The axes whose indices number the sets."""
         return self.rows or super().set_axes
 
     @property
     def padded(self) -> int:
-        """The positions of a tile that a parameter's elements take: a power of two."""
+        """The number of a tile's positions for each parameter's elements, a power of two."""
         return power_of_two(self.sharing)
 
     @property
     def positions(self) -> int:
-        """Elements of a line, as tiles count them."""
+        """The number of elements of a line, with the padding of each parameter's elements."""
         return super().positions // self.sharing * self.padded
 
 
@@ -85,7 +90,7 @@ def reads_lines(problem: Problem) -> bool:
 
 
 def _rows_as_lines(problem: Problem) -> Lines:
-    """Layer norm as lines: rows are lines already, and their outer axes take the sets' place."""
+    """Layer norm as lines: its rows are the lines, and their outer axes take the place of sets."""
     rows = problem.outer[: problem.outer_rows] or (Axis(1, (1, 1, 1)),)
     positions = [*problem.outer[problem.outer_rows :], problem.inner]
     # The strides of each vector of parameters over the positions' axes.
@@ -122,7 +127,7 @@ def _rows_as_lines(problem: Problem) -> Lines:
 
 
 def parameters_of(problem: Problem) -> Problem:
-    """The problem of the parameters alone, which are taken as channels of one set."""
+    """The problem of the parameters alone, which become the channels of one set."""
     one = Axis(1, (1, 1, 1))
     if not problem.by_row:
         return replace(problem, sets=one)
@@ -139,7 +144,7 @@ def parameters_of(problem: Problem) -> Problem:
 
 
 def lines_of(problem: Problem) -> Lines:
-    """View group norm line by line."""
+    """Convert a problem of group or layer norm to lines."""
     if problem.by_row:
         return _rows_as_lines(problem)
     per_group, channel = problem.per_group, problem.channel
@@ -166,14 +171,16 @@ def lines_of(problem: Problem) -> Lines:
 
 @dataclass(frozen=True)
 class Cut:
-    """The way lines are cut for programs, equal on all GPUs whose programs hold as much.
+    """The division of lines among programs.
+
+    It is the same on all GPUs whose programs hold the same number of elements.
 
     Attributes:
-        tile: elements by lines.
-        pieces: tiles of a line.
-        each: tiles of lines that a program takes, one after the other.
-        slots: programs that have the same piece of different lines.
-        whole: whether a program has all of its lines in registers, and reads them once.
+        tile: the tile, of elements by lines.
+        pieces: the number of tiles into which a line is divided.
+        each: the number of tiles that a program processes one after the other.
+        slots: the number of programs that process the same piece of different lines.
+        whole: whether a program holds its lines in registers, and reads them only once.
     """
 
     tile: Tile
@@ -184,7 +191,7 @@ class Cut:
 
 
 def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
-    """Choose whole lines for a program, if its registers hold them; else pieces of lines."""
+    """Give a program whole lines if its registers can hold them, otherwise pieces of lines."""
     each = EACH_OF_X if problem.forward else EACH_OF_BOTH
     if problem.arithmetic is dtypes.float64:
         each //= 4
@@ -208,7 +215,7 @@ def cut_of(problem: Lines, layout: Layout, device: Device) -> Cut:
 
 
 def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, width: int) -> Tile:
-    """A tile of at most so many elements of so many lines, for at most so many warps."""
+    """A tile of ``height`` elements by at most ``width`` lines, for at most ``most`` warps."""
     lines = each if layout.pattern == "tiles" else min(LINES_EACH, each // 2)
     threads = height * width // min(each, VECTOR // itemsize(problem))
     warps = min(most, max(1, threads // 32))
@@ -217,7 +224,7 @@ def _tile(problem: Lines, layout: Layout, most: int, each: int, height: int, wid
         found = height * width // (32 * warps * tile.leading * tile.adjacent)
         if found <= lines or (warps == most and width == 1):
             return tile
-        # More threads, or else fewer lines.
+        # Each thread has too many lines: take more warps, or then fewer lines.
         if warps < most:
             warps *= 2
         else:

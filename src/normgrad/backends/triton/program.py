@@ -1,13 +1,15 @@
 """Programs of the Triton backend: a problem's kernels, tiles and workspace.
 
-A program is made from specs and a description of the device. Where coefficients follow from sums
-over the very tensors that they are applied to, tensors are read in
+A program is made from specs and a description of the device. If coefficients depend on sums over
+the same tensors that they are applied to, the tensors are read in
 
-- *one pass*, where a program's registers hold whole statistics groups: it sums and writes them;
-- *two passes* otherwise: the sums of all, then all is read again and written.
+- *one pass*, if the registers can hold whole statistics groups, which are summed and then written;
+- *two passes* otherwise: the first computes all sums, the second reads the tensors again and writes
+  the result.
 
-Problems without sums, or with sums alone, take one pass in any case. No program waits for another.
-Group norm whose channels have few positions is read line by line: see lines.py.
+Problems without sums, or with sums only, always take one pass. No program on the GPU waits for
+another. Layer norm, and group norm whose channels have few positions, are read line by line; see
+lines.py.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ class Program:
     """The program that a plan runs on a GPU.
 
     Attributes:
-        passes: "one pass", "two passes", or "" where there is no choice.
-        pattern: how tensors lie: "rows", "columns" or "tiles".
-        launches: one after the other.
-        workspace_size: bytes, including what aligning the caller's buffer may cost.
-        input_is_grad_out: x is not needed, and dy is read in its place.
+        passes: "one pass", "two passes", or "" if there is no choice.
+        pattern: the layout of the tensors: "rows", "columns" or "tiles".
+        launches: the launches, which run one after the other.
+        workspace_size: the bytes of the workspace, including a margin to align the caller's buffer.
+        input_is_grad_out: whether the program does not need x, and reads dy in its place.
     """
 
     passes: str
@@ -44,13 +46,13 @@ class Program:
 
     @property
     def path(self) -> str:
-        """The passes over memory, how tensors lie, and what each launch does, in words."""
+        """A description: the passes over memory, the layout of the tensors, and each launch."""
         words = (self.passes, self.pattern, *(launch.word for launch in self.launches))
         return " ".join(("triton", *filter(None, words)))
 
 
 def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
-    """The number of parts that positions are cut into to keep a device busy, and their length."""
+    """The number of parts of the positions that keep a device busy, and the positions in each."""
     problem, device = builder.problem, builder.device
     wanted = ceil_div(device.processors * device.programs_each, max(1, tiles_of(problem, tile)))
     read = element_bytes(problem) * tile.positions * tile.step
@@ -61,10 +63,10 @@ def _parts(builder: Builder, tile: Tile) -> tuple[int, int]:
 
 
 def build(problem: Problem, device: Device) -> Program:
-    """The program for a problem on a device.
+    """Build the program for a problem on a device.
 
     Raises:
-        ValueError: more channels than kernels can count.
+        ValueError: more channels than the kernels' 32-bit indices allow.
     """
     input_is_grad_out = problem.input_is_grad_out
     problem = problem.reading_one()
@@ -104,7 +106,7 @@ def build(problem: Problem, device: Device) -> Program:
 
 
 def _nothing(builder: Builder) -> None:
-    """The launches without elements: sums over them are 0."""
+    """Add the launches for tensors without elements, over which sums are 0."""
     if builder.problem.grouped:
         builder.problem = parameters_of(builder.problem)
     problem = builder.problem
@@ -117,7 +119,7 @@ def _nothing(builder: Builder) -> None:
 
 
 def _fill(builder: Builder) -> str:
-    """Add the launches of a problem with elements; returns their passes over memory."""
+    """Add the launches of a problem with elements, and return their passes over memory."""
     problem = builder.problem
     if problem.missing_mean or problem.missing_invstd:
         _find_statistics(builder)
@@ -132,18 +134,19 @@ def _fill(builder: Builder) -> str:
 
 
 def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
-    """Add the launches of group norm line by line; returns their passes over memory.
+    """Add the launches for lines, and return their passes over memory.
 
     Args:
-        builder: of ``lines``.
-        lines, problem: the same, line by line and as it was, where channels have the parameters.
+        builder: the builder for ``lines``.
+        lines: the problem in the form of lines.
+        problem: the same problem in its original form.
     """
     cut = cut_of(lines, builder.layout, builder.device)
     if lines.missing_mean:
         _find_statistics(builder, cut)
     forward, writes = lines.forward, lines.result is not None
     columns = lines.wants_parameters and not forward
-    # Sets that share the parameters have a slot each.
+    # In layer norm the sets share the parameters, so each set has slots of its own.
     slots = cut.slots * (lines.sets.size if problem.by_row else 1)
     if columns:
         builder.reserve_columns(slots, problem.parameters)
@@ -162,7 +165,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
     elif columns:
         builder.lines(cut, columns=True)
     if columns:
-        # What programs have added up stands in the place of samples' sums.
+        # The programs' sums over lines take the place of the samples' sums.
         builder.problem = parameters_of(problem)
         builder.work = builder.work._replace(sums=builder.work.columns)
         builder.outputs(slots, short=True, columns=True)
@@ -170,10 +173,10 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
 
 
 def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
-    """Store missing statistics in the workspace, and in float64 a mean as the point for moments.
+    """Add the launches that store missing statistics in the workspace.
 
-    About a pilot the squares would lose what float64 data have to spare. Lines are read as they
-    are cut.
+    In float64 arithmetic a first round computes the mean as the point for moments, since squares
+    about a pilot would be too inexact for float64 data. Lines are read with the division ``cut``.
     """
     problem = builder.problem
     rounds = []
@@ -210,7 +213,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
 def _sums_alone(builder: Builder) -> None:
     """Add the launches of per-channel outputs; in evaluation they write dx too."""
     problem, device, layout = builder.problem, builder.device, builder.layout
-    # On the same tiles as with dx or y, so that sums are the same to the bit.
+    # The tiles are the same as with dx or y, so that the sums are bitwise the same.
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.result is not None and problem.constant
@@ -226,9 +229,9 @@ def _sums_alone(builder: Builder) -> None:
 
 
 def _sums_and_write(builder: Builder) -> str:
-    """Add the launches of dx or y with sums over the same tensors; returns their passes."""
+    """Add the launches for dx or y from sums over the same tensors, and return their passes."""
     problem, device, layout = builder.problem, builder.device, builder.layout
-    # Group norm's parameters have gradients that are sums over all samples.
+    # The gradients of group norm's parameters are sums over all samples, which come last.
     later = problem.grouped and problem.wants_parameters
     outputs = problem.wants_parameters and not later
     tile = persistent_tile(problem, layout, device)

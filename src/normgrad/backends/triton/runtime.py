@@ -1,4 +1,4 @@
-"""Compiling and launching kernels on a GPU, or interpreting them."""
+"""The compilation and launch of kernels on a GPU, or their interpretation on the CPU."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .launches import Launch
 from .program import Program
 from .tiling import ITEMSIZES
 
-#: How kernels are compiled. A product and a sum are made one only where a kernel says so: else
-#: what a sum leaves could not be told.
-#: And with up to 128 registers a thread, for two programs of 256 threads, or one of 512, to a
-#: processor. Left to itself ptxas makes room for more programs, and puts some bytes elsewhere.
+#: The options of the compilation. A product and a sum are fused only where a kernel says so, since
+#: rounding errors could not be computed otherwise. A thread may use 128 registers, which allows two
+#: programs of 256 threads, or one of 512, per processor. Without the option ptxas makes room for
+#: more programs, and spills registers.
 OPTIONS = {"enable_fp_fusion": False, "maxnreg": 128}
 
 _compiling = threading.Lock()
 
 
 def _signature(value: Any) -> Any:
-    """The type of an argument: integers of 64 bits, nested in any way."""
+    """The type of an argument, which consists of 64-bit integers in nested tuples."""
     if isinstance(value, tuple):
         parts = [_signature(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -33,7 +33,7 @@ def _signature(value: Any) -> Any:
 
 
 def source(kernel: str, arguments: Arguments, config: Config) -> Any:
-    """A kernel's source for Triton's compiler."""
+    """A kernel's source in the form for Triton's compiler."""
     from triton.compiler import ASTSource
 
     from . import kernels
@@ -46,9 +46,9 @@ _kernels: dict[Any, Any] = {}
 
 
 def compiled(launch: Launch, config: Config, target: Any, index: int | None = None) -> Any:
-    """The compiled kernel of a launch; Triton keeps it on disk.
+    """The compiled kernel of a launch, which Triton also caches on disk.
 
-    Each device has its own: what a kernel is launched by belongs to the device it was loaded on.
+    Each device has its own, since a loaded kernel belongs to one device.
     """
     import triton
 
@@ -75,7 +75,7 @@ class Ready:
     """A program's launches for one alignment of the tensors' addresses."""
 
     def __init__(self, launches: Sequence[tuple[Launch, Config, Any]]) -> None:
-        """``launches`` with what they are compiled for, and their kernels, loaded here."""
+        """Load the kernels; ``launches`` are launches, their configurations and their kernels."""
         from triton import knobs
 
         self._by_triton = [
@@ -86,7 +86,7 @@ class Ready:
         self._driver = driver.launcher()
         if not all(driver.suits(kernel, launch) for launch, kernel in self._kernels):
             self._driver = None
-        # Blocks that no call is using; each thread that finds none makes one.
+        # The blocks that no call is using; a thread that finds none makes a new block.
         self._blocks: list[driver.Block] = []
 
     def start(self, addresses: Sequence[int], stream: int) -> None:
@@ -104,9 +104,9 @@ class Ready:
         for index, launch in enumerate(block.launches):
             launch.config.stream = stream
             if ask(*launch.asked, None):
-                # Triton finds the context that a thread may miss, or says what is wrong.
+                # The thread may lack a CUDA context. Triton sets it, or raises the proper error.
                 self._start_by_triton(index, addresses, stream)
-        # The driver has copied all that the block holds.
+        # The block can be reused, since the driver has copied its contents.
         self._blocks.append(block)
 
     def _start_by_triton(self, index: int, addresses: Sequence[int], stream: int) -> None:
@@ -114,17 +114,17 @@ class Ready:
         start(launch.at(addresses), config, stream=stream)
 
     def _hooked(self) -> bool:
-        """Whether hooks on launches are registered, which only Triton's launcher calls."""
+        """Whether there are hooks on launches, which only Triton's launcher calls."""
         hooks = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
         # A chain of hooks may be empty.
         return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
 
 
 class Runner:
-    """A program with its kernels, ready for addresses.
+    """A program that is ready to run on addresses.
 
-    ``index`` is the number of a CUDA device, or None to interpret the kernels on the CPU, for
-    which Triton was to be imported with TRITON_INTERPRET=1.
+    ``index`` is the index of a CUDA device, or None to interpret the kernels on the CPU, for which
+    Triton must have been imported with TRITON_INTERPRET=1.
     """
 
     def __init__(self, program: Program, index: int | None) -> None:
@@ -148,7 +148,7 @@ class Runner:
                 self._start(addresses)
 
     def _start(self, addresses: Sequence[int]) -> None:
-        # What the kernels were compiled for: the lowest bits of the tensors' addresses.
+        # The kernels are compiled for the alignment, the lowest bits of the tensors' addresses.
         key = (addresses[0] & 15, addresses[1] & 15, addresses[2] & 15)
         ready = self._ready.get(key)
         if ready is None:
@@ -163,7 +163,7 @@ class Runner:
         for launch in self._launches:
             config = aligned(launch.config, key)
             launches.append((launch, config, compiled(launch, config, target, self._index)))
-        # Here Triton loads them, which only one thread may do.
+        # Triton loads the kernels here, which only one thread at a time may do.
         with _compiling:
             return Ready(launches)
 
@@ -185,6 +185,6 @@ def _interpret(launches: Sequence[Launch], addresses: Sequence[int]) -> None:
         arguments = launch.at(addresses)
         config = aligned(launch.config, addresses)
         start = getattr(kernels, launch.kernel)[(launch.programs,)]
-        # What is infinite or NaN on a GPU raises nothing there.
+        # NumPy must not warn of infinities and NaNs, which are silent on a GPU.
         with np.errstate(all="ignore"):
             start(arguments, C=config)

@@ -1,7 +1,7 @@
 """The check of the kernels on each kind of GPU, at their first use there.
 
-Small cases of every operator are computed by the kernels, on that GPU, and compared with the
-float64 oracle in units of the error bound. The verdict is kept on disk, for later processes.
+The kernels compute small cases of every operator on that GPU, and the results are compared with the
+float64 oracle in units of the error bound. The verdict is kept on disk for later processes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .device import Device
 
 _PACKAGES = ("normgrad", "torch", "triton")
 
-#: The errors that a foreign file may raise: it may have too many digits or brackets.
+#: The errors that reading a damaged file may raise; it may have too many digits or brackets.
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError),
     *(OverflowError, RecursionError),
 )
 
-#: The most results outside the bound that a verdict names.
+#: The maximum number of results outside the bound that a verdict names.
 _SHOWN = 3
 
-#: Held while a GPU is checked; the check's own plans come here too, in the same thread.
+#: The lock on the check of a GPU. It is re-entrant, since the check's own plans take it too.
 _lock = threading.RLock()
 _checking = False
 _known: dict[Device, Verdict] = {}
@@ -45,9 +45,9 @@ class Verdict:
     """The result of a check.
 
     Attributes:
-        checked: the day, as 2026-11-22.
-        cases: how many there were.
-        failure: those outside the bound, in words; "" if there were none.
+        checked: the day of the check, such as 2026-11-22.
+        cases: the number of cases.
+        failure: a description of the results outside the bound; "" if there are none.
     """
 
     checked: str
@@ -71,7 +71,7 @@ def _sources() -> str:
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # it is there under another name
+    except metadata.PackageNotFoundError:  # the distribution has another name
         return "unknown"
 
 
@@ -81,7 +81,7 @@ def _subject(name: str) -> dict[str, str]:
 
 
 def path_of(name: str) -> Path:
-    """The file of the verdict on a GPU of that name: it lies with Triton's compiled kernels."""
+    """The file of the verdict on GPUs of this name, which is next to Triton's compiled kernels."""
     with loading():
         from triton import knobs
     shown = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -95,7 +95,7 @@ def read(name: str) -> Verdict | None:
         if _subject(name) == found["subject"]:
             return Verdict(str(found["checked"]), int(found["cases"]), str(found["failure"]))
     except _UNREADABLE:
-        pass  # a file that is not there, or is none of ours
+        pass  # the file is missing or damaged
     return None
 
 
@@ -112,16 +112,16 @@ def settled(where: str, device: Device) -> bool:
     """Whether the kernels are known to be right on a GPU; they are checked if there is no verdict.
 
     Args:
-        where: the GPU, as "cuda:0".
-        device: the same, as plans know it.
+        where: the GPU's name, such as "cuda:0".
+        device: the description of the same GPU.
 
     Returns:
-        False where it has to be asked again: in the check itself, and while a CUDA graph is
-        captured or a program traced, where nothing can be looked at.
+        False if the caller has to ask again later: in the check itself, and while a CUDA graph is
+        captured or a program is traced, since results cannot be read then.
 
     Raises:
-        KernelError: the kernels are wrong there. What keeps the check from its end is raised as it
-            is, and not remembered.
+        KernelError: the kernels give wrong results there. An exception that ends the check early
+            propagates, and leaves no verdict.
     """
     global _checking
     with _lock:
@@ -131,7 +131,8 @@ def settled(where: str, device: Device) -> bool:
         if verdict is None:
             if _is_recorded(where):
                 return False
-            # A warning is shown where nobody has set up logging: this takes as long as compiling.
+            # A warning is visible without logging configuration, and the check takes as long as
+            # compiling the kernels.
             logging.getLogger("normgrad").warning("checking GPU kernels once for %s", device.name)
             _checking = True
             try:
@@ -151,7 +152,7 @@ def settled(where: str, device: Device) -> bool:
 
 
 def _is_recorded(where: str) -> bool:
-    """Whether calls of PyTorch are captured, traced or faked rather than just made."""
+    """Whether PyTorch captures, traces or fakes calls rather than executing them."""
     import torch
 
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():

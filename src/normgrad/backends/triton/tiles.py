@@ -1,4 +1,4 @@
-"""The loops over tiles of tensors: their sums, and dx or y."""
+"""The loops over tiles of tensors that compute sums, and those that write dx or y."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
     return Sums(sum_along(sums.total, AXIS, WIDE), sum_along(sums.projection, AXIS, WIDE))
 
 
-# Triton 3.6 takes a tuple of constants apart that is handed on without a name of its own.
+# The tuples of constants below have names, since Triton 3.6 would flatten a tuple that is passed on
+# without one.
 
 
 @helper
@@ -58,7 +59,7 @@ def load_x(a, s, first, p, there, C: tl.constexpr):
 
 @helper
 def load_dy(a, s, first, p, there, C: tl.constexpr):
-    """Load a tile of dy, likewise."""
+    """Load a tile of dy in the arithmetic's type; 0 outside the tensor."""
     T: tl.constexpr = C.dy
     at = pointers(a.at.dy, a.dy, s, first, p, a.axes, T, C)
     return real(tl.load(at, mask=there, other=0.0), C.wide)
@@ -66,7 +67,7 @@ def load_dy(a, s, first, p, there, C: tl.constexpr):
 
 @helper
 def load_both(a, s, first, p, there, C: tl.constexpr):
-    """Load tiles of dy and x; the forward pass has x in the place of dy."""
+    """Load tiles of dy and x; in the forward pass, x twice."""
     x = load_x(a, s, first, p, there, C)
     if C.forward:
         return x, x
@@ -82,7 +83,7 @@ def store_dx(a, s, first, p, there, value, C: tl.constexpr):
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
-# What one thread has of a tile
+# The positions of a tile that one thread has
 
 
 @helper
@@ -98,7 +99,7 @@ def halves(value, SIDE_BY_SIDE: tl.constexpr):
 
 @helper
 def halved(a, COUNT: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, ERRORS: tl.constexpr):
-    """Add the halves of a tile's positions to each other, with errors where these are kept."""
+    """Add the halves of a tile's positions to each other, repeatedly, with errors if wanted."""
     if COUNT == 1:
         return a
     else:
@@ -118,7 +119,7 @@ def folded(a, ERRORS: tl.constexpr, C: tl.constexpr):
 
 @helper
 def unfolded(value, C: tl.constexpr):
-    """Give all positions that were added up the same number."""
+    """Give all positions that :func:`folded` has added up the same number."""
     F: tl.constexpr = C.leading
     V: tl.constexpr = C.adjacent
     R: tl.constexpr = C.positions // (F * V)
@@ -131,13 +132,14 @@ def unfolded(value, C: tl.constexpr):
 def moments_of_tile(x, about, there, C: tl.constexpr):
     """Each thread's Σ(x − p) and Σ(x − p)² in float64, from float32 arithmetic.
 
-    Squares are taken about a mean of the thread's own, so that a distant p costs them nothing. The
-    first sum keeps its errors where x is float32, since an element may be closer to the mean than
-    float32's sums are exact; halves have digits to spare.
+    Squares are taken about the mean of the thread's own elements, so that they lose no accuracy if
+    p is far away. The first sum keeps its rounding errors if x is float32, since an element may be
+    closer to the mean than float32 sums are exact; half types have fewer digits, and do not need
+    it.
     """
     SINGLE: tl.constexpr = C.x.code == 0
     centre = about.to(tl.float32)[None, :]
-    # What is not there is p itself, and adds nothing to the first sum.
+    # Elements outside the tensor are replaced by p, which adds nothing to the first sum.
     x = tl.where(there, x, centre)
     if SINGLE:
         d = folded(two_sum(x, -centre), True, C)
@@ -193,8 +195,8 @@ def sums_of_tile(dy, x, about, there, C: tl.constexpr):
 def written(dy, x, c, C: tl.constexpr):
     """Compute dx or y of a tile from coefficients of each channel.
 
-    dx = scale·(gain·dy − (shift + slope·(x − μ))), in evaluation scale·dy, and y = scale·(x − μ) +
-    shift.
+    dx = scale·(gain·dy − (shift + slope·(x − μ))), or in evaluation scale·dy; and
+    y = scale·(x − μ) + shift.
     """
     if C.forward:
         return tl.fma(c.scale[None, :], x - c.mean[None, :], c.shift[None, :])
@@ -205,7 +207,7 @@ def written(dy, x, c, C: tl.constexpr):
         return c.scale[None, :] * tl.fma(c.gain[None, :], dy, -inner)
 
 
-# Lines, whose positions have the parameters
+# Lines, in which each position has parameters
 
 
 @helper
@@ -231,14 +233,14 @@ def of_parameters(p, C: tl.constexpr):
 
 @helper
 def columns_of_terms(terms, r, C: tl.constexpr):
-    """The terms of each line in the parameter gradients."""
+    """The contribution of each line to the gradients of parameters."""
     total, projection = of_parameters(terms.total, C), of_parameters(terms.projection, C)
     return Sums(total, times(projection, Pair(r.value[None, :], r.error[None, :]), C.wide))
 
 
 @helper
 def weighted_terms(terms, weight, C: tl.constexpr):
-    """The terms of gradients as a line adds them up: multiplied by the weights."""
+    """The terms of a line's sums in gradients, which are multiplied by the weights."""
     w = exact(weight)
     return Sums(times(terms.total, w, C.wide), times(terms.projection, w, C.wide))
 
@@ -257,7 +259,7 @@ def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
 
 @helper
 def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
-    """Sum over the positions of a part; in evaluation dx is written in the same loop."""
+    """Sum over the positions of a part; in evaluation the same loop writes dx."""
     zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
     sums = Sums(exact(zero), exact(zero))
     for here in range(start, end, C.positions):

@@ -1,4 +1,4 @@
-"""Tiles of tensors on a GPU: the axis along which they are contiguous, and their size."""
+"""The layout of tensors on a GPU, and the choice of tiles for it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from .device import Device
 
 #: The bytes that one thread reads of a tensor at once, and that one memory transaction moves.
 VECTOR, LINE = 16, 128
-#: The least bytes that a tile should read of each position: the size of a sector of a GPU's caches.
+#: The bytes that a tile should at least read of each position: a sector of the GPU's caches.
 SECTOR = 32
-#: Tensors of so many bytes, dy and x together, are read in one pass even in parts of sectors:
-#: what the caches bring too much of takes less time than another launch. An estimate: not measured.
+#: If dy and x together have at most this many bytes, they are read in one pass even if tiles read
+#: parts of sectors: the extra bytes take less time than another launch. An estimate: not measured.
 SMALL = 1 << 20
-#: The least bytes that a program reads, if there are as many: 256 threads then read a vector of two
-#: tensors each, and starting a program takes less time than that. An estimate: not measured.
+#: The bytes that a program should at least read: with them, each of 256 threads reads one vector of
+#: each of two tensors, which takes longer than starting a program. An estimate: not measured.
 LEAST = 8 << 10
-#: Vectors of a tensor that a thread reads before it uses any: of two tensors, for 256 threads,
-#: 32 KiB, as much as 4.8 TB/s want on each of 132 processors if an answer takes 700 ns. An
-#: estimate: not measured.
+#: The number of vectors of a tensor that a thread reads before it uses the first. With two tensors
+#: and 256 threads that is 32 KiB, as much as each of 132 processors must have in flight for 4.8
+#: TB/s if the latency is 700 ns. An estimate: not measured.
 AHEAD = 4
-#: Groups times channels of a tile, for each thread, that `persistent` compares to add up each
-#: group's channels. With 16, one kernel of 30 put 16 bytes of a thread's elsewhere, with 32 most of
-#: them 40 to 112, with 128 up to 2688.
+#: The largest number of pairs of a group and a channel of a tile, per thread, that `persistent`
+#: compares to add up each group's channels. With 16, one kernel of 30 spilled 16 bytes per thread;
+#: with 32, most of them 40 to 112; with 128, up to 2688.
 MOST_PAIRS = 8
-#: Channels of a tile where tensors have different layouts: a square, to be transposed.
+#: The channels of a tile if tensors have different layouts: about a square, to be transposed.
 SQUARE = 32
-#: The sums of parts, and the channels of a group, that are added up at once.
+#: The largest numbers of parts' sums, and of a group's channels, that are added up at once.
 MOST_ROWS, MOST_FAN = 2048, 128
-#: Offsets and positions below this need but 32 bits, with room for the tile that reaches past the
-#: end.
+#: Offsets and positions below this fit in 32 bits, with a margin for the last tile's padding.
 SHORT = (1 << 31) - (1 << 20)
-#: By the dtypes' codes.
+#: The item sizes by the dtypes' codes.
 ITEMSIZES = {dtype.code: dtype.itemsize for dtype in FLOATS}
 
 
@@ -52,10 +51,11 @@ class Layout:
     """The axes along which a problem's tensors are contiguous.
 
     Attributes:
-        pattern: "rows" (positions in all), "columns" (channels in all) or "tiles".
-        dy, x, dx: the tensors as the kernels see them.
-        axes: what positions run over, outermost first.
-        long_positions, long_offsets: whether 32 bits are too few.
+        pattern: "rows" if all tensors are contiguous along positions, "columns" if all are along
+            channels, otherwise "tiles".
+        dy, x, dx: the descriptions of the tensors for kernels.
+        axes: the axes that positions run over, outermost first.
+        long_positions, long_offsets: whether positions and offsets need more than 32 bits.
     """
 
     pattern: str
@@ -70,8 +70,8 @@ class Layout:
 def axis_words(size: int) -> AxisWords:
     """An axis with its magic number for division: n // size is the high half of n·magic, shifted.
 
-    For 0 <= n < 2³¹ (Granlund and Montgomery, "Division by Invariant Integers using
-    Multiplication", 1994). Nothing is divided by 1.
+    This holds for 0 <= n < 2³¹ (Granlund and Montgomery, "Division by Invariant Integers using
+    Multiplication", 1994). For size 1, by which kernels do not divide, the magic number is 0.
     """
     bits = (size - 1).bit_length()
     magic = ceil_div(1 << (31 + bits), max(1, size))
@@ -79,7 +79,7 @@ def axis_words(size: int) -> AxisWords:
 
 
 def _vector(dtype: DType, sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """The most elements that can be read at once: a power of two that divides all of these."""
+    """The number of elements that can be read at once: a power of two that divides all of these."""
     return math.gcd(VECTOR // dtype.itemsize, *sizes, *strides)
 
 
@@ -106,7 +106,7 @@ def layout_of(problem: Problem) -> Layout:
     tensors = (tensor(0), tensor(1), tensor(2))
 
     def wish(index: int) -> int:
-        """The axis along which a tensor is best read: contiguous, or else of smaller steps."""
+        """The axis along which to read a tensor: the contiguous one, or that of smaller stride."""
         if tensors[index].along != SCATTERED:
             return tensors[index].along
         near = abs(problem.inner.strides[index]), abs(channel.strides[index])
@@ -119,7 +119,7 @@ def layout_of(problem: Problem) -> Layout:
     reach = 0
     for index in used:
         far = sum((axis.size - 1) * abs(axis.strides[index]) for axis in axes)
-        # A tile has no more channels than this.
+        # A tile has at most this many channels.
         channels = max(MOST_ROWS, power_of_two(problem.channel.size))
         reach = max(reach, far + channels * abs(channel.strides[index]))
     return Layout(pattern, *tensors, axes, problem.positions >= SHORT, reach >= SHORT)
@@ -130,13 +130,12 @@ class Tile:
     """The tile of a program: positions by channels, of which the last may be padding.
 
     Attributes:
-        positions, channels: powers of two.
-        step: channels that there are; the next tile begins after them.
-        groups: a power of two, no less than the groups that these channels are, where a tile has
-            all of a group; else 1.
-        warps: of the program.
-        leading, adjacent: how many positions one thread has; see :class:`.config.Config`.
-        vector: elements that a thread reads at once at most, a power of two.
+        positions, channels: the numbers of positions and channels, powers of two.
+        step: the number of channels without padding; the next tile begins after them.
+        groups: if a tile has whole groups, a power of two not less than their number; otherwise 1.
+        warps: the number of warps of the program.
+        leading, adjacent: the positions of one thread; see :class:`.config.Config`.
+        vector: the largest number of elements that a thread reads at once, a power of two.
     """
 
     positions: int
@@ -150,7 +149,7 @@ class Tile:
 
 
 def fitting(tensor: Tensor, tile: Tile) -> Tensor:
-    """A tensor with the alignment of its tiles, which start at multiples of their width."""
+    """A tensor with the alignment of its tiles, which start at multiples of the tile's size."""
     width = tile.step if tensor.along == ALONG_CHANNELS else tile.positions
     return tensor._replace(vector=math.gcd(tensor.vector, width, tile.vector))
 
@@ -172,7 +171,7 @@ def element_bytes(problem: Problem) -> int:
 
 
 def groups_of(problem: Problem) -> int:
-    """The number of statistics groups in a set; in batch norm, of channels."""
+    """The number of statistics groups in a set; in batch norm each channel is one."""
     return problem.channel.size // problem.per_group
 
 
@@ -182,7 +181,7 @@ def tiles_of(problem: Problem, tile: Tile) -> int:
 
 
 def _piece(size: int, least: int, most: int) -> int:
-    """The largest power of two, within limits, that cuts a size into pieces with little padding."""
+    """The largest power of two, within limits, into which a size divides with little padding."""
     pieces = [min(most, power_of_two(size))]
     while pieces[-1] > least:
         pieces.append(pieces[-1] // 2)
@@ -205,9 +204,9 @@ def narrowest(problem: Problem, layout: Layout) -> int:
 def by_threads(tile: Tile, layout: Layout) -> Tile:
     """A tile with the positions that each of its threads holds.
 
-    As Triton hands out elements: vectors along what is contiguous, to threads along it, then
-    across, and what is left over to all of them again. Where tensors lie differently in memory,
-    some are handed out anew, and a thread adds up nothing.
+    Triton distributes a tile's elements as vectors along the contiguous axis: to threads along that
+    axis first, then along the other, and starts again with the remaining elements. If the tensors
+    have different layouts, Triton redistributes some of them, so a thread adds up nothing.
     """
     threads = 32 * tile.warps
     vector = layout.x.vector
@@ -222,8 +221,9 @@ def by_threads(tile: Tile, layout: Layout) -> Tile:
 
 
 def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
-    """The tile of a program that loops over a tensor; smaller where few programs would run."""
-    # Where less is read at once, each read has an address in registers of its own.
+    """The tile of a program that loops over a tensor; it is smaller if few programs would run."""
+    # If a thread reads less at once, it reads less ahead, since each read keeps an address in
+    # registers.
     ahead = max(1, min(AHEAD, 2 * AHEAD * narrowest(problem, layout) // VECTOR))
     while True:
         tile = _tile(problem, layout, device, ahead)
@@ -234,12 +234,12 @@ def tile_of(problem: Problem, layout: Layout, device: Device) -> Tile:
 
 
 def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
-    """The tile in which each thread reads so many vectors."""
+    """The tile in which each thread reads ``ahead`` vectors."""
     each = VECTOR // itemsize(problem)
     most = device.threads * each * ahead
     positions, channels = problem.positions, problem.channel.size
     if layout.pattern == "rows":
-        # Threads of a warp are next to each other.
+        # A tile should have at least as many positions as the threads of a warp read at once.
         height = _piece(positions, min(most, 32 * layout.x.vector), most)
         width = min(power_of_two(channels), most // height)
     elif layout.pattern == "columns":
@@ -251,7 +251,7 @@ def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
             width = _piece(channels, max(1, line // 2), line)
             height = min(power_of_two(positions), most // width)
     else:
-        most = device.threads * each // 2  # what is turned over takes registers twice
+        most = device.threads * each // 2  # a transposed tensor takes twice the registers
         width = min(SQUARE, most // 2, power_of_two(channels))
         height = min(power_of_two(positions), most // width)
         each //= 2
@@ -260,24 +260,24 @@ def _tile(problem: Problem, layout: Layout, device: Device, ahead: int) -> Tile:
 
 
 def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | None:
-    """A tile with all positions of whole groups, if a program's registers can hold it."""
+    """A tile with all positions of whole groups; None if a program's registers cannot hold it."""
     item, per_group = itemsize(problem), problem.per_group
     positions = power_of_two(problem.positions)
     most = device.persistent // (4 if problem.arithmetic.itemsize == 8 else 1)
 
     def fitting_tile(groups: int) -> Tile | None:
-        """The tile of so many groups, if there are as many and a program's registers hold it."""
+        """The tile of a number of groups; None if they are too few or the tile is too large."""
         step = groups * per_group
         channels = power_of_two(step)
         elements = positions * channels
-        # With all elements of several groups, channels-last, 8 bytes of a thread's were put
-        # elsewhere.
+        # With the full number of elements, several groups in a channels-last layout spilled 8 bytes
+        # per thread.
         several = layout.pattern == "columns" and groups > 1 and per_group > 1
         if groups > power_of_two(groups_of(problem)) or elements > (most // 2 if several else most):
             return None
         pairs = groups * channels if per_group > 1 else 0
-        # Coefficients of each channel that a thread has take registers too: with more of them
-        # 16 to 352 bytes of a thread's were put elsewhere.
+        # The coefficients of each channel of a thread take registers too: with more channels,
+        # 16 to 352 bytes per thread were spilled.
         most_each = 8 if layout.pattern == "tiles" else 4
         warps = max(1, min(2 * device.threads, power_of_two(elements * item // VECTOR)) // 32)
         vector = VECTOR
@@ -288,7 +288,7 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
             each = elements // (threads * tile.leading * tile.adjacent)
             if each <= most_each and pairs <= MOST_PAIRS * threads:
                 return tile
-            # More threads, or else fewer channels read at once.
+            # Take more threads, or then read fewer channels at once.
             if threads < 2 * device.threads:
                 warps *= 2
             elif layout.pattern == "columns" and vector > 4 and each > most_each:
@@ -302,7 +302,7 @@ def persistent_tile(problem: Problem, layout: Layout, device: Device) -> Tile | 
     least = ceil_div(LEAST, element_bytes(problem) * problem.positions)
     if layout.pattern != "rows":
         least = max(least, min(LINE // item, problem.channel.size))
-    # More groups for a program to be worth starting, and for reads of whole lines.
+    # Take more groups, so that programs are worth starting and read whole lines of the cache.
     while tile.step < least:
         more = fitting_tile(2 * tile.groups)
         if more is None:
