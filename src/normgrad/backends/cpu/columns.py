@@ -53,8 +53,6 @@ ROWS = access.ROWS
 #: in a sum of few terms.
 FEW_ROWS = 4
 DX_ROWS, PAGE = access.DX_ROWS, access.PAGE
-#: The bytes of an element of the half types.
-HALF_SIZE = 2
 SPAN = access.SPAN
 #: How many bytes ahead, in memory's order, rows are prefetched: four pages.
 LATER = 1 << 14
@@ -317,14 +315,16 @@ def rows_before(end, repeat):
 def gains_in_order(operation, dx, step):
     """Whether row after row gains more than to load the coefficients once for several rows.
 
-    With half types it does so where one tensor is read and there are no registers for several rows,
-    or if rows lie whole pages apart: a row's loads then wait for the stores of the row before, if x
-    and y begin at the same offset in their pages, as large tensors do.
+    It does if at least two of these hold: a single tensor is read, registers are few, elements are
+    wider than a half type's. It also does if rows lie whole pages apart: a row's loads then wait
+    for the stores of the row before, if x and y begin at the same offset in their pages, as large
+    tensors do.
     """
     reads_one = operation.operation in ("normalise", "scale")
-    if not isinstance(dx.dtype, HalfStorage) or (reads_one and not has_many_registers()):
+    wide = not isinstance(dx.dtype, HalfStorage)
+    if reads_one + wide + (not has_many_registers()) >= 2:
         return lambda operation, dx, step: True
-    return lambda operation, dx, step: step * HALF_SIZE % PAGE == 0
+    return lambda operation, dx, step: step * item_size(dx) % PAGE == 0
 
 
 @helper
