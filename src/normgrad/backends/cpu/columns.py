@@ -42,7 +42,6 @@ from .parts import load_part, over_row, store_part
 from .rows import further, has_whole_lines, sums_of, three
 from .sums import add_columns, add_terms, clear_lanes, fold_sums
 from .target import has_many_registers
-from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -216,13 +215,14 @@ def along_row(job, field, per, dy, row):
         for c in range(channels):
             store(row, c, load(values, first + c))
     else:
-        group, left = first // per, per - first % per
-        for c in range(channels):
-            # Lanes beyond a channel's elements are overwritten by the next channel's.
+        c, group, left = plain(0), first // per, per - first % per
+        while c < channels:
+            # Lanes beyond a group's elements are overwritten by the next group's.
+            n = min(left, channels - c)
             value = splat_like(row, row, get(values, group))
-            for i in range(0, run, LANES):
+            for i in range(0, n * run, LANES):
                 put_lanes(row, c * run + i, value)
-            group, left = next_group(group, left, per)
+            c, group, left = c + n, group + 1, per
     for i in range(width, width * repeat):
         put(row, i, get(row, i - width))
     for i in range(0, width * repeat, LANES):

@@ -261,10 +261,13 @@ def add_columns(zero, columns, column_errors, channels, run, repeat, totals, err
                 total = splat(0.0)
                 for at in range(start, channels * repeat, channels):
                     total = total + get_lanes(columns, at)
+                k = first + start
+                if start + LANES <= channels:
+                    put_lanes(totals, k, get_lanes(totals, k) + total)
+                    continue
                 put_lanes(some, 0, total)
-                for c in range(min(LANES, channels - start)):
-                    k = first + start + c
-                    put(totals, k, get(totals, k) + get(some, c))
+                for c in range(channels - start):
+                    put(totals, k + c, get(totals, k + c) + get(some, c))
 
     return plain
 
