@@ -353,6 +353,15 @@ def access_of(problem: Problem) -> Access:
     return _in_rows(problem, dtype, by_rows)
 
 
+def keeps_copy(access: Access) -> bool:
+    """Whether dy's copy, for the sums, is in the memory of dx, where dx's own step finds it.
+
+    So dy is copied once rather than twice. A call whose dx is x's memory has no such place.
+    """
+    needs_sums = access.problem.result_needs_sums and not access.along
+    return needs_sums and access.moved == (True, False, False)
+
+
 def streams(access: Access, machine: Machine) -> int:
     """The largest number of threads with which dx is written with non-temporal stores.
 

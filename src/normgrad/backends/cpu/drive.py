@@ -122,6 +122,10 @@ def drive(template, steps, step_count, team, threads, aliases, given, unprobed, 
     for word in range(B.ADDRESSES, B.BLOCK_FIELDS):
         put(block, word, get(integers_at(template), word))
     put(block, B.STREAM, threads <= get(block, B.STREAM))
+    if get(block, B.DX) == get(block, B.X):  # the memory of dx has x, which is still read
+        put(block, B.DY_IN_DX, 0)
+    if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
+        put(block, B.STREAM, 0)
     here = address_of(block)
     for index in range(step_count):
         step = steps + 8 * B.STEP_FIELDS * index

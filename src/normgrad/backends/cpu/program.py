@@ -17,7 +17,7 @@ from ...machine import Machine
 from ...memory import LINE
 from ...problem import STATISTICS, Problem
 from . import block as B
-from .access import Access, access_of, fetches_ahead, streams
+from .access import Access, access_of, fetches_ahead, keeps_copy, streams
 from .steps import Step, steps_of
 from .tiling import Tiling, keeps_chains
 
@@ -139,6 +139,7 @@ def _facts(access: Access, machine: Machine) -> _Fields:
         B.OWN_PARAMETERS: 0 if problem.by_row else access.run,
         B.COLUMNS: access.columns,
         B.MOVED: sum(moved << tensor for tensor, moved in enumerate(access.moved)),
+        B.DY_IN_DX: keeps_copy(access),
         B.DATA_SIZES: [dtype.itemsize for dtype in access.data],
         B.REPEAT: access.repeat,
         B.STREAM: streams(access, machine),

@@ -125,13 +125,16 @@ def start_piece(block, job, s, c, channels, position, rows, k, run):
 
 
 @helper
-def move(block, tensor, address, tile, writes, channels, rows, run):
-    """Copy a piece of tensor 0 (dy) or 1 (x) to a tile, or a tile to tensor 2 (dx)."""
+def move(block, tensor, address, tile, tile_step, writes, channels, rows, run):
+    """Copy a piece of tensor 0 (dy) or 1 (x) to a tile, or a tile to tensor 2 (dx).
+
+    ``tile_step`` is the step of a tile's rows: positions in columns, channels in rows.
+    """
     channel_step = get(block, B.CHANNEL_STRIDES + tensor)
     if get(block, B.COLUMNS) != 0:
-        sizes = (rows, channels, get(block, B.ROW_STRIDES + tensor), channel_step, TILE_CHANNELS)
+        sizes = (rows, channels, get(block, B.ROW_STRIDES + tensor), channel_step, tile_step)
     else:
-        sizes = (channels, run, channel_step, get(block, B.RUN_STRIDES + tensor), TILE_POSITIONS)
+        sizes = (channels, run, channel_step, get(block, B.RUN_STRIDES + tensor), tile_step)
     mover = get(block, B.MOVERS + tensor)
     call(mover, (address, tile, writes, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], 1))
 
@@ -159,46 +162,71 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
         if moved >> tensor & 1:
             tile = dx_tile if tensor == 2 else address_of(buffers[tensor])
             if tensor < 2:
-                move(block, tensor, get(addresses, tensor), tile, 0, channels, rows, run)
+                move(block, tensor, get(addresses, tensor), tile, tile_step, 0, channels, rows, run)
             put(addresses, tensor, tile)
             put(job, B.J_ROW_STEPS + tensor, tile_step)
             put(job, B.J_CHANNEL_STEPS + tensor, tile_step)
     call(kernel, (0, get(addresses, 0), get(addresses, 1), get(addresses, 2), job))
     if moved & B.USES_DX:
-        move(block, plain(2), place[2], dx_tile, 1, channels, rows, run)
+        move(block, plain(2), place[2], dx_tile, tile_step, 1, channels, rows, run)
+
+
+@helper
+def call_in_place(block, kernel, job, s, c, channels, position, rows, k, run):
+    """Call a kernel for a piece of the tensors where they are, dy's where its copy may be."""
+    start_piece(block, job, s, c, channels, position, rows, k, run)
+    dy, x, dx = elements_at(block, s, c, position, k)
+    if get(block, B.DY_IN_DX) != 0:
+        dy = dx
+        put(job, B.J_ROW_STEPS, get(job, B.J_ROW_STEPS + 2))
+        put(job, B.J_CHANNEL_STEPS, get(job, B.J_CHANNEL_STEPS + 2))
+    call(kernel, (0, dy, x, dx, job))
+
+
+@helper
+def copy_to_dx(block, s, c, channels, position, rows, k, run):
+    """Copy a piece of dy to dx's memory, some channels at a time."""
+    step = get(block, B.ROW_STRIDES + 2 if get(block, B.COLUMNS) != 0 else B.CHANNEL_STRIDES + 2)
+    for at in range(0, channels, TILE_CHANNELS):
+        dy, _, dx = elements_at(block, s, c + at, position, k)
+        move(block, plain(0), dy, dx, step, 0, min(TILE_CHANNELS, channels - at), rows, run)
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
     """Call a kernel for a piece of the tensors, some of which are copied to tiles first.
 
     In the pattern rows a tile has some elements of some channels; in columns, some rows of some
-    channels.
+    channels. Where dy is copied to dx's memory instead, the kernel is called for all channels; the
+    additions are the same.
     """
     moved = get(block, B.MOVED) & uses
     most = TILE_POSITIONS if get(block, B.COLUMNS) != 0 else 1
     for r in range(0, rows, most):
+        n, row = min(most, rows - r), position + r
         for k in range(0, run, TILE_POSITIONS):
+            width = min(TILE_POSITIONS, run - k)
+            if get(block, B.DY_IN_DX) != 0:
+                copy_to_dx(block, s, c, channels, row, n, k, width)
+                call_in_place(block, kernel, job, s, c, channels, row, n, k, width)
+                continue
             for at in range(0, channels, TILE_CHANNELS):
-                call_on_tile(
-                    block, kernel, moved, job, s, c + at, min(TILE_CHANNELS, channels - at),
-                    position + r, min(most, rows - r), k, min(TILE_POSITIONS, run - k),
-                )  # fmt: skip
+                some = min(TILE_CHANNELS, channels - at)
+                call_on_tile(block, kernel, moved, job, s, c + at, some, row, n, k, width)
 
 
 @helper
 def piece(block, kernel, uses, job, s, c, channels, position, rows, k, run):
     """Call a kernel for some rows of some channels, from their element k on.
 
-    Where tensors are copied to tiles, k is 0.
+    Where tensors are copied to tiles, k is 0. Only the sums copy dy to the memory of dx.
     """
     not_inlined()
-    if get(block, B.MOVED) & uses:
+    is_copied = get(block, B.DY_IN_DX) != 0 and uses & B.USES_DX != 0
+    if get(block, B.MOVED) & uses and not is_copied:
         tiles = get(block, B.IN_TILES)
         call(tiles, (block, kernel, uses, job, s, c, channels, position, rows, run))
-        return
-    start_piece(block, job, s, c, channels, position, rows, k, run)
-    dy, x, dx = elements_at(block, s, c, position, k)
-    call(kernel, (0, dy, x, dx, job))
+    else:
+        call_in_place(block, kernel, job, s, c, channels, position, rows, k, run)
 
 
 @helper
