@@ -113,6 +113,11 @@ def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
 
+def clones(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies of tensors, and None for None."""
+    return tuple([None if value is None else value.clone() for value in values])
+
+
 def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a node's ``jvp``: it gets the saved tensors without tangents, and is differentiable.
 
@@ -168,14 +173,18 @@ class Forward(Node):
 
     @classmethod
     def taken(
-        cls, tensors: tuple[Any, ...], choices: tuple[Any, ...], results: tuple[Any, ...]
+        cls,
+        tensors: tuple[Any, ...],
+        choices: tuple[Any, ...],
+        results: tuple[Any, ...],
+        copies: Callable[[tuple[Any, ...]], tuple[Any, ...]] = clones,
     ) -> tuple[Any, Any, Any]:
-        """What :meth:`read` returns, from the tensors and options in the declaration's order."""
-        statistics = results[1:3]
-        if not choices[0]:
-            # Running statistics are copied, since a later batch may update them in place. They
-            # have no gradients.
-            statistics = tuple([None if v is None else v.clone() for v in tensors[3:]])
+        """What :meth:`read` returns, from the tensors and options in the declaration's order.
+
+        In evaluation the node keeps ``copies`` of the running statistics, since a later batch may
+        update them in place. They have no gradients.
+        """
+        statistics = results[1:3] if choices[0] else copies(tensors[3:])
         return tensors[:3], statistics, tuple([choices[index] for index in cls.shared])
 
     @staticmethod
