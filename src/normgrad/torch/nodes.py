@@ -155,6 +155,7 @@ class Forward(Node):
         shared: the indices of the options that the gradients' operator has too.
         orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
             the statistics, None) in the order of that operator's tensors.
+        axis: the channel axis, if the gradients' operator has that option, which is its last.
         others: the number of results besides the output.
         normalised: makes a Normalisation from the shared options, the data and the statistics.
     """
@@ -163,6 +164,7 @@ class Forward(Node):
     gradient: ClassVar[Schema]
     shared: ClassVar[tuple[int, ...]]
     orders: ClassVar[tuple[Callable[[Any], Any], ...]]
+    axis: ClassVar[tuple[int, ...]]
     others: ClassVar[int]
     normalised: ClassVar[Callable[..., Normalisation]]
 
@@ -194,10 +196,9 @@ class Forward(Node):
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return None, *[None] * len(mask)
-        choices, gradient = ctx.choices, node.gradient
-        ours = gradient.operator
-        tensors = node.orders[bool(choices[0])]((grad_out, *ctx.saved_tensors, None))
-        choices = (*choices, mask, 1) if "channel_axis" in ours.options else (*choices, mask)
+        gradient, ours = node.gradient, node.gradient.operator
+        tensors = node.orders[bool(ctx.choices[0])]((grad_out, *ctx.saved_tensors, None))
+        choices = (*ctx.choices, mask, *node.axis)
         if not torch.is_grad_enabled() and unwatched():
             found = call_again(ours, tensors, None, choices, True)
             if found is None and kernels_suffice(grad_out):
@@ -285,6 +286,7 @@ def _nodes(
             if option in gradient.operator.options and option != "channel_axis"
         ),
         "orders": tuple(orders),
+        "axis": (1,) if "channel_axis" in gradient.operator.options else (),
         "others": len(schema.operator.all_outputs) - 1,
     }
     return {
