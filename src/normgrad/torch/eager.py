@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..plans import answered, call, keep, ready_for
+from ..plans import answered, call, keep, ready_plans
 from .kernels import output_for
 from .nodes import NODES, any_requires_grad, clones
 from .schemas import ATEN
@@ -77,7 +77,7 @@ def computed(norm: Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> 
     made = call(norm.operator, tensors, out, choices, read_next=True)
     if output is None:
         key = native.answer(None, tensors, out, choices)
-        ready = None if key is None else ready_for(norm.operator, key, read_next=True)
+        ready = None if key is None else ready_plans(norm.operator, read_next=True).get(key)
         if key is not None and ready is not None:
             keep(norm.plans, key, ready)
     return _with_node(norm, made, tensors, choices)
