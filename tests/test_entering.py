@@ -27,6 +27,7 @@ pytestmark = [
 
 KINDS = (*OPERATORS, *FORWARD)
 SHAPE = (3, 4, 5, 6)
+X = torch.arange(24.0).reshape(2, 3, 4)
 PAGE = mmap.PAGESIZE
 
 
@@ -271,6 +272,49 @@ def test_results_that_share_memory():
         np.testing.assert_array_equal(odd, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_copies_of_vectors(dtype):
+    ng.batch_norm_backward(X, X, training=True)  # a first call brings the compiled code
+    vectors = torch.arange(5, dtype=dtype), torch.arange(4.0)[1:], torch.arange(1.0)
+    before = [vector.clone() for vector in vectors]
+    found = native.copies(vectors, torch.empty_like)
+    for vector in vectors:
+        vector.zero_()
+    assert all(map(torch.equal, found, before))
+    assert [each.dtype for each in found] == [each.dtype for each in before]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["with gaps", "parameter", "two axes", "none", "array", "negated", "no storage", "subclass"],
+)
+def test_what_compiled_code_does_not_copy(what):
+    ng.batch_norm_backward(X, X, training=True)
+    vector, resized = torch.arange(4.0), torch.arange(4.0)
+    resized.untyped_storage().resize_(4)
+    value = {
+        "with gaps": vector[::2],
+        "parameter": torch.nn.Parameter(vector),
+        "two axes": vector.reshape(2, 2),
+        "none": None,
+        "array": vector.numpy(),
+        "negated": torch._neg_view(vector),
+        "no storage": resized,
+        "subclass": vector.as_subclass(type("Other", (torch.Tensor,), {})),
+    }[what]
+    assert native.copies((torch.ones(3), value), torch.empty_like) is None
+
+
+def test_copies_that_cannot_be_made():
+    ng.batch_norm_backward(X, X, training=True)
+
+    def fail(vector):
+        raise MemoryError
+
+    for maker in (fail, torch.Tensor.double, lambda vector: vector[1:], id):
+        assert native.copies((torch.ones(3),), maker) is None
+
+
 def test_nothing_is_kept_or_lost():
     """References are as before, whether a call was taken or not."""
     x = torch.arange(24.0).reshape(2, 3, 4)
@@ -280,7 +324,7 @@ def test_nothing_is_kept_or_lost():
     scratch = torch.zeros(plan.workspace_size, dtype=torch.uint8)
     negated = torch._neg_view(x)
 
-    sparse = negated.to_sparse()
+    sparse, vector = negated.to_sparse(), torch.arange(3.0)
 
     def taken():
         ng.batch_norm_backward(x, x, training=True)
@@ -289,6 +333,8 @@ def test_nothing_is_kept_or_lost():
         native.answer({}, (x, sparse, None), None, (True, 1.5, 3, (False,)))
         native.answer(None, (x,), (x, None), (True, 1.5, 3, (False,)))
         native.answer({}, [x], None, ())
+        native.copies((vector, vector), torch.empty_like)
+        native.copies((vector, x), torch.empty_like)
 
     def left():
         ng.batch_norm_backward(x, negated, training=True)

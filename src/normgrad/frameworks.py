@@ -344,13 +344,16 @@ class Torch(Framework):
         return new
 
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
-        if spec.nbytes >= pages.HUGE:
+        has_gaps = layout.dense_like(spec.shape, spec.strides) != spec.strides
+        if has_gaps or spec.nbytes >= pages.HUGE:
             return super().maker(spec, alike)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]
-        dtype, device = self._to_torch[spec.dtype], self._cpu
-        empty, shape, strides = self._torch.empty_strided, spec.shape, spec.strides
-        return lambda like: empty(shape, strides, dtype=dtype, device=device)
+        # In a layer PyTorch reads a template, which needs no memory, 1.5 µs faster than a shape,
+        # strides, a dtype and a device.
+        empty_like, template = self._torch.empty_like, self.empty(spec)
+        template.untyped_storage().resize_(0)
+        return lambda like: empty_like(template)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
         options = {"dtype": self._to_torch[spec.dtype], "device": getattr(like, "device", device)}

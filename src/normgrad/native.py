@@ -151,7 +151,7 @@ def _library(torch: Any) -> ctypes.CDLL:
     return ctypes.CDLL(str(found[0]))
 
 
-def _nothing_known(plans: Any, tensors: Any, out: Any, choices: Any) -> Any:
+def _nothing_known(*arguments: Any) -> Any:
     return None
 
 
@@ -159,5 +159,10 @@ def _nothing_known(plans: Any, tensors: Any, out: Any, choices: Any) -> Any:
 #: arguments. It returns the results if one of the plans matches the call; otherwise the call's key
 #: as bytes, or None if it cannot read some argument. The CPU backend sets it.
 answer: Callable[[Mapping[bytes, Ready] | None, Any, Any, Any], Any] = _nothing_known
+
+#: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.
+#: Its second argument makes a tensor like another. It returns None if it cannot copy one of them.
+#: It is for tensors whose memory kernels may read, and the CPU backend sets it.
+copies: Callable[[tuple[Any, ...], Callable[[Any], Any]], tuple[Any, ...] | None] = _nothing_known
 
 _find_python()

@@ -407,7 +407,7 @@ def call(
     if plan.ready is not None:
         seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
         if seen is not None:
-            keep(_ready.setdefault((operator.name, read_next), {}), seen, plan.ready)
+            keep(ready_plans(operator, read_next), seen, plan.ready)
     return result
 
 
@@ -418,9 +418,9 @@ def _as_tuple(operator: Operator, out: Any) -> Any:
     return tuple(out) if isinstance(out, (tuple, list)) else out
 
 
-def ready_for(operator: Operator, key: bytes, read_next: bool) -> native.Ready | None:
-    """The plan of earlier calls for which ``native.answer`` returned this key; None if unknown."""
-    return _ready.get((operator.name, read_next), {}).get(key)
+def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready]:
+    """The plans of an operator's earlier calls, by the keys that ``native.answer`` returns."""
+    return _ready.setdefault((operator.name, read_next), {})
 
 
 def call_again(
@@ -431,9 +431,7 @@ def call_again(
     read_next: bool = False,
 ) -> Any:
     """Compute with the plan of an earlier call of the same signature; return None without one."""
-    plans = _ready.get((operator.name, read_next))
-    if plans is None:
-        return None
+    plans = ready_plans(operator, read_next)
     results = answered(plans, tensors, _as_tuple(operator, out), choices)
     return None if results is None else operator.result(results)
 

@@ -7,6 +7,7 @@ a layer calls PyTorch's function.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,12 +26,16 @@ class Ours(Module):
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
 
-    def _own(self, table: dict[str, Any], *names: str) -> tuple[Any, ...]:
-        """Read parameters or buffers from their table, which avoids calls of ``__getattr__``."""
+    # Parameters and buffers are read from their tables, which avoids calls of ``__getattr__``. They
+    # are plain attributes in pruned layers, replicas and layers with parametrizations.
+
+    def _affine(self) -> tuple[Any, Any]:
+        """The weight and the bias."""
+        table = self._parameters
         try:
-            return tuple(map(table.__getitem__, names))
-        except KeyError:  # plain attributes, which pruning, replicas and parametrizations make
-            return tuple(getattr(self, name) for name in names)
+            return table["weight"], table["bias"]
+        except KeyError:
+            return self.weight, self.bias
 
     def __prepare_scriptable__(self) -> Any:
         """Refuse torch.jit.script, which calls this method."""
@@ -63,26 +68,33 @@ class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
         if isinstance(input, Proxy):
             return leaf(self, input)
         self._check_input_dim(input)
-        mean, var, batches = self._own(
-            self._buffers, "running_mean", "running_var", "num_batches_tracked"
-        )
+        mean, var, batches = self._tracked()
         training = self.training
         if not training:
             training, batches = mean is None and var is None, None
         elif not self.track_running_stats:
             mean = var = batches = None
-        weight, bias = self._own(self._parameters, "weight", "bias")
-        if self.momentum is None and not (batches is None or mean is None or var is None):
-            return self._averaging(input, mean, var, batches, weight, bias)
-        momentum = 0.0 if self.momentum is None else self.momentum
+        weight, bias = self._affine()
+        momentum = self.momentum
+        if momentum is None:
+            if not (batches is None or mean is None or var is None):
+                return self._averaging(input, mean, var, batches, weight, bias)
+            momentum = 0.0
         output = self._norm(input, mean, var, weight, bias, training, momentum, self.eps)
         if batches is not None:
             batches.add_(1)  # not before: a batch that raised an error must not count
         return output
 
-    def _norm(self, *arguments: Any) -> Tensor:
-        """Compute batch norm, of the arguments of :func:`.functional.batch_norm`."""
-        return functional.batch_norm(*arguments)
+    def _tracked(self) -> tuple[Any, Any, Any]:
+        """The running mean and variance, and the number of batches."""
+        table = self._buffers
+        try:
+            return table["running_mean"], table["running_var"], table["num_batches_tracked"]
+        except KeyError:
+            return self.running_mean, self.running_var, self.num_batches_tracked
+
+    #: Computes batch norm, of the arguments of :func:`.functional.batch_norm`.
+    _norm: Callable[..., Tensor] = staticmethod(functional.batch_norm)
 
     def _averaging(
         self, input: Tensor, mean: Tensor, var: Tensor, batches: Tensor, weight: Any, bias: Any
@@ -127,7 +139,7 @@ class GroupNorm(Ours, torch.nn.GroupNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        weight, bias = self._own(self._parameters, "weight", "bias")
+        weight, bias = self._affine()
         return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
@@ -145,7 +157,7 @@ class LayerNorm(Ours, torch.nn.LayerNorm):
         """
         if isinstance(input, Proxy):
             return leaf(self, input)
-        weight, bias = self._own(self._parameters, "weight", "bias")
+        weight, bias = self._affine()
         return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
@@ -163,8 +175,7 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
         """
         if isinstance(x, Proxy):
             return leaf(self, x)
-        (weight,) = self._own(self._parameters, "weight")
-        return functional.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):

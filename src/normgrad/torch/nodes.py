@@ -22,7 +22,8 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from ..plans import call, call_again
+from .. import native
+from ..plans import answered, call, ready_plans
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .schemas import NAMESPACE, SCHEMAS, Schema
@@ -113,6 +114,11 @@ def wanted(values: Iterable[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     return tuple([value if want else None for value, want in zip(values, mask, strict=True)])
 
 
+def clones(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies of tensors, and None for None."""
+    return tuple([None if value is None else value.clone() for value in values])
+
+
 def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a node's ``jvp``: it gets the saved tensors without tangents, and is differentiable.
 
@@ -147,17 +153,21 @@ class Forward(Node):
 
     Attributes:
         gradient: the schema of the operator of the norm's gradients.
-        shared: the indices of the options that the gradients' operator has too.
+        plans: the plans of that operator's earlier calls.
+        shared: takes those of the options that the gradients' operator has too.
         orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
             the statistics, None) in the order of that operator's tensors.
+        axis: the channel axis, if the gradients' operator has that option, which is its last.
         others: the number of results besides the output.
         normalised: makes a Normalisation from the shared options, the data and the statistics.
     """
 
     saved = 2
     gradient: ClassVar[Schema]
-    shared: ClassVar[tuple[int, ...]]
+    plans: ClassVar[dict[bytes, native.Ready]]
+    shared: ClassVar[Callable[[Any], Any]]
     orders: ClassVar[tuple[Callable[[Any], Any], ...]]
+    axis: ClassVar[tuple[int, ...]]
     others: ClassVar[int]
     normalised: ClassVar[Callable[..., Normalisation]]
 
@@ -168,15 +178,19 @@ class Forward(Node):
 
     @classmethod
     def taken(
-        cls, tensors: tuple[Any, ...], choices: tuple[Any, ...], results: tuple[Any, ...]
+        cls,
+        tensors: tuple[Any, ...],
+        choices: tuple[Any, ...],
+        results: tuple[Any, ...],
+        copies: Callable[[tuple[Any, ...]], tuple[Any, ...]] = clones,
     ) -> tuple[Any, Any, Any]:
-        """What :meth:`read` returns, from the tensors and options in the declaration's order."""
-        statistics = results[1:3]
-        if not choices[0]:
-            # Running statistics are copied, since a later batch may update them in place. They
-            # have no gradients.
-            statistics = tuple([None if v is None else v.clone() for v in tensors[3:]])
-        return tensors[:3], statistics, tuple([choices[index] for index in cls.shared])
+        """What :meth:`read` returns, from the tensors and options in the declaration's order.
+
+        In evaluation the node keeps ``copies`` of the running statistics, since a later batch may
+        update them in place. They have no gradients.
+        """
+        statistics = results[1:3] if choices[0] else copies(tensors[3:])
+        return tensors[:3], statistics, cls.shared(choices)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
@@ -185,14 +199,13 @@ class Forward(Node):
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return None, *[None] * len(mask)
-        choices, gradient = ctx.choices, node.gradient
-        ours = gradient.operator
-        tensors = node.orders[bool(choices[0])]((grad_out, *ctx.saved_tensors, None))
-        choices = (*choices, mask, 1) if "channel_axis" in ours.options else (*choices, mask)
+        gradient, ours = node.gradient, node.gradient.operator
+        tensors = node.orders[bool(ctx.choices[0])]((grad_out, *ctx.saved_tensors, None))
+        choices = (*ctx.choices, mask, *node.axis)
         if not torch.is_grad_enabled() and unwatched():
-            found = call_again(ours, tensors, None, choices, True)
+            found = answered(node.plans, tensors, None, choices)
             if found is None and kernels_suffice(grad_out):
-                found = call(ours, tensors, None, choices, True)
+                found = call(ours, tensors, None, choices, read_next=True)
             if found is not None:
                 return None, *found
         return None, *wanted(called(gradient, (*tensors, *choices)), mask)
@@ -268,18 +281,26 @@ def _nodes(
         pool = (*_FIRST, *_statistics(gradient, (training,)))
         places = [pool.index(name) if name in pool else -1 for name in gradient.inputs]
         orders.append(itemgetter(*places))
+    shared: list[Any] = [
+        index
+        for index, option in enumerate(schema.operator.options)
+        if option in gradient.operator.options and option != "channel_axis"
+    ]
+    if len(shared) == 1:  # with a slice, itemgetter returns a tuple of one option
+        shared = [slice(shared[0], shared[0] + 1)]
     forward = {
         "gradient": gradient,
-        "shared": tuple(
-            index
-            for index, option in enumerate(schema.operator.options)
-            if option in gradient.operator.options and option != "channel_axis"
-        ),
+        "plans": ready_plans(gradient.operator, read_next=True),
+        "shared": itemgetter(*shared),
         "orders": tuple(orders),
+        "axis": (1,) if "channel_axis" in gradient.operator.options else (),
         "others": len(schema.operator.all_outputs) - 1,
     }
+    made: Any = type(shown, (Forward,), {**own, **forward})
+    # PyTorch's own method looks for this function in every call, which takes 2 µs.
+    made._backward_cls.apply = made.backward
     return {
-        name: type(shown, (Forward,), {**own, **forward}),
+        name: made,
         gradient.name: type(f"{shown}Backward", (Backward,), own),
     }
 

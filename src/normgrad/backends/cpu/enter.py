@@ -37,6 +37,7 @@ from .objects import (
     call_nothing,
     call_object,
     clear_error,
+    copy_of,
     describe,
     entry,
     find,
@@ -399,11 +400,34 @@ def answer(table, arguments):
     return key
 
 
+@helper
+def copies(table, arguments):
+    """Copy a tuple of vectors; None if one of them is not copied here, 0 if Python raised.
+
+    The arguments are the vectors and a function that makes a tensor like its argument.
+    """
+    known = long_value((table,))
+    values, make = word(arguments, 0), word(arguments, 1)
+    nothing, count = word(known, native.NONE), word(values, LENGTH)
+    retain((nothing,))
+    results = new_tuple((count,))
+    for index in range(count if results != 0 else 0):
+        made = copy_of(known, make, entry(known, values, index))
+        if made == 0:
+            release((results,))
+            return nothing
+        set_entry((results, index, made))
+    release((nothing,))
+    return results
+
+
 def function(owner, arguments, count):
-    """The function that Python calls: ``answer`` with four arguments, else ``enter``.
+    """The function that Python calls: which of three depends on the number of arguments.
 
     They are one function, so that the helpers they share are compiled once.
     """
+    if count == 2:
+        return copies(owner, arguments)
     if count == 4:
         return answer(owner, arguments)
     return enter(owner, arguments, count)

@@ -20,6 +20,7 @@ from .intrinsics import (
     int32s_at,
     int_buffer,
     not_inlined,
+    plain,
     put,
     word,
 )
@@ -28,6 +29,8 @@ from .intrinsics import (
 
 #: The most axes of a tensor that is read here.
 MAX_RANK = native.MAX_RANK
+#: The words of the longest signature of a tensor, and of a vector's.
+SIGNATURE_MAX, VECTOR = 3 + 2 * MAX_RANK, 3 + 2
 #: The fields of ``found``: the first element's address, the bytes of an element if the tensor is
 #: PyTorch's, and NumPy's flags.
 ADDRESS, BYTES, FLAGS = 0, 1, 2
@@ -50,6 +53,7 @@ find = external("PyDict_GetItemWithError")
 allocate, free = external("PyMem_RawMalloc"), external("PyMem_RawFree")
 clear_error = external("PyErr_Clear")
 raised = external("PyErr_Occurred")
+copy_bytes = external("memmove")
 
 
 @helper
@@ -148,3 +152,34 @@ def holds_all(known, value, words, at, size):
             return True
         last += (count - 1) * get(words, at + 3 + rank + axis)
     return (get(room, 1) + last + 1) * size <= get(room, 0)
+
+
+@helper
+def copy_of(known, make, value):
+    """A new tensor with the values of a PyTorch tensor, which is a vector without gaps; else 0.
+
+    ``make`` is a function of Python's that makes a tensor like its argument.
+    """
+    not_inlined()
+    words, others, found = int_buffer(SIGNATURE_MAX), int_buffer(SIGNATURE_MAX), int_buffer(3)
+    if (
+        describe(known, value, words, plain(0), found) != VECTOR
+        or get(words, 1) != word(known, native.TENSOR)
+        or get(words, 4) != 1
+        or not holds_all(known, value, words, plain(0), get(found, BYTES))
+    ):
+        return 0
+    source, argument = get(found, ADDRESS), int_buffer(1)
+    put(argument, 0, value)
+    made = call_object((make, argument, 1, 0))
+    if made == 0:
+        clear_error(())
+        return 0
+    alike = describe(known, made, others, plain(0), found) == VECTOR
+    for index in range(VECTOR if alike else 0):
+        alike = alike and get(words, index) == get(others, index)
+    if not alike:
+        release((made,))
+        return 0
+    copy_bytes((get(found, ADDRESS), source, get(words, 3) * get(found, BYTES)))
+    return made

@@ -45,7 +45,7 @@ def _entry(name: str, owner: Any) -> Callable[..., Any]:
 
 @cache
 def answer() -> Callable[..., Any]:
-    """The compiled function for ``native.answer``."""
+    """The compiled function for ``native.answer`` and ``native.copies``."""
     native.known[native.TEAM] = id(teams.ready)
     return _entry("answer", native.known.ctypes.data)
 
@@ -101,7 +101,7 @@ class Runner:
         self._table = table
         #: As in choice.Entry.
         self.enter: Callable[[tuple[Any, ...], Any, Any], Any] = _not_ready
-        native.answer = answer()
+        native.answer = native.copies = answer()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(driver)
 
     def run(self, addresses: Sequence[int]) -> None:
