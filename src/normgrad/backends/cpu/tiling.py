@@ -245,7 +245,11 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < ENOUGH_TASKS:
-        most = positions if access.columns or waits(problem) else positions // whole.piece_rows
+        most = positions
+        if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
+            most = positions // ROWS
+        elif not waits(problem):
+            most = positions // whole.piece_rows
         most = max(1, min(most, per_channel * block // PART))
         parts = min(ceil_div(TASKS, found.tasks), most)
     if parts == 1 and sets > 1:
