@@ -194,14 +194,12 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     kept = [axis for axis in axes if axis.size != 1]
     if len(kept) < 2:
         return kept
-    kept.sort(key=lambda axis: [abs(step) for step in axis.strides], reverse=True)
-    merged: list[Axis] = []
-    for axis in kept:
-        if merged and all(
-            outer == inner * axis.size
-            for outer, inner in zip(merged[-1].strides, axis.strides, strict=True)
-        ):
-            merged[-1] = Axis(merged[-1].size * axis.size, axis.strides)
+    kept.sort(key=lambda axis: [*map(abs, axis.strides)], reverse=True)
+    merged = kept[:1]
+    for axis in kept[1:]:
+        outer = merged[-1]
+        if outer.strides == tuple([axis.size * step for step in axis.strides]):
+            merged[-1] = Axis(outer.size * axis.size, axis.strides)
         else:
             merged.append(axis)
     return merged

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -80,8 +79,8 @@ class Plan:
         self._wanted = operator.outputs(options)
         self.output_specs = tuple(outputs.get(output.name) for output in self._wanted)
         self._backend = backend = choice.of(device)
-        problem = views.problem(operator, options, present, outputs)
-        self._program: Any = backend.build(replace(problem, read_next=read_next))
+        problem = views.problem(operator, options, present, outputs, read_next)
+        self._program: Any = backend.build(problem)
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,19 +13,24 @@ from .options import Options
 from .problem import DATA, STATISTICS, Problem, Role, Vector
 from .tensor import TensorSpec
 
+#: The roles of tensors that are not vectors of channels.
+_NO_VECTORS = (*DATA, Role.COUNT)
 #: The placeholder for an absent axis.
 ONE = Axis(1, (1, 1, 1))
 
 
-def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) -> Problem:
-    """Make an operator's problem from the specs of its inputs and outputs."""
+def problem(
+    operator: Operator, options: Options, specs: Specs, outputs: Specs, read_next: bool = False
+) -> Problem:
+    """Make an operator's problem from the specs of its inputs and outputs.
+
+    ``read_next`` is as in :class:`.problem.Problem`.
+    """
     roles = operator.roles(options)
     by_role = {
         roles[name]: spec for name, spec in (*specs.items(), *outputs.items()) if name in roles
     }
-    vectors: dict[Role, TensorSpec] = {
-        role: spec for role, spec in by_role.items() if role not in DATA and role is not Role.COUNT
-    }
+    vectors = {role: spec for role, spec in by_role.items() if role not in _NO_VECTORS}
     gathers = operator.gathers
     forward = Role.GRAD_OUT not in by_role and not gathers
     # The tensor that gives dtype and shape: the input, or, if ranks are combined, their means.
@@ -46,11 +50,12 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
         "constant": not forward and not options.training,
         "grouped": not forward and operator.statistics is not Kind.CHANNEL,
         "gathers": gathers,
-        "count": by_role.get(Role.COUNT),
+        "counts": by_role.get(Role.COUNT),
         "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
         "momentum": options.momentum,
         "invstd_is_variance": any(roles.get(name) is Role.INVSTD for name in operator.variances),
         "centred": operator.is_centred,
+        "read_next": read_next,
         "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,
         "missing_invstd": options.training and Role.INVSTD not in vectors,
     }
@@ -65,8 +70,8 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
 
 def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
     """The axes of tensors that all have the same shape."""
-    steps = zip(*(tensor.strides for tensor in tensors), strict=True)
-    return [Axis(size, strides) for size, strides in zip(tensors[0].shape, steps, strict=True)]
+    steps = zip(*[tensor.strides for tensor in tensors], strict=True)
+    return [*map(Axis, tensors[0].shape, steps)]
 
 
 def _by_channel(
@@ -95,7 +100,7 @@ def _by_channel(
     if grouped and found.forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
         none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
-        found = replace(found, outer=(), channel=groups, inner=none)
+        found = found._replace(outer=(), channel=groups, inner=none)
     return found
 
 

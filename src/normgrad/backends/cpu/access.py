@@ -5,7 +5,6 @@ docs/performance.md has the measurements behind the thresholds, in one table.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
 
@@ -210,8 +209,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
             vector = vectors[role]
             vectors[role] = vector._replace(stride=vector.set_stride, set_stride=vector.stride)
     per_group = problem.per_group
-    return replace(
-        problem,
+    return problem._replace(
         sets=turned(problem.channel, per_group, problem.channel.size // per_group),
         channel=problem.sets,
         inner=turned(problem.channel, 1, per_group),
@@ -245,8 +243,7 @@ def _samples_together(problem: Problem) -> int:
 def _as_one(problem: Problem, count: int) -> Problem:
     """Make each ``count`` samples one sample with the channels of all."""
     sets, channel = problem.sets, problem.channel
-    return replace(
-        problem,
+    return problem._replace(
         sets=Axis(sets.size // count, tuple(count * step for step in sets.strides)),
         channel=Axis(count * channel.size, channel.strides),
         vectors={
@@ -287,7 +284,7 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
         rows = Axis(count, tuple(run * stride for stride in inner.strides))
     elif outer:
         rows = outer[-1]
-        problem = replace(problem, outer=outer[:-1])
+        problem = problem._replace(outer=outer[:-1])
     strides = inner.strides
     return Access(
         problem, dtype, False, rows, run, last_run, strides, together=together, moved=moved
@@ -334,7 +331,7 @@ def access_of(problem: Problem) -> Access:
     follow = not any(by_rows) and all_strides(channel, inner.size)
     if follow and problem.outer and inner.size < _least_row(problem):
         rows, chunk = problem.outer[-1], _aligned(inner.size, channel.size)
-        problem = replace(problem, outer=problem.outer[:-1])
+        problem = problem._replace(outer=problem.outer[:-1])
         return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
 
     # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many

@@ -111,11 +111,11 @@ def _vectors(access: Access) -> _Fields:
         fields[word + B.CODE] = vector.dtype.code
         fields[word + B.OUTER_SET] = access.positions if role in STATISTICS else 1
         fields[word + B.OUTER_STEPS] = vector.outer_strides
-    if problem.count is not None:
-        fields[B.COUNT_CODE] = problem.count.dtype.code
-        fields[B.COUNT_RANK] = problem.count.rank
-        fields[B.COUNT_SIZES] = problem.count.shape
-        fields[B.COUNT_STRIDES] = problem.count.strides
+    if problem.counts is not None:
+        fields[B.COUNT_CODE] = problem.counts.dtype.code
+        fields[B.COUNT_RANK] = problem.counts.rank
+        fields[B.COUNT_SIZES] = problem.counts.shape
+        fields[B.COUNT_STRIDES] = problem.counts.strides
     return fields
 
 

@@ -163,7 +163,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         return []
 
     steps: list[Step] = []
-    if problem.count is not None:
+    if problem.counts is not None:
         steps.append(Step(in_one_task(), last=B.DO_COUNT))
     if along:
         steps.append(Step(in_one_task(), last=B.DO_WEIGHTS))
@@ -218,7 +218,7 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
 
 def _gather(problem: Problem) -> Step:
     """The step that combines the ranks' statistics."""
-    ranks = problem.count.elements if problem.count else 1
+    ranks = problem.counts.elements if problem.counts else 1
     return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
 
 
