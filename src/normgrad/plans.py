@@ -74,10 +74,10 @@ class Plan:
         self.device = device
         self._on_gpu = device != devices.CPU
         self._operator = operator
-        self._names = tuple(parameter.name for parameter in operator.parameters)
-        self._expected = tuple(specs.get(name) for name in self._names)
+        self._names = operator.names
+        self._expected = tuple(map(specs.get, self._names))
         self._wanted = operator.outputs(options)
-        self.output_specs = tuple(outputs.get(output.name) for output in self._wanted)
+        self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
         self._backend = backend = choice.of(device)
         problem = views.problem(operator, options, present, outputs, read_next)
         self._program: Any = backend.build(problem)
@@ -91,7 +91,7 @@ class Plan:
         self._known: set[Hashable] = set()
 
         self._roles = operator.roles(options)
-        self._present = frozenset(present)
+        self._present = present
         self._shown = names
         self._unread = self._program.input_is_grad_out
 

@@ -175,7 +175,7 @@ class Problem(NamedTuple):
     @property
     def wants_parameters(self) -> bool:
         """Whether any per-channel output is wanted."""
-        return any(role in self.vectors for role in _OUTPUTS)
+        return not self.vectors.keys().isdisjoint(_OUTPUTS)
 
     @property
     def is_empty(self) -> bool:

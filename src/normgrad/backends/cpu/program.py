@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +153,7 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-    walks = sum(any((step.sums, step.write, step.along)) for step in steps)
+    walks = sum(bool(step.sums or step.write or step.along) for step in steps)
     bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
     banks = ceil_div(problem.sets.size, bank_sets)
     summing = next((step.tiling for step in steps if step.along), tiling)
@@ -166,25 +167,23 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     # In float32 arithmetic they have no errors; the chains that add to them may be in their place.
     errors = gradients if problem.arithmetic is dtypes.float64 or keeps_chains(access) else 0
     along = rounded_up(parameters * real, ALIGNMENT) if access.along else 0
+    of_banks = (groups,) * (B.W_GAIN - B.W_MEAN) + (numbers,) * (B.W_SUM_DY - B.W_GAIN)
+    of_parts = (sums,) * (B.W_BIASES - B.W_SUM_DY) + (gradients, errors) * 2
+    count = rounded_up(3 * double, ALIGNMENT)
+    *starts, of_count, weight, bias, end = accumulate(
+        (*of_banks, *of_parts, count, along, along), initial=0
+    )
     fields: _Fields = {
         B.BANKS: banks,
         B.BANK_SETS: bank_sets,
         B.PARTS_OF_SUMS: tiling.parts,
         B.SLOTS: slots,
         B.PARAMETERS: parameters,
+        B.W_MEAN: starts,
+        B.W_COUNT: of_count,
+        B.W_WEIGHT: weight,
+        B.W_BIAS: bias,
     }
-    end = 0
-    for field, size in (
-        *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],
-        *[(field, numbers) for field in (B.W_GAIN, B.W_SHIFT)],
-        *[(field, sums) for field in range(B.W_SUM_DY, B.W_BIASES)],
-        *[(field, size) for field, size in enumerate((gradients, errors) * 2, B.W_BIASES)],
-        (B.W_COUNT, rounded_up(3 * double, ALIGNMENT)),
-        (B.W_WEIGHT, along),
-        (B.W_BIAS, along),
-    ):
-        fields[field] = end
-        end += size
     return fields, end + ALIGNMENT - 1
 
 
