@@ -122,7 +122,8 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
     """Whether two different indices of a view name the same element, exactly."""
     if 0 in shape:
         return False
-    axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
+    axes = [(abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1]
+    axes.sort()
     # In the usual case each stride exceeds the range of all smaller ones.
     reach = 0
     for step, size in axes:

@@ -53,7 +53,7 @@ def problem(
         "counts": by_role.get(Role.COUNT),
         "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
         "momentum": options.momentum,
-        "invstd_is_variance": any(roles.get(name) is Role.INVSTD for name in operator.variances),
+        "invstd_is_variance": Role.INVSTD in map(roles.get, operator.variances),
         "centred": operator.is_centred,
         "read_next": read_next,
         "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,

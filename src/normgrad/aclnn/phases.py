@@ -187,17 +187,14 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     contract = translation.contract
     check(contract, call, PRODUCTS)
     tensors: Mapping[str, Any] = call.tensors
-    used: dict[str, aclTensor] = {}
-    for row in contract.parameters:
-        name, tensor = row.name, tensors[row.name]
-        if tensor is None or (row.is_output and not row.when.needed(call)):
-            continue
+    form = translation.form(call, device.saved_variance)
+    used = {name: tensor for name in form.used if (tensor := tensors[name]) is not None}
+    for name, tensor in used.items():
         if tensor.problem is not None:
             raise ContractError(Break.INVALID, name, tensor.problem)
-        if row.is_output and _overlaps_itself(tensor.signature):
+        if name in translation.outputs and _overlaps_itself(tensor.signature):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
             raise ContractError(Break.INVALID, name, message)
-        used[name] = tensor
 
     if 0 in tensors["input"].dims:
         zeros = tuple(
@@ -217,18 +214,17 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             operand = operand._replace(dense_at=dense_size)
             dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
         operands[name] = operand
-    operator, options, inputs, outputs, results = translation.form(call, device.saved_variance)
     plan = None
-    if outputs:
-        specs = {ours: operands[theirs].spec for ours, theirs in inputs if theirs in operands}
-        out_specs = {ours: operands[theirs].spec for ours, theirs in outputs}
+    if form.outputs:
+        specs = {ours: operands[theirs].spec for ours, theirs in form.inputs if theirs in operands}
+        out_specs = {ours: operands[theirs].spec for ours, theirs in form.outputs}
         # The plan does no checks of its own: the dialect's contract accepts nothing that
         # normgrad's operator would not accept.
-        plan = Plan(operator, options, specs, out_specs, translation.names)
+        plan = Plan(form.operator, form.options, specs, out_specs, translation.names)
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
-    return _Prepared(plan, operands, translation.inputs, results, dense_size, size)
+    return _Prepared(plan, operands, translation.inputs, form.results, dense_size, size)
 
 
 @lru_cache(CACHE_SIZE)

@@ -35,14 +35,15 @@ class Form(NamedTuple):
     """What normgrad's operator takes of a call, whatever the tensors' shapes.
 
     ``inputs`` and ``outputs`` are pairs of names, normgrad's and the contract's, of the inputs and
-    of the wanted outputs. ``results`` are the contract's names of all outputs, "" for unwanted
-    ones.
+    of the wanted outputs. ``used`` are the contract's names of these, and ``results`` those of all
+    outputs, "" for unwanted ones.
     """
 
     operator: Operator
     options: Options
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
+    used: tuple[str, ...]
     results: tuple[str, ...]
 
 
@@ -97,11 +98,13 @@ class Translation:
         values = {OPTIONS[name]: value for name, value in zip(self.scalars, scalars, strict=True)}
         options = operator.read_options(**values, channel_axis=axis)
         outputs = [*zip(operator.outputs(options), self.outputs, strict=True)]
+        wanted = [(ours.name, theirs) for ours, theirs in outputs if ours.wanted]
         return Form(
             operator,
             options,
             inputs=tuple(zip(operator.names, self.inputs, strict=True)),
-            outputs=tuple((ours.name, theirs) for ours, theirs in outputs if ours.wanted),
+            outputs=tuple(wanted),
+            used=(*self.inputs, *(theirs for _, theirs in wanted)),
             results=tuple(theirs if ours.wanted else "" for ours, theirs in outputs),
         )
 

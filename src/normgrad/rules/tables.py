@@ -188,9 +188,9 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         raise ContractError(
             Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {one_of(able)}"
         )
-    for row in contract.rows:
-        if row.name in call.malformed:
-            raise _invalid(row.name, call.malformed[row.name], call)
+    if call.malformed:
+        name = next(row.name for row in contract.rows if row.name in call.malformed)
+        raise _invalid(name, call.malformed[name], call)
     for scalar in contract.scalars:
         broken = scalar.broken(call.scalars[scalar.name], call)
         if broken is not None:

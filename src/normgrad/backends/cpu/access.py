@@ -226,15 +226,12 @@ def _samples_together(problem: Problem) -> int:
     sets, channel, size = problem.sets, problem.channel, problem.channel.size
     if problem.per_group == 1 or problem.outer or 1 in (problem.positions, sets.size):
         return 1
-    follow = all(
-        set_step == size * step
-        for set_step, step in zip(sets.strides, channel.strides, strict=True)
-    ) and all(
-        vector.set_stride == size // problem.per_group * vector.stride
+    follow = sets.strides == tuple([size * step for step in channel.strides])
+    if not follow or any(
+        vector.set_stride != size // problem.per_group * vector.stride
         for role, vector in problem.vectors.items()
         if role in STATISTICS
-    )
-    if not follow:
+    ):
         return 1
     most = min(sets.size, TOGETHER // (size * problem.positions), CHANNELS_TOGETHER // size)
     return next((count for count in range(most, 1, -1) if sets.size % count == 0), 1)
@@ -248,6 +245,8 @@ def _as_one(problem: Problem, count: int) -> Problem:
         channel=Axis(count * channel.size, channel.strides),
         vectors={
             role: vector._replace(set_stride=count * vector.set_stride)
+            if vector.set_stride
+            else vector
             for role, vector in problem.vectors.items()
         },
     )
@@ -308,7 +307,7 @@ def access_of(problem: Problem) -> Access:
         """Which tensors must be copied to tiles: strided along an axis, or of another dtype."""
         return tuple(
             [
-                found is not None and (found != dtype or (axis.size > 1 and stride != 1))
+                found is not None and (found is not dtype or (axis.size > 1 and stride != 1))
                 for found, stride in zip(data, axis.strides, strict=True)
             ]
         )

@@ -93,11 +93,14 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors, over channels and over parameters."""
+    """The tilings of a problem's steps: over tensors and over channels.
+
+    ``copies`` is the number of values for each channel, one for each part or set.
+    """
 
     tiles: Tiling
     channels: Tiling
-    parameters: Tiling
+    copies: int
 
 
 def _apart(
@@ -201,9 +204,13 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         else:
             step = step._replace(along="parameters" + ALONG)
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
+    one = access.together == 1 and (problem.sets.size == 1 or over.tiles.tasks == 1)
+    if one and not along:
         return [*steps, step._replace(last=outputs)]
-    return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
+    if not outputs:
+        return [*steps, step]
+    parameters = over_channels(access.parameters, over.copies, per_group=problem.per_group)
+    return [*steps, step, Step(parameters, last=outputs)]
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
@@ -232,9 +239,5 @@ def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
     tiles = tiling_of(access)
     sets, channels, per_group = problem.sets.size, problem.channel.size, problem.per_group
     copies = max(tiles.parts, sets, tiles.blocks)
-    over = _Over(
-        tiles,
-        over_channels(channels, copies, sets, per_group),
-        over_channels(access.parameters, copies, per_group=per_group),
-    )
+    over = _Over(tiles, over_channels(channels, copies, sets, per_group), copies)
     return tuple((_forward if problem.forward else _backward)(access, over)), tiles
