@@ -30,12 +30,11 @@ def problem(
     by_role = {
         roles[name]: spec for name, spec in (*specs.items(), *outputs.items()) if name in roles
     }
-    vectors = {role: spec for role, spec in by_role.items() if role not in _NO_VECTORS}
     gathers = operator.gathers
     forward = Role.GRAD_OUT not in by_role and not gathers
     # The tensor that gives dtype and shape: the input, or, if ranks are combined, their means.
-    data = vectors[Role.MEAN] if gathers else by_role[Role.INPUT]
-    other = vectors[Role.INVSTD] if gathers else by_role.get(Role.GRAD_OUT, data)
+    data = by_role[Role.MEAN if gathers else Role.INPUT]
+    other = by_role.get(Role.INVSTD if gathers else Role.GRAD_OUT, data)
     written = by_role.get(Role.RESULT)
     facts: dict[str, Any] = {
         "grad_out": other.dtype,
@@ -43,8 +42,11 @@ def problem(
         "result": written.dtype if written else None,
         # If a vector has two axes, the first runs over sets.
         "vectors": {
-            role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] * (spec.rank > 1))
-            for role, spec in vectors.items()
+            role: Vector(
+                spec.dtype, spec.strides[-1], spec.strides[0] if len(spec.strides) > 1 else 0
+            )
+            for role, spec in by_role.items()
+            if role not in _NO_VECTORS
         },
         "forward": forward,
         "constant": not forward and not options.training,
@@ -56,15 +58,15 @@ def problem(
         "invstd_is_variance": Role.INVSTD in map(roles.get, operator.variances),
         "centred": operator.is_centred,
         "read_next": read_next,
-        "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,
-        "missing_invstd": options.training and Role.INVSTD not in vectors,
+        "missing_mean": options.training and operator.is_centred and Role.MEAN not in by_role,
+        "missing_invstd": options.training and Role.INVSTD not in by_role,
     }
     if gathers:
         channel = Axis(data.shape[1], (1, 1, 1))
         return Problem(sets=ONE, outer=(), channel=channel, inner=ONE, **facts)
     tensors = [other, data, written or data]
     if operator.statistics is Kind.ROW:
-        return _by_row(options, tensors, vectors, facts)
+        return _by_row(options, tensors, by_role, facts)
     return _by_channel(operator, options, tensors, facts)
 
 
@@ -107,7 +109,7 @@ def _by_channel(
 def _by_row(
     options: Options,
     tensors: Sequence[TensorSpec],
-    vectors: dict[Role, TensorSpec],
+    specs: dict[Role, TensorSpec],
     facts: dict[str, Any],
 ) -> Problem:
     """The problem of layer and RMS norm: rows have statistics, positions in rows have parameters.
@@ -128,10 +130,10 @@ def _by_row(
         ]
         return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(specs)))]
 
-    of_rows = [role for role in vectors if role in STATISTICS]
-    of_positions = [role for role in vectors if role not in STATISTICS]
-    *outer_rows, rows = merged(axes[:first], [vectors[role] for role in of_rows], 0)
-    *outer, positions = merged(axes[first:], [vectors[role] for role in of_positions], 0)
+    of_rows = [role for role in facts["vectors"] if role in STATISTICS]
+    of_positions = [role for role in facts["vectors"] if role not in STATISTICS]
+    *outer_rows, rows = merged(axes[:first], [specs[role] for role in of_rows], 0)
+    *outer, positions = merged(axes[first:], [specs[role] for role in of_positions], 0)
 
     def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
         """A vector with strides along its own axes, and strides of 0 along the other outer axes."""
@@ -139,7 +141,7 @@ def _by_row(
         steps = tuple(axis.strides[k] for axis in mine)
         none = (0,) * (len(outer_rows) + len(outer) - len(mine))
         along = (*steps, *none) if roles is of_rows else (*none, *steps)
-        return Vector(vectors[role].dtype, inner.strides[k], 0, along)
+        return Vector(specs[role].dtype, inner.strides[k], 0, along)
 
     facts["vectors"] = {
         **{role: vector(role, of_rows, outer_rows, rows) for role in of_rows},

@@ -120,11 +120,18 @@ ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
 
 def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
-    n, c, positions, group = (call.scalars[size] for size in ("N", "C", "HxW", "group"))
+    sizes = call.scalars
+    data = sizes["N"], sizes["C"], sizes["HxW"]
+    statistic, parameter = (sizes["N"], sizes["group"]), (sizes["C"],)
     return {
-        **dict.fromkeys(("gradOut", "input", "gradInput"), (n, c, positions)),
-        **dict.fromkeys(("mean", "rstd"), (n, group)),
-        **dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), (c,)),
+        "gradOut": data,
+        "input": data,
+        "mean": statistic,
+        "rstd": statistic,
+        "gamma": parameter,
+        "gradInput": data,
+        "gradGammaOut": parameter,
+        "gradBetaOut": parameter,
     }
 
 

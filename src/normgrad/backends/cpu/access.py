@@ -226,28 +226,35 @@ def _samples_together(problem: Problem) -> int:
     sets, channel, size = problem.sets, problem.channel, problem.channel.size
     if problem.per_group == 1 or problem.outer or 1 in (problem.positions, sets.size):
         return 1
-    follow = sets.strides == tuple([size * step for step in channel.strides])
-    if not follow or any(
-        vector.set_stride != size // problem.per_group * vector.stride
-        for role, vector in problem.vectors.items()
-        if role in STATISTICS
-    ):
+    groups = size // problem.per_group
+    apart = [
+        role
+        for role in STATISTICS
+        if (vector := problem.vectors.get(role)) is not None
+        and vector.set_stride != groups * vector.stride
+    ]
+    if apart or sets.strides != tuple([size * step for step in channel.strides]):
         return 1
     most = min(sets.size, TOGETHER // (size * problem.positions), CHANNELS_TOGETHER // size)
-    return next((count for count in range(most, 1, -1) if sets.size % count == 0), 1)
+    count = max(1, most)
+    while sets.size % count:
+        count -= 1
+    return count
 
 
 def _as_one(problem: Problem, count: int) -> Problem:
     """Make each ``count`` samples one sample with the channels of all."""
     sets, channel = problem.sets, problem.channel
     return problem._replace(
-        sets=Axis(sets.size // count, tuple(count * step for step in sets.strides)),
+        sets=Axis(sets.size // count, tuple([count * step for step in sets.strides])),
         channel=Axis(count * channel.size, channel.strides),
         vectors={
-            role: vector._replace(set_stride=count * vector.set_stride)
-            if vector.set_stride
-            else vector
-            for role, vector in problem.vectors.items()
+            **problem.vectors,
+            **{
+                role: vector._replace(set_stride=count * vector.set_stride)
+                for role in STATISTICS
+                if (vector := problem.vectors.get(role)) is not None
+            },
         },
     )
 

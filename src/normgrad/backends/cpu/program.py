@@ -6,8 +6,8 @@ A program is made from specs and a description of the machine. Nothing is compil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,7 @@ ALIGNMENT = LINE
 _Fields = dict[int, int | Sequence[int]]
 
 
-@dataclass(frozen=True, eq=False)
-class Program:
+class Program(NamedTuple):
     """The program that a plan runs on the CPU.
 
     Attributes:
@@ -153,11 +152,12 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-    walks = sum(bool(step.sums or step.write or step.along) for step in steps)
-    bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
-    banks = ceil_div(problem.sets.size, bank_sets)
-    summing = next((step.tiling for step in steps if step.along), tiling)
-    slots = summing.blocks * (summing.turns if problem.by_row else 1) if access.along else banks
+    walks = [step for step in steps if step.sums or step.write or step.along]
+    bank_sets = tiling.sets_per_task if len(walks) == tiling.parts == 1 else 1
+    slots = banks = ceil_div(problem.sets.size, bank_sets)
+    if access.along:
+        summing = next((step.tiling for step in steps if step.along), tiling)
+        slots = summing.blocks * (summing.turns if problem.by_row else 1)
     channels, parameters = problem.channel.size, access.parameters
     groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
     numbers = rounded_up(banks * channels * double, ALIGNMENT)

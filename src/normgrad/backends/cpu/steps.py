@@ -191,7 +191,10 @@ def _backward(access: Access, over: _Over) -> list[Step]:
             sums, write = "evaluate", None
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
-    step = Step(over.tiles, before, sums, after, write)
+    # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
+    one = access.together == 1 and (problem.sets.size == 1 or over.tiles.tasks == 1)
+    last = outputs if one and not along else 0
+    step = Step(over.tiles, before, sums, after, write, last=last)
     if walks_once(access):
         step = Step(over.tiles, before, write=write, along="gradients" + ALONG)
     elif along and outputs:
@@ -203,14 +206,11 @@ def _backward(access: Access, over: _Over) -> list[Step]:
             step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
         else:
             step = step._replace(along="parameters" + ALONG)
-    # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    one = access.together == 1 and (problem.sets.size == 1 or over.tiles.tasks == 1)
-    if one and not along:
-        return [*steps, step._replace(last=outputs)]
-    if not outputs:
-        return [*steps, step]
-    parameters = over_channels(access.parameters, over.copies, per_group=problem.per_group)
-    return [*steps, step, Step(parameters, last=outputs)]
+    steps.append(step)
+    if outputs and not last:
+        parameters = over_channels(access.parameters, over.copies, per_group=problem.per_group)
+        steps.append(Step(parameters, last=outputs))
+    return steps
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
