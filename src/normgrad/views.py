@@ -82,18 +82,15 @@ def _by_channel(
     """The problem of batch and group norm, where each channel has its own parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
-    channel_axis = contract.axis_of(options, data)
-    set_axis = 0 if grouped else None
-    channels = data.shape[channel_axis]
+    channel = axes.pop(contract.axis_of(options, data))
+    sets = axes.pop(0) if grouped else ONE
+    channels = channel.size
     per_group = channels // options.num_groups if grouped else 1
-    positions = layout.merge_axes(
-        [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
-    )
-    sets = axes[0] if grouped else ONE
+    positions = layout.merge_axes(axes)
     found = Problem(
         sets=sets,
         outer=tuple(positions[:-1]),
-        channel=axes[channel_axis],
+        channel=channel,
         inner=positions[-1] if positions else ONE,
         divisor=float(per_group * (data.elements // max(1, sets.size * channels))),
         per_group=max(1, per_group),
