@@ -139,14 +139,12 @@ _PLAIN = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
 
 def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Hashable:
     """The cache's key of a call: all that its check and its plan depend on."""
-    key: list[Any] = [contract.name, device.product.name, device.saved_variance]
-    for value in arguments.values():
-        kind = type(value)
-        if kind is aclTensor:
-            key.append(value.signature)
-        else:
-            key += kind, value  # with the type, since True equals 1
-    return tuple(key)
+    values = [
+        # With the type, since True equals 1.
+        value.signature if type(value) is aclTensor else (type(value), value)
+        for value in arguments.values()
+    ]
+    return (contract.name, device.product.name, device.saved_variance, *values)
 
 
 def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:
