@@ -139,12 +139,10 @@ _PLAIN = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
 
 def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Hashable:
     """The cache's key of a call: all that its check and its plan depend on."""
-    values = [
-        # With the type, since True equals 1.
-        value.signature if type(value) is aclTensor else (type(value), value)
-        for value in arguments.values()
-    ]
-    return (contract.name, device.product.name, device.saved_variance, *values)
+    given = arguments.values()
+    values = [value.signature if type(value) is aclTensor else value for value in given]
+    # The types are in the key since True equals 1.
+    return (contract.name, device.product.name, device.saved_variance, *map(type, given), *values)
 
 
 def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:

@@ -38,7 +38,7 @@ class Program(NamedTuple):
         access: how the tensors are read, which decides what kernels are compiled for.
         steps: the steps, which run one after the other, the tasks of each in any order.
         machine: the machine that the program will run on.
-        workspace: the fields of the parameter block on the layout of the workspace.
+        tiling: the tiling of its passes over tensors; None if it has none.
         workspace_size: the bytes of the workspace, with what aligning the caller's buffer may cost.
         input_is_grad_out: whether x is not needed, and dy is read in its place.
     """
@@ -46,7 +46,7 @@ class Program(NamedTuple):
     access: Access
     steps: tuple[Step, ...]
     machine: Machine
-    workspace: _Fields
+    tiling: Tiling | None
     workspace_size: int
     input_is_grad_out: bool
 
@@ -62,8 +62,9 @@ class Program(NamedTuple):
         """The parameter block without its addresses."""
         access = self.access
         fields = _axes(access) | _vectors(access) | _facts(access, self.machine)
+        fields |= _workspace(access, self.tiling, self.steps)[0]
         words = [0] * B.BLOCK_FIELDS
-        for field, value in (*fields.items(), *self.workspace.items()):
+        for field, value in fields.items():
             numbers = [value] if isinstance(value, int) else value
             words[field : field + len(numbers)] = numbers
         return np.array(words, np.int64)
@@ -147,8 +148,10 @@ def _facts(access: Access, machine: Machine) -> _Fields:
     }
 
 
-def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_Fields, int]:
+def _workspace(access: Access, tiling: Tiling | None, steps: Sequence[Step]) -> tuple[_Fields, int]:
     """The layout of the workspace, and its size in bytes."""
+    if tiling is None or not steps:
+        return {}, 0
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
@@ -192,5 +195,5 @@ def build(problem: Problem, machine: Machine) -> Program:
     input_is_grad_out = problem.input_is_grad_out
     access = access_of(problem.reading_one())
     steps, tiling = steps_of(access)
-    workspace, size = _workspace(access, tiling, steps) if tiling and steps else ({}, 0)
-    return Program(access, steps, machine, workspace, size, input_is_grad_out)
+    _, size = _workspace(access, tiling, steps)
+    return Program(access, steps, machine, tiling, size, input_is_grad_out)
