@@ -153,6 +153,11 @@ class Operator:
         return self.parameters[0] is GRAD_OUT
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @cached_property
     def gathers(self) -> bool:
         """Whether the operator combines the statistics of several ranks."""
         return any(parameter.kind is Kind.RANKS for parameter in self.parameters)

@@ -122,7 +122,8 @@ def overlaps_itself(shape: Shape, strides: Strides) -> bool:
     """Whether two different indices of a view name the same element, exactly."""
     if 0 in shape:
         return False
-    axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
+    axes = [(abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1]
+    axes.sort()
     # In the usual case each stride exceeds the range of all smaller ones.
     reach = 0
     for step, size in axes:
@@ -194,14 +195,12 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
     kept = [axis for axis in axes if axis.size != 1]
     if len(kept) < 2:
         return kept
-    kept.sort(key=lambda axis: [abs(step) for step in axis.strides], reverse=True)
-    merged: list[Axis] = []
-    for axis in kept:
-        if merged and all(
-            outer == inner * axis.size
-            for outer, inner in zip(merged[-1].strides, axis.strides, strict=True)
-        ):
-            merged[-1] = Axis(merged[-1].size * axis.size, axis.strides)
+    kept.sort(key=lambda axis: [*map(abs, axis.strides)], reverse=True)
+    merged = kept[:1]
+    for axis in kept[1:]:
+        outer = merged[-1]
+        if outer.strides == tuple([axis.size * step for step in axis.strides]):
+            merged[-1] = Axis(outer.size * axis.size, axis.strides)
         else:
             merged.append(axis)
     return merged

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -75,13 +74,13 @@ class Plan:
         self.device = device
         self._on_gpu = device != devices.CPU
         self._operator = operator
-        self._names = tuple(parameter.name for parameter in operator.parameters)
-        self._expected = tuple(specs.get(name) for name in self._names)
+        self._names = operator.names
+        self._expected = tuple(map(specs.get, self._names))
         self._wanted = operator.outputs(options)
-        self.output_specs = tuple(outputs.get(output.name) for output in self._wanted)
+        self.output_specs = tuple([outputs.get(output.name) for output in self._wanted])
         self._backend = backend = choice.of(device)
-        problem = views.problem(operator, options, present, outputs)
-        self._program: Any = backend.build(replace(problem, read_next=read_next))
+        problem = views.problem(operator, options, present, outputs, read_next)
+        self._program: Any = backend.build(problem)
         self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None
@@ -92,7 +91,7 @@ class Plan:
         self._known: set[Hashable] = set()
 
         self._roles = operator.roles(options)
-        self._present = frozenset(present)
+        self._present = present
         self._shown = names
         self._unread = self._program.input_is_grad_out
 

@@ -19,7 +19,6 @@ take the place of channels, and vectors of parameters run over the positions (``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
 from typing import NamedTuple
@@ -88,8 +87,7 @@ class Vector(NamedTuple):
     outer_strides: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """The description of one call's arithmetic, which depends on specs and options but not on data.
 
     At most one of ``forward``, ``constant``, ``grouped`` and ``gathers`` is true. If none is, the
@@ -115,7 +113,7 @@ class Problem:
         outer_rows: the number of outer axes that belong to the rows.
         centred: whether 1/std is that of x − mean, rather than of x itself as in RMS norm.
         gathers: whether the problem combines the statistics of several ranks, without data tensors.
-        count: the spec of the number of elements per rank, where sums of all ranks are given or
+        counts: the spec of the number of elements per rank, where sums of all ranks are given or
             statistics are gathered.
         eps: the number added to a variance.
         momentum: the weight of new statistics in the running statistics.
@@ -125,6 +123,7 @@ class Problem:
         read_next: whether the result is read soon after the call, as by the next layer of a model.
         missing_mean, missing_invstd: whether the mean (or 1/std) is computed from the input: in a
             training gradient without the saved one, and in a training forward pass.
+        sharing, rows, parameter_sizes: for a backend that reads lines; see triton/lines.py.
     """
 
     grad_out: DType
@@ -134,7 +133,7 @@ class Problem:
     outer: tuple[Axis, ...]
     channel: Axis
     inner: Axis
-    vectors: dict[Role, Vector] = field(hash=False)
+    vectors: dict[Role, Vector]
     forward: bool = False
     constant: bool = False
     grouped: bool = False
@@ -142,7 +141,7 @@ class Problem:
     outer_rows: int = 0
     centred: bool = True
     gathers: bool = False
-    count: TensorSpec | None = None
+    counts: TensorSpec | None = None
     eps: float = 0.0
     momentum: float = 0.0
     divisor: float = 1.0
@@ -151,6 +150,9 @@ class Problem:
     read_next: bool = False
     missing_mean: bool = False
     missing_invstd: bool = False
+    sharing: int = 1
+    rows: tuple[Axis, ...] = ()
+    parameter_sizes: tuple[int, ...] = ()
 
     @property
     def arithmetic(self) -> DType:
@@ -160,7 +162,7 @@ class Problem:
     @property
     def set_axes(self) -> tuple[Axis, ...]:
         """The axes whose indices number the sets."""
-        return (self.sets,)
+        return self.rows or (self.sets,)
 
     @property
     def positions(self) -> int:
@@ -173,7 +175,7 @@ class Problem:
     @property
     def wants_parameters(self) -> bool:
         """Whether any per-channel output is wanted."""
-        return any(role in self.vectors for role in _OUTPUTS)
+        return not self.vectors.keys().isdisjoint(_OUTPUTS)
 
     @property
     def is_empty(self) -> bool:
@@ -230,8 +232,7 @@ class Problem:
             dy, _, dx = axis.strides
             return Axis(axis.size, (dy, dy, dx))
 
-        return replace(
-            self,
+        return self._replace(
             input=self.grad_out,
             sets=twice(self.sets),
             outer=tuple(twice(axis) for axis in self.outer),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from . import dtypes, layout
@@ -36,6 +36,11 @@ def _integers(name: str, values: Any) -> tuple[int, ...]:
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
 
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """The least and the greatest element offset of a view; 0 and -1 without elements."""
+    return (0, -1) if 0 in shape else layout.extent(shape, strides)
+
+
 @dataclass(frozen=True, init=False)
 class TensorSpec:
     """The shape, dtype and strides of a tensor, from which plans are made.
@@ -54,10 +59,6 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: DType
     strides: tuple[int, ...]
-    #: The bytes of all elements.
-    nbytes: int = field(init=False, repr=False, compare=False)
-    #: The offsets of the first byte and of one past the last byte from the tensor's address.
-    reach: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None):
         sizes = _integers("shape", shape)
@@ -73,9 +74,8 @@ class TensorSpec:
                     f"each axis of shape {sizes}"
                 )
         kind = dtypes.parse(dtype)
-        low, high = layout.extent(sizes, steps) if 0 not in sizes else (0, -1)
-        itemsize = kind.itemsize
-        if max(high - low + 1, *map(abs, (1, *steps)), *sizes) * itemsize >= _MOST_BYTES:
+        low, high = _extent(sizes, steps)
+        if max(high - low + 1, *map(abs, (1, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
             raise ReachError(
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
                 "allowed: what an address can reach"
@@ -83,8 +83,6 @@ class TensorSpec:
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kind)
         object.__setattr__(self, "strides", steps)
-        object.__setattr__(self, "nbytes", layout.elements(sizes) * itemsize)
-        object.__setattr__(self, "reach", (low * itemsize, (high + 1) * itemsize))
 
     @property
     def rank(self) -> int:
@@ -95,6 +93,17 @@ class TensorSpec:
     def elements(self) -> int:
         """The number of elements."""
         return layout.elements(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The offsets of the first byte and of one past the last from the tensor's address."""
+        low, high = _extent(self.shape, self.strides)
+        return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
 
     def region(self, address: int) -> layout.Region:
         """The memory of a tensor with this spec at ``address``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,24 +13,28 @@ from .options import Options
 from .problem import DATA, STATISTICS, Problem, Role, Vector
 from .tensor import TensorSpec
 
+#: The roles of tensors that are not vectors of channels.
+_NO_VECTORS = (*DATA, Role.COUNT)
 #: The placeholder for an absent axis.
 ONE = Axis(1, (1, 1, 1))
 
 
-def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) -> Problem:
-    """Make an operator's problem from the specs of its inputs and outputs."""
+def problem(
+    operator: Operator, options: Options, specs: Specs, outputs: Specs, read_next: bool = False
+) -> Problem:
+    """Make an operator's problem from the specs of its inputs and outputs.
+
+    ``read_next`` is as in :class:`.problem.Problem`.
+    """
     roles = operator.roles(options)
     by_role = {
         roles[name]: spec for name, spec in (*specs.items(), *outputs.items()) if name in roles
     }
-    vectors: dict[Role, TensorSpec] = {
-        role: spec for role, spec in by_role.items() if role not in DATA and role is not Role.COUNT
-    }
     gathers = operator.gathers
     forward = Role.GRAD_OUT not in by_role and not gathers
     # The tensor that gives dtype and shape: the input, or, if ranks are combined, their means.
-    data = vectors[Role.MEAN] if gathers else by_role[Role.INPUT]
-    other = vectors[Role.INVSTD] if gathers else by_role.get(Role.GRAD_OUT, data)
+    data = by_role[Role.MEAN if gathers else Role.INPUT]
+    other = by_role.get(Role.INVSTD if gathers else Role.GRAD_OUT, data)
     written = by_role.get(Role.RESULT)
     facts: dict[str, Any] = {
         "grad_out": other.dtype,
@@ -39,34 +42,38 @@ def problem(operator: Operator, options: Options, specs: Specs, outputs: Specs) 
         "result": written.dtype if written else None,
         # If a vector has two axes, the first runs over sets.
         "vectors": {
-            role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] * (spec.rank > 1))
-            for role, spec in vectors.items()
+            role: Vector(
+                spec.dtype, spec.strides[-1], spec.strides[0] if len(spec.strides) > 1 else 0
+            )
+            for role, spec in by_role.items()
+            if role not in _NO_VECTORS
         },
         "forward": forward,
         "constant": not forward and not options.training,
         "grouped": not forward and operator.statistics is not Kind.CHANNEL,
         "gathers": gathers,
-        "count": by_role.get(Role.COUNT),
+        "counts": by_role.get(Role.COUNT),
         "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
         "momentum": options.momentum,
-        "invstd_is_variance": any(roles.get(name) is Role.INVSTD for name in operator.variances),
+        "invstd_is_variance": Role.INVSTD in map(roles.get, operator.variances),
         "centred": operator.is_centred,
-        "missing_mean": options.training and operator.is_centred and Role.MEAN not in vectors,
-        "missing_invstd": options.training and Role.INVSTD not in vectors,
+        "read_next": read_next,
+        "missing_mean": options.training and operator.is_centred and Role.MEAN not in by_role,
+        "missing_invstd": options.training and Role.INVSTD not in by_role,
     }
     if gathers:
         channel = Axis(data.shape[1], (1, 1, 1))
         return Problem(sets=ONE, outer=(), channel=channel, inner=ONE, **facts)
     tensors = [other, data, written or data]
     if operator.statistics is Kind.ROW:
-        return _by_row(options, tensors, vectors, facts)
+        return _by_row(options, tensors, by_role, facts)
     return _by_channel(operator, options, tensors, facts)
 
 
 def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
     """The axes of tensors that all have the same shape."""
-    steps = zip(*(tensor.strides for tensor in tensors), strict=True)
-    return [Axis(size, strides) for size, strides in zip(tensors[0].shape, steps, strict=True)]
+    steps = zip(*[tensor.strides for tensor in tensors], strict=True)
+    return [*map(Axis, tensors[0].shape, steps)]
 
 
 def _by_channel(
@@ -75,18 +82,15 @@ def _by_channel(
     """The problem of batch and group norm, where each channel has its own parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
-    channel_axis = contract.axis_of(options, data)
-    set_axis = 0 if grouped else None
-    channels = data.shape[channel_axis]
+    channel = axes.pop(contract.axis_of(options, data))
+    sets = axes.pop(0) if grouped else ONE
+    channels = channel.size
     per_group = channels // options.num_groups if grouped else 1
-    positions = layout.merge_axes(
-        [axis for index, axis in enumerate(axes) if index not in (channel_axis, set_axis)]
-    )
-    sets = axes[0] if grouped else ONE
+    positions = layout.merge_axes(axes)
     found = Problem(
         sets=sets,
         outer=tuple(positions[:-1]),
-        channel=axes[channel_axis],
+        channel=channel,
         inner=positions[-1] if positions else ONE,
         divisor=float(per_group * (data.elements // max(1, sets.size * channels))),
         per_group=max(1, per_group),
@@ -95,14 +99,14 @@ def _by_channel(
     if grouped and found.forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
         none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
-        found = replace(found, outer=(), channel=groups, inner=none)
+        found = found._replace(outer=(), channel=groups, inner=none)
     return found
 
 
 def _by_row(
     options: Options,
     tensors: Sequence[TensorSpec],
-    vectors: dict[Role, TensorSpec],
+    specs: dict[Role, TensorSpec],
     facts: dict[str, Any],
 ) -> Problem:
     """The problem of layer and RMS norm: rows have statistics, positions in rows have parameters.
@@ -123,10 +127,10 @@ def _by_row(
         ]
         return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(specs)))]
 
-    of_rows = [role for role in vectors if role in STATISTICS]
-    of_positions = [role for role in vectors if role not in STATISTICS]
-    *outer_rows, rows = merged(axes[:first], [vectors[role] for role in of_rows], 0)
-    *outer, positions = merged(axes[first:], [vectors[role] for role in of_positions], 0)
+    of_rows = [role for role in facts["vectors"] if role in STATISTICS]
+    of_positions = [role for role in facts["vectors"] if role not in STATISTICS]
+    *outer_rows, rows = merged(axes[:first], [specs[role] for role in of_rows], 0)
+    *outer, positions = merged(axes[first:], [specs[role] for role in of_positions], 0)
 
     def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
         """A vector with strides along its own axes, and strides of 0 along the other outer axes."""
@@ -134,7 +138,7 @@ def _by_row(
         steps = tuple(axis.strides[k] for axis in mine)
         none = (0,) * (len(outer_rows) + len(outer) - len(mine))
         along = (*steps, *none) if roles is of_rows else (*none, *steps)
-        return Vector(vectors[role].dtype, inner.strides[k], 0, along)
+        return Vector(specs[role].dtype, inner.strides[k], 0, along)
 
     facts["vectors"] = {
         **{role: vector(role, of_rows, outer_rows, rows) for role in of_rows},

@@ -52,7 +52,7 @@ def _bool(value: Any, call: Call) -> tuple[str, str] | None:
 
 
 def _double(value: Any, call: Call) -> tuple[str, str] | None:
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if isinstance(value, (float, numbers.Real)) and not isinstance(value, bool):
         try:
             float(value)
         except OverflowError:

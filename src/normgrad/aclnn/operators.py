@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .phases import BATCH_NORM, ELEMT, GROUP_NORM, REDUCE, aclOpExecutor, phase_1, phase_2
+from .phases import aclOpExecutor, phase_1, phase_2
 from .tensors import aclTensor
+from .translations import BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
 
 
 def aclnnBatchNormBackwardGetWorkspaceSize(

@@ -3,119 +3,30 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, layout
-from ..contract import Operator
 from ..memory import LINE
-from ..operators.batch_norm import BATCH_NORM_BACKWARD
-from ..operators.group_norm import GROUP_NORM_BACKWARD
-from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
-from ..options import Options
 from ..plans import CACHE_SIZE, Plan, keep
-from ..rules import Break, Call, Contract, ContractError, Scalar, check
+from ..rules import Break, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import Launcher
-from . import contracts
-from .contracts import CHANNEL_LAST
 from .products import PRODUCTS, Device, current
 from .status import AclnnError, Status, invalid
 from .tensors import Signature, aclBoolArray, aclTensor, memory
+from .translations import Dims, Translation
 
 _STATUSES = {
     Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
     Break.UNSUPPORTED: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
     Break.INVALID: Status.ACLNN_ERR_PARAM_INVALID,
 }
-
-Dims = tuple[int, ...]
-
-
-#: The names of normgrad's options, by the contracts' names of the scalars.
-OPTIONS = {
-    "training": "training",
-    "eps": "eps",
-    "outputMask": "output_mask",
-    "inputG": "input_g",
-    "weightG": "weight_g",
-    "biasG": "bias_g",
-    "group": "num_groups",
-}
-
-
-@dataclass(frozen=True)
-class Translation:
-    """The translation of an aclnn operator's arguments to those of normgrad's operator.
-
-    Attributes:
-        contract: the aclnn operator's contract.
-        operator: normgrad's operator, whose parameters and outputs have the contract's order.
-        dims: computes, from a call, the shapes of parameters that are read with another shape than
-            their own.
-        saving_variance: normgrad's operator on devices whose saveInvstd holds variances.
-    """
-
-    contract: Contract
-    operator: Operator
-    dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
-    saving_variance: Operator | None = None
-
-    @cached_property
-    def inputs(self) -> tuple[str, ...]:
-        """The contract's names of the inputs."""
-        return tuple(row.name for row in self.contract.parameters if not row.is_output)
-
-    @cached_property
-    def outputs(self) -> tuple[str, ...]:
-        """The contract's names of the outputs."""
-        return tuple(row.name for row in self.contract.parameters if row.is_output)
-
-    @cached_property
-    def names(self) -> Mapping[str, str]:
-        """The contract's names, by the names of normgrad's operator."""
-        theirs = [each.name for each in self.operator.parameters]
-        theirs += [each.name for each in self.operator.all_outputs]
-        return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
-
-    def options(self, call: Call) -> Options:
-        """The options of normgrad's operator, from a call's scalars."""
-        data: Any = call.tensors["input"]
-        axis = -1 if data.format_name in CHANNEL_LAST else 1
-        options = {
-            OPTIONS[row.name]: call.scalars[row.name]
-            for row in self.contract.scalars
-            if row.name in OPTIONS
-        }
-        return self.operator.read_options(**options, channel_axis=axis)
-
-
-BATCH_NORM = Translation(
-    contracts.BATCH_NORM_CONTRACT,
-    BATCH_NORM_BACKWARD,
-    saving_variance=BATCH_NORM_BACKWARD.of_variance("save_invstd"),
-)
-REDUCE = Translation(contracts.REDUCE_CONTRACT, BATCH_NORM_BACKWARD_REDUCE)
-ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
-
-
-def _grouped_dims(call: Call) -> Mapping[str, Dims]:
-    """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
-    n, c, positions, group = (call.scalars[size] for size in ("N", "C", "HxW", "group"))
-    return {
-        **dict.fromkeys(("gradOut", "input", "gradInput"), (n, c, positions)),
-        **dict.fromkeys(("mean", "rstd"), (n, group)),
-        **dict.fromkeys(("gamma", "gradGammaOut", "gradBetaOut"), (c,)),
-    }
-
-
-GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
 
 
 class _Operand(NamedTuple):
@@ -228,41 +139,41 @@ _PLAIN = frozenset({aclTensor, aclBoolArray, bool, int, float, type(None)})
 
 def _key(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Hashable:
     """The cache's key of a call: all that its check and its plan depend on."""
-    key: list[Any] = [contract.name, device.product.name, device.saved_variance]
-    for value in arguments.values():
-        kind = type(value)
-        if kind is aclTensor:
-            key.append(value.signature)
-        else:
-            key += kind, value  # with the type, since True equals 1
-    return tuple(key)
+    given = arguments.values()
+    values = [value.signature if type(value) is aclTensor else value for value in given]
+    # The types are in the key since True equals 1.
+    return (contract.name, device.product.name, device.saved_variance, *map(type, given), *values)
 
 
 def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> Call:
     """Convert the scalars to Python's own types; arguments of a wrong type become malformed."""
-    read: dict[str, Any] = {}
+    read = dict(arguments)
     malformed: dict[str, tuple[str, str]] = {}
-    for row in contract.rows:
-        value = arguments[row.name]
-        if isinstance(row, Scalar):
-            value = _plain(row.name, value, malformed)
-        elif value is not None and type(value) is not aclTensor:
+    for row in contract.parameters:
+        value = read[row.name]
+        if value is not None and type(value) is not aclTensor:
             malformed[row.name] = described(value), "an aclTensor, from aclCreateTensor"
-        read[row.name] = value
+    for scalar in contract.scalars:
+        read[scalar.name] = _plain(scalar.name, read[scalar.name], malformed)
     return Call(device.product, read, read, malformed)
 
 
 def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
     """Convert a scalar to Python's own type, or add it to ``malformed``, which is checked later."""
+    kind = type(value)
     if name == "outputMask" and value is not None:
+        if kind is aclBoolArray:
+            return value
         try:
             return aclBoolArray(value)
         except Exception:  # iterating over a caller's object may raise any type of exception
             malformed[name] = (shown(value), "an aclBoolArray of size 3")
             return ()
+    if value is None or kind is bool or kind is int or kind is float:
+        return value
     if isinstance(value, (np.bool_, np.integer)):
         return value.item()
-    if value is None or isinstance(value, numbers.Real):
+    if isinstance(value, numbers.Real):
         return value
     malformed[name] = (shown(value), "a plain number or boolean")
     return None
@@ -272,13 +183,9 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     contract = translation.contract
     check(contract, call, PRODUCTS)
     tensors: Mapping[str, Any] = call.tensors
-    used = [
-        (row.name, tensor)
-        for row in contract.parameters
-        if (tensor := tensors[row.name]) is not None
-        and (not row.is_output or row.when.needed(call))
-    ]
-    for name, tensor in used:
+    form = translation.form(call, device.saved_variance)
+    used = {name: tensor for name in form.used if (tensor := tensors[name]) is not None}
+    for name, tensor in used.items():
         if tensor.problem is not None:
             raise ContractError(Break.INVALID, name, tensor.problem)
         if name in translation.outputs and _overlaps_itself(tensor.signature):
@@ -287,36 +194,33 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
 
     if 0 in tensors["input"].dims:
         zeros = tuple(
-            name for name, each in used if name in translation.outputs and 0 not in each.dims
+            name
+            for name, tensor in used.items()
+            if name in translation.outputs and 0 not in tensor.dims
         )
         return _Prepared(None, {}, (), (), 0, 0, zeros)
     operands, dense_size = {}, 0
     dims = translation.dims(call)
-    for name, tensor in used:
+    for name, tensor in used.items():
         try:
-            spec, is_dense = _spec(tensor.signature, dims.get(name))
+            operand = _operand(tensor.signature, dims.get(name))
         except ReachError as error:
             raise ContractError(Break.INVALID, name, str(error)) from None
-        operands[name] = _Operand(spec, dense_size if is_dense else None)
-        if is_dense:
-            dense_size += layout.rounded_up(spec.nbytes, LINE)
-    saving_variance = translation.saving_variance if device.saved_variance else None
-    operator = saving_variance or translation.operator
-    names, options = translation.names, translation.options(call)
-    specs = {
-        theirs.name: operands[ours].spec if ours in operands else None
-        for theirs, ours in zip(operator.parameters, translation.inputs, strict=True)
-    }
-    outputs = operator.outputs(options)
-    wanted = tuple(names[each.name] if each.wanted else "" for each in outputs)
-    out_specs = {each.name: operands[names[each.name]].spec for each in outputs if each.wanted}
-    # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
-    # operator would not accept.
-    plan = Plan(operator, options, specs, out_specs, names) if out_specs else None
+        if operand.dense_at is not None:
+            operand = operand._replace(dense_at=dense_size)
+            dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
+        operands[name] = operand
+    plan = None
+    if form.outputs:
+        specs = {ours: operands[theirs].spec for ours, theirs in form.inputs if theirs in operands}
+        out_specs = {ours: operands[theirs].spec for ours, theirs in form.outputs}
+        # The plan does no checks of its own: the dialect's contract accepts nothing that
+        # normgrad's operator would not accept.
+        plan = Plan(form.operator, form.options, specs, out_specs, translation.names)
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
-    return _Prepared(plan, operands, translation.inputs, wanted, dense_size, size)
+    return _Prepared(plan, operands, translation.inputs, form.results, dense_size, size)
 
 
 @lru_cache(CACHE_SIZE)
@@ -325,13 +229,13 @@ def _overlaps_itself(signature: Signature) -> bool:
 
 
 @lru_cache(CACHE_SIZE)
-def _spec(signature: Signature, wanted: Dims | None) -> tuple[TensorSpec, bool]:
-    """The spec of a view in the wanted shape, and whether that shape needs a dense copy."""
+def _operand(signature: Signature, wanted: Dims | None) -> _Operand:
+    """The form of a view in the wanted shape; a dense copy has the offset 0."""
     dtype = dtypes.BY_NAME[signature.dtype_name]
     if wanted is None or wanted == signature.dims:
-        return TensorSpec(signature.dims, dtype, signature.steps), False
+        return _Operand(TensorSpec(signature.dims, dtype, signature.steps), None)
     steps = layout.reshaped(signature.dims, signature.steps, wanted)
-    return TensorSpec(wanted, dtype, steps), steps is None
+    return _Operand(TensorSpec(wanted, dtype, steps), 0 if steps is None else None)
 
 
 def phase_2(

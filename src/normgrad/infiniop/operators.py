@@ -6,6 +6,7 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from .. import dtypes, frameworks, layout
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..options import Options
-from ..plans import Plan, keep
+from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import (
     Always,
     Aspect,
@@ -346,6 +347,12 @@ def infiniopCreateBatchNormBackwardDescriptor(
 _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 
 
+@lru_cache(CACHE_SIZE)
+def _spec(dims: tuple[int, ...], strides: tuple[int, ...], dtype_name: str) -> TensorSpec:
+    """The spec of a tensor with a description."""
+    return TensorSpec(dims, dtypes.BY_NAME[dtype_name], layout.taken(dims, strides))
+
+
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
@@ -355,10 +362,7 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
-            name: TensorSpec(
-                each.dims, dtypes.BY_NAME[each.dtype_name], layout.taken(each.dims, each.strides)
-            )
-            for name, each in tensors.items()
+            name: _spec(each.dims, each.strides, each.dtype_name) for name, each in tensors.items()
         }
         # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
         # operator would not accept.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from .. import contract, devices, frameworks
@@ -60,9 +61,15 @@ FUNCTIONS = {operator.name: function for operator, function in _FUNCTIONS.items(
 OPERATORS = {name: operator for name, operator in PLANNED.items() if operator.is_gradient}
 
 
+@cache
+def _signature(name: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters of an operator's function."""
+    return inspect.signature(FUNCTIONS[name]).parameters
+
+
 def choices_of(name: str) -> dict[str, Any]:
     """An operator's arguments that are not tensors, with their defaults or Parameter.empty."""
-    known = inspect.signature(FUNCTIONS[name]).parameters
+    known = _signature(name)
     return {option: known[option].default for option in PLANNED[name].options}
 
 
@@ -102,8 +109,8 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
         elif argument in choices:
             choices[argument] = value
         else:
-            known = inspect.signature(FUNCTIONS[name]).parameters
-            raise TypeError(f"{argument}: no argument of {name}; allowed: {', '.join(known)}")
+            known = ", ".join(_signature(name))
+            raise TypeError(f"{argument}: no argument of {name}; allowed: {known}")
     for argument, value in choices.items():
         if value is inspect.Parameter.empty:
             raise TypeError(f"{argument}: missing; {name} has no default for it")

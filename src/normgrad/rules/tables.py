@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from .calls import Aspect, Break, Call, ContractError, Product, one_of
+from .calls import Aspect, Break, Call, ContractError, Product, Tensor, one_of
 from .tensors import DtypeRule, Rank, Rule
 
 # When a parameter is needed
@@ -178,28 +178,26 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
     for scalar in contract.scalars:
         if scalar.is_pointer and call.scalars[scalar.name] is None:
             raise ContractError(Break.NULL, scalar.name, f"null; allowed: {scalar.text}")
+    checked: dict[str, Tensor] = {}
     for parameter in contract.parameters:
-        if call.tensors[parameter.name] is None and parameter.when.needed(call):
-            raise ContractError(
-                Break.NULL, parameter.name, f"null; allowed: a tensor ({parameter.when})"
-            )
+        tensor, when = call.tensors[parameter.name], parameter.when
+        if tensor is not None:
+            if when.checked(call):
+                checked[parameter.name] = tensor
+        elif when.needed(call):
+            raise ContractError(Break.NULL, parameter.name, f"null; allowed: a tensor ({when})")
     if contract.name not in call.product.operators:
         able = [product.name for product in products if contract.name in product.operators]
         raise ContractError(
             Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {one_of(able)}"
         )
-    for row in contract.rows:
-        if row.name in call.malformed:
-            raise _invalid(row.name, call.malformed[row.name], call)
+    if call.malformed:
+        name = next(row.name for row in contract.rows if row.name in call.malformed)
+        raise _invalid(name, call.malformed[name], call)
     for scalar in contract.scalars:
         broken = scalar.broken(call.scalars[scalar.name], call)
         if broken is not None:
             raise _invalid(scalar.name, broken, call)
-    checked = {
-        row.name: tensor
-        for row in contract.parameters
-        if (tensor := call.tensors[row.name]) is not None and row.when.checked(call)
-    }
     for takes_sizes, rules in contract.rounds_on(call.product.name):
         if takes_sizes:
             call.sizes.update(contract.sizes(call))

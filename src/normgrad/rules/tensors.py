@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 from .. import layout
@@ -210,11 +211,8 @@ class Elements(Rule):
     sizes: tuple[str, ...]
 
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        expected = found = 1
-        for name in self.sizes:
-            expected *= call.sizes[name]
-        for size in tensor.dims:
-            found *= size
+        expected = prod([call.sizes[name] for name in self.sizes])
+        found = prod(tensor.dims)
         if found == expected:
             return None
         return f"shape {tensor.dims}, {found} elements", f"{expected} elements, {self}"

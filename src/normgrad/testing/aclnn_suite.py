@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from .. import aclnn, reference
-from ..aclnn import phases, products
+from ..aclnn import products
 from ..aclnn.contracts import CHANNEL_LAST, RANKS
+from ..aclnn.translations import BATCH_NORM, ELEMT, GROUP_NORM, OPTIONS, REDUCE
 from ..capi.acl import aclrtSetDevice
 from ..rules import Product
 from . import suite
@@ -37,7 +38,7 @@ from .watched import guarded
 _TRANSLATIONS = {
     kind: each
     for kind in GRADIENTS
-    for each in (phases.BATCH_NORM, phases.REDUCE, phases.ELEMT, phases.GROUP_NORM)
+    for each in (BATCH_NORM, REDUCE, ELEMT, GROUP_NORM)
     if each.operator.name == operator_of(kind)
 }
 _DATA = ("gradOut", "input", "gradInput")
@@ -116,7 +117,7 @@ class Case(LibraryCase):
             arrays["runningVar"] = guarded(arrays["saveInvstd"])
         samples, channels, *positions = arrays["input"].shape
         given: dict[str, Any] = {"N": samples, "C": channels, "HxW": math.prod(positions)}
-        for name, option in phases.OPTIONS.items():
+        for name, option in OPTIONS.items():
             given[name] = call.choices.get(option)
         for name, array in arrays.items():
             format = self.format if name in _DATA else "ND"

@@ -5,7 +5,6 @@ docs/performance.md has the measurements behind the thresholds, in one table.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
 
@@ -210,8 +209,7 @@ def _rows_as_groups(problem: Problem) -> Problem:
             vector = vectors[role]
             vectors[role] = vector._replace(stride=vector.set_stride, set_stride=vector.stride)
     per_group = problem.per_group
-    return replace(
-        problem,
+    return problem._replace(
         sets=turned(problem.channel, per_group, problem.channel.size // per_group),
         channel=problem.sets,
         inner=turned(problem.channel, 1, per_group),
@@ -228,30 +226,35 @@ def _samples_together(problem: Problem) -> int:
     sets, channel, size = problem.sets, problem.channel, problem.channel.size
     if problem.per_group == 1 or problem.outer or 1 in (problem.positions, sets.size):
         return 1
-    follow = all(
-        set_step == size * step
-        for set_step, step in zip(sets.strides, channel.strides, strict=True)
-    ) and all(
-        vector.set_stride == size // problem.per_group * vector.stride
-        for role, vector in problem.vectors.items()
-        if role in STATISTICS
-    )
-    if not follow:
+    groups = size // problem.per_group
+    apart = [
+        role
+        for role in STATISTICS
+        if (vector := problem.vectors.get(role)) is not None
+        and vector.set_stride != groups * vector.stride
+    ]
+    if apart or sets.strides != tuple([size * step for step in channel.strides]):
         return 1
     most = min(sets.size, TOGETHER // (size * problem.positions), CHANNELS_TOGETHER // size)
-    return next((count for count in range(most, 1, -1) if sets.size % count == 0), 1)
+    count = max(1, most)
+    while sets.size % count:
+        count -= 1
+    return count
 
 
 def _as_one(problem: Problem, count: int) -> Problem:
     """Make each ``count`` samples one sample with the channels of all."""
     sets, channel = problem.sets, problem.channel
-    return replace(
-        problem,
-        sets=Axis(sets.size // count, tuple(count * step for step in sets.strides)),
+    return problem._replace(
+        sets=Axis(sets.size // count, tuple([count * step for step in sets.strides])),
         channel=Axis(count * channel.size, channel.strides),
         vectors={
-            role: vector._replace(set_stride=count * vector.set_stride)
-            for role, vector in problem.vectors.items()
+            **problem.vectors,
+            **{
+                role: vector._replace(set_stride=count * vector.set_stride)
+                for role in STATISTICS
+                if (vector := problem.vectors.get(role)) is not None
+            },
         },
     )
 
@@ -287,7 +290,7 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
         rows = Axis(count, tuple(run * stride for stride in inner.strides))
     elif outer:
         rows = outer[-1]
-        problem = replace(problem, outer=outer[:-1])
+        problem = problem._replace(outer=outer[:-1])
     strides = inner.strides
     return Access(
         problem, dtype, False, rows, run, last_run, strides, together=together, moved=moved
@@ -311,7 +314,7 @@ def access_of(problem: Problem) -> Access:
         """Which tensors must be copied to tiles: strided along an axis, or of another dtype."""
         return tuple(
             [
-                found is not None and (found != dtype or (axis.size > 1 and stride != 1))
+                found is not None and (found is not dtype or (axis.size > 1 and stride != 1))
                 for found, stride in zip(data, axis.strides, strict=True)
             ]
         )
@@ -334,7 +337,7 @@ def access_of(problem: Problem) -> Access:
     follow = not any(by_rows) and all_strides(channel, inner.size)
     if follow and problem.outer and inner.size < _least_row(problem):
         rows, chunk = problem.outer[-1], _aligned(inner.size, channel.size)
-        problem = replace(problem, outer=problem.outer[:-1])
+        problem = problem._replace(outer=problem.outer[:-1])
         return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
 
     # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many

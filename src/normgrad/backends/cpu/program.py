@@ -6,7 +6,8 @@ A program is made from specs and a description of the machine. Nothing is compil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +31,14 @@ ALIGNMENT = LINE
 _Fields = dict[int, int | Sequence[int]]
 
 
-@dataclass(frozen=True, eq=False)
-class Program:
+class Program(NamedTuple):
     """The program that a plan runs on the CPU.
 
     Attributes:
         access: how the tensors are read, which decides what kernels are compiled for.
         steps: the steps, which run one after the other, the tasks of each in any order.
         machine: the machine that the program will run on.
-        workspace: the fields of the parameter block on the layout of the workspace.
+        tiling: the tiling of its passes over tensors; None if it has none.
         workspace_size: the bytes of the workspace, with what aligning the caller's buffer may cost.
         input_is_grad_out: whether x is not needed, and dy is read in its place.
     """
@@ -46,7 +46,7 @@ class Program:
     access: Access
     steps: tuple[Step, ...]
     machine: Machine
-    workspace: _Fields
+    tiling: Tiling | None
     workspace_size: int
     input_is_grad_out: bool
 
@@ -62,8 +62,9 @@ class Program:
         """The parameter block without its addresses."""
         access = self.access
         fields = _axes(access) | _vectors(access) | _facts(access, self.machine)
+        fields |= _workspace(access, self.tiling, self.steps)[0]
         words = [0] * B.BLOCK_FIELDS
-        for field, value in (*fields.items(), *self.workspace.items()):
+        for field, value in fields.items():
             numbers = [value] if isinstance(value, int) else value
             words[field : field + len(numbers)] = numbers
         return np.array(words, np.int64)
@@ -111,11 +112,11 @@ def _vectors(access: Access) -> _Fields:
         fields[word + B.CODE] = vector.dtype.code
         fields[word + B.OUTER_SET] = access.positions if role in STATISTICS else 1
         fields[word + B.OUTER_STEPS] = vector.outer_strides
-    if problem.count is not None:
-        fields[B.COUNT_CODE] = problem.count.dtype.code
-        fields[B.COUNT_RANK] = problem.count.rank
-        fields[B.COUNT_SIZES] = problem.count.shape
-        fields[B.COUNT_STRIDES] = problem.count.strides
+    if problem.counts is not None:
+        fields[B.COUNT_CODE] = problem.counts.dtype.code
+        fields[B.COUNT_RANK] = problem.counts.rank
+        fields[B.COUNT_SIZES] = problem.counts.shape
+        fields[B.COUNT_STRIDES] = problem.counts.strides
     return fields
 
 
@@ -148,16 +149,19 @@ def _facts(access: Access, machine: Machine) -> _Fields:
     }
 
 
-def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_Fields, int]:
+def _workspace(access: Access, tiling: Tiling | None, steps: Sequence[Step]) -> tuple[_Fields, int]:
     """The layout of the workspace, and its size in bytes."""
+    if tiling is None or not steps:
+        return {}, 0
     problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-    walks = sum(any((step.sums, step.write, step.along)) for step in steps)
-    bank_sets = tiling.sets_per_task if walks == tiling.parts == 1 else 1
-    banks = ceil_div(problem.sets.size, bank_sets)
-    summing = next((step.tiling for step in steps if step.along), tiling)
-    slots = summing.blocks * (summing.turns if problem.by_row else 1) if access.along else banks
+    walks = [step for step in steps if step.sums or step.write or step.along]
+    bank_sets = tiling.sets_per_task if len(walks) == tiling.parts == 1 else 1
+    slots = banks = ceil_div(problem.sets.size, bank_sets)
+    if access.along:
+        summing = next((step.tiling for step in steps if step.along), tiling)
+        slots = summing.blocks * (summing.turns if problem.by_row else 1)
     channels, parameters = problem.channel.size, access.parameters
     groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
     numbers = rounded_up(banks * channels * double, ALIGNMENT)
@@ -167,25 +171,23 @@ def _workspace(access: Access, tiling: Tiling, steps: Sequence[Step]) -> tuple[_
     # In float32 arithmetic they have no errors; the chains that add to them may be in their place.
     errors = gradients if problem.arithmetic is dtypes.float64 or keeps_chains(access) else 0
     along = rounded_up(parameters * real, ALIGNMENT) if access.along else 0
+    of_banks = (groups,) * (B.W_GAIN - B.W_MEAN) + (numbers,) * (B.W_SUM_DY - B.W_GAIN)
+    of_parts = (sums,) * (B.W_BIASES - B.W_SUM_DY) + (gradients, errors) * 2
+    count = rounded_up(3 * double, ALIGNMENT)
+    *starts, of_count, weight, bias, end = accumulate(
+        (*of_banks, *of_parts, count, along, along), initial=0
+    )
     fields: _Fields = {
         B.BANKS: banks,
         B.BANK_SETS: bank_sets,
         B.PARTS_OF_SUMS: tiling.parts,
         B.SLOTS: slots,
         B.PARAMETERS: parameters,
+        B.W_MEAN: starts,
+        B.W_COUNT: of_count,
+        B.W_WEIGHT: weight,
+        B.W_BIAS: bias,
     }
-    end = 0
-    for field, size in (
-        *[(field, groups) for field in range(B.W_MEAN, B.W_GAIN)],
-        *[(field, numbers) for field in (B.W_GAIN, B.W_SHIFT)],
-        *[(field, sums) for field in range(B.W_SUM_DY, B.W_BIASES)],
-        *[(field, size) for field, size in enumerate((gradients, errors) * 2, B.W_BIASES)],
-        (B.W_COUNT, rounded_up(3 * double, ALIGNMENT)),
-        (B.W_WEIGHT, along),
-        (B.W_BIAS, along),
-    ):
-        fields[field] = end
-        end += size
     return fields, end + ALIGNMENT - 1
 
 
@@ -194,5 +196,5 @@ def build(problem: Problem, machine: Machine) -> Program:
     input_is_grad_out = problem.input_is_grad_out
     access = access_of(problem.reading_one())
     steps, tiling = steps_of(access)
-    workspace, size = _workspace(access, tiling, steps) if tiling and steps else ({}, 0)
-    return Program(access, steps, machine, workspace, size, input_is_grad_out)
+    _, size = _workspace(access, tiling, steps)
+    return Program(access, steps, machine, tiling, size, input_is_grad_out)

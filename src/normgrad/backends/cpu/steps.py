@@ -93,11 +93,14 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors, over channels and over parameters."""
+    """The tilings of a problem's steps: over tensors and over channels.
+
+    ``copies`` is the number of values for each channel, one for each part or set.
+    """
 
     tiles: Tiling
     channels: Tiling
-    parameters: Tiling
+    copies: int
 
 
 def _apart(
@@ -163,7 +166,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
         return []
 
     steps: list[Step] = []
-    if problem.count is not None:
+    if problem.counts is not None:
         steps.append(Step(in_one_task(), last=B.DO_COUNT))
     if along:
         steps.append(Step(in_one_task(), last=B.DO_WEIGHTS))
@@ -188,7 +191,10 @@ def _backward(access: Access, over: _Over) -> list[Step]:
             sums, write = "evaluate", None
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
-    step = Step(over.tiles, before, sums, after, write)
+    # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
+    one = access.together == 1 and (problem.sets.size == 1 or over.tiles.tasks == 1)
+    last = outputs if one and not along else 0
+    step = Step(over.tiles, before, sums, after, write, last=last)
     if walks_once(access):
         step = Step(over.tiles, before, write=write, along="gradients" + ALONG)
     elif along and outputs:
@@ -200,10 +206,11 @@ def _backward(access: Access, over: _Over) -> list[Step]:
             step = step._replace(before=before & ~B.DO_PREPARE) if write else summed
         else:
             step = step._replace(along="parameters" + ALONG)
-    # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    if not along and access.together == 1 and 1 in (over.tiles.tasks, problem.sets.size):
-        return [*steps, step._replace(last=outputs)]
-    return [*steps, step, *[Step(over.parameters, last=outputs)] * bool(outputs)]
+    steps.append(step)
+    if outputs and not last:
+        parameters = over_channels(access.parameters, over.copies, per_group=problem.per_group)
+        steps.append(Step(parameters, last=outputs))
+    return steps
 
 
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
@@ -218,7 +225,7 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
 
 def _gather(problem: Problem) -> Step:
     """The step that combines the ranks' statistics."""
-    ranks = problem.count.elements if problem.count else 1
+    ranks = problem.counts.elements if problem.counts else 1
     return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
 
 
@@ -232,9 +239,5 @@ def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
     tiles = tiling_of(access)
     sets, channels, per_group = problem.sets.size, problem.channel.size, problem.per_group
     copies = max(tiles.parts, sets, tiles.blocks)
-    over = _Over(
-        tiles,
-        over_channels(channels, copies, sets, per_group),
-        over_channels(access.parameters, copies, per_group=per_group),
-    )
+    over = _Over(tiles, over_channels(channels, copies, sets, per_group), copies)
     return tuple((_forward if problem.forward else _backward)(access, over)), tiles

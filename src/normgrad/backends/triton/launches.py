@@ -204,7 +204,7 @@ class Builder:
 
     def gather(self) -> None:
         """Launch ``gather``, which combines the statistics of all ranks."""
-        channels, count = self.problem.channel.size, self.problem.count
+        channels, count = self.problem.channel.size, self.problem.counts
         width = min(32, power_of_two(channels))
         rows = min(power_of_two(count.elements), 64) if count is not None else 1
         # With 8 numbers per thread Triton 3.6 spilled 16 to 152 bytes of registers; with 64,
@@ -268,7 +268,7 @@ class Builder:
             x=fitting(layout.x, tile),
             dx=fitting(layout.dx, tile),
             vectors=pack(codes),
-            counts=ABSENT if problem.count is None else problem.count.dtype.code,
+            counts=ABSENT if problem.counts is None else problem.counts.dtype.code,
             positions=tile.positions,
             channels=tile.channels,
             leading=tile.leading,
@@ -302,7 +302,7 @@ class Builder:
             dx=dx,
             vectors=tuple(self._steps(role, set_sizes) for role in VECTORS),
             numbers=_numbers(problem),
-            counts=_count_strides(problem.count),
+            counts=_count_strides(problem.counts),
             work=self.work,
         )
         self.launches.append(Launch(kernel, programs, compiled, arguments, tile.warps))
@@ -326,7 +326,7 @@ def _count_strides(count: TensorSpec | None) -> Strides:
 
 
 def _numbers(problem: Problem) -> Numbers:
-    m, count = problem.divisor, problem.count
+    m, count = problem.divisor, problem.counts
     return Numbers(
         eps=_bits(problem.eps),
         divisor=_bits(m),

@@ -8,7 +8,7 @@ norm is computed in the same way: its rows are lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
@@ -51,7 +51,6 @@ EACH_OF_X, EACH_OF_BOTH, NARROW = 16, 8, 8
 LINES_EACH = 4
 
 
-@dataclass(frozen=True)
 class Lines(Problem):
     """Group norm line by line: a group takes the place of a set, and its lines that of channels.
 
@@ -62,14 +61,7 @@ class Lines(Problem):
         parameter_sizes: the sizes of the axes of the parameters, except the first.
     """
 
-    sharing: int = 1
-    rows: tuple[Axis, ...] = ()
-    parameter_sizes: tuple[int, ...] = ()
-
-    @property
-    def set_axes(self) -> tuple[Axis, ...]:
-        """The axes whose indices number the sets."""
-        return self.rows or super().set_axes
+    __slots__ = ()
 
     @property
     def padded(self) -> int:
@@ -115,24 +107,22 @@ def _rows_as_lines(problem: Problem) -> Lines:
         return Vector(vector.dtype, inner, outer_strides=() if follow else tuple(outer))
 
     vectors = {role: seen_by_lines(role, vector) for role, vector in problem.vectors.items()}
-    seen = {
-        "sets": Axis(prod(axis.size for axis in rows), (0, 0, 0)),
-        "rows": rows,
-        "outer": tuple(positions[:-1]),
-        "inner": positions[-1],
-        "vectors": vectors,
-        "parameter_sizes": () if follow else tuple(axis.size for axis in positions[1:]),
-    }
-    return Lines(**{**vars(problem), **seen})
+    return Lines(*problem)._replace(
+        sets=Axis(prod(axis.size for axis in rows), (0, 0, 0)),
+        rows=rows,
+        outer=tuple(positions[:-1]),
+        inner=positions[-1],
+        vectors=vectors,
+        parameter_sizes=() if follow else tuple(axis.size for axis in positions[1:]),
+    )
 
 
 def parameters_of(problem: Problem) -> Problem:
     """The problem of the parameters alone, which become the channels of one set."""
     one = Axis(1, (1, 1, 1))
     if not problem.by_row:
-        return replace(problem, sets=one)
-    return replace(
-        problem,
+        return problem._replace(sets=one)
+    return problem._replace(
         sets=one,
         outer=(),
         channel=Axis(problem.parameters, (1, 1, 1)),
@@ -157,16 +147,15 @@ def lines_of(problem: Problem) -> Lines:
             return Vector(vector.dtype, vector.set_stride, vector.stride)
         return Vector(vector.dtype, vector.stride, per_group * vector.stride)
 
-    seen = {
-        "sets": Axis(groups_of(problem), tuple(per_group * step for step in channel.strides)),
-        "outer": axes[:-1],
-        "channel": problem.sets,
-        "inner": axes[-1],
-        "vectors": {role: turned(role, vector) for role, vector in problem.vectors.items()},
-        "per_group": 1,
-        "sharing": problem.positions,
-    }
-    return Lines(**{**vars(problem), **seen})
+    return Lines(*problem)._replace(
+        sets=Axis(groups_of(problem), tuple(per_group * step for step in channel.strides)),
+        outer=axes[:-1],
+        channel=problem.sets,
+        inner=axes[-1],
+        vectors={role: turned(role, vector) for role, vector in problem.vectors.items()},
+        per_group=1,
+        sharing=problem.positions,
+    )
 
 
 @dataclass(frozen=True)

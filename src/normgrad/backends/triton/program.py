@@ -14,7 +14,7 @@ lines.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...layout import ceil_div
 from ...problem import Problem, Role
@@ -189,7 +189,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         rounds.append(found if problem.missing_mean else INVSTD)
         mean = problem.vectors.get(Role.MEAN)
         vectors = {} if mean is None else {Role.MEAN: mean}
-        builder.problem = replace(problem, forward=True, result=None, vectors=vectors)
+        builder.problem = problem._replace(forward=True, result=None, vectors=vectors)
     if rounds:
         builder.reserve_statistics()
     for which in rounds:

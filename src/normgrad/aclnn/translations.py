@@ -1,0 +1,138 @@
+"""What the dialect's operators are in normgrad: operators, options, and names of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from ..contract import Operator
+from ..operators.batch_norm import BATCH_NORM_BACKWARD
+from ..operators.group_norm import GROUP_NORM_BACKWARD
+from ..operators.sync_batch_norm import BATCH_NORM_BACKWARD_ELEMT, BATCH_NORM_BACKWARD_REDUCE
+from ..options import Options
+from ..plans import CACHE_SIZE
+from ..rules import Call, Contract
+from . import contracts
+from .contracts import CHANNEL_LAST
+
+Dims = tuple[int, ...]
+
+#: The names of normgrad's options, by the contracts' names of the scalars.
+OPTIONS = {
+    "training": "training",
+    "eps": "eps",
+    "outputMask": "output_mask",
+    "inputG": "input_g",
+    "weightG": "weight_g",
+    "biasG": "bias_g",
+    "group": "num_groups",
+}
+
+
+class Form(NamedTuple):
+    """What normgrad's operator takes of a call, whatever the tensors' shapes.
+
+    ``inputs`` and ``outputs`` are pairs of names, normgrad's and the contract's, of the inputs and
+    of the wanted outputs. ``used`` are the contract's names of these, and ``results`` those of all
+    outputs, "" for unwanted ones.
+    """
+
+    operator: Operator
+    options: Options
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    used: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """The translation of an aclnn operator's arguments to those of normgrad's operator.
+
+    Attributes:
+        contract: the aclnn operator's contract.
+        operator: normgrad's operator, whose parameters and outputs have the contract's order.
+        dims: computes, from a call, the shapes of parameters that are read with another shape than
+            their own.
+        saving_variance: normgrad's operator on devices whose saveInvstd holds variances.
+    """
+
+    contract: Contract
+    operator: Operator
+    dims: Callable[[Call], Mapping[str, Dims]] = lambda call: {}
+    saving_variance: Operator | None = None
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The contract's names of the inputs."""
+        return tuple(row.name for row in self.contract.parameters if not row.is_output)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The contract's names of the outputs."""
+        return tuple(row.name for row in self.contract.parameters if row.is_output)
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """The contract's names, by the names of normgrad's operator."""
+        theirs = [each.name for each in self.operator.parameters]
+        theirs += [each.name for each in self.operator.all_outputs]
+        return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
+
+    @cached_property
+    def scalars(self) -> tuple[str, ...]:
+        """The contract's names of the scalars that become options."""
+        return tuple(row.name for row in self.contract.scalars if row.name in OPTIONS)
+
+    def form(self, call: Call, saved_variance: bool) -> Form:
+        """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
+        data: Any = call.tensors["input"]
+        axis = -1 if data.format_name in CHANNEL_LAST else 1
+        return self._form(saved_variance, axis, *[call.scalars[name] for name in self.scalars])
+
+    @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are four translations
+    def _form(self, saved_variance: bool, axis: int, *scalars: Any) -> Form:
+        operator = (self.saving_variance if saved_variance else None) or self.operator
+        values = {OPTIONS[name]: value for name, value in zip(self.scalars, scalars, strict=True)}
+        options = operator.read_options(**values, channel_axis=axis)
+        outputs = [*zip(operator.outputs(options), self.outputs, strict=True)]
+        wanted = [(ours.name, theirs) for ours, theirs in outputs if ours.wanted]
+        return Form(
+            operator,
+            options,
+            inputs=tuple(zip(operator.names, self.inputs, strict=True)),
+            outputs=tuple(wanted),
+            used=(*self.inputs, *(theirs for _, theirs in wanted)),
+            results=tuple(theirs if ours.wanted else "" for ours, theirs in outputs),
+        )
+
+
+BATCH_NORM = Translation(
+    contracts.BATCH_NORM_CONTRACT,
+    BATCH_NORM_BACKWARD,
+    saving_variance=BATCH_NORM_BACKWARD.of_variance("save_invstd"),
+)
+REDUCE = Translation(contracts.REDUCE_CONTRACT, BATCH_NORM_BACKWARD_REDUCE)
+ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
+
+
+def _grouped_dims(call: Call) -> Mapping[str, Dims]:
+    """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
+    sizes = call.scalars
+    data = sizes["N"], sizes["C"], sizes["HxW"]
+    statistic, parameter = (sizes["N"], sizes["group"]), (sizes["C"],)
+    return {
+        "gradOut": data,
+        "input": data,
+        "mean": statistic,
+        "rstd": statistic,
+        "gamma": parameter,
+        "gradInput": data,
+        "gradGammaOut": parameter,
+        "gradBetaOut": parameter,
+    }
+
+
+GROUP_NORM = Translation(contracts.GROUP_NORM_CONTRACT, GROUP_NORM_BACKWARD, _grouped_dims)
