@@ -14,7 +14,7 @@ from ..backends import choice
 from ..machine import this_machine
 from ..operators.by_name import PLANNED
 from . import info, show, typical
-from .files import InputError
+from .files import InputError, one_of
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
@@ -49,8 +49,7 @@ def warmup(
         ("--layout", layout, typical.LAYOUTS),
     ):
         for name in given or ():
-            if name not in allowed:
-                raise InputError(option, f"{name!r}; allowed: {', '.join(allowed)}")
+            one_of(option, name, allowed)
     choice.check_numba()
     from ..backends.cpu import disk, kernels, packaged
     from ..backends.cpu.units import needed
