@@ -219,7 +219,6 @@ def read(path: Path) -> Results:
     """Read a run's file, even one of an earlier version, whose unknown columns are ignored.
 
     Raises:
-        OSError: the file cannot be read.
         ValueError: it is no run's file.
     """
     found, rows = read_table(path)
@@ -235,13 +234,10 @@ def read(path: Path) -> Results:
 
 def check_same(there: Mapping[str, str], here: Mapping[str, str]) -> None:
     """Raise a ValueError for runs of different devices or versions."""
-    other = [
-        f"{name} {there.get(name)} there, {here[name]} here"
-        for name in SAME
-        if there.get(name) != here[name]
-    ]
+    other = [name for name in SAME if there.get(name) != here[name]]
     if other:
-        raise ValueError("; ".join(other))
+        said = (f"{name} {there.get(name)} there, {here[name]} here" for name in other)
+        raise ValueError("; ".join(said))
 
 
 def added(old: Results, new: Results, order: Iterable[Case]) -> Results:
