@@ -172,12 +172,15 @@ def spelled_threads(count: int) -> str:
     return "GPU" if count == ON_GPU else f"{count} thread{'s' if count > 1 else ''}"
 
 
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Format a value in the largest unit that it reaches, else in the smallest."""
+    size, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{value / size:.3g} {unit}"
+
+
 def spelled_bytes(count: float) -> str:
     """Bytes in the largest unit that fits: 480 MiB."""
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.3g} B"
+    return scaled(count, ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")))
 
 
 def _cell(value: Any) -> Any:

@@ -18,6 +18,7 @@ import normgrad
 
 from .. import dtypes, precision
 from ..bench import timing
+from ..bench.results import scaled
 from ..contract import Operator
 from ..operators.by_name import OPERATORS, choices_of
 from ..options import OPTIONS, Sort
@@ -249,12 +250,6 @@ _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Format a value in the largest unit that it reaches, else in the smallest."""
-    size, unit = next((each for each in units if value >= each[0]), units[-1])
-    return f"{value / size:.3g} {unit}"
-
-
 def show_report(request: Request, report: Report, out: Path | None) -> None:
     """Print the table of the outputs, and below it the time of a call."""
     verdicts = {True: Text("pass", "green"), False: Text("FAIL", "bold red")}
@@ -273,9 +268,9 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         request.operator.name,
         ("output", "shape", "dtype", *right, "check"),
         rows,
-        f"time       {_scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
+        f"time       {scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
         "a first one that compiles)",
-        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {_scaled(moved, _BYTES)} of "
+        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {scaled(moved, _BYTES)} of "
         f"{', '.join(traffic) or 'nothing'}, over the time)",
         f"path       {request.plan.path}",
         *([f"written    {out}"] if out is not None else []),
