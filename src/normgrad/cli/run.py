@@ -186,14 +186,13 @@ def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
         choices = _choices(contents, found, given)
         tensors = _tensors(contents, found)
         notes = _unused(contents, (*tensors, *choices))
-        kind = contents.format
     try:
         plan = normgrad.plan(found.name, **tensors, **choices)
     except SettingError:
         raise
     except (TypeError, ValueError) as error:
         raise InputError(path, str(error)) from None
-    return Request(found, tensors, choices, plan, kind, notes)
+    return Request(found, tensors, choices, plan, contents.format, notes)
 
 
 def out_format(out: Path, request: Request) -> Format:

@@ -68,10 +68,8 @@ def warmup(
     start = time.perf_counter()
     with show.progress(len(rest)) as advance, disk.beforehand():
         _compile(rest, advance)
-    seconds = time.perf_counter() - start
-    ready = ("ready", f"{len(units)}, in {seconds:.1f} s")
-    facts = (ready, ("come from", info.kernels_from()), (info.KEPT, info.kernel_folder()))
-    show.table([("kernels", facts)])
+    ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
+    show.table([("kernels", (ready, *info.kernels_place()))])
 
 
 def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
