@@ -56,11 +56,11 @@ class InputError(Exception):
 
 @contextmanager
 def blaming(subject: object, *kinds: type[Exception], allowed: str = "") -> Iterator[None]:
-    """Turn errors of these kinds into an InputError about the subject."""
+    """Turn errors of these kinds, which may not say what is allowed, into an InputError."""
     try:
         yield
     except kinds as error:
-        raise InputError(subject, f"{error}{allowed and '; '}{allowed}") from None
+        raise InputError(subject, f"{error}; {allowed}" if allowed else str(error)) from None
 
 
 def one_of(subject: object, value: str, allowed: Collection[str]) -> None:

@@ -86,7 +86,7 @@ def kernel_folder() -> str:
     return folder or "none that can be written; set NUMBA_CACHE_DIR to one"
 
 
-def kernels_place() -> Rows:
+def kernels_kept() -> Rows:
     """The source of kernels, which is the package or compilation, and the compiled ones' folder."""
     found = packaged.library()
     source = "compiling, once" if found is None else f"the package, for {found[0]}"
@@ -103,7 +103,7 @@ def _kernels() -> Rows:
     return (
         ("threads", f"{count} ({threads.VARIABLE} sets them)"),
         ("threading layers", f"{_layers()} (usable, the first is taken)"),
-        *kernels_place(),
+        *kernels_kept(),
     )
 
 

@@ -95,7 +95,8 @@ def _read(sort: Sort, value: Any) -> Any:
         value = (entries.rstrip(",") if sort is Sort.SIZES else entries).split(",")
     if sort is Sort.FLAGS:
         return tuple(_read(Sort.FLAG, entry) for entry in value)
-    return tuple(_read(Sort.INTEGER, e) for e in (value if isinstance(value, list) else [value]))
+    sizes = value if isinstance(value, list) else [value]
+    return tuple(_read(Sort.INTEGER, size) for size in sizes)
 
 
 def _operator(contents: Contents, given: str | None) -> Operator:

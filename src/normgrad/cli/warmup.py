@@ -69,7 +69,7 @@ def warmup(
     with show.progress(len(rest)) as advance, disk.beforehand():
         _compile(rest, advance)
     ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
-    show.table([("kernels", (ready, *info.kernels_place()))])
+    show.table([("kernels", (ready, *info.kernels_kept()))])
 
 
 def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
