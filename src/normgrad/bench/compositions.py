@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.ops import aten
 
+from ..contract import Kind
 from ..operators.by_name import PLANNED, choices_of
 from ..torch.schemas import ATEN, Schema
 from .data import EPS, MOMENTUM, Data, arguments
@@ -38,7 +39,7 @@ def composed(case: Case, data: Data) -> dict[str, Call]:
 
     At least one of them contains no normalisation operator.
     """
-    return _COMPOSITIONS[case.operator](case, data)
+    return _COMPOSITIONS[case.operator.function](case, data)
 
 
 def kernels(case: Case, data: Data, on_gpu: bool) -> dict[str, Call]:
@@ -207,30 +208,6 @@ def _laid_out(case: Case, on_cpu: bool, name: str) -> tuple[Any, str]:
     return torch.channels_last if last else torch.contiguous_format, f"aten::contiguous, {name}"
 
 
-def _forward(case: Case, data: Data) -> dict[str, Call]:
-    training = case.operator is Operator.FORWARD
-    # Training updates running statistics, and other calls use the same data.
-    running = (data.mean.clone(), data.var.clone())
-
-    def composition() -> Any:
-        mean, var = running
-        if training:
-            var, mean = torch.var_mean(data.input.float(), _others(data.input), correction=0)
-            unbiased = case.elements / (case.elements - case.shape[1])
-            running[0].lerp_(mean.to(running[0].dtype), MOMENTUM)
-            running[1].lerp_((var * unbiased).to(running[1].dtype), MOMENTUM)
-        invstd = (var.float() + EPS).rsqrt()
-        y = _normalised(data, mean.float(), invstd, _one_pass)
-        return _whole(training, (y, mean, invstd), running)
-
-    return {"composition: var_mean, addcmul": composition}
-
-
-def _normalised(data: Data, mean: Any, invstd: Any, way: Callable[..., Any]) -> Any:
-    y = way(data.input, data.weight.float() * invstd, mean, data.bias.float())
-    return y.to(data.input.dtype)
-
-
 def _stats(case: Case, data: Data) -> dict[str, Call]:
     # batch_norm_update_stats is the part of torch's batch norm that computes statistics. It needs
     # running statistics, which set its results' dtype; with momentum 0 they do not change.
@@ -252,7 +229,8 @@ def _stats(case: Case, data: Data) -> dict[str, Call]:
 
 def _normalise(case: Case, data: Data) -> dict[str, Call]:
     def composition(way: Callable[..., Any]) -> Any:
-        return _normalised(data, data.mean.float(), data.invstd.float(), way)
+        gain, mean = data.weight.float() * data.invstd.float(), data.mean.float()
+        return way(data.input, gain, mean, data.bias.float()).to(data.input.dtype)
 
     return {f"composition: {name}": partial(composition, way) for name, way in _WAYS.items()}
 
@@ -260,7 +238,8 @@ def _normalise(case: Case, data: Data) -> dict[str, Call]:
 def _split(case: Case, tensor: Any) -> Any:
     """A tensor in float32, with axes for samples, groups, a group's channels, and positions.
 
-    A row of layer or RMS norm is a sample of one group, whose elements are channels.
+    A row of layer or RMS norm is a sample of one group, whose elements are channels. Batch norm's
+    tensors are those of one group too, with statistics of each channel.
     """
     samples, channels = case.shape[:2]
     groups = case.groups or 1
@@ -275,7 +254,7 @@ def _split(case: Case, tensor: Any) -> Any:
 _OF_GROUP, _OF_CHANNEL = (2, 3), (0, 3)
 
 
-def _group_gradients(case: Case, data: Data) -> dict[str, Call]:
+def _groups(case: Case, data: Data) -> dict[str, Call]:
     """Group norm's gradients, and layer and RMS norm's."""
     centred = PLANNED[case.operator.function].is_centred
 
@@ -305,39 +284,49 @@ def _group_gradients(case: Case, data: Data) -> dict[str, Call]:
     return composed
 
 
-def _group_forward(case: Case, data: Data) -> dict[str, Call]:
-    """Group norm's forward pass, and layer and RMS norm's."""
-    centred = PLANNED[case.operator.function].is_centred
+def _forward(case: Case, data: Data) -> dict[str, Call]:
+    """The forward pass of every norm."""
+    operator = PLANNED[case.operator.function]
+    training = case.operator is not Operator.FORWARD_EVAL
+    over = _OF_CHANNEL if operator.statistics is Kind.CHANNEL else _OF_GROUP
+    # Training updates running statistics, and other calls use the same data.
+    running = data.mean.clone(), data.var.clone()
 
     def composition() -> Any:
         x, weight, bias = (_split(case, each) for each in (data.input, data.weight, data.bias))
-        if centred:
-            var, mean = torch.var_mean(x, _OF_GROUP, correction=0, keepdim=True)
-            rstd = (var + EPS).rsqrt()
-            y, statistics = torch.addcmul(bias, (x - mean).mul_(rstd), weight), [mean, rstd]
+        if not training:
+            mean, var = (_split(case, each) for each in running)
+        elif operator.is_centred:
+            var, mean = torch.var_mean(x, over, correction=0, keepdim=True)
         else:
-            rstd = (x.square().mean(_OF_GROUP, keepdim=True) + EPS).rsqrt()
+            var = x.square().mean(over, keepdim=True)
+        rstd = (var + EPS).rsqrt()
+        if not operator.is_centred:
             y, statistics = (x * rstd).mul_(weight), [rstd]
-        return (
-            y.reshape(case.shape).to(data.input.dtype),
-            *(each.view(data.invstd.shape) for each in statistics),
-        )
+        else:
+            gain = weight * rstd
+            y, statistics = torch.addcmul(bias - gain * mean, x, gain), [mean, rstd]
+        y = y.reshape(case.shape).to(data.input.dtype)
+        results = y, *(each.view(data.invstd.shape) for each in statistics)
+        if operator.statistics is not Kind.CHANNEL:
+            return results
+        if training:
+            unbiased = case.elements / (case.elements - case.shape[1])
+            running[0].lerp_(results[1].to(running[0].dtype), MOMENTUM)
+            running[1].lerp_((var.view(-1) * unbiased).to(running[1].dtype), MOMENTUM)
+        return _whole(training, results, running)
 
-    name = "var_mean, sub, mul, addcmul" if centred else "square, mean, mul"
+    name = "var_mean, addcmul" if operator.is_centred else "square, mean, mul"
     return {f"composition: {name}": composition}
 
 
-_COMPOSITIONS: Mapping[Operator, Callable[[Case, Data], dict[str, Call]]] = {
-    **dict.fromkeys((Operator.TRAIN, Operator.EVAL, Operator.EVAL_INPUT), _batch_norm),
-    Operator.REDUCE: _reduce,
-    Operator.ELEMT: _elemt,
-    **dict.fromkeys((Operator.FORWARD, Operator.FORWARD_EVAL), _forward),
-    Operator.STATS: _stats,
-    Operator.NORMALISE: _normalise,
-    Operator.GROUP_NORM: _group_gradients,
-    Operator.LAYER_NORM: _group_gradients,
-    Operator.RMS_NORM: _group_gradients,
-    Operator.FORWARD_GROUP_NORM: _group_forward,
-    Operator.FORWARD_LAYER_NORM: _group_forward,
-    Operator.FORWARD_RMS_NORM: _group_forward,
+#: By the names of normgrad's functions.
+_COMPOSITIONS: Mapping[str, Callable[[Case, Data], dict[str, Call]]] = {
+    "batch_norm_backward": _batch_norm,
+    "batch_norm_backward_reduce": _reduce,
+    "batch_norm_backward_elemt": _elemt,
+    "batch_norm_stats": _stats,
+    "batch_norm_elemt": _normalise,
+    **dict.fromkeys(("group_norm_backward", "layer_norm_backward", "rms_norm_backward"), _groups),
+    **dict.fromkeys(("batch_norm", "group_norm", "layer_norm", "rms_norm"), _forward),
 }

@@ -19,7 +19,7 @@ import torch
 
 import normgrad
 
-from ..operators.by_name import PLANNED
+from ..operators.by_name import FUNCTIONS, PLANNED
 from . import compositions, data, steps, timing
 from .data import Data, arguments
 from .device import Device
@@ -39,17 +39,13 @@ AGREE = {torch.float32: 2**-11, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 class Ready(NamedTuple):
-    """The calls that are timed on a case, and those left out.
+    """The calls that are timed on a case, and why other contenders were left out, by name.
 
-    Attributes:
-        calls: by name, in the order in which they run: "ours", the public function with new
-            outputs, a layer's or model's step, or aclnn's phase; "plan", a plan's run with outputs
-            and workspace given; "numpy", the public function on NumPy arrays, only for the part
-            "calls"; "torch", torch's contender, with new outputs; "bound", the memory traffic.
-        contender: the name of torch's contender; empty if torch has none.
-        bound: the name of the call that is bound by memory bandwidth; empty if there is none.
-        path: the plan's way through the kernels, in words.
-        failed: why other contenders were left out, by name.
+    The calls, in the order in which they run: "ours", the public function with new outputs, a
+    layer's or model's step, or aclnn's phase; "plan", a plan's run with outputs and workspace
+    given; "numpy", the public function on NumPy arrays; "torch", torch's contender, with new
+    outputs; "bound", the memory traffic. The names of the last two are empty where there is none,
+    and so is ``path``, the plan's way through the kernels in words.
     """
 
     calls: Mapping[str, Call]
@@ -64,13 +60,6 @@ def tensors(case: Case, device: Device) -> list[Data]:
     return [data.make(case, seed, device.name) for seed in range(device.copies(case.tensor_bytes))]
 
 
-def _updated(case: Case, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The ``out`` with which a call makes new outputs and updates running statistics in place."""
-    if case.operator is not Operator.FORWARD:
-        return None
-    return (None, None, None, named["running_mean"], named["running_var"])
-
-
 def planned(case: Case, data: Data) -> normgrad.Plan:
     """The plan for a case's tensors, and for all of the same shapes, dtypes and layouts."""
     named, options = arguments(case, data)
@@ -79,30 +68,34 @@ def planned(case: Case, data: Data) -> normgrad.Plan:
 
 def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
     """normgrad's calls: the public function, a plan's run, and for the part "calls" NumPy's too."""
-    function = getattr(normgrad, case.operator.function)
-    named, options = arguments(case, data)
-    # Pass tensors by position, as in the calls of torch's operators.
-    takes = inspect.signature(function).parameters.values()
-    front = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
-    inputs = [named.get(parameter.name) for parameter in PLANNED[case.operator.function].parameters]
-    out, updated = plan.run(*inputs), _updated(case, named)
-    if updated is not None:
-        out = (*out[:3], *updated[3:])
+    function = FUNCTIONS[case.operator.function]
+    given, options = arguments(case, data)
+    absent = dict.fromkeys(each.name for each in PLANNED[case.operator.function].parameters)
+    inputs = {**absent, **given}
+    out = plan.run(*inputs.values())
+
+    def in_place(tensors: Mapping[str, Any]) -> list[Any]:
+        """The tensors that a call updates: running statistics, in training."""
+        names = ("running_mean", "running_var") if case.operator is Operator.FORWARD else ()
+        return [tensors[name] for name in names]
+
+    def public(tensors: Mapping[str, Any]) -> Call:
+        updated = in_place(tensors)
+        new = {"out": (None, None, None, *updated)} if updated else {}
+        # Pass tensors by position, as in the calls of torch's operators.
+        bound = inspect.signature(function).bind(**tensors, **options, **new)
+        return partial(function, *bound.args, **bound.kwargs)
+
+    if updated := in_place(inputs):
+        out = (*out[:3], *updated)
     workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=data.input.device)
-
-    def public(named: Mapping[str, Any]) -> Call:
-        updated = _updated(case, named)
-        new = {} if updated is None else {"out": updated}
-        given = {**options, **named}
-        placed = [given.pop(name, None) for name in front]
-        return partial(function, *placed, **given, **new)
-
     calls: dict[str, Call] = {
-        "ours": public(named),
-        "plan": partial(plan.run, *inputs, out=out, workspace=workspace),
+        "ours": public(inputs),
+        "plan": partial(plan.run, *inputs.values(), out=out, workspace=workspace),
     }
     if case.part is Part.CALLS:
-        calls["numpy"] = public({name: value.numpy().copy() for name, value in named.items()})
+        arrays = {name: value.numpy().copy() for name, value in given.items()}
+        calls["numpy"] = public({**absent, **arrays})
     return calls
 
 
@@ -164,14 +157,7 @@ _WHOLE: Mapping[Part, Callable[[Case, Data], Call]] = {
 def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool = False) -> Ready:
     """Prepare all calls to time on a case, each of which then has run once on each copy.
 
-    Args:
-        case: the case.
-        tensors: the copies of its tensors.
-        device: the tensors' device.
-        compile_: whether torch.compile competes, on a GPU.
-
-    Raises:
-        Exception: normgrad's call fails, for any reason.
+    ``compile_`` is whether torch.compile competes, on a GPU. An error of normgrad's call is raised.
     """
     bound = path = ""
     if case.part is Part.STEPS:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..operators.by_name import PLANNED, choices_of
+from ..operators.by_name import PLANNED
 from .suite import Case, Layout, Operator, Part, Shape
 
 EPS = 1e-5
@@ -30,11 +30,10 @@ def _lay_out(values: Any, channels_last: bool, cropped: bool) -> Any:
 def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
     """Normally distributed tensors for all cases that differ only in their operator.
 
-    dy and x have the case's shape, and the other tensors one value for each channel. For group
-    norm, mean, var and invstd have one for each group of each sample. For layer norm, they have one
-    for each row, and positions of a row take the place of channels. The statistics are plausible
-    but not x's own, which changes no operator's time. Only RMS norm's 1/std of each row is x's own,
-    since torch's autograd computes it from x.
+    Statistics have one value for each channel, each group of each sample, or each row; in a row,
+    positions take the place of channels. They are plausible but not x's own, which changes no
+    operator's time. Only RMS norm's 1/std of each row is x's own, since torch's autograd computes
+    it from x.
     """
     generator = torch.Generator(device).manual_seed(seed)
     dtype, parameters = getattr(torch, case.dtype), getattr(torch, case.parameters)
@@ -73,8 +72,7 @@ def make(case: Case, seed: int = 0, device: str = "cpu") -> Data:
 def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     """The public function's arguments: tensors and options, by name."""
     training = case.operator in (Operator.TRAIN, Operator.FORWARD)
-    aliases = {"rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
-    tensors = {**vars(data), **aliases}
+    tensors = {**vars(data), "rstd": data.invstd, "gamma": data.weight, "beta": data.bias}
     if case.operator is Operator.TRAIN:
         tensors |= {"save_mean": data.mean, "save_invstd": data.invstd}
     else:  # copies, since training updates them and other calls use the same data
@@ -83,8 +81,9 @@ def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     options |= {"num_groups": case.groups, "normalized_shape": case.shape[1:]}
     if case.operator is Operator.EVAL_INPUT:
         options["output_mask"] = (True, False, False)
-    name = case.operator.function
-    names = [parameter.name for parameter in PLANNED[name].parameters]
-    choices = choices_of(name)
-    taken = {choice: value for choice, value in options.items() if choice in choices}
-    return {name: tensors[name] for name in names if name in tensors}, taken
+    operator = PLANNED[case.operator.function]
+    names = [parameter.name for parameter in operator.parameters]
+    return (
+        {name: tensors[name] for name in names if name in tensors},
+        {name: options[name] for name in operator.options if name in options},
+    )

@@ -27,10 +27,8 @@ TENSORS = 4
 class Cpu:
     """This machine's processor.
 
-    Attributes:
-        kind: the start of its files' names.
-        name: torch's name of the device.
-        facts: its properties for a file, in addition to the facts of every run.
+    Its name is torch's; its kind is the start of its files' names; its facts are properties for a
+    file, in addition to the facts of every run.
     """
 
     kind = name = "cpu"
@@ -44,12 +42,7 @@ class Cpu:
 
 
 class Cuda:
-    """The current CUDA device.
-
-    Attributes:
-        kind, name, facts: see :class:`Cpu`; facts are :data:`..results.GPU_FACTS` and the cache.
-        l2: the size of its L2, in bytes.
-    """
+    """The current CUDA device; its facts are :data:`..results.GPU_FACTS` and the cache, its L2."""
 
     kind = name = "cuda"
 

@@ -115,8 +115,7 @@ def draw(results: Results) -> dict[str, bytes]:
             axes.set_title(f"{part.value}, {spelled_threads(count)}", fontsize=10)
             axes.set_xlabel("bytes of one tensor (cases of one size stand side by side)")
         line[0].set_ylabel("time / memory's own time")
-    facts = results.facts
-    versions = f"normgrad {facts['normgrad']} and PyTorch {facts['torch']}"
+    versions = "normgrad {normgrad} and PyTorch {torch}".format_map(results.facts)
     figure.suptitle(f"{versions} on {results.device}", fontsize=11)
     _legend(figure, rows)
     files = {}

@@ -281,25 +281,21 @@ def _load(folder: Path, prefix: str) -> list[tuple[Results, Table | None, Path]]
 
 
 def write(folder: Path, checkout: Path) -> list[Path]:
-    """Bring the documents of a checkout up to date with the runs in a folder.
+    """Bring a checkout's documents with markers up to date with a folder's runs, and return them.
 
-    Returns:
-        The documents with markers, which were written. Their section on GPUs says so if there is no
-        run on a GPU.
+    Their section on GPUs says so if there is no run on a GPU.
 
     Raises:
         ReportError: there are no runs, or no markers.
-        OSError: a file cannot be read or written.
     """
     runs, gpus = _load(folder, RUNS), _load(folder, GPU_RUNS)
     if not runs and not gpus:
         raise ReportError(f"{folder}: no file of a full run; make one with normgrad bench")
     readme, performance = checkout / "README.md", checkout / "docs" / "performance.md"
-    contents = {
-        readme: "\n\n".join(summary(found) for found, _, _ in runs),
-        performance: "\n\n".join(details(*run, performance.parent) for run in runs),
-    }
-    on_gpus = "\n\n".join(details(*run, performance.parent) for run in gpus) or NO_GPU
+    on_cpus, on_gpus = (
+        "\n\n".join(details(*run, performance.parent) for run in some) for some in (runs, gpus)
+    )
+    contents = {readme: "\n\n".join(summary(found) for found, _, _ in runs), performance: on_cpus}
     changed = {}
     for document, content in contents.items():
         if not document.exists():
@@ -307,7 +303,7 @@ def write(folder: Path, checkout: Path) -> list[Path]:
         old = document.read_text(encoding="utf-8")
         # Without a run on a CPU, keep what the document says of the last one.
         new = replace_between(old, content) if runs else None
-        both = replace_between(new or old, on_gpus, GPU_BEGIN, GPU_END)
+        both = replace_between(new or old, on_gpus or NO_GPU, GPU_BEGIN, GPU_END)
         if (found := both or new) is not None:
             changed[document] = found
     if not changed:

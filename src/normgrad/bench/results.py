@@ -19,7 +19,7 @@ import normgrad
 
 from ..machine import this_machine
 from ..writing import replacing
-from .suite import Case, Part, spelled
+from .suite import Case, Part
 
 #: The version that facts give for a missing package.
 NOT_INSTALLED = "not installed"
@@ -52,17 +52,11 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Row:
-    """One case at one number of threads.
+    """One case at one number of threads, which is :data:`ON_GPU` on a GPU.
 
-    Attributes:
-        case: the case.
-        threads: the number of threads of torch and normgrad; :data:`ON_GPU` on a GPU.
-        us: microseconds per call, by the names of :data:`TIMES`.
-        rounds: how often each call was timed.
-        spread: the largest ratio of interquartile range to median of any call.
-        contender: the name of torch's contender.
-        bound: the name of the memory-bound call.
-        path: the plan's way through the kernels.
+    ``us`` has microseconds per call, by the names of :data:`TIMES`. ``rounds`` and ``spread`` are
+    those of :class:`.timing.Times`; ``contender``, ``bound`` and ``path`` those of
+    :class:`.contenders.Ready`.
     """
 
     case: Case
@@ -82,15 +76,8 @@ class Row:
     @property
     def cells(self) -> dict[str, Any]:
         """The file's columns, by name."""
-        case = self.case
         return {
-            "case": case.id,
-            "operator": case.operator.value,
-            "shape": spelled(case.shape),
-            "dtype": case.dtype,
-            "parameters": case.parameters,
-            "layout": case.layout.value,
-            "groups": case.groups,
+            **self.case.cells,
             "threads": self.threads,
             "contender": self.contender,
             "bound": self.bound,
@@ -98,23 +85,23 @@ class Row:
             "speedup": self.figure("torch", "ours"),
             "plan_speedup": self.figure("torch", "plan"),
             "xtriad": self.figure("plan", "bound"),
-            "gbs": case.bytes / self.figure("plan") / 1e3,
+            "gbs": self.case.bytes / self.figure("plan") / 1e3,
             "rounds": self.rounds,
             "spread": self.spread,
             "path": self.path,
         }
 
-
-def _row(cells: Mapping[str, str]) -> Row:
-    case = Case.read(cells)
-    us = {name: float(cells[column]) for name, column in TIMES.items() if cells.get(column)}
-    for name in KNOWN[case.part]:
-        if name not in us:
-            raise ValueError(f"{case.id}: no {TIMES[name]}")
-    names = cells["contender"], cells["bound"], cells["path"]
-    return Row(
-        case, int(cells["threads"]), us, int(cells["rounds"]), float(cells["spread"]), *names
-    )
+    @classmethod
+    def read(cls, cells: Mapping[str, str]) -> Row:
+        """The row with these cells; a ValueError or KeyError if there is none."""
+        case = Case.read(cells)
+        us = {name: float(cells[column]) for name, column in TIMES.items() if cells.get(column)}
+        for name in KNOWN[case.part]:
+            if name not in us:
+                raise ValueError(f"{case.id}: no {TIMES[name]}")
+        threads, rounds, spread = int(cells["threads"]), int(cells["rounds"]), cells["spread"]
+        names = cells["contender"], cells["bound"], cells["path"]
+        return cls(case, threads, us, rounds, float(spread), *names)
 
 
 @dataclass(frozen=True)
@@ -154,13 +141,7 @@ def version(package: str) -> str:
 
 
 def facts(cpu: str, command: str, cache: int | None = None) -> dict[str, str]:
-    """The facts of a run: its machine, versions, settings and command.
-
-    Args:
-        cpu: the CPU's name.
-        command: the run's command.
-        cache: the bytes of cache to assume; None for a core's L2.
-    """
+    """The facts of a run: its machine, versions and command, and the bytes of cache to assume."""
     machine = this_machine()
     # Other processes' load affects the figures as much as the CPU does.
     load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
@@ -191,12 +172,15 @@ def spelled_threads(count: int) -> str:
     return "GPU" if count == ON_GPU else f"{count} thread{'s' if count > 1 else ''}"
 
 
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Format a value in the largest unit that it reaches, else in the smallest."""
+    size, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{value / size:.3g} {unit}"
+
+
 def spelled_bytes(count: float) -> str:
     """Bytes in the largest unit that fits: 480 MiB."""
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.3g} B"
+    return scaled(count, ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")))
 
 
 def _cell(value: Any) -> Any:
@@ -218,18 +202,14 @@ def table_of(facts: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> byt
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: the old content stays until all is written.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Replace a file atomically: the old content stays until all is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)
 
 
 def read_table(path: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Read a file's facts, and its rows by column; an OSError if it cannot be read."""
+    """Read a file's facts, and its rows by column."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found: dict[str, str] = {}
     while lines and lines[0].startswith("#"):
@@ -242,7 +222,6 @@ def read(path: Path) -> Results:
     """Read a run's file, even one of an earlier version, whose unknown columns are ignored.
 
     Raises:
-        OSError: the file cannot be read.
         ValueError: it is no run's file.
     """
     found, rows = read_table(path)
@@ -251,32 +230,23 @@ def read(path: Path) -> Results:
     if missing or not rows:
         raise ValueError(f"no {', '.join(missing) or 'rows'}")
     try:
-        return Results(found, tuple(map(_row, rows)))
+        return Results(found, tuple(map(Row.read, rows)))
     except KeyError as error:
         raise ValueError(f"no column {error.args[0]}") from None
 
 
 def check_same(there: Mapping[str, str], here: Mapping[str, str]) -> None:
     """Raise a ValueError for runs of different devices or versions."""
-    other = [
-        f"{name} {there.get(name)} there, {here[name]} here"
-        for name in SAME
-        if there.get(name) != here[name]
-    ]
+    other = [name for name in SAME if there.get(name) != here[name]]
     if other:
-        raise ValueError("; ".join(other))
+        said = (f"{name} {there.get(name)} there, {here[name]} here" for name in other)
+        raise ValueError("; ".join(said))
 
 
 def added(old: Results, new: Results, order: Iterable[Case]) -> Results:
-    """Merge two runs: the later one's rows replace the earlier one's of the same cases.
+    """Merge two runs of one device: the later one's rows replace the earlier one's of a case.
 
-    Args:
-        old: the earlier run.
-        new: the later run; its facts are kept, with both commands.
-        order: the order of the cases; cases that are not in it come last.
-
-    Raises:
-        ValueError: the runs are of different devices or versions.
+    The later run's facts are kept, with both commands. Cases that are not in ``order`` come last.
     """
     check_same(old.facts, new.facts)
     rows = {row.case: row for row in (*old.rows, *new.rows)}

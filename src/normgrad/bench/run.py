@@ -11,7 +11,8 @@ import torch
 from ..backends.choice import KernelError
 from ..backends.cpu import openmp
 from ..settings import SettingError
-from . import contenders, results, timing
+from . import contenders, timing
+from .contenders import Ready
 from .data import Data
 from .device import Device
 from .results import ON_GPU, Row
@@ -24,13 +25,7 @@ NAMED = 2
 
 
 class Measured(NamedTuple):
-    """The measurement of a case.
-
-    Attributes:
-        case: the case's id.
-        row: its row; None if the case was not measured.
-        missing: the reasons why contenders, or the case, were not measured, by name.
-    """
+    """A case's id, its row if it was measured, and why contenders, or the case, were not."""
 
     case: str
     row: Row | None
@@ -45,15 +40,11 @@ def run(
     rounds: int | None = None,
     compile_: bool = False,
 ) -> Iterator[Measured]:
-    """Measure the cases. A case that fails is yielded with the reason, and the run goes on.
+    """Measure the cases with each number of threads.
 
-    Args:
-        cases: the cases, those of one signature in a row, since these share their tensors.
-        device: the device to measure on.
-        threads: the numbers of threads to measure each case with.
-        seconds: the time for the rounds of a case, if ``rounds`` is None.
-        rounds: the number of rounds.
-        compile_: whether torch.compile competes, on a GPU.
+    Cases of one signature, which share their tensors, should be in a row. ``seconds`` and
+    ``rounds`` are as in :func:`.timing.measure`, ``compile_`` as in :func:`.contenders.gather`.
+    A case that fails is yielded with the reason, and the run goes on.
 
     Raises:
         KernelError, SettingError: no case can be computed.
@@ -69,7 +60,8 @@ def run(
                     # Free the old tensors first: two sets of the largest may not fit in memory.
                     signature, tensors = None, []
                     tensors, signature = contenders.tensors(case, device), case.signature
-                yield _measured(case, tensors, device, count, seconds, rounds, compile_)
+                ready = contenders.gather(case, tensors, device, compile_)
+                yield _measured(case, ready, device, count, seconds, rounds)
             except (KernelError, SettingError):
                 raise
             except Exception as error:  # normgrad fails, memory is short, or the device is lost
@@ -77,15 +69,8 @@ def run(
 
 
 def _measured(
-    case: Case,
-    tensors: Sequence[Data],
-    device: Device,
-    threads: int,
-    seconds: float,
-    rounds: int | None,
-    compile_: bool,
+    case: Case, ready: Ready, device: Device, threads: int, seconds: float, rounds: int | None
 ) -> Measured:
-    ready = contenders.gather(case, tensors, device, compile_)
     if not ready.contender and case.part is not Part.ACLNN:
         return Measured(case.id, None, {**ready.failed, "the case": "nobody to compare with"})
     apart = threads > 1 and openmp.of_torch() is None
@@ -94,7 +79,7 @@ def _measured(
     times = timing.measure(ready.calls, seconds, rounds, settle, device.seconds)
     us = {name: 1e6 * median for name, median in times.medians.items()}
     names = ready.contender, ready.bound, ready.path
-    row = results.Row(case, threads, us, times.rounds, times.spread, *names)
+    row = Row(case, threads, us, times.rounds, times.spread, *names)
     return Measured(case.id, row, ready.failed)
 
 

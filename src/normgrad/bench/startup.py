@@ -73,14 +73,13 @@ def measure(cold: int, warm: int, tick: Callable[[], object]) -> list[dict[str, 
         RuntimeError: a process failed.
     """
     brought = packaged.library() is not None
+    folders = [("packaged" if brought else "from disk", "0")] * warm
+    if not brought:
+        folders = [*(("compiled", str(index)) for index in range(cold)), *folders]
     runs: dict[str, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory(prefix="normgrad-bench-") as folder:
-        for index in range(0 if brought else cold):
-            runs.setdefault("compiled", []).append(_start(Path(folder, str(index))))
-            tick()
-        for _ in range(warm):
-            name = "packaged" if brought else "from disk"
-            runs.setdefault(name, []).append(_start(Path(folder, "0")))
+    with tempfile.TemporaryDirectory(prefix="normgrad-bench-") as whole:
+        for kernels, folder in folders:
+            runs.setdefault(kernels, []).append(_start(Path(whole, folder)))
             tick()
     call = {"operator": "batch_norm_backward", "dtype": "float32"}
     return [

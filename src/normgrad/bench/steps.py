@@ -26,12 +26,8 @@ LEARNING_RATE, LEARNING_MOMENTUM = 1e-3, 0.9
 def layer_step(ours: bool, case: Case, data: Data) -> Call:
     """A layer's forward and backward pass, as a call that returns y and the three gradients.
 
-    Each call first drops the gradients of the call before, so that it makes new ones.
-
-    Args:
-        ours: whether the layer is normgrad's, rather than torch's.
-        case: a layer's case.
-        data: its tensors; dy is the gradient of the loss.
+    ``ours`` is whether the layer is normgrad's, rather than torch's. Each call first drops the
+    gradients of the call before, so that it makes new ones.
     """
     kind = getattr((normgrad.torch if ours else torch).nn, case.operator.function)
     channels = case.shape[1]
@@ -64,10 +60,8 @@ def _models() -> dict[str, Any]:
 def model_step(ours: bool, case: Case, data: Data) -> Call:
     """A training step of a model, with torch's layers or converted to normgrad's.
 
-    The call returns the loss.
-
-    Raises:
-        FileNotFoundError: the package is not in a checkout, which has the models.
+    The call returns the loss. Outside a checkout, which has the models, there is a
+    FileNotFoundError.
     """
     torch.manual_seed(0)
     form = torch.contiguous_format if case.layout is DENSE[0] else torch.channels_last

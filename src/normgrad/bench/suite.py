@@ -10,18 +10,14 @@ The full cross product would take hours and tell little more, so these rules sel
    layouts, in float32 and bfloat16.
 3. A shape is left out if one other has its size and another its rows: of ResNet-50's layers there
    is no (32, 256, 56, 56). Forward passes, which share their loops, have a part of the shapes.
-4. A layer's step, forward and backward, has the forward pass's shapes of four axes and small ones,
-   in float32 and bfloat16, contiguous and channels-last. A model's training step has the same
-   dtypes and layouts.
-5. The cost of a call before it computes anything is measured on one tiny shape, (4, 8, 4), for the
-   operators that PyTorch has too, and for aclnn's first phase.
-6. Layer norm and RMS norm, forward and backward, have the shapes of language models and two
-   extremes (:data:`ROWS`) in float32 and in bfloat16 with float32 parameters, contiguous.
+4. Layers have the forward pass's shapes of four axes, and small ones.
+5. The cost of a call before it computes anything is measured on one tiny shape, for the operators
+   that PyTorch has too, and for aclnn's first phase.
+6. Layer norm and RMS norm have the shapes of language models and two extremes (:data:`ROWS`).
 
 So every gradient of batch and group norm has every dtype, every pair of dtypes and every layout.
 So has every forward pass, except for mixed layouts, since it has only one data tensor.
 ``batch_norm_gather_stats_with_counts`` has no cases: it takes as long as any small call.
-``benchmarks/sync_batch_norm.py`` measures its use.
 """
 
 from __future__ import annotations
@@ -153,9 +149,7 @@ FORWARD: tuple[Grouped, ...] = (
     *(((8, 3, 224, 224), 0), ((256, 1024), 0), ((8, 16, 8, 8), 0), ((64, 128), 0)),
 )
 #: Small shapes for layers alone.
-SMALL_LAYERS: tuple[Grouped, ...] = (
-    *(((4, 32, 14, 14), 0), ((8, 16, 8, 8), 4), ((4, 32, 14, 14), 8)),
-)
+SMALL_LAYERS = (((4, 32, 14, 14), 0), ((8, 16, 8, 8), 4), ((4, 32, 14, 14), 8))
 #: Numbers of rows and their lengths: transformers' tokens, a vocabulary's logits, and short rows.
 ROWS: tuple[Shape, ...] = (
     *((8192, 768), (4096, 768), (8192, 1024), (4096, 4096), (512, 4096), (512, 1024)),
@@ -172,15 +166,10 @@ HALVES = ((BFLOAT16, BFLOAT16), (FLOAT16, FLOAT16))
 
 @dataclass(frozen=True)
 class Case:
-    """One case of the benchmark.
+    """One case: what is computed, on x and dy of this shape (channels second), dtype and layout.
 
-    Attributes:
-        operator: what is computed.
-        shape: the shape of x and dy, channels second.
-        dtype: the dtype of x and dy; for a model's step, autocast's dtype.
-        parameters: the dtype of the per-channel tensors.
-        layout: the memory layout of x and dy.
-        groups: group norm's number of groups; 0 for other operators.
+    For a model's step, the dtype is autocast's. ``parameters`` is the dtype of the per-channel
+    tensors, and ``groups`` group norm's number of groups, 0 for other operators.
     """
 
     operator: Operator
@@ -197,6 +186,19 @@ class Case:
         dtype, parameters, groups = cells["dtype"], cells["parameters"], int(cells["groups"])
         operator, layout = Operator(cells["operator"]), Layout(cells["layout"])
         return cls(operator, shape, dtype, parameters, layout, groups)
+
+    @property
+    def cells(self) -> dict[str, object]:
+        """The case in a file's columns, by name; :meth:`read` reverts this."""
+        return {
+            "case": self.id,
+            "operator": self.operator.value,
+            "shape": spelled(self.shape),
+            "dtype": self.dtype,
+            "parameters": self.parameters,
+            "layout": self.layout.value,
+            "groups": self.groups,
+        }
 
     @property
     def id(self) -> str:
@@ -217,9 +219,8 @@ class Case:
     @property
     def signature(self) -> Case:
         """The fields that determine the tensors; cases of equal signatures share their tensors."""
-        rows = self.part is Part.ROWS
-        alike = Operator.LAYER_NORM if rows else Operator.TRAIN
-        return replace(self, operator=Operator.GROUP_NORM if self.groups else alike)
+        alike = Operator.LAYER_NORM if self.part is Part.ROWS else Operator.TRAIN
+        return replace(self, operator=alike)
 
     @property
     def elements(self) -> int:

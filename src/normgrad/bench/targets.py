@@ -15,10 +15,8 @@ class Target(NamedTuple):
     """A limit on a figure: on its geometric mean, or on each case that counts.
 
     Attributes:
-        name: the target's name.
         parts: the parts whose cases count.
         figure: two names of timed calls, for the ratio of their times, or one, for microseconds.
-        limit: the limit.
         at_least: whether the limit is a minimum, rather than a maximum.
         mean: whether the geometric mean is compared, rather than each case.
         least, below: the smallest number of elements that counts, and the first that does not.
@@ -53,8 +51,8 @@ class Target(NamedTuple):
         )
 
 
-_GRADIENTS, _FORWARD, _CALLS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.CALLS,)
-_LAYERS, _STEPS, _ACLNN = (Part.LAYERS,), (Part.STEPS,), (Part.ACLNN,)
+_GRADIENTS, _FORWARD, _LAYERS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.LAYERS,)
+_CALLS, _ACLNN = (Part.CALLS,), (Part.ACLNN,)
 _SPEEDUP, _PLAN, _SHARE = ("torch", "ours"), ("torch", "plan"), ("ours", "torch")
 
 #: Below 2¹⁶ elements the fixed cost of a call dominates. Below 2¹² it is all that counts, and the
@@ -77,7 +75,7 @@ TARGETS = (
            _LAYERS, _SHARE, 0.75, mean=True, least=1 << 15),
     Target("layers: ours / torch's, each from 2¹⁵ elements on",
            _LAYERS, _SHARE, 1.1, least=1 << 15),
-    Target("training steps: converted / stock, each", _STEPS, _SHARE, 1.0),
+    Target("training steps: converted / stock, each", (Part.STEPS,), _SHARE, 1.0),
     Target("aclnn's phase 1 of a new signature, µs",
            _ACLNN, ("ours",), 80.0, operator=Operator.ACLNN_NEW),
     Target("aclnn's phase 1 of a known one, µs",
@@ -94,12 +92,9 @@ ON_GPUS = tuple(
 class Held(NamedTuple):
     """A target's result at one number of threads.
 
-    Attributes:
-        target: the target.
-        reached: the geometric mean, or the worst case's figure; None if no case counts.
-        cases: how many cases count.
-        misses: if it was missed, the cases beyond the limit with their figures, the worst first.
-        met: whether it was reached; None if no case counts.
+    ``reached`` is the geometric mean, or the worst case's figure; ``cases`` is how many count;
+    ``misses`` are the cases beyond the limit of a target that was missed, the worst first. If no
+    case counts, ``reached`` and ``met`` are None.
     """
 
     target: Target

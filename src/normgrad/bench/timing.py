@@ -33,13 +33,10 @@ WARM_BELOW_SECONDS = 5e-3
 
 
 class Times(NamedTuple):
-    """The figures of a case.
+    """The figures of a case: each call's median time in seconds, and its number of turns.
 
-    Attributes:
-        medians: each call's median time, in seconds.
-        rounds: the number of turns of each call.
-        spread: the largest ratio of interquartile range to median of any call, which is large if
-            the machine had other load.
+    ``spread`` is the largest ratio of interquartile range to median of any call, which is large if
+    the machine had other load.
     """
 
     medians: Mapping[str, float]
@@ -62,14 +59,11 @@ def measure(
     settle: float = 0.0,
     stopwatch: Callable[[Call, int], float] = one_by_one,
 ) -> Times:
-    """Time calls, each of which has run before.
+    """Time calls, each of which has run before; those on one pool's threads are neighbours.
 
-    Args:
-        calls: by name; those on one pool's threads next to each other.
-        seconds: the time after which no round begins, once there are MIN_ROUNDS.
-        rounds: the exact number of rounds, instead.
-        settle: seconds to wait before a turn on another pool's threads.
-        stopwatch: times a call this many times in a row, and returns seconds per call.
+    No round begins after ``seconds``, once there are MIN_ROUNDS; ``rounds`` is the exact number,
+    instead. ``settle`` is for how many seconds to wait before a turn on another pool's threads, and
+    ``stopwatch`` times a call this many times in a row and returns seconds per call.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     spent, pool = 0.0, None

@@ -18,14 +18,9 @@ _NEEDED = ("typer", "rich", "safetensors")
 #: pydantic, which Typer uses, ends the process.
 PARSER_MEMORY = 1 << 20
 
-#: Exit status if a result is wrong.
-FAILED = 1
-
-#: Exit status if input or output cannot be used, or memory is short.
-UNUSABLE = 2
-
-#: Exit status after an interrupt, by the shell's convention.
-INTERRUPTED = 130
+#: Exit statuses: a result is wrong; input or output cannot be used, or memory is short; and, by the
+#: shell's convention, an interrupt.
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
 
 def plain(text: object) -> str:

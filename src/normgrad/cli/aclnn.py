@@ -54,9 +54,9 @@ def _select(operator: str | None, contracts: dict[str, Contract]) -> list[Contra
 
 def _print(contract: Contract, product: Product | None, able: list[Product]) -> None:
     """Print a contract's table, for one product, or for all with a line for each exception."""
+    everywhere = ", ".join(each.name for each in able)
     if product is not None and product not in able:
-        names = ", ".join(p.name for p in able)
-        typer.echo(f"{contract.name}: not on {product.name}; on {names}\n")
+        typer.echo(f"{contract.name}: not on {product.name}; on {everywhere}\n")
         return
     rows: list[tuple[str, ...]] = []
     for row in contract.rows:
@@ -67,11 +67,11 @@ def _print(contract: Contract, product: Product | None, able: list[Product]) -> 
         else:
             rows.append(_cells(row, None))
             rows += [_exception(row, name) for name in row.exceptions]
-    where = product.name if product else ", ".join(p.name for p in able)
-    dtypes = product.dtypes if product else ()
-    note = f" ({', '.join(dtypes)})" if dtypes else ""
+    where = product.name if product else everywhere
+    if product and product.dtypes:
+        where += f" ({', '.join(product.dtypes)})"
     header = ("parameter", "when", "dtype", "format", "axes", "shape")
-    show.columns(f"{contract.name} on {where}{note}", header, rows)
+    show.columns(f"{contract.name} on {where}", header, rows)
 
 
 def _cells(row: Parameter, product: Product | None) -> tuple[str, ...]:

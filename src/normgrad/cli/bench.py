@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from ..bench import picture, report, results, startup, suite, timing
 from ..bench.results import Results
 from ..bench.suite import Case
 from ..machine import this_machine
 from . import info, lack, show
-from .files import InputError
+from .files import InputError, blaming, one_of
 from .outputs import UNCHANGED, reported
-
-if TYPE_CHECKING:
-    from ..bench.device import Device  # needs PyTorch
 
 RESULTS = Path("benchmarks", "results")
 
@@ -127,9 +123,8 @@ def bench(
 
 
 def _check_device(device: str, **options: dict[str, bool]) -> None:
-    """Raise an InputError for an unknown device, or if an option of another device is given."""
-    if device not in options:
-        raise InputError("--device", f"{device!r}; allowed: {', '.join(options)}")
+    """Check that the device is known, and that no option of another device is given."""
+    one_of("--device", device, options)
     for other in options.keys() - {device}:
         for option, is_given in options[other].items():
             if is_given:
@@ -145,9 +140,8 @@ def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
     try:
         found = suite.select(cases, pattern)
     except re.error as error:
-        raise InputError(
-            "--filter", f"{pattern!r}: {error}; allowed: a regular expression"
-        ) from None
+        what = f"{pattern!r}: {error}; allowed: a regular expression"
+        raise InputError("--filter", what) from None
     if not found:
         raise InputError(
             "--filter",
@@ -186,16 +180,29 @@ def _measure(
     """Measure, write and show; after an interrupt, keep what was measured before."""
     if needs := lack("torch", extra="torch"):
         raise InputError("bench", needs)
+    from ..bench import device as devices
     from ..bench import run
 
-    device = _device(cases, cuda)
+    if cuda and (why := devices.missing()):
+        _print_table(_UNMEASURED, run.unmeasured(run.nothing(cases, why)))
+        raise InputError(
+            "--device",
+            f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
+            "PyTorch finds an NVIDIA GPU",
+        )
+    device = devices.Cuda() if cuda else devices.Cpu()
     if needs := lack("matplotlib"):
         raise InputError("bench", needs)
     _prepare(out)
     facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
     facts |= device.facts
     path = out / f"{device.kind}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
-    old = _read(path, facts) if add and path.exists() else None
+    old = None
+    if add and path.exists():  # read before anything is measured
+        allowed = "allowed with --add: a file of the same device and versions"
+        with blaming(path, ValueError, allowed=allowed), reported(path, "cannot be read"):
+            old = results.read(path)
+            results.check_same(old.facts, facts)
     seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
     found: list[run.Measured] = []
     interrupted = False
@@ -234,59 +241,24 @@ def _measure(
 _UNMEASURED = ("not measured", "why", "cases", "which")
 
 
-def _device(cases: Sequence[Case], cuda: bool) -> Device:
-    """The device; if CUDA's is missing, print what is not measured and raise an InputError."""
-    from ..bench import device, run
-
-    if not cuda:
-        return device.Cpu()
-    why = device.missing()
-    if why is None:
-        return device.Cuda()
-    _print_table(_UNMEASURED, run.unmeasured(run.nothing(cases, why)))
-    raise InputError(
-        "--device",
-        f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
-        "PyTorch finds an NVIDIA GPU",
-    )
-
-
-def _read(path: Path, facts: Mapping[str, str]) -> Results:
-    """Read the run to add to, before anything is measured."""
-    try:
-        with reported(path, "cannot be read"):
-            old = results.read(path)
-            results.check_same(old.facts, facts)
-    except ValueError as error:
-        raise InputError(
-            path, f"{error}; allowed with --add: a file of the same device and versions"
-        ) from None
-    return old
-
-
 def _startup(out: Path, repeat: int | None) -> None:
     _prepare(out)
     cpu = info.cpu_name()
     cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
     command = "normgrad bench --startup" + (f" --repeat {repeat}" if repeat else "")
-    with show.progress(cold + warm) as advance:
+    with show.progress(cold + warm) as advance, blaming("bench", RuntimeError):
         advance("starting processes", 0)
-        try:
-            starts = startup.measure(cold, warm, lambda: advance("starting processes"))
-        except RuntimeError as error:
-            raise InputError("bench", str(error)) from None
+        starts = startup.measure(cold, warm, lambda: advance("starting processes"))
     path = out / f"startup-{results.slug(cpu)}.csv"
     _keep(path, results.table_of(results.facts(cpu, command), starts))
     _print_table(*report.starts(starts), f"written    {path}")
 
 
 def _report(folder: Path) -> None:
-    try:
-        with reported(Path.cwd(), "cannot be brought up to date"):
-            written = report.write(folder, Path.cwd())
-    except report.ReportError as error:
-        raise InputError("bench", str(error)) from None
-    show.print_lines(*(Text(f"written    {path.relative_to(Path.cwd())}") for path in written))
+    here = Path.cwd()
+    with blaming("bench", report.ReportError), reported(here, "cannot be brought up to date"):
+        written = report.write(folder, here)
+    show.print_lines(*(f"written    {path.relative_to(here)}" for path in written))
 
 
 # Output
@@ -347,10 +319,10 @@ def _show_run(found: Results, written: str) -> None:
             f"noise      {noisy} of {len(found.rows)} measurements spread by more than "
             f"{NOISY:.0%}: the machine was doing something else"
         )
-    show.print_lines(*map(Text, notes))
+    show.print_lines(*notes)
 
 
 def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
     """Print a table, and notes below it."""
     numbers = set(header).difference(WORDS)
-    show.print_lines(show.grid(header, lines, numbers), *map(Text, notes))
+    show.print_lines(show.grid(header, lines, numbers), *notes)

@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from . import show
-from .files import InputError
+from .files import InputError, blaming, one_of
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode="markdown", help="The dialects as C libraries."
@@ -33,10 +33,11 @@ def _build(out: _Out) -> None:
     from ..capi.declarations import DIALECTS
 
     try:
-        with show.progress(len(build.LIBRARIES)) as advance:
+        with (
+            show.progress(len(build.LIBRARIES)) as advance,
+            blaming("capi build", build.BuildError),
+        ):
             build.build(out, advance)
-    except build.BuildError as error:
-        raise InputError("capi build", str(error)) from None
     except OSError as error:
         raise InputError("--out", f"{error.filename or out}: {error.strerror}") from None
     folder = shlex.quote(str(out))
@@ -59,11 +60,7 @@ def _flags(
     from ..capi import build
     from ..capi.declarations import DIALECTS
 
-    found = {each.name: each for each in DIALECTS}.get(dialect)
-    if found is None:
-        names = ", ".join(each.name for each in DIALECTS)
-        raise InputError("DIALECT", f"{dialect!r}; allowed: {names}")
-    try:
-        typer.echo(build.flags(out, found))
-    except build.BuildError as error:
-        raise InputError("--out", str(error)) from None
+    known = {each.name: each for each in DIALECTS}
+    one_of("DIALECT", dialect, known)
+    with blaming("--out", build.BuildError):
+        typer.echo(build.flags(out, known[dialect]))

@@ -13,7 +13,7 @@ import stat
 import warnings
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -47,15 +47,26 @@ _EITHER = "allowed: a .npz or .safetensors file"
 
 
 class InputError(Exception):
-    """The user's input cannot be used; the text says what is wrong and what is allowed.
-
-    Args:
-        subject: the file, or the option.
-        what: what is wrong with it, and what is allowed.
-    """
+    """The user's input cannot be used; the text says what is wrong and what is allowed."""
 
     def __init__(self, subject: object, what: str) -> None:
+        """The subject is the file, or the option."""
         super().__init__(f"{subject}: {what}")
+
+
+@contextmanager
+def blaming(subject: object, *kinds: type[Exception], allowed: str = "") -> Iterator[None]:
+    """Turn errors of these kinds, which may not say what is allowed, into an InputError."""
+    try:
+        yield
+    except kinds as error:
+        raise InputError(subject, f"{error}; {allowed}" if allowed else str(error)) from None
+
+
+def one_of(subject: object, value: str, allowed: Collection[str]) -> None:
+    """Check that a value is one of those allowed."""
+    if value not in allowed:
+        raise InputError(subject, f"{value!r}; allowed: {', '.join(allowed)}")
 
 
 class Format(Enum):
@@ -81,11 +92,7 @@ class _Header(NamedTuple):
 class Contents(ABC):
     """An open file, whose entries are read one by one on demand.
 
-    Attributes:
-        path: the file.
-        format: its format by content, whatever its name.
-        names: the entries' names.
-        metadata: the file's additional strings, by name.
+    Its format is that of its content, whatever its name; metadata are additional strings.
     """
 
     format: Format
@@ -129,20 +136,18 @@ class Contents(ABC):
         header = self._header(name)
         dtype = None if header.dtype is None else dtypes.from_numpy(header.dtype)
         if dtype not in allowed:
-            names = ", ".join(
-                known.name
-                for known in allowed
-                if self.format is Format.SAFETENSORS or known is not dtypes.bfloat16
-            )
-            if self.format is Format.NPZ and dtypes.bfloat16 in allowed:
+            apart = [dtypes.bfloat16] if self.format is Format.NPZ else []
+            names = ", ".join(known.name for known in allowed if known not in apart)
+            if dtypes.bfloat16 in allowed and apart:
                 names += " (and bfloat16 in a .safetensors)"
             raise self._refused(f"{name}: dtype {header.dtype_name}; allowed: {names}")
         # An array without elements may claim any number of channels at no cost in bytes, and the
         # gradients of its parameters would have as many elements.
-        if max(header.shape, default=0) > self._most // dtypes.float64.itemsize:
+        longest = self._most // dtypes.float64.itemsize
+        if max(header.shape, default=0) > longest:
             raise self._refused(
                 f"{name}: shape {header.shape} in a file this small; allowed: axes of at most "
-                f"{self._most // dtypes.float64.itemsize}",
+                f"{longest}",
             )
         with self._decoding(name):
             return self._read(name)

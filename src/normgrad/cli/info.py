@@ -86,10 +86,11 @@ def kernel_folder() -> str:
     return folder or "none that can be written; set NUMBA_CACHE_DIR to one"
 
 
-def kernels_from() -> str:
-    """The source of kernels: the package, or compilation."""
+def kernels_kept() -> Rows:
+    """The source of kernels, which is the package or compilation, and the compiled ones' folder."""
     found = packaged.library()
-    return "compiling, once" if found is None else f"the package, for {found[0]}"
+    source = "compiling, once" if found is None else f"the package, for {found[0]}"
+    return (("come from", source), (KEPT, kernel_folder()))
 
 
 def _kernels() -> Rows:
@@ -102,8 +103,7 @@ def _kernels() -> Rows:
     return (
         ("threads", f"{count} ({threads.VARIABLE} sets them)"),
         ("threading layers", f"{_layers()} (usable, the first is taken)"),
-        ("come from", kernels_from()),
-        (KEPT, kernel_folder()),
+        *kernels_kept(),
     )
 
 

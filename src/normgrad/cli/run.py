@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from rich.text import Text
 
 import normgrad
 
-from .. import dtypes, precision, reference
+from .. import dtypes, precision
 from ..bench import timing
+from ..bench.results import scaled
 from ..contract import Operator
 from ..operators.by_name import OPERATORS, choices_of
 from ..options import OPTIONS, Sort
 from ..plans import Plan
 from ..settings import SettingError
+from ..testing.tensors import Call
 from . import files, outputs, show
 from .files import Array, Contents, Format, InputError
 
@@ -31,14 +34,7 @@ _MAX_NAMES = 8
 
 @dataclass(frozen=True)
 class Result:
-    """One output, with its norm and error.
-
-    Attributes:
-        name: the output's name.
-        array: its values.
-        norm: their L2 norm, in float64.
-        units: the largest error against the float64 reference, in units of the error bound.
-    """
+    """One output: its L2 norm, and its largest error in units of the error bound."""
 
     name: str
     array: Array
@@ -53,10 +49,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Request:
-    """An operator with all its arguments, and the format of the file they come from.
-
-    ``notes`` are further remarks on the file, a line each.
-    """
+    """An operator with all its arguments, their file's format, and remarks on the file."""
 
     operator: Operator
     tensors: Mapping[str, Any]
@@ -68,13 +61,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """A run's results.
-
-    Attributes:
-        results: the requested outputs.
-        times: the calls' times, without that of a first call that compiles.
-        notes: the calls' warnings, a line each.
-    """
+    """The requested outputs, the calls' times after a first one that compiles, and warnings."""
 
     results: Sequence[Result]
     times: timing.Times
@@ -83,47 +70,33 @@ class Report:
 
 # The arguments that are not tensors
 
-#: The spellings of flags; Python's own values are read from their text, too.
+#: The default of an argument that has none.
+REQUIRED = inspect.Parameter.empty
+
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _flag(value: Any) -> bool:
-    return _FLAGS[str(value).strip().lower()]
+def _read(sort: Sort, value: Any) -> Any:
+    """Read a value of this sort from a word, a number, a boolean or a list of them.
 
+    It is the value's text that is read, in which True is no number and 1.0 no integer.
 
-def _integer(value: Any) -> int:
-    return int(str(value))
-
-
-def _real(value: Any) -> float:
-    return float(str(value))
-
-
-def _flags(value: Any) -> tuple[bool, ...]:
+    Raises:
+        LookupError, TypeError, ValueError: a value of another sort.
+    """
+    if sort is Sort.FLAG:
+        return _FLAGS[str(value).strip().lower()]
+    if sort is Sort.REAL:
+        return float(str(value))
+    if sort is Sort.INTEGER:
+        return int(str(value))
     if isinstance(value, str):
-        value = value.strip("()[] ").split(",")
-    return tuple(_flag(entry) for entry in value)
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str):
-        value = value.strip("()[] ").rstrip(",").split(",")
-    return tuple(_integer(size) for size in (value if isinstance(value, list) else [value]))
-
-
-#: Readers of each sort of value, from a word, a number, a boolean or a list of them. They read the
-#: value's text, in which True is no number and 1.0 no integer. A value of another sort raises a
-#: LookupError, TypeError or ValueError.
-_READERS: Mapping[Sort, Callable[[Any], Any]] = {
-    Sort.FLAG: _flag,
-    Sort.REAL: _real,
-    Sort.INTEGER: _integer,
-    Sort.SIZES: _sizes,
-    Sort.FLAGS: _flags,
-}
-
-#: The default of an argument that has none.
-REQUIRED = inspect.Parameter.empty
+        entries = value.strip("()[] ")
+        value = (entries.rstrip(",") if sort is Sort.SIZES else entries).split(",")
+    if sort is Sort.FLAGS:
+        return tuple(_read(Sort.FLAG, entry) for entry in value)
+    sizes = value if isinstance(value, list) else [value]
+    return tuple(_read(Sort.INTEGER, size) for size in sizes)
 
 
 def _operator(contents: Contents, given: str | None) -> Operator:
@@ -165,7 +138,7 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
             continue
         sort = OPTIONS[name]
         try:
-            choices[name] = _READERS[sort](value)
+            choices[name] = _read(sort, value)
         except (LookupError, TypeError, ValueError):
             subject = _spelled(name) if name in given else f"{contents.path}: {name}"
             raise InputError(subject, f"{reprlib.repr(value)}; allowed: {sort.value}") from None
@@ -178,18 +151,15 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
 def _tensors(contents: Contents, operator: Operator) -> dict[str, Array | None]:
     needed = [parameter.name for parameter in operator.parameters if parameter.required]
     others = [parameter.name for parameter in operator.parameters if not parameter.required]
-    missing = [name for name in needed if name not in contents.names]
-    if missing:
+    if missing := [name for name in needed if name not in contents.names]:
         raise InputError(
             contents.path,
             f"no {', no '.join(missing)}; {operator.name} needs {', '.join(needed)}, and takes "
             f"{', '.join(others)}",
         )
     return {
-        parameter.name: contents.tensor(parameter.name, parameter.kind.dtypes)
-        if parameter.name in contents.names
-        else None
-        for parameter in operator.parameters
+        name: contents.tensor(name, kind.dtypes) if name in contents.names else None
+        for name, kind in ((each.name, each.kind) for each in operator.parameters)
     }
 
 
@@ -207,10 +177,7 @@ def _unused(contents: Contents, arguments: Iterable[str]) -> tuple[str, ...]:
 def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
     """Read and check a file and the command line's arguments, without computing anything.
 
-    Args:
-        path: the file.
-        operator: the operator's name; None to find it in the file.
-        given: the command line's arguments, which override the file's.
+    ``operator`` and ``given`` are the command line's, which override the file's.
 
     Raises:
         InputError: the file or an argument cannot be used.
@@ -220,14 +187,13 @@ def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
         choices = _choices(contents, found, given)
         tensors = _tensors(contents, found)
         notes = _unused(contents, (*tensors, *choices))
-        kind = contents.format
     try:
         plan = normgrad.plan(found.name, **tensors, **choices)
     except SettingError:
         raise
     except (TypeError, ValueError) as error:
         raise InputError(path, str(error)) from None
-    return Request(found, tensors, choices, plan, kind, notes)
+    return Request(found, tensors, choices, plan, contents.format, notes)
 
 
 def out_format(out: Path, request: Request) -> Format:
@@ -256,10 +222,7 @@ def out_format(out: Path, request: Request) -> Format:
 def execute(request: Request) -> Report:
     """Compute, time and check the gradients."""
     function = getattr(normgrad, request.operator.name)
-
-    def call() -> Any:
-        return function(**request.tensors, **request.choices)
-
+    call = partial(function, **request.tensors, **request.choices)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with show.working("compiling the kernels and computing"):
@@ -271,18 +234,12 @@ def execute(request: Request) -> Report:
 
 
 def _checked(request: Request, gradients: tuple[Array | None, ...]) -> list[Result]:
-    oracle = getattr(reference, request.operator.name)
-    wanted = inspect.signature(oracle).parameters
-    choices = {name: value for name, value in request.choices.items() if name in wanted}
-    exact = oracle(**request.tensors, **choices)
-    arithmetic = dtypes.arithmetic(
-        *(dtypes.parse(request.tensors[name].dtype) for name in ("grad_out", "input"))
-    )
-    results = []
+    call = Call(request.operator.name, dict(request.tensors), dict(request.choices))
+    exact, results = call.exact(), []
     for output, array in zip(request.operator.all_outputs, gradients, strict=True):
         if array is None:
             continue
-        units = precision.error(array, exact[output.name], arithmetic)
+        units = precision.error(array, exact[output.name], call.arithmetic)
         with np.errstate(all="ignore"):
             norm = np.linalg.norm(array.astype(np.float64).ravel())
         results.append(Result(output.name, array, float(norm), float(units.max(initial=0.0))))
@@ -291,12 +248,6 @@ def _checked(request: Request, gradients: tuple[Array | None, ...]) -> list[Resu
 
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
-
-
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Format a value in the largest unit that it reaches, else in the smallest."""
-    size, unit = next((each for each in units if value >= each[0]), units[-1])
-    return f"{value / size:.3g} {unit}"
 
 
 def show_report(request: Request, report: Report, out: Path | None) -> None:
@@ -317,9 +268,9 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         request.operator.name,
         ("output", "shape", "dtype", *right, "check"),
         rows,
-        f"time       {_scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
+        f"time       {scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
         "a first one that compiles)",
-        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {_scaled(moved, _BYTES)} of "
+        f"bandwidth  {moved / seconds / 1e9:.3g} GB/s (effective: {scaled(moved, _BYTES)} of "
         f"{', '.join(traffic) or 'nothing'}, over the time)",
         f"path       {request.plan.path}",
         *([f"written    {out}"] if out is not None else []),

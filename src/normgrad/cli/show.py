@@ -93,11 +93,8 @@ def grid(
 ) -> Table:
     """A table whose columns wrap wide cells rather than cut them.
 
-    Args:
-        header: the columns' titles.
-        rows: the cells: styled text, or any object, which is printed on one line.
-        right: titles of columns that are aligned right.
-        style: rich's options of a table.
+    A cell is styled text, or any object, which is printed on one line. ``right`` has the titles of
+    columns that are aligned right, and ``style`` rich's options of a table.
     """
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, **style)
     for title in header:

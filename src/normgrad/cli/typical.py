@@ -32,12 +32,9 @@ _Format = tuple[str, DType]
 def programs(
     operators: Sequence[str], dtypes: Sequence[DType], layouts: Sequence[str]
 ) -> Iterator[Program]:
-    """Programs that together need every kernel which such calls may need.
+    """Programs that together need every kernel which calls of these operators may need.
 
-    Args:
-        operators: the operators' names.
-        dtypes: the data's dtypes; with mixed layouts, the first tensor may have another.
-        layouts: some of LAYOUTS; mixed stands for tensors of several layouts or dtypes.
+    The layouts are some of LAYOUTS, of which mixed stands for tensors of several layouts or dtypes.
     """
     formats = [(layout, dtype) for layout in (CONTIGUOUS, CHANNELS_LAST) for dtype in dtypes]
     pairs = [(format, format) for format in formats if format[0] in layouts]
@@ -53,14 +50,13 @@ def programs(
 
 def _choices(name: str) -> Iterator[dict[str, Any]]:
     """An operator's arguments that are not tensors, in all combinations that affect kernels."""
-    known = choices_of(name)
     entries = sum(output.mask is not None for output in PLANNED[name].all_outputs)
     masks = [mask[:entries] for mask in _MASKS]
     values: dict[str, Sequence[Any]] = {"training": (True, False), "output_mask": masks}
     values |= {"eps": (1e-5,), "num_groups": (_GROUPS,)}
-    each = [values.get(choice, (default,)) for choice, default in known.items()]
-    for found in itertools.product(*each):
-        yield dict(zip(known, found, strict=True))
+    each = {name: values.get(name, (default,)) for name, default in choices_of(name).items()}
+    for found in itertools.product(*each.values()):
+        yield dict(zip(each, found, strict=True))
 
 
 def _data(shape: tuple[int, ...], format: _Format) -> TensorSpec:
@@ -97,16 +93,13 @@ def _program(
         Kind.POSITION: TensorSpec(shape[1:], "float32"),
     }
     options = operator.read_options(**choices)
-    specs: dict[str, TensorSpec] = {}
-    for index, parameter in enumerate(operator.parameters):
-        if parameter.kind is Kind.DATA:
-            specs[parameter.name] = _data(shape, other if index else one)
-        elif parameter.required or optional:
-            specs[parameter.name] = small[parameter.kind]
-    out = {
-        output.name: _data(shape, other)
-        for output in operator.outputs(options)
-        if output.kind is Kind.DATA
+    data, first = _data(shape, other), operator.parameters[0]
+    specs = {
+        parameter.name: small.get(parameter.kind, data)
+        for parameter in operator.parameters
+        if parameter.required or optional or parameter.kind is Kind.DATA
     }
-    outputs = check(operator, options, specs, out)
-    return build(views.problem(operator, options, specs, outputs), this_machine())
+    specs[first.name] = _data(shape, one)
+    outputs = [each for each in operator.outputs(options) if each.kind is Kind.DATA]
+    checked = check(operator, options, specs, {each.name: data for each in outputs})
+    return build(views.problem(operator, options, specs, checked), this_machine())

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .. import devices
 from . import FAILED, info, lack, outputs, plain, say, show
-from .files import InputError
+from .files import InputError, blaming
 
 if TYPE_CHECKING:
     from ..testing.cases import Case
@@ -151,10 +151,8 @@ def _try(spec: str, quick: bool, only: str | None, compared: bool = False) -> Tr
         def progress(judged: Judged) -> None:
             advance[0](f"{judged.case.topic.value}, {judged.case.kind}")
 
-        try:
+        with blaming("--backend", SubjectError):
             return try_cases(spec, quick, wanted, started, progress, only or "")
-        except SubjectError as error:
-            raise InputError("--backend", str(error)) from None
 
 
 def _write(path: Path, trials: Sequence[Trial]) -> None:

@@ -14,7 +14,7 @@ from ..backends import choice
 from ..machine import this_machine
 from ..operators.by_name import PLANNED
 from . import info, show, typical
-from .files import InputError
+from .files import InputError, one_of
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
@@ -49,8 +49,7 @@ def warmup(
         ("--layout", layout, typical.LAYOUTS),
     ):
         for name in given or ():
-            if name not in allowed:
-                raise InputError(option, f"{name!r}; allowed: {', '.join(allowed)}")
+            one_of(option, name, allowed)
     choice.check_numba()
     from ..backends.cpu import disk, kernels, packaged
     from ..backends.cpu.units import needed
@@ -69,10 +68,8 @@ def warmup(
     start = time.perf_counter()
     with show.progress(len(rest)) as advance, disk.beforehand():
         _compile(rest, advance)
-    seconds = time.perf_counter() - start
-    ready = ("ready", f"{len(units)}, in {seconds:.1f} s")
-    facts = (ready, ("come from", info.kernels_from()), (info.KEPT, info.kernel_folder()))
-    show.table([("kernels", facts)])
+    ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
+    show.table([("kernels", (ready, *info.kernels_kept()))])
 
 
 def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
