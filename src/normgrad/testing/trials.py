@@ -117,7 +117,7 @@ def try_cases(
     Raises:
         SubjectError: there is no such implementation.
     """
-    process = Process(spec, quick)
+    process = Process(spec)
     judged: list[Judged] = []
     try:
         hello = process.hello()
