@@ -368,7 +368,6 @@ class Library(Implementation):
         self._prepared: tuple[Any, ...] = ()
 
     def once(self, call: Request) -> Outcome:
-        """See :class:`.subjects.Implementation`."""
         try:
             self._prepared = self._prepared or (self._steps.prepare(self._functions),)
         except RefusedError as error:

@@ -58,9 +58,6 @@ class Verdict(Enum):
 _DEFECTS = (Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG)
 
 
-#: Significant digits that tell a value from its neighbours, for dtypes that need more than 9.
-_DIGITS = {"float64": 17}
-
 #: The edges of the error histogram's bins, as base-10 logarithms of error / bound. Errors beyond
 #: either end, such as zero and infinite ones, count in the outermost bins.
 EDGES = np.linspace(-6.0, 3.0, 91)
@@ -140,12 +137,13 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
     counts = np.zeros(len(EDGES) - 1, np.int64)
     for name, value in outputs.items():
         errors = precision.error(value, exact[name], call.arithmetic, case.normal)
-        counts += _counted(errors)
+        with np.errstate(divide="ignore"):
+            counts += np.histogram(np.clip(np.log10(errors), EDGES[0], EDGES[-1]), EDGES)[0]
         largest = float(errors.max(initial=0.0))
         worst = max(worst, largest)
         if largest > 1:
             place = np.unravel_index(int(errors.argmax()), errors.shape)
-            digits = _DIGITS.get(value.dtype.name, 9)
+            digits = 17 if value.dtype == np.float64 else 9  # which tell it from its neighbours
             beyond.append(
                 # 17 digits near 1, lest it read "1 of the bound", which is allowed.
                 f"{name}: {largest:.{3 if largest >= 1.01 else 17}g} of the bound at "
@@ -154,13 +152,6 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
             )
     verdict = Verdict.BROKEN if beyond else Verdict.MET
     return Judged(case, verdict, worst, "; ".join(beyond), counts)
-
-
-def _counted(errors: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        powers = np.log10(errors)
-    counts: Array = np.histogram(np.clip(powers, EDGES[0], EDGES[-1]), EDGES)[0]
-    return counts
 
 
 def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
