@@ -302,12 +302,10 @@ class LibraryCase(Case, ABC):
     def _memory(
         self, call: Call, names: Mapping[str, str], all_outputs: bool = True
     ) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """New memory for a call's tensors, by the dialect's names, and the names written to.
+        """New memory for the functional operator's tensors, and the names of those written to.
 
-        Args:
-            call: the call of the functional operator.
-            names: the dialect's names, by the functional operator's.
-            all_outputs: whether outputs that are not wanted have memory too.
+        Names are the dialect's, which ``names`` has by the functional operator's; ``all_outputs``
+        says whether outputs that are not wanted have memory too.
         """
         arrays = {
             names[name]: guarded(value) for name, value in call.tensors.items() if value is not None
@@ -348,12 +346,7 @@ def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
 
 
 class Library(Implementation):
-    """A shared library under test.
-
-    Args:
-        path: the library's file.
-        steps: the dialect that it speaks.
-        functions: its functions.
+    """A shared library under test, which speaks the dialect of ``steps``.
 
     Raises:
         SubjectError: the library cannot be used.

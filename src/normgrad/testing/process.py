@@ -45,13 +45,10 @@ _START = (
 
 
 def receive(connection: Connection, lives: Callable[[], bool], seconds: float = math.inf) -> Any:
-    """Receive a message.
+    """Receive a message of a process of which ``lives`` says whether it still runs.
 
-    Args:
-        connection: the connection to the process that sends it.
-        lives: whether that process still runs. The connection alone does not show it, since a
-            helper that the implementation started may hold the other end open.
-        seconds: how long to wait.
+    The connection alone does not show it, since a helper that the implementation started may hold
+    the other end open.
 
     Raises:
         TimeoutError: no message has come in time.

@@ -44,12 +44,7 @@ def rows(trial: Trial, title: Callable[[Case], str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Finding:
-    """Cases of one operator and topic with the same verdict, which counts against it.
-
-    Attributes:
-        title: what the cases have in common.
-        judged: the cases.
-    """
+    """Cases with the same verdict, which counts against it; the title says what they share."""
 
     title: str
     judged: tuple[Judged, ...]
@@ -98,13 +93,7 @@ def refusals(trial: Trial) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial's result in one respect, such as precision.
-
-    Attributes:
-        title: the respect.
-        text: a sentence.
-        holds: whether no case contradicts the claim.
-    """
+    """A trial's result in one respect, the title; it holds unless a case contradicts it."""
 
     title: str
     text: str
@@ -113,8 +102,8 @@ class Claim:
 
 def claims(trial: Trial) -> list[Claim]:
     """What the trial shows of an implementation's precision, determinism and contract."""
-    respects = (_operators, _precision, _determinism, _legal, _wrong)
-    return [claim for make in respects if (claim := make(trial))]
+    made = (make(trial) for make in (_operators, _precision, _determinism, _legal, _wrong))
+    return [claim for claim in made if claim is not None]
 
 
 def _operators(trial: Trial) -> Claim | None:

@@ -272,7 +272,8 @@ class _Given:
         A caller who changes an output that shares memory with an input or with another output
         changes that tensor too. For a GPU's tensors only the copies on the host are checked.
         """
-        outputs, given, first = outputs or {}, self._call.first_out, self._call.results[0]
+        outputs, given = outputs or {}, self._call.first_out
+        first = self._call.results[0] if outputs else ""  # a wrong call may have no results
         if given is not None and first in outputs:
             out = self.options["out"]
             found = self._from(out[0] if isinstance(out, tuple) else out)
