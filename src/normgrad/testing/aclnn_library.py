@@ -127,7 +127,7 @@ class TwoPhases(Steps):
                 *(h for name, h in handles.items() if f"{name}: {between}" in request.wrong)
             )
             self._compute(executor.value, size.value)
-        self.destroy_all()
+        self.destroy(*self._living)
 
     def now(self, name: str) -> Array:
         block = self._blocks.get(self.memory[name])

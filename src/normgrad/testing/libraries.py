@@ -265,10 +265,6 @@ class Steps(ABC):
             if f"{destroyer}: twice" in self.request.wrong:
                 self.functions.call(destroyer, handle)
 
-    def destroy_all(self) -> None:
-        """Destroy all handles that are left, in the order in which they were made."""
-        self.destroy(*self._living)
-
     def watch(self, name: str, values: Array) -> Watched:
         """Make guarded memory with these values, which is checked in the end like the tensors'."""
         self.memory[name] = Watched(guarded(values))
@@ -288,10 +284,6 @@ class LibraryCase(Case, ABC):
 
     is_of_library = True
     steps: ClassVar[type[Steps]]
-
-    @abstractmethod
-    def request(self) -> Request:
-        """The calls to make, with new tensors that have the same values each time."""
 
     def status(self) -> str:
         """The status with which normgrad's own dialect refuses the same wrong request."""

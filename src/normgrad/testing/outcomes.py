@@ -35,27 +35,39 @@ class Outcome:
 
 
 class Verdict(Enum):
-    """A case's verdict on an implementation. The value is the word for it in a report."""
+    """A case's verdict on an implementation: the word for it in a report, and its meaning."""
 
-    MET = "met"
-    #: A legal call is refused with an error.
-    REFUSED = "refused"
-    #: The implementation does not offer what the call needs.
-    ABSENT = "not offered"
-    #: A result's error exceeds its bound, or a result is not as the contract says.
-    BROKEN = "wrong"
-    #: A wrong call is not refused.
-    ACCEPTED = "accepted"
-    CRASHED = "crashed"
-    HUNG = "hung"
+    meaning: str
+
+    MET = "met", "every result is within its bound, or the wrong call ended in an error"
+    BROKEN = (
+        "wrong",
+        "a result is beyond its bound, or has another shape or dtype than was asked for, or memory "
+        "was written to that is not the result's",
+    )
+    ACCEPTED = "accepted", "a wrong call did not end in an error"
+    CRASHED = "crashed", "the process ended"
+    HUNG = "hung", "the call did not return in time"
+    REFUSED = (
+        "refused",
+        "a legal call ended in an error; that counts as a defect if the operator answers none",
+    )
+    ABSENT = (
+        "not offered",
+        "the implementation has no such operator, parameter, dtype or layout; or a wrong call "
+        "ended in an error, but the same call without the mistake is not answered either, so the "
+        "error shows nothing",
+    )
+
+    def __new__(cls, word: str, meaning: str) -> Verdict:
+        verdict = object.__new__(cls)
+        verdict._value_, verdict.meaning = word, meaning
+        return verdict
 
     @property
     def is_defect(self) -> bool:
         """Whether a caller gets a wrong result, a missed error, a crash or a hang."""
-        return self in _DEFECTS
-
-
-_DEFECTS = (Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG)
+        return self not in (Verdict.MET, Verdict.REFUSED, Verdict.ABSENT)
 
 
 #: The edges of the error histogram's bins, as base-10 logarithms of error / bound. Errors beyond

@@ -13,28 +13,6 @@ from . import explained, pictures, report
 from .outcomes import Verdict
 from .trials import Trial
 
-_MEANINGS = (
-    (Verdict.MET, "every result is within its bound, or the wrong call ended in an error"),
-    (
-        Verdict.BROKEN,
-        "a result is beyond its bound, or has another shape or dtype than was asked for, or memory "
-        "was written to that is not the result's",
-    ),
-    (Verdict.ACCEPTED, "a wrong call did not end in an error"),
-    (Verdict.CRASHED, "the process ended"),
-    (Verdict.HUNG, "the call did not return in time"),
-    (
-        Verdict.REFUSED,
-        "a legal call ended in an error; that counts as a defect if the operator answers none",
-    ),
-    (
-        Verdict.ABSENT,
-        "the implementation has no such operator, parameter, dtype or layout; or a wrong call "
-        "ended in an error, but the same call without the mistake is not answered either, so the "
-        "error shows nothing",
-    ),
-)
-
 _CAPTIONS = (
     (
         "Errors by dtype and layout",
@@ -102,9 +80,9 @@ def page(
         normal=f"{precision.NORMAL_DATA[dtypes.float32]:g}",
         half=f"{precision.ANY_DATA[dtypes.bfloat16]:g}",
         header=report.HEADER,
-        bad=[index for index, verdict in enumerate(report.VERDICTS) if verdict.is_defect],
+        bad=[index for index, verdict in enumerate(Verdict) if verdict.is_defect],
         summary=[report.row(trial.name, trial.judged) for trial in trials],
-        meanings=[(verdict.value, meaning) for verdict, meaning in _MEANINGS],
+        verdicts=list(Verdict),
         pictures=[
             (title, caption, base64.b64encode(picture).decode())
             for title, caption, picture in drawn

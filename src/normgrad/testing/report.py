@@ -15,15 +15,8 @@ from .trials import Trial
 #: The phrase for an operator that has answered no legal call.
 _SILENT = "answers no legal call"
 
-#: The order of a table's columns.
-VERDICTS = (
-    *(Verdict.MET, Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG),
-    *(Verdict.REFUSED, Verdict.ABSENT),
-)
-
-
 #: The titles of the columns after a row's title.
-HEADER = (*(verdict.value for verdict in VERDICTS), "max error / bound")
+HEADER = (*(verdict.value for verdict in Verdict), "max error / bound")
 
 
 def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
@@ -32,7 +25,7 @@ def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
     judged = list(judged)
     counts = Counter(each.verdict for each in judged)
     units = max((each.units for each in judged if each.units is not None), default=None)
-    numbers = (str(counts[verdict] or "") for verdict in VERDICTS)
+    numbers = (str(counts[verdict] or "") for verdict in Verdict)
     return (title, *numbers, "" if units is None else f"{units:.3g}")
 
 
@@ -191,5 +184,5 @@ def headline(trial: Trial) -> str:
         said = ["no defect found" if counts[Verdict.MET] else "nothing was met"]
     if counts[Verdict.MET] == len(trial.judged) > 0:
         said = ["every case is met"]
-    said += [f"{counts[verdict]} {verdict.value}" for verdict in VERDICTS[1:] if counts[verdict]]
+    said += [f"{counts[verdict]} {verdict.value}" for verdict in [*Verdict][1:] if counts[verdict]]
     return ", ".join(said)
