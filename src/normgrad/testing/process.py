@@ -76,8 +76,7 @@ class Process:
         self._start("alone")
 
     def _start(self, mode: str) -> None:
-        # What the process prints is always added at the end, wherever this process reads.
-        self._log = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - closed in `end`
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed in `end`
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, self._spec, str(theirs.fileno()), mode],
@@ -141,7 +140,8 @@ class Process:
             raise ValueError("it is to another question")
         if isinstance(found, int):
             return Judged(case, Verdict.CRASHED, detail=self._ending(found))
-        self._log.truncate(0)
+        self._log.seek(0)  # where the process goes on writing, since it shares this position
+        self._log.truncate()
         outcome: Outcome = found
         return outcome
 
@@ -159,8 +159,9 @@ class Process:
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = signal.Signals(-code).name
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL))
-        lines = self._log.read().decode(errors="replace").split("\n")
+        log = self._log.fileno()
+        printed = os.pread(log, _TAIL, max(0, os.fstat(log).st_size - _TAIL))
+        lines = printed.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}: {last}" if last else how
 
