@@ -68,7 +68,6 @@ class Case(LibraryCase):
         return call
 
     def request(self) -> Request:
-        """See :class:`.libraries.LibraryCase`."""
         arrays, written = self._memory(self.call(), _NAMES)
         arguments: dict[str, Any] = {
             row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
@@ -93,29 +92,28 @@ class Case(LibraryCase):
         return wide[::step]
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
-        """See :class:`.cases.Case`."""
         return exact_of_variance(call, eps=0.0)
 
 
 # Special values
 
 
-def _twists() -> dict[str, changes.Change]:
-    base = make("train", (3, 4, 40))
-    found = {
-        name: twist
-        for name, twist in changes.TWISTS.items()
-        if twist.fits(base) and twist.argument in base.tensors and "invstd " not in name
-    }
-
-    for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items():
-        put = partial(np.full_like, fill_value=value)
-        found[f"{word} variance"] = changes.of_tensor("save_invstd", put)
-    return found
-
+_BASE = make("train", (3, 4, 40))
 
 #: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
-TWISTS: Mapping[str, changes.Change] = _twists()
+TWISTS: Mapping[str, changes.Change] = {
+    **{
+        name: twist
+        for name, twist in changes.TWISTS.items()
+        if twist.fits(_BASE) and twist.argument in _BASE.tensors and "invstd " not in name
+    },
+    **{
+        f"{word} variance": changes.of_tensor(
+            "save_invstd", partial(np.full_like, fill_value=value)
+        )
+        for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items()
+    },
+}
 
 
 # Mistakes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -10,9 +11,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from . import wire
 from .cases import Case
 from .outcomes import Judged, Outcome, Verdict
 from .subjects import SubjectError
@@ -29,9 +31,11 @@ MOST_HUNG = 3
 #: Seconds that a process may take to end after it has closed its pipes.
 _LAST_BREATH = 10.0
 
-#: Bytes from the end of a crashed process's output that are searched for its last line, and bytes
-#: of output above which the log is emptied.
-_TAIL, _MOST_WRITTEN = 1 << 12, 1 << 24
+#: Bytes from the end of a crashed process's output that are searched for its last line.
+_TAIL = 1 << 12
+
+#: Seconds between checks whether the other process still runs.
+_GLANCE = 1.0
 
 #: Not ``python -m``, which would let files in the current folder shadow libraries.
 _START = (
@@ -40,33 +44,49 @@ _START = (
 )
 
 
+def receive(connection: Connection, lives: Callable[[], bool], seconds: float = math.inf) -> Any:
+    """Receive a message of a process of which ``lives`` says whether it still runs.
+
+    The connection alone does not show it, since a helper that the implementation started may hold
+    the other end open.
+
+    Raises:
+        TimeoutError: no message has come in time.
+        EOFError, OSError: the other process has ended.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        gone = not lives()  # before looking, so that all it sent before it ended is there
+        if connection.poll(0 if gone else _GLANCE):
+            return connection.recv()
+        if gone:
+            raise EOFError
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+
 class Process:
     """An implementation's process, which is restarted when it ends or hangs."""
 
-    def __init__(self, spec: str, quick: bool) -> None:
-        self._spec, self._quick = spec, quick
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
         self._hung: Counter[str] = Counter()
         #: Why nothing more can be tried.
         self._over = ""
         self._start("alone")
 
     def _start(self, mode: str) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
-        self._written = self._pings = 0
-        self._unread = bytearray()
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
-        modes = ["quick" if self._quick else "all", mode]
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed in `end`
+        self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, self._spec, *modes, str(theirs_in), str(theirs_out)],
+            [sys.executable, "-c", _START, self._spec, str(theirs.fileno()), mode],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            pass_fds=(theirs_in, theirs_out),
+            pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        theirs.close()
 
     def hello(self) -> dict[str, Any]:
         """Receive the process's description of the implementation.
@@ -75,12 +95,13 @@ class Process:
             SubjectError: the implementation could not be loaded.
         """
         try:
-            header = self._receive(PATIENCE)
-        except (EOFError, wire.SilenceError, ValueError) as error:
-            reason = self._ending() if isinstance(error, EOFError) else "no answer"
+            header: dict[str, Any] = self._receive(PATIENCE)
+        except Exception as error:  # what comes from a process gone wrong may raise anything
+            has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
+            reason = self._ending() if has_ended else "no answer"
             raise SubjectError(f"it cannot be loaded: {reason}") from None
         if "failed" in header:
-            raise SubjectError(str(header["failed"]))
+            raise SubjectError(header["failed"])
         return header
 
     def found(self, case: Case) -> Outcome | Judged:
@@ -92,13 +113,13 @@ class Process:
             return Judged(case, Verdict.HUNG, detail=detail)
         patience = LITTLE_PATIENCE if self._hung else PATIENCE
         try:
-            return self._answer(case, patience)
-        except EOFError:
-            found = Judged(case, Verdict.CRASHED, detail=self._ending())
-        except wire.SilenceError:
+            return self._answer(case, time.monotonic() + patience)
+        except TimeoutError:
             found = Judged(case, Verdict.HUNG, detail=f"no answer in {patience:g} s")
             self._hung[case.kind] += 1
-        except (ValueError, KeyError, TypeError) as error:
+        except (EOFError, OSError):
+            found = Judged(case, Verdict.CRASHED, detail=self._ending())
+        except Exception as error:  # as when it is loaded
             found = Judged(case, Verdict.CRASHED, detail=f"its answer cannot be read: {error}")
         self.end()
         self._start("forking")  # more crashes are likely, and a forked child is fast to replace
@@ -108,48 +129,24 @@ class Process:
             self._over = f"{error}, after it crashed"
         return found
 
-    def _answer(self, case: Case, patience: float) -> Outcome | Judged:
-        """The outcome of a case, or its verdict if the process's child crashes on it.
+    def _answer(self, case: Case, deadline: float) -> Outcome | Judged:
+        """The outcome of a case, or its verdict if the process's child crashes on it."""
+        self._connection.send(case)
+        message = None
+        while message is None:  # the first message may only say that the case is being run
+            message = self._receive(deadline - time.monotonic())
+        answered, found = message
+        if answered != case:
+            raise ValueError("it is to another question")
+        if isinstance(found, int):
+            return Judged(case, Verdict.CRASHED, detail=self._ending(found))
+        self._log.seek(0)  # where the process goes on writing, since it shares this position
+        self._log.truncate()
+        outcome: Outcome = found
+        return outcome
 
-        Raises:
-            EOFError, wire.SilenceError: the process has ended, or has not answered in time.
-            ValueError, KeyError, TypeError: its answer cannot be read.
-        """
-        deadline = time.monotonic() + patience
-        self._ask({"case": case.name})
-        endings: list[str] = []
-        while True:
-            header = self._receive(deadline - time.monotonic())
-            if "crashed" in header:
-                # Did the crashed child read the case? If not, the next child answers the case.
-                # If so, the next child finds only the ping.
-                endings.append(self._ending(int(header["crashed"])))
-                self._pings += 1
-                self._ask({"ping": self._pings})
-            elif "pong" in header:
-                if endings and header["pong"] == self._pings:
-                    return Judged(case, Verdict.CRASHED, detail=endings[0])
-            elif header["case"] != case.name:
-                raise ValueError("it is to another question")
-            else:
-                self._note(int(header["written"]))
-                return wire.outcome_of(header)
-
-    def _note(self, written: int) -> None:
-        """Note how much the process has printed so far, and empty a log that is too long."""
-        self._written = written
-        handle = self._log.fileno()
-        if self._written > _MOST_WRITTEN:
-            os.ftruncate(handle, 0)
-            os.lseek(handle, 0, os.SEEK_SET)  # the process shares this offset
-            self._written = 0
-
-    def _ask(self, question: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            wire.send(self._out, question)
-
-    def _receive(self, patience: float) -> dict[str, Any]:
-        return wire.receive(self._in, self._unread, patience, lambda: self._process.poll() is None)
+    def _receive(self, patience: float) -> Any:
+        return receive(self._connection, lambda: self._process.poll() is None, patience)
 
     def _ending(self, code: int | None = None) -> str:
         """How the process or its child ended, and its last output since its last answer."""
@@ -162,17 +159,15 @@ class Process:
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = signal.Signals(-code).name
-        handle = self._log.fileno()
-        end = os.fstat(handle).st_size
-        start = max(self._written, end - _TAIL)
-        lines = os.pread(handle, end - start, start).decode(errors="replace").split("\n")
+        log = self._log.fileno()
+        printed = os.pread(log, _TAIL, max(0, os.fstat(log).st_size - _TAIL))
+        lines = printed.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}: {last}" if last else how
 
     def end(self) -> None:
         """Kill the process."""
-        for descriptor in (self._out, self._in):
-            os.close(descriptor)
+        self._connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
