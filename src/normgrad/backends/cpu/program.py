@@ -81,12 +81,12 @@ def _bits(value: float) -> int:
 
 
 def _axes(access: Access) -> _Fields:
-    problem, outer = access.problem, access.problem.outer
+    sets, channel, outer = access.sets, access.channel, access.outer
     return {
-        B.SETS: problem.sets.size,
-        B.SET_STRIDES: problem.sets.strides,
-        B.CHANNELS: problem.channel.size,
-        B.CHANNEL_STRIDES: problem.channel.strides,
+        B.SETS: sets.size,
+        B.SET_STRIDES: sets.strides,
+        B.CHANNELS: channel.size,
+        B.CHANNEL_STRIDES: channel.strides,
         B.ROWS: access.rows.size,
         B.ROW_STRIDES: access.rows.strides,
         B.RUN: access.run,
@@ -104,10 +104,11 @@ def _axes(access: Access) -> _Fields:
 
 def _vectors(access: Access) -> _Fields:
     problem = access.problem
-    fields: _Fields = {B.VECTORS_OUTER: problem.by_row and len(problem.outer) > 0}
+    fields: _Fields = {B.VECTORS_OUTER: problem.by_row and len(access.outer) > 0}
     for role, vector in problem.vectors.items():
         word = B.VECTORS + B.VECTOR_FIELDS * (role - B.MEAN)
-        fields[word + B.SET_STRIDE] = vector.set_stride
+        together = access.together if role in STATISTICS else 1
+        fields[word + B.SET_STRIDE] = together * vector.set_stride
         fields[word + B.STRIDE] = vector.stride
         fields[word + B.CODE] = vector.dtype.code
         fields[word + B.OUTER_SET] = access.positions if role in STATISTICS else 1
@@ -158,11 +159,11 @@ def _workspace(access: Access, tiling: Tiling | None, steps: Sequence[Step]) -> 
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
     walks = [step for step in steps if step.sums or step.write or step.along]
     bank_sets = tiling.sets_per_task if len(walks) == tiling.parts == 1 else 1
-    slots = banks = ceil_div(problem.sets.size, bank_sets)
+    slots = banks = ceil_div(access.sets.size, bank_sets)
     if access.along:
         summing = next((step.tiling for step in steps if step.along), tiling)
         slots = summing.blocks * (summing.turns if problem.by_row else 1)
-    channels, parameters = problem.channel.size, access.parameters
+    channels, parameters = access.channel.size, access.parameters
     groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
     numbers = rounded_up(banks * channels * double, ALIGNMENT)
     sums = rounded_up(tiling.parts * banks * channels * double, ALIGNMENT)

@@ -192,7 +192,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    one = access.together == 1 and (problem.sets.size == 1 or over.tiles.tasks == 1)
+    one = access.together == 1 and (access.sets.size == 1 or over.tiles.tasks == 1)
     last = outputs if one and not along else 0
     step = Step(over.tiles, before, sums, after, write, last=last)
     if walks_once(access):
@@ -237,7 +237,7 @@ def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
     if problem.gathers:
         return (_gather(problem),), None
     tiles = tiling_of(access)
-    sets, channels, per_group = problem.sets.size, problem.channel.size, problem.per_group
+    sets, channels, per_group = access.sets.size, access.channel.size, problem.per_group
     copies = max(tiles.parts, sets, tiles.blocks)
     over = _Over(tiles, over_channels(channels, copies, sets, per_group), copies)
     return tuple((_forward if problem.forward else _backward)(access, over)), tiles
