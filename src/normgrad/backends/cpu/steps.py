@@ -14,7 +14,6 @@ from .tiling import (
     of_columns,
     over_channels,
     sums_apart,
-    tiling_of,
     walks_forward,
     walks_once,
 )
@@ -93,14 +92,23 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors and over channels.
+    """The tilings of a problem's steps: over tensors and over channels."""
 
-    ``copies`` is the number of values for each channel, one for each part or set.
-    """
-
+    access: Access
     tiles: Tiling
-    channels: Tiling
-    copies: int
+
+    @property
+    def copies(self) -> int:
+        """The number of values for each channel, one for each part or set."""
+        return max(self.tiles.parts, self.access.sets.size, self.tiles.blocks)
+
+    @property
+    def channels(self) -> Tiling:
+        """The tiling over channels."""
+        access = self.access
+        return over_channels(
+            access.channel.size, self.copies, access.sets.size, access.problem.per_group
+        )
 
 
 def _apart(
@@ -162,9 +170,6 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     write = None
     if problem.result is not None:
         write = "scale" if problem.constant else "apply" + ALONG * along
-    if not (write or sums or sums_parameters):
-        return []
-
     steps: list[Step] = []
     if problem.counts is not None:
         steps.append(Step(in_one_task(), last=B.DO_COUNT))
@@ -229,15 +234,12 @@ def _gather(problem: Problem) -> Step:
     return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
 
 
-def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
-    """A problem's steps, and the tiling of its passes over tensors."""
+def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
+    """A problem's steps; ``tiles`` is the tiling of its passes over tensors, if it has any."""
     problem = access.problem
-    if problem.is_empty:
-        return _for_nothing(problem), None
-    if problem.gathers:
-        return (_gather(problem),), None
-    tiles = tiling_of(access)
-    sets, channels, per_group = access.sets.size, access.channel.size, problem.per_group
-    copies = max(tiles.parts, sets, tiles.blocks)
-    over = _Over(tiles, over_channels(channels, copies, sets, per_group), copies)
-    return tuple((_forward if problem.forward else _backward)(access, over)), tiles
+    if tiles is not None:
+        make = _forward if problem.forward else _backward
+        return tuple(make(access, _Over(access, tiles)))
+    return (
+        (_gather(problem),) if problem.gathers and not problem.is_empty else _for_nothing(problem)
+    )

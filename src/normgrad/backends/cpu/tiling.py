@@ -109,8 +109,12 @@ class Tiling(NamedTuple):
         return self.turns * self.blocks * self.parts
 
 
-def tiling_of(access: Access) -> Tiling:
-    """Choose how a problem's tensors are cut into tasks."""
+def tiling_of(access: Access) -> Tiling | None:
+    """Choose how a problem's tensors are cut into tasks; None if they are not read."""
+    problem = access.problem
+    wanted = problem.result is not None or problem.wants_parameters
+    if problem.is_empty or problem.gathers or not wanted:
+        return None
     sets, channels, positions = access.sets.size, access.channel.size, access.positions
     whole = Tiling(
         sets=sets,
