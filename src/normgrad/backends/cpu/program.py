@@ -20,7 +20,7 @@ from ...memory import LINE
 from ...problem import STATISTICS, Problem
 from . import block as B
 from .access import Access, access_of, fetches_ahead, keeps_copy, streams
-from .steps import Step, steps_of
+from .steps import Step, steps_of, walks_again
 from .tiling import Tiling, keeps_chains, tiling_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
@@ -166,11 +166,8 @@ def _workspace(program: Program) -> tuple[_Fields, int]:
     if tiling is None:
         return {}, 0
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
-    bank_sets = 1
-    if tiling.parts == 1 < tiling.sets_per_task:
-        # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-        walks = [step for step in program.steps if step.sums or step.write or step.along]
-        bank_sets = tiling.sets_per_task if len(walks) == 1 else 1
+    # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
+    bank_sets = 1 if tiling.parts > 1 or walks_again(access) else tiling.sets_per_task
     slots = banks = ceil_div(access.sets.size, bank_sets)
     if access.along:
         summing = next((step.tiling for step in program.steps if step.along), tiling)

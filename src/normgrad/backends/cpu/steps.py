@@ -218,6 +218,15 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     return steps
 
 
+def walks_again(access: Access) -> bool:
+    """Whether several steps read the tensors, even where a task has all positions of a channel."""
+    problem = access.problem
+    if problem.forward:
+        return len(_rounds(problem, 0)) > 1
+    first = access.along and problem.wants_parameters and sums_apart(access)
+    return problem.missing_mean or problem.missing_invstd or (first and problem.result is not None)
+
+
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     """The steps for tensors without elements, whose sums are 0."""
     channels = problem.channel.size if problem.forward else problem.parameters
