@@ -81,7 +81,6 @@ class Plan:
         self._backend = backend = choice.of(device)
         problem = views.problem(operator, options, present, outputs, read_next)
         self._program: Any = backend.build(problem)
-        self._computes = backend.computes(self._program)
         self.workspace_size = self._program.workspace_size
         self._runner: choice.Runner | None = None
         #: What compiled code needs to run the plan; None before it has stored a call's signature.
@@ -142,7 +141,7 @@ class Plan:
     @property
     def reads_input(self) -> bool:
         """Whether any wanted output depends on ``input``; if none does, it is not read."""
-        return self._computes and not self._unread
+        return not self._unread and self._backend.computes(self._program)
 
     def run(self, *tensors: Any, out: Any = None, workspace: Any = None, **named: Any) -> Any:
         """Compute on tensors that have the plan's specs.
@@ -304,7 +303,7 @@ class Plan:
 
         if not arguments.plain_on_gpu or self._may_be_wrong(arguments, workspace):
             self._check(arguments, None if workspace is None else addresses[WORKSPACE])
-        if self._computes:
+        if self._backend.computes(self._program):
             if self._runner is None:
                 self._runner = self._backend.runner(self._program, self._inputs, self._outputs)
             self._runner.run(addresses)

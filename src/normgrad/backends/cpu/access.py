@@ -5,7 +5,7 @@ docs/performance.md has the measurements behind the thresholds, in one table.
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from ... import dtypes
@@ -82,7 +82,9 @@ class Access(NamedTuple):
     """How tensors are read.
 
     Attributes:
-        problem: the problem, with its axes arranged for this pattern.
+        problem: the problem.
+        sets, outer, channel: the problem's axes as this pattern arranges them: the sets and the
+            channels of samples that are processed as one, and the outer axes but that of rows.
         dtype: the dtype of the tensors or tiles that kernels read.
         columns: whether a position's channels are contiguous, rather than a channel's elements.
         rows: the axis of rows.
@@ -97,6 +99,9 @@ class Access(NamedTuple):
     """
 
     problem: Problem
+    sets: Axis
+    outer: tuple[Axis, ...]
+    channel: Axis
     dtype: DType
     columns: bool
     rows: Axis
@@ -113,10 +118,10 @@ class Access(NamedTuple):
     def positions(self) -> int:
         """The number of rows, over all outer indices."""
         count = self.rows.size
-        for axis in self.problem.outer:
+        for axis in self.outer:
             count *= axis.size
         # In a problem by_row, the outer axes of rows are sets too.
-        return count // self.problem.sets.size if self.problem.by_row else count
+        return count // self.sets.size if self.problem.by_row else count
 
     @property
     def per_channel(self) -> int:
@@ -131,12 +136,9 @@ class Access(NamedTuple):
     @property
     def parameters(self) -> int:
         """The number of elements of each parameter gradient."""
-        problem = self.problem
-        if problem.by_row:
-            return problem.parameters
-        if self.along:
-            return problem.sets.size * self.run
-        return problem.channel.size // self.together
+        if self.along and not self.problem.by_row:
+            return self.sets.size * self.run
+        return self.problem.parameters
 
     @property
     def data(self) -> tuple[DType, DType, DType]:
@@ -242,23 +244,6 @@ def _samples_together(problem: Problem) -> int:
     return count
 
 
-def _as_one(problem: Problem, count: int) -> Problem:
-    """Make each ``count`` samples one sample with the channels of all."""
-    sets, channel = problem.sets, problem.channel
-    return problem._replace(
-        sets=Axis(sets.size // count, tuple([count * step for step in sets.strides])),
-        channel=Axis(count * channel.size, channel.strides),
-        vectors={
-            **problem.vectors,
-            **{
-                role: vector._replace(set_stride=count * vector.set_stride)
-                for role in STATISTICS
-                if (vector := problem.vectors.get(role)) is not None
-            },
-        },
-    )
-
-
 def _sums_exactly(problem: Problem) -> bool:
     """Whether the moments of x are summed in float64, so that reading memory takes less time."""
     return problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
@@ -279,9 +264,10 @@ def _least_row(problem: Problem) -> int:
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
     """Split the inner axis into rows: one for each outer index, or several if it is long."""
     together = 1 if any(moved) else _samples_together(problem)
+    sets, outer, channel, inner = problem.sets, problem.outer, problem.channel, problem.inner
     if together > 1:
-        problem = _as_one(problem, together)
-    inner, outer = problem.inner, problem.outer
+        sets = Axis(sets.size // together, tuple([together * step for step in sets.strides]))
+        channel = Axis(together * channel.size, channel.strides)
     run, last_run, rows = inner.size, inner.size, _NO_AXIS
     if inner.size > LONGEST_ROW:
         run = rounded_up(ceil_div(inner.size, ceil_div(inner.size, LONGEST_ROW)), 2 * LANES)
@@ -289,23 +275,23 @@ def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
         last_run = inner.size - (count - 1) * run
         rows = Axis(count, tuple(run * stride for stride in inner.strides))
     elif outer:
-        rows = outer[-1]
-        problem = problem._replace(outer=outer[:-1])
-    strides = inner.strides
+        rows, outer = outer[-1], outer[:-1]
     return Access(
-        problem, dtype, False, rows, run, last_run, strides, together=together, moved=moved
-    )
+        problem, sets, outer, channel, dtype, False, rows, run, last_run, inner.strides,
+        together=together, moved=moved,
+    )  # fmt: skip
 
 
 def access_of(problem: Problem) -> Access:
     """Choose the access pattern that copies the fewest tensors to tiles."""
+    sets, outer, channel = problem.sets, problem.outer, problem.channel
     if problem.is_empty or problem.gathers:
         run = problem.inner.size if problem.by_row else 1
-        return Access(problem, problem.arithmetic, False, _NO_AXIS, run, 0)
+        return Access(problem, sets, outer, channel, problem.arithmetic, False, _NO_AXIS, run, 0)
     along = problem.by_row
     if problem.per_group > 1 and problem.positions == 1:
         problem, along = _rows_as_groups(problem), True
-    channel, inner = problem.channel, problem.inner
+    sets, channel, inner = problem.sets, problem.channel, problem.inner
     data = (problem.grad_out, problem.input, problem.result)
     present = {found for found in data if found is not None}
     dtype = problem.grad_out if len(present) == 1 else problem.arithmetic
@@ -331,14 +317,18 @@ def access_of(problem: Problem) -> Access:
     # A row that is a statistics group is never cut, however long it is.
     if along:
         run, steps = inner.size, inner.strides
-        return Access(problem, dtype, False, _NO_AXIS, run, run, steps, True, moved=by_rows)
+        return Access(
+            problem, sets, outer, channel, dtype, False, _NO_AXIS, run, run, steps, True,
+            moved=by_rows,
+        )  # fmt: skip
 
     # Short adjacent channels together form one row of columns for each outer index.
     follow = not any(by_rows) and all_strides(channel, inner.size)
-    if follow and problem.outer and inner.size < _least_row(problem):
-        rows, chunk = problem.outer[-1], _aligned(inner.size, channel.size)
-        problem = problem._replace(outer=problem.outer[:-1])
-        return Access(problem, dtype, True, rows, inner.size, inner.size, chunk=chunk)
+    if follow and outer and inner.size < _least_row(problem):
+        run, chunk = inner.size, _aligned(inner.size, channel.size)
+        return Access(
+            problem, sets, outer[:-1], channel, dtype, True, outer[-1], run, run, chunk=chunk
+        )
 
     # Columns are chosen if they need fewer copies to tiles than rows do, or if they need as many
     # and rows would not fill the lanes.
@@ -350,8 +340,9 @@ def access_of(problem: Problem) -> Access:
             most = max(ceil_div(LANES, channel.size), problem.positions // LEAST_ROWS)
             repeat = _repeated(channel.size, min(inner.size, most), dtype.itemsize)
         return Access(
-            problem, dtype, True, inner, 1, 1, repeat=repeat, chunk=chunk, moved=by_columns
-        )
+            problem, sets, outer, channel, dtype, True, inner, 1, 1,
+            repeat=repeat, chunk=chunk, moved=by_columns,
+        )  # fmt: skip
 
     return _in_rows(problem, dtype, by_rows)
 
@@ -377,13 +368,14 @@ def streams(access: Access, machine: Machine) -> int:
     problem = access.problem
     if problem.result is None:
         return 0
-    elements = problem.sets.size * problem.channel.size * problem.positions
+    elements = prod([axis.size for axis in (access.sets, *access.outer, access.channel)])
+    elements *= problem.inner.size
     held = elements * problem.result.itemsize <= machine.cache
     if problem.read_next and held and not access.columns:
         return 0
     row = access.run * problem.result.itemsize
-    if access.along and row % LINE == 0 and problem.channel.strides[2] == access.run:
-        row *= problem.channel.size  # the rows follow each other in whole lines
+    if access.along and row % LINE == 0 and access.channel.strides[2] == access.run:
+        row *= access.channel.size  # the rows follow each other in whole lines
     if machine.shares_l3:
         if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
             return 0

@@ -6,8 +6,9 @@ A program is made from specs and a description of the machine. Nothing is compil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ from ...memory import LINE
 from ...problem import STATISTICS, Problem
 from . import block as B
 from .access import Access, access_of, fetches_ahead, keeps_copy, streams
-from .steps import Step, steps_of
-from .tiling import Tiling, keeps_chains
+from .steps import Step, steps_of, walks_again
+from .tiling import Tiling, keeps_chains, tiling_of
 
 #: Every array in the workspace starts at a multiple of this, and so does the workspace in use,
 #: wherever the caller's buffer starts.
@@ -31,24 +32,33 @@ ALIGNMENT = LINE
 _Fields = dict[int, int | Sequence[int]]
 
 
-class Program(NamedTuple):
+@dataclass(eq=False)
+class Program:
     """The program that a plan runs on the CPU.
+
+    The steps are made when they are first needed, mostly by the first run.
 
     Attributes:
         access: how the tensors are read, which decides what kernels are compiled for.
-        steps: the steps, which run one after the other, the tasks of each in any order.
         machine: the machine that the program will run on.
         tiling: the tiling of its passes over tensors; None if it has none.
-        workspace_size: the bytes of the workspace, with what aligning the caller's buffer may cost.
         input_is_grad_out: whether x is not needed, and dy is read in its place.
     """
 
     access: Access
-    steps: tuple[Step, ...]
     machine: Machine
     tiling: Tiling | None
-    workspace_size: int
     input_is_grad_out: bool
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, which run one after the other, the tasks of each in any order."""
+        return steps_of(self.access, self.tiling)
+
+    @cached_property
+    def workspace_size(self) -> int:
+        """The bytes of the workspace, with what aligning the caller's buffer may cost."""
+        return _workspace(self)[1]
 
     @property
     def coefficients(self) -> str:
@@ -62,7 +72,7 @@ class Program(NamedTuple):
         """The parameter block without its addresses."""
         access = self.access
         fields = _axes(access) | _vectors(access) | _facts(access, self.machine)
-        fields |= _workspace(access, self.tiling, self.steps)[0]
+        fields |= _workspace(self)[0]
         words = [0] * B.BLOCK_FIELDS
         for field, value in fields.items():
             numbers = [value] if isinstance(value, int) else value
@@ -81,12 +91,12 @@ def _bits(value: float) -> int:
 
 
 def _axes(access: Access) -> _Fields:
-    problem, outer = access.problem, access.problem.outer
+    sets, channel, outer = access.sets, access.channel, access.outer
     return {
-        B.SETS: problem.sets.size,
-        B.SET_STRIDES: problem.sets.strides,
-        B.CHANNELS: problem.channel.size,
-        B.CHANNEL_STRIDES: problem.channel.strides,
+        B.SETS: sets.size,
+        B.SET_STRIDES: sets.strides,
+        B.CHANNELS: channel.size,
+        B.CHANNEL_STRIDES: channel.strides,
         B.ROWS: access.rows.size,
         B.ROW_STRIDES: access.rows.strides,
         B.RUN: access.run,
@@ -104,10 +114,11 @@ def _axes(access: Access) -> _Fields:
 
 def _vectors(access: Access) -> _Fields:
     problem = access.problem
-    fields: _Fields = {B.VECTORS_OUTER: problem.by_row and len(problem.outer) > 0}
+    fields: _Fields = {B.VECTORS_OUTER: problem.by_row and len(access.outer) > 0}
     for role, vector in problem.vectors.items():
         word = B.VECTORS + B.VECTOR_FIELDS * (role - B.MEAN)
-        fields[word + B.SET_STRIDE] = vector.set_stride
+        together = access.together if role in STATISTICS else 1
+        fields[word + B.SET_STRIDE] = together * vector.set_stride
         fields[word + B.STRIDE] = vector.stride
         fields[word + B.CODE] = vector.dtype.code
         fields[word + B.OUTER_SET] = access.positions if role in STATISTICS else 1
@@ -149,20 +160,19 @@ def _facts(access: Access, machine: Machine) -> _Fields:
     }
 
 
-def _workspace(access: Access, tiling: Tiling | None, steps: Sequence[Step]) -> tuple[_Fields, int]:
+def _workspace(program: Program) -> tuple[_Fields, int]:
     """The layout of the workspace, and its size in bytes."""
-    if tiling is None or not steps:
+    access, tiling, problem = program.access, program.tiling, program.access.problem
+    if tiling is None:
         return {}, 0
-    problem = access.problem
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-    walks = [step for step in steps if step.sums or step.write or step.along]
-    bank_sets = tiling.sets_per_task if len(walks) == tiling.parts == 1 else 1
-    slots = banks = ceil_div(problem.sets.size, bank_sets)
+    bank_sets = 1 if tiling.parts > 1 or walks_again(access) else tiling.sets_per_task
+    slots = banks = ceil_div(access.sets.size, bank_sets)
     if access.along:
-        summing = next((step.tiling for step in steps if step.along), tiling)
+        summing = next((step.tiling for step in program.steps if step.along), tiling)
         slots = summing.blocks * (summing.turns if problem.by_row else 1)
-    channels, parameters = problem.channel.size, access.parameters
+    channels, parameters = access.channel.size, access.parameters
     groups = rounded_up(banks * (channels // problem.per_group) * double, ALIGNMENT)
     numbers = rounded_up(banks * channels * double, ALIGNMENT)
     sums = rounded_up(tiling.parts * banks * channels * double, ALIGNMENT)
@@ -195,6 +205,4 @@ def build(problem: Problem, machine: Machine) -> Program:
     """The program for a problem on a machine."""
     input_is_grad_out = problem.input_is_grad_out
     access = access_of(problem.reading_one())
-    steps, tiling = steps_of(access)
-    _, size = _workspace(access, tiling, steps)
-    return Program(access, steps, machine, tiling, size, input_is_grad_out)
+    return Program(access, machine, tiling_of(access), input_is_grad_out)

@@ -14,7 +14,6 @@ from .tiling import (
     of_columns,
     over_channels,
     sums_apart,
-    tiling_of,
     walks_forward,
     walks_once,
 )
@@ -93,14 +92,23 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors and over channels.
+    """The tilings of a problem's steps: over tensors and over channels."""
 
-    ``copies`` is the number of values for each channel, one for each part or set.
-    """
-
+    access: Access
     tiles: Tiling
-    channels: Tiling
-    copies: int
+
+    @property
+    def copies(self) -> int:
+        """The number of values for each channel, one for each part or set."""
+        return max(self.tiles.parts, self.access.sets.size, self.tiles.blocks)
+
+    @property
+    def channels(self) -> Tiling:
+        """The tiling over channels."""
+        access = self.access
+        return over_channels(
+            access.channel.size, self.copies, access.sets.size, access.problem.per_group
+        )
 
 
 def _apart(
@@ -162,9 +170,6 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     write = None
     if problem.result is not None:
         write = "scale" if problem.constant else "apply" + ALONG * along
-    if not (write or sums or sums_parameters):
-        return []
-
     steps: list[Step] = []
     if problem.counts is not None:
         steps.append(Step(in_one_task(), last=B.DO_COUNT))
@@ -192,7 +197,7 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     if over.tiles.parts > 1:
         return [*steps, *_apart(over, before, sums, after, write, outputs)]
     # Batch norm's outputs follow from one set; group norm's are sums over all sets, and come last.
-    one = access.together == 1 and (problem.sets.size == 1 or over.tiles.tasks == 1)
+    one = access.together == 1 and (access.sets.size == 1 or over.tiles.tasks == 1)
     last = outputs if one and not along else 0
     step = Step(over.tiles, before, sums, after, write, last=last)
     if walks_once(access):
@@ -213,6 +218,15 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     return steps
 
 
+def walks_again(access: Access) -> bool:
+    """Whether several steps read the tensors, even where a task has all positions of a channel."""
+    problem = access.problem
+    if problem.forward:
+        return len(_rounds(problem, 0)) > 1
+    first = access.along and problem.wants_parameters and sums_apart(access)
+    return problem.missing_mean or problem.missing_invstd or (first and problem.result is not None)
+
+
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     """The steps for tensors without elements, whose sums are 0."""
     channels = problem.channel.size if problem.forward else problem.parameters
@@ -229,15 +243,12 @@ def _gather(problem: Problem) -> Step:
     return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
 
 
-def steps_of(access: Access) -> tuple[tuple[Step, ...], Tiling | None]:
-    """A problem's steps, and the tiling of its passes over tensors."""
+def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
+    """A problem's steps; ``tiles`` is the tiling of its passes over tensors, if it has any."""
     problem = access.problem
-    if problem.is_empty:
-        return _for_nothing(problem), None
-    if problem.gathers:
-        return (_gather(problem),), None
-    tiles = tiling_of(access)
-    sets, channels, per_group = problem.sets.size, problem.channel.size, problem.per_group
-    copies = max(tiles.parts, sets, tiles.blocks)
-    over = _Over(tiles, over_channels(channels, copies, sets, per_group), copies)
-    return tuple((_forward if problem.forward else _backward)(access, over)), tiles
+    if tiles is not None:
+        make = _forward if problem.forward else _backward
+        return tuple(make(access, _Over(access, tiles)))
+    return (
+        (_gather(problem),) if problem.gathers and not problem.is_empty else _for_nothing(problem)
+    )

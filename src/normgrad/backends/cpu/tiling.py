@@ -109,10 +109,13 @@ class Tiling(NamedTuple):
         return self.turns * self.blocks * self.parts
 
 
-def tiling_of(access: Access) -> Tiling:
-    """Choose how a problem's tensors are cut into tasks."""
+def tiling_of(access: Access) -> Tiling | None:
+    """Choose how a problem's tensors are cut into tasks; None if they are not read."""
     problem = access.problem
-    sets, channels, positions = problem.sets.size, problem.channel.size, access.positions
+    wanted = problem.result is not None or problem.wants_parameters
+    if problem.is_empty or problem.gathers or not wanted:
+        return None
+    sets, channels, positions = access.sets.size, access.channel.size, access.positions
     whole = Tiling(
         sets=sets,
         sets_per_task=sets,
@@ -135,8 +138,7 @@ def tiling_of(access: Access) -> Tiling:
 
 def _is_small(access: Access) -> bool:
     """Whether one thread would finish before others have started."""
-    problem = access.problem
-    return problem.sets.size * problem.channel.size * access.per_channel < SMALL
+    return access.sets.size * access.channel.size * access.per_channel < SMALL
 
 
 def _rows_of_piece(access: Access) -> int:
@@ -146,7 +148,7 @@ def _rows_of_piece(access: Access) -> int:
     together. If no sums are needed, rows of whole cache lines are written one by one, in the order
     of memory.
     """
-    rows, channels = access.rows, access.problem.channel
+    rows, channels = access.rows, access.channel
     problem, size = access.problem, access.run * access.dtype.itemsize
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
         return 1
@@ -173,7 +175,7 @@ def _unit(access: Access) -> int:
     if access.columns:
         unit = access.chunk if access.run > 1 else LANES
     elif any(access.moved):
-        unit = min(TILE_CHANNELS, problem.channel.size)
+        unit = min(TILE_CHANNELS, access.channel.size)
     return problem.per_group * unit // gcd(problem.per_group, unit)
 
 
