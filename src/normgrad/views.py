@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 from . import contract, layout
 from .contract import Kind, Operator, Specs
@@ -36,38 +36,58 @@ def problem(
     data = by_role[Role.MEAN if gathers else Role.INPUT]
     other = by_role.get(Role.INVSTD if gathers else Role.GRAD_OUT, data)
     written = by_role.get(Role.RESULT)
-    facts: dict[str, Any] = {
-        "grad_out": other.dtype,
-        "input": data.dtype,
-        "result": written.dtype if written else None,
-        # If a vector has two axes, the first runs over sets.
-        "vectors": {
-            role: Vector(
-                spec.dtype, spec.strides[-1], spec.strides[0] if len(spec.strides) > 1 else 0
-            )
-            for role, spec in by_role.items()
-            if role not in _NO_VECTORS
-        },
-        "forward": forward,
-        "constant": not forward and not options.training,
-        "grouped": not forward and operator.statistics is not Kind.CHANNEL,
-        "gathers": gathers,
-        "counts": by_role.get(Role.COUNT),
-        "eps": 2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
-        "momentum": options.momentum,
-        "invstd_is_variance": Role.INVSTD in map(roles.get, operator.variances),
-        "centred": operator.is_centred,
-        "read_next": read_next,
-        "missing_mean": options.training and operator.is_centred and Role.MEAN not in by_role,
-        "missing_invstd": options.training and Role.INVSTD not in by_role,
+    # If a vector has two axes, the first runs over sets.
+    vectors = {
+        role: Vector(spec.dtype, spec.strides[-1], spec.strides[0] if len(spec.strides) > 1 else 0)
+        for role, spec in by_role.items()
+        if role not in _NO_VECTORS
     }
-    if gathers:
-        channel = Axis(data.shape[1], (1, 1, 1))
-        return Problem(sets=ONE, outer=(), channel=channel, inner=ONE, **facts)
     tensors = [other, data, written or data]
-    if operator.statistics is Kind.ROW:
-        return _by_row(options, tensors, by_role, facts)
-    return _by_channel(operator, options, tensors, facts)
+    by_row = operator.statistics is Kind.ROW
+    if gathers:
+        axes = _View(ONE, (), Axis(data.shape[1], (1, 1, 1)), ONE)
+    elif by_row:
+        axes, vectors = _by_row(options, tensors, by_role, vectors)
+    else:
+        axes = _by_channel(operator, options, tensors, forward)
+    return Problem(
+        other.dtype,
+        data.dtype,
+        written.dtype if written else None,
+        axes.sets,
+        axes.outer,
+        axes.channel,
+        axes.inner,
+        vectors,
+        forward=forward,
+        constant=not forward and not options.training,
+        grouped=not forward and operator.statistics is not Kind.CHANNEL,
+        by_row=by_row and not gathers,
+        outer_rows=axes.outer_rows,
+        centred=operator.is_centred,
+        gathers=gathers,
+        counts=by_role.get(Role.COUNT),
+        eps=2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
+        momentum=options.momentum,
+        divisor=float(axes.divisor),
+        per_group=axes.per_group,
+        invstd_is_variance=Role.INVSTD in map(roles.get, operator.variances),
+        read_next=read_next,
+        missing_mean=options.training and operator.is_centred and Role.MEAN not in by_role,
+        missing_invstd=options.training and Role.INVSTD not in by_role,
+    )
+
+
+class _View(NamedTuple):
+    """The fields of a problem that depend on its axes."""
+
+    sets: Axis
+    outer: tuple[Axis, ...]
+    channel: Axis
+    inner: Axis
+    divisor: int = 1
+    per_group: int = 1
+    outer_rows: int = 0
 
 
 def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
@@ -77,9 +97,9 @@ def _axes(tensors: Sequence[TensorSpec]) -> list[Axis]:
 
 
 def _by_channel(
-    operator: Operator, options: Options, tensors: Sequence[TensorSpec], facts: dict[str, Any]
-) -> Problem:
-    """The problem of batch and group norm, where each channel has its own parameters."""
+    operator: Operator, options: Options, tensors: Sequence[TensorSpec], forward: bool
+) -> _View:
+    """The view of batch and group norm, where each channel has its own parameters."""
     data, axes = tensors[1], _axes(tensors)
     grouped = operator.statistics is Kind.GROUP
     channel = axes.pop(contract.axis_of(options, data))
@@ -87,29 +107,21 @@ def _by_channel(
     channels = channel.size
     per_group = channels // options.num_groups if grouped else 1
     positions = layout.merge_axes(axes)
-    found = Problem(
-        sets=sets,
-        outer=tuple(positions[:-1]),
-        channel=channel,
-        inner=positions[-1] if positions else ONE,
-        divisor=float(per_group * (data.elements // max(1, sets.size * channels))),
-        per_group=max(1, per_group),
-        **facts,
-    )
-    if grouped and found.forward and channels == 0:
+    outer, inner = tuple(positions[:-1]), positions[-1] if positions else ONE
+    if grouped and forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
-        none, groups = Axis(0, (1, 1, 1)), Axis(options.num_groups, (1, 1, 1))
-        found = found._replace(outer=(), channel=groups, inner=none)
-    return found
+        outer, channel, inner = (), Axis(options.num_groups, (1, 1, 1)), Axis(0, (1, 1, 1))
+    divisor = per_group * (data.elements // max(1, sets.size * channels))
+    return _View(sets, outer, channel, inner, divisor, max(1, per_group))
 
 
 def _by_row(
     options: Options,
     tensors: Sequence[TensorSpec],
     specs: dict[Role, TensorSpec],
-    facts: dict[str, Any],
-) -> Problem:
-    """The problem of layer and RMS norm: rows have statistics, positions in rows have parameters.
+    vectors: Iterable[Role],
+) -> tuple[_View, dict[Role, Vector]]:
+    """The view of layer and RMS norm: rows have statistics, positions in rows have parameters.
 
     Rows and positions become one axis each if the strides of all tensors and vectors allow it;
     otherwise the remaining axes are outer axes.
@@ -127,8 +139,8 @@ def _by_row(
         ]
         return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(specs)))]
 
-    of_rows = [role for role in facts["vectors"] if role in STATISTICS]
-    of_positions = [role for role in facts["vectors"] if role not in STATISTICS]
+    of_rows = [role for role in vectors if role in STATISTICS]
+    of_positions = [role for role in vectors if role not in STATISTICS]
     *outer_rows, rows = merged(axes[:first], [specs[role] for role in of_rows], 0)
     *outer, positions = merged(axes[first:], [specs[role] for role in of_positions], 0)
 
@@ -140,21 +152,18 @@ def _by_row(
         along = (*steps, *none) if roles is of_rows else (*none, *steps)
         return Vector(specs[role].dtype, inner.strides[k], 0, along)
 
-    facts["vectors"] = {
-        **{role: vector(role, of_rows, outer_rows, rows) for role in of_rows},
-        **{role: vector(role, of_positions, outer, positions) for role in of_positions},
-    }
+    found = {role: vector(role, of_rows, outer_rows, rows) for role in of_rows}
+    found |= {role: vector(role, of_positions, outer, positions) for role in of_positions}
 
     def of_tensors(axis: Axis) -> Axis:
         return Axis(axis.size, axis.strides[:3])
 
-    return Problem(
+    view = _View(
         sets=Axis(prod(axis.size for axis in outer_rows), (0, 0, 0)),
         outer=tuple(of_tensors(axis) for axis in (*outer_rows, *outer)),
         channel=of_tensors(rows),
         inner=of_tensors(positions),
-        divisor=float(prod(options.normalized_shape)),
-        by_row=True,
+        divisor=prod(options.normalized_shape),
         outer_rows=len(outer_rows),
-        **facts,
     )
+    return view, found

@@ -211,7 +211,7 @@ class Elements(Rule):
     sizes: tuple[str, ...]
 
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        expected = prod([call.sizes[name] for name in self.sizes])
+        expected = prod(map(call.sizes.__getitem__, self.sizes))
         found = prod(tensor.dims)
         if found == expected:
             return None

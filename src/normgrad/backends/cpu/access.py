@@ -323,8 +323,8 @@ def access_of(problem: Problem) -> Access:
         )  # fmt: skip
 
     # Short adjacent channels together form one row of columns for each outer index.
-    follow = not any(by_rows) and all_strides(channel, inner.size)
-    if follow and outer and inner.size < _least_row(problem):
+    short = len(outer) > 0 and inner.size < _least_row(problem)
+    if short and not any(by_rows) and all_strides(channel, inner.size):
         run, chunk = inner.size, _aligned(inner.size, channel.size)
         return Access(
             problem, sets, outer[:-1], channel, dtype, True, outer[-1], run, run, chunk=chunk
