@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from ctypes import c_bool, c_int64, c_uint64, c_void_p
 from typing import Any
 
@@ -76,6 +77,9 @@ class TwoPhases(Steps):
         chip = ""
         if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
             chip = ctypes.string_at(address).decode(errors="replace")
+        product = products.A2  # an unknown chip's too
+        with suppress(ValueError):
+            product = products.find(chip).name
         try:
             with aclnn.product(products.A2):
                 holds_variance = products.current().saved_variance
@@ -83,7 +87,7 @@ class TwoPhases(Steps):
             raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
         return {
             "operators": ", ".join(name for name in OPERATORS if f"{name}{PHASE_1}" in functions),
-            "product": _product(chip),
+            "product": product,
             "saveInvstd": "variance" if holds_variance else "invstd",
             "chip": chip or "not said",
         }
@@ -103,7 +107,6 @@ class TwoPhases(Steps):
         self._blocks: dict[Watched, _Block] = {}
 
     def run(self) -> None:
-        """See :class:`.libraries.Steps`."""
         request, functions = self.request, self.functions
         self._needed(f"{request.operator}{PHASE_1}", request.computed_by or request.operator)
         handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
@@ -116,16 +119,17 @@ class TwoPhases(Steps):
         )
         if request.computes:
             if request.runs > 1 or "executor: destroyed" in request.wrong:
-                self._make_repeatable(executor.value)
+                self._needed("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
+                functions.call("aclSetAclOpExecutorRepeatable", executor.value)
+                self.given("executor", self.made(executor.value or 0, "aclDestroyAclOpExecutor"))
             between = "destroyed between the phases"
             self.destroy(
                 *(h for name, h in handles.items() if f"{name}: {between}" in request.wrong)
             )
             self._compute(executor.value, size.value)
-        self.destroy_all()
+        self.destroy(*self._living)
 
     def now(self, name: str) -> Array:
-        """See :class:`.libraries.Steps`."""
         block = self._blocks.get(self.memory[name])
         return super().now(name) if block is None else block.bytes()
 
@@ -146,12 +150,6 @@ class TwoPhases(Steps):
         if memory not in self._blocks:
             self._blocks[memory] = _Block(self.functions, memory.bytes())
         return self._blocks[memory]
-
-    def _make_repeatable(self, executor: int | None) -> None:
-        self._needed("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
-        self.functions.call("aclSetAclOpExecutorRepeatable", executor)
-        assert executor is not None
-        self.given("executor", self.made(executor, "aclDestroyAclOpExecutor"))
 
     def _compute(self, executor: int | None, size: int) -> None:
         request, functions = self.request, self.functions
@@ -208,11 +206,3 @@ class TwoPhases(Steps):
         if not handle:
             raise RefusedError("null", creator, self.functions.last_error())
         return self.made(handle, destroyer)
-
-
-def _product(chip: str) -> str:
-    """The product of a chip; the default product of an unknown chip."""
-    try:
-        return products.find(chip).name
-    except ValueError:
-        return products.A2

@@ -90,21 +90,18 @@ class Case(LibraryCase):
         return call
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
-        """See :class:`.cases.Case`."""
         has_variance = self.saved_variance and call.tensors.get("save_invstd") is not None
         found = exact_of_variance(call, call.choices["eps"]) if has_variance else call.exact()
         names = _TRANSLATIONS[self.kind].names
         return {names[name]: exact for name, exact in found.items()}
 
     def status(self) -> str:
-        """See :class:`.cases.Case`."""
         our_library(TwoPhases)  # opening it calls aclInit
         aclrtSetDevice(0)  # this thread may have no device yet
         with aclnn.product(self.product, save_invstd="invstd"):
             return super().status()
 
     def request(self) -> Request:
-        """See :class:`.libraries.LibraryCase`."""
         call = self.call()
         translation = _TRANSLATIONS[self.kind]
         arrays, written = self._memory(call, translation.names, self.more)

@@ -34,7 +34,8 @@ def _under_our_name(name: str) -> Callable[..., Any]:
         values: dict[str, Any] = {"eps": 0.0, **given.arguments}
         values.setdefault("bias", values.get("weight"))  # ATen's gradient reads only its shape
         if name in _CHANGING:
-            values |= {each: _copied(values[each]) for each in _RUNNING}
+            running = [name for name in _RUNNING if values[name] is not None]
+            values |= {name: values[name].clone() for name in running}
         result = getattr(torch.ops.aten, theirs.name)(*theirs.arguments_of(values))
         if name not in _CHANGING:
             return result
@@ -44,10 +45,6 @@ def _under_our_name(name: str) -> Callable[..., Any]:
 
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
-
-
-def _copied(tensor: Any) -> Any:
-    return None if tensor is None else tensor.clone()
 
 
 class Aten:

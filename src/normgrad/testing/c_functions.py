@@ -46,8 +46,8 @@ class Functions:
         self, libraries: Sequence[str], find: Callable[[Function], Callable[..., Any] | None]
     ) -> None:
         self._known = {each.name: each for library in libraries for each in functions_of(library)}
-        found = {name: find(function) for name, function in self._known.items()}
-        self._found = {name: each for name, each in found.items() if each is not None}
+        found = ((name, find(function)) for name, function in self._known.items())
+        self._found = {name: each for name, each in found if each is not None}
 
     def __contains__(self, name: str) -> bool:
         return name in self._found

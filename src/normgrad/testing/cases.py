@@ -12,7 +12,7 @@ import numpy as np
 
 from ..reference import Exact
 from . import changes
-from .tensors import Array, Call, Shape, lay_out, make, operator_of
+from .tensors import Call, Shape, lay_out, make, operator_of
 
 
 class Topic(Enum):
@@ -143,22 +143,16 @@ class Case:
                     made.tensors[name] = lay_out(value, self.vectors)
         if self.mask:
             made.options |= changes.masked(made, self.mask)
-        if self.out:
-            self._give_out(made)
+        if self.out in IN_PLACE:
+            made.give(made.tensors[IN_PLACE[self.out]])
+        elif self.out:
+            like = made.tensors["input"]
+            assert like is not None
+            made.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
         if self.change:
             known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
             known[self.change].make(made)
         return made
-
-    def _give_out(self, made: Call) -> None:
-        like = made.tensors["input"]
-        assert like is not None
-        first: Array | None
-        if self.out in IN_PLACE:
-            first = made.tensors[IN_PLACE[self.out]]
-        else:
-            first = lay_out(np.full(like.shape, np.nan, like.dtype), self.out)
-        made.give(first)
 
 
 _Case = TypeVar("_Case", bound=Case)

@@ -234,10 +234,6 @@ def _short(values: Array) -> Array:
     return values[..., :-1]
 
 
-def _long(values: Array) -> Array:
-    return np.concatenate([values, values[..., :1]], -1)
-
-
 def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
     """A change of all data tensors' shapes."""
 
@@ -277,7 +273,7 @@ def _partly_over(call: Call) -> None:
 
 _VECTOR_MISTAKES: Mapping[str, Callable[[Array], Array]] = {
     "an element short": _short,
-    "an element long": _long,
+    "an element long": lambda old: np.concatenate([old, old[..., :1]], -1),
     "an axis more": lambda old: old[None],
 }
 _TENSOR_MISTAKES: Mapping[Kind, Mapping[str, Callable[[Array], Array]]] = {

@@ -51,12 +51,9 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def _documented(kind: str) -> str:
-    return (FUNCTIONS[operator_of(kind)].__doc__ or "").partition("\n")[0]
-
-
 KINDS: Mapping[str, str] = {
-    kind: _WORDS.get(kind) or _documented(kind) for kind in (*GRADIENTS, *FORWARD)
+    kind: _WORDS.get(kind) or (FUNCTIONS[operator_of(kind)].__doc__ or "").partition("\n")[0]
+    for kind in (*GRADIENTS, *FORWARD)
 }
 
 LAYOUTS: Mapping[str, str] = {

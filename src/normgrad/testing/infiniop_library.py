@@ -42,7 +42,6 @@ class Descriptors(Steps):
 
     @staticmethod
     def facts(path: str, functions: Functions) -> dict[str, str]:
-        """See :class:`.libraries.Steps`."""
         return {"operators": "BatchNormBackward", "tensors": "CPU"}
 
     @staticmethod
@@ -54,7 +53,6 @@ class Descriptors(Steps):
             functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
 
     def run(self) -> None:
-        """See :class:`.libraries.Steps`."""
         request = self.request
         handle = self._made("handle")
         tensors = {name: self._described(each) for name, each in request.tensors.items()}

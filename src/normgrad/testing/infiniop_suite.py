@@ -68,7 +68,6 @@ class Case(LibraryCase):
         return call
 
     def request(self) -> Request:
-        """See :class:`.libraries.LibraryCase`."""
         arrays, written = self._memory(self.call(), _NAMES)
         arguments: dict[str, Any] = {
             row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
@@ -93,7 +92,6 @@ class Case(LibraryCase):
         return wide[::step]
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
-        """See :class:`.cases.Case`."""
         return exact_of_variance(call, eps=0.0)
 
 

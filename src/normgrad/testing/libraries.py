@@ -265,10 +265,6 @@ class Steps(ABC):
             if f"{destroyer}: twice" in self.request.wrong:
                 self.functions.call(destroyer, handle)
 
-    def destroy_all(self) -> None:
-        """Destroy all handles that are left, in the order in which they were made."""
-        self.destroy(*self._living)
-
     def watch(self, name: str, values: Array) -> Watched:
         """Make guarded memory with these values, which is checked in the end like the tensors'."""
         self.memory[name] = Watched(guarded(values))
@@ -289,10 +285,6 @@ class LibraryCase(Case, ABC):
     is_of_library = True
     steps: ClassVar[type[Steps]]
 
-    @abstractmethod
-    def request(self) -> Request:
-        """The calls to make, with new tensors that have the same values each time."""
-
     def status(self) -> str:
         """The status with which normgrad's own dialect refuses the same wrong request."""
         error = our_library(self.steps).once(self.request()).error
@@ -302,12 +294,10 @@ class LibraryCase(Case, ABC):
     def _memory(
         self, call: Call, names: Mapping[str, str], all_outputs: bool = True
     ) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """New memory for a call's tensors, by the dialect's names, and the names written to.
+        """New memory for the functional operator's tensors, and the names of those written to.
 
-        Args:
-            call: the call of the functional operator.
-            names: the dialect's names, by the functional operator's.
-            all_outputs: whether outputs that are not wanted have memory too.
+        Names are the dialect's, which ``names`` has by the functional operator's; ``all_outputs``
+        says whether outputs that are not wanted have memory too.
         """
         arrays = {
             names[name]: guarded(value) for name, value in call.tensors.items() if value is not None
@@ -348,12 +338,7 @@ def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
 
 
 class Library(Implementation):
-    """A shared library under test.
-
-    Args:
-        path: the library's file.
-        steps: the dialect that it speaks.
-        functions: its functions.
+    """A shared library under test, which speaks the dialect of ``steps``.
 
     Raises:
         SubjectError: the library cannot be used.
@@ -368,7 +353,6 @@ class Library(Implementation):
         self._prepared: tuple[Any, ...] = ()
 
     def once(self, call: Request) -> Outcome:
-        """See :class:`.subjects.Implementation`."""
         try:
             self._prepared = self._prepared or (self._steps.prepare(self._functions),)
         except RefusedError as error:

@@ -40,13 +40,7 @@ class Neighbours(NamedTuple):
 
 
 def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
-    """Other descriptions of a tensor near a rule, some within it and some beyond.
-
-    Args:
-        rule: a rule of the tensor's row.
-        tensor: the tensor as it is.
-        dtypes: the names that rules have for dtypes, by the dialect's words.
-    """
+    """Other descriptions of a tensor near a rule of its row, some within it and some beyond."""
     dims, strides = tensor.dims, tensor.strides
     if isinstance(rule, rules.DtypeRule):
         yield from ((word, {"dtype_name": name}) for word, name in dtypes.items())
@@ -93,14 +87,9 @@ def neighbours(
     plain: Request,
     dtypes: Mapping[str, str],
 ) -> Neighbours:
-    """The calls near a legal one, on both sides of each rule.
+    """The calls near a legal one, which has all optional tensors, on both sides of each rule.
 
-    Args:
-        contract: the operator's table.
-        product: a product that has the operator.
-        products: all products.
-        plain: the call, with all optional tensors given.
-        dtypes: the names that rules have for some dtypes, by the dialect's words.
+    ``dtypes`` has the names of the dtypes to try, by the words for them in the calls' names.
     """
     kept: dict[str, Change] = {}
     broken: dict[str, Change] = {}

@@ -33,12 +33,7 @@ def cases(held: int) -> list[Case]:
 
 
 def outside(case: Case, device: str) -> list[str]:
-    """Describe each result whose error is larger than its bound.
-
-    Args:
-        case: a case without ``out`` or masks.
-        device: PyTorch's name of the device to compute on.
-    """
+    """Describe each result of a case without ``out`` or masks whose error exceeds its bound."""
     to, back = CONVERSIONS["torch"](device)
     call = case.call()
     tensors = {name: None if value is None else to(value) for name, value in call.tensors.items()}

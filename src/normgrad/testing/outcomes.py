@@ -35,31 +35,40 @@ class Outcome:
 
 
 class Verdict(Enum):
-    """A case's verdict on an implementation. The value is the word for it in a report."""
+    """A case's verdict on an implementation: the word for it in a report, and its meaning."""
 
-    MET = "met"
-    #: A legal call is refused with an error.
-    REFUSED = "refused"
-    #: The implementation does not offer what the call needs.
-    ABSENT = "not offered"
-    #: A result's error exceeds its bound, or a result is not as the contract says.
-    BROKEN = "wrong"
-    #: A wrong call is not refused.
-    ACCEPTED = "accepted"
-    CRASHED = "crashed"
-    HUNG = "hung"
+    meaning: str
+
+    MET = "met", "every result is within its bound, or the wrong call ended in an error"
+    BROKEN = (
+        "wrong",
+        "a result is beyond its bound, or has another shape or dtype than was asked for, or memory "
+        "was written to that is not the result's",
+    )
+    ACCEPTED = "accepted", "a wrong call did not end in an error"
+    CRASHED = "crashed", "the process ended"
+    HUNG = "hung", "the call did not return in time"
+    REFUSED = (
+        "refused",
+        "a legal call ended in an error; that counts as a defect if the operator answers none",
+    )
+    ABSENT = (
+        "not offered",
+        "the implementation has no such operator, parameter, dtype or layout; or a wrong call "
+        "ended in an error, but the same call without the mistake is not answered either, so the "
+        "error shows nothing",
+    )
+
+    def __new__(cls, word: str, meaning: str) -> Verdict:
+        verdict = object.__new__(cls)
+        verdict._value_, verdict.meaning = word, meaning
+        return verdict
 
     @property
     def is_defect(self) -> bool:
         """Whether a caller gets a wrong result, a missed error, a crash or a hang."""
-        return self in _DEFECTS
+        return self not in (Verdict.MET, Verdict.REFUSED, Verdict.ABSENT)
 
-
-_DEFECTS = (Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG)
-
-
-#: Significant digits that tell a value from its neighbours, for dtypes that need more than 9.
-_DIGITS = {"float64": 17}
 
 #: The edges of the error histogram's bins, as base-10 logarithms of error / bound. Errors beyond
 #: either end, such as zero and infinite ones, count in the outermost bins.
@@ -140,12 +149,13 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
     counts = np.zeros(len(EDGES) - 1, np.int64)
     for name, value in outputs.items():
         errors = precision.error(value, exact[name], call.arithmetic, case.normal)
-        counts += _counted(errors)
+        with np.errstate(divide="ignore"):
+            counts += np.histogram(np.clip(np.log10(errors), EDGES[0], EDGES[-1]), EDGES)[0]
         largest = float(errors.max(initial=0.0))
         worst = max(worst, largest)
         if largest > 1:
             place = np.unravel_index(int(errors.argmax()), errors.shape)
-            digits = _DIGITS.get(value.dtype.name, 9)
+            digits = 17 if value.dtype == np.float64 else 9  # which tell it from its neighbours
             beyond.append(
                 # 17 digits near 1, lest it read "1 of the bound", which is allowed.
                 f"{name}: {largest:.{3 if largest >= 1.01 else 17}g} of the bound at "
@@ -154,13 +164,6 @@ def _within_bounds(case: Case, call: Call, outputs: Mapping[str, Array]) -> Judg
             )
     verdict = Verdict.BROKEN if beyond else Verdict.MET
     return Judged(case, verdict, worst, "; ".join(beyond), counts)
-
-
-def _counted(errors: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        powers = np.log10(errors)
-    counts: Array = np.histogram(np.clip(powers, EDGES[0], EDGES[-1]), EDGES)[0]
-    return counts
 
 
 def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:

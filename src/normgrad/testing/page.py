@@ -13,28 +13,6 @@ from . import explained, pictures, report
 from .outcomes import Verdict
 from .trials import Trial
 
-_MEANINGS = (
-    (Verdict.MET, "every result is within its bound, or the wrong call ended in an error"),
-    (
-        Verdict.BROKEN,
-        "a result is beyond its bound, or has another shape or dtype than was asked for, or memory "
-        "was written to that is not the result's",
-    ),
-    (Verdict.ACCEPTED, "a wrong call did not end in an error"),
-    (Verdict.CRASHED, "the process ended"),
-    (Verdict.HUNG, "the call did not return in time"),
-    (
-        Verdict.REFUSED,
-        "a legal call ended in an error; that counts as a defect if the operator answers none",
-    ),
-    (
-        Verdict.ABSENT,
-        "the implementation has no such operator, parameter, dtype or layout; or a wrong call "
-        "ended in an error, but the same call without the mistake is not answered either, so the "
-        "error shows nothing",
-    ),
-)
-
 _CAPTIONS = (
     (
         "Errors by dtype and layout",
@@ -51,35 +29,13 @@ _CAPTIONS = (
 )
 
 
-def _words(trials: Sequence[Trial]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The words in the names of the tried cases, with their meanings."""
-    cases = [each.case for trial in trials for each in trial.judged]
-    topics = dict.fromkeys(case.topic for case in cases)
-    kinds = dict.fromkeys(case.kind for case in cases)
-    layouts = dict.fromkeys(layout for case in cases for layout in case.data_layout.split("+"))
-    return [
-        (
-            "what the case is about",
-            [(t.name.lower(), f"({t.value}) {explained.TOPICS[t]}") for t in topics],
-        ),
-        ("operator", [(kind, explained.KINDS[kind]) for kind in kinds]),
-        ("memory layout", [(layout, explained.LAYOUTS[layout]) for layout in layouts]),
-    ]
-
-
 def page(
     trials: Sequence[Trial],
     command: str,
     when: str,
     machine: Sequence[tuple[str, Sequence[tuple[str, str]]]],
 ) -> str:
-    """Make the page.
-
-    Args:
-        trials: the trials, of which the first is the page's subject.
-        command: the command that made the trials.
-        when: the date and time.
-        machine: groups of names and values.
+    """Make the page, whose subject is the first of the trials, which ``command`` has made.
 
     Raises:
         ModuleNotFoundError: matplotlib or Jinja is not installed.
@@ -89,6 +45,11 @@ def page(
     environment = Environment(
         loader=PackageLoader("normgrad.testing", ""), autoescape=True, undefined=StrictUndefined
     )
+    cases = [each.case for trial in trials for each in trial.judged]
+    topics = dict.fromkeys(case.topic for case in cases)
+    kinds = dict.fromkeys(case.kind for case in cases)
+    layouts = dict.fromkeys(layout for case in cases for layout in case.data_layout.split("+"))
+    about = [(each.name.lower(), f"({each.value}) {explained.TOPICS[each]}") for each in topics]
     drawn = ((title, caption, draw(trials)) for title, draw, caption in _CAPTIONS)
     parts: list[dict[str, Any]] = [
         {
@@ -109,15 +70,19 @@ def page(
         headline=report.headline(trials[0]),
         repeat=report.command,
         example=trials[0].judged[0].case.name,
-        words=_words(trials),
+        words=(
+            ("what the case is about", about),
+            ("operator", [(kind, explained.KINDS[kind]) for kind in kinds]),
+            ("memory layout", [(layout, explained.LAYOUTS[layout]) for layout in layouts]),
+        ),
         version=normgrad.__version__,
         any=f"{precision.ANY_DATA[dtypes.float32]:g}",
         normal=f"{precision.NORMAL_DATA[dtypes.float32]:g}",
         half=f"{precision.ANY_DATA[dtypes.bfloat16]:g}",
         header=report.HEADER,
-        bad=[index for index, verdict in enumerate(report.VERDICTS) if verdict.is_defect],
+        bad=[index for index, verdict in enumerate(Verdict) if verdict.is_defect],
         summary=[report.row(trial.name, trial.judged) for trial in trials],
-        meanings=[(verdict.value, meaning) for verdict, meaning in _MEANINGS],
+        verdicts=list(Verdict),
         pictures=[
             (title, caption, base64.b64encode(picture).decode())
             for title, caption, picture in drawn

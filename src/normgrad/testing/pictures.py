@@ -88,15 +88,9 @@ def distributions(trials: Sequence[Trial]) -> bytes | None:
     for line, (trial, judged) in zip(panels, measured, strict=True):
         for axes, dtype in zip(line, columns, strict=True):
             for layout, colour in zip(layouts, _COLOURS, strict=False):
-                counts: Array = sum(
-                    (
-                        each.counts
-                        for each in judged
-                        if (each.case.dtype, each.case.data_layout) == (dtype, layout)
-                    ),
-                    np.zeros(len(middles), np.int64),
-                )
-                if counts.sum():
+                mine = [e for e in judged if (e.case.dtype, e.case.data_layout) == (dtype, layout)]
+                counts: Array = np.sum([each.counts for each in mine], axis=0)
+                if np.any(counts):
                     shares = np.where(counts > 0, counts / counts.sum(), np.nan)
                     axes.plot(middles, shares, color=colour, linewidth=1.1, label=layout)
             axes.axvline(1, color="0.2", linewidth=0.9)
@@ -133,14 +127,13 @@ def large_means(trials: Sequence[Trial]) -> bytes | None:
                 mine = [
                     each for each in judged if (each.case.kind, each.case.dtype) == (kind, dtype)
                 ]
-                ratios = sorted({each.case.mean for each in mine})
-                worst = [
-                    max(each.units or 0.0 for each in mine if each.case.mean == ratio)
-                    for ratio in ratios
-                ]
+                worst: dict[float, float] = {}
+                for each in sorted(mine, key=lambda each: each.case.mean):
+                    found = worst.get(each.case.mean, 0.0)
+                    worst[each.case.mean] = max(found, each.units or 0.0)
                 axes.plot(
-                    ratios,
-                    np.minimum(worst, _TOP),
+                    list(worst),
+                    np.minimum(list(worst.values()), _TOP),
                     color=colour,
                     linestyle=_DASHES.get(dtype, "solid"),
                     linewidth=1.3,

@@ -31,9 +31,8 @@ MOST_HUNG = 3
 #: Seconds that a process may take to end after it has closed its pipes.
 _LAST_BREATH = 10.0
 
-#: Bytes from the end of a crashed process's output that are searched for its last line, and bytes
-#: of output above which the log is emptied.
-_TAIL, _MOST_WRITTEN = 1 << 12, 1 << 24
+#: Bytes from the end of a crashed process's output that are searched for its last line.
+_TAIL = 1 << 12
 
 #: Seconds between checks whether the other process still runs.
 _GLANCE = 1.0
@@ -46,13 +45,10 @@ _START = (
 
 
 def receive(connection: Connection, lives: Callable[[], bool], seconds: float = math.inf) -> Any:
-    """Receive a message.
+    """Receive a message of a process of which ``lives`` says whether it still runs.
 
-    Args:
-        connection: the connection to the process that sends it.
-        lives: whether that process still runs. The connection alone does not show it, since a
-            helper that the implementation started may hold the other end open.
-        seconds: how long to wait.
+    The connection alone does not show it, since a helper that the implementation started may hold
+    the other end open.
 
     Raises:
         TimeoutError: no message has come in time.
@@ -80,8 +76,7 @@ class Process:
         self._start("alone")
 
     def _start(self, mode: str) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
-        self._written = 0
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed in `end`
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, self._spec, str(theirs.fileno()), mode],
@@ -137,25 +132,18 @@ class Process:
     def _answer(self, case: Case, deadline: float) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process's child crashes on it."""
         self._connection.send(case)
-        answer: Any = None
-        while answer is None:  # the first message only says that the case is being run
-            answer = self._receive(deadline - time.monotonic())
-        answered, found = answer
+        message = None
+        while message is None:  # the first message may only say that the case is being run
+            message = self._receive(deadline - time.monotonic())
+        answered, found = message
         if answered != case:
             raise ValueError("it is to another question")
         if isinstance(found, int):
             return Judged(case, Verdict.CRASHED, detail=self._ending(found))
-        self._note_written()
+        self._log.seek(0)  # where the process goes on writing, since it shares this position
+        self._log.truncate()
         outcome: Outcome = found
         return outcome
-
-    def _note_written(self) -> None:
-        """Note how much the process has printed so far, and empty a log that is too long."""
-        handle = self._log.fileno()
-        self._written = os.lseek(handle, 0, os.SEEK_CUR)  # the process shares this offset
-        if self._written > _MOST_WRITTEN:
-            os.ftruncate(handle, 0)
-            self._written = os.lseek(handle, 0, os.SEEK_SET)
 
     def _receive(self, patience: float) -> Any:
         return receive(self._connection, lambda: self._process.poll() is None, patience)
@@ -171,10 +159,9 @@ class Process:
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = signal.Signals(-code).name
-        handle = self._log.fileno()
-        end = os.fstat(handle).st_size
-        start = max(self._written, end - _TAIL)
-        lines = os.pread(handle, end - start, start).decode(errors="replace").split("\n")
+        log = self._log.fileno()
+        printed = os.pread(log, _TAIL, max(0, os.fstat(log).st_size - _TAIL))
+        lines = printed.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}: {last}" if last else how
 

@@ -15,15 +15,8 @@ from .trials import Trial
 #: The phrase for an operator that has answered no legal call.
 _SILENT = "answers no legal call"
 
-#: The order of a table's columns.
-VERDICTS = (
-    *(Verdict.MET, Verdict.BROKEN, Verdict.ACCEPTED, Verdict.CRASHED, Verdict.HUNG),
-    *(Verdict.REFUSED, Verdict.ABSENT),
-)
-
-
 #: The titles of the columns after a row's title.
-HEADER = (*(verdict.value for verdict in VERDICTS), "max error / bound")
+HEADER = (*(verdict.value for verdict in Verdict), "max error / bound")
 
 
 def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
@@ -32,7 +25,7 @@ def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
     judged = list(judged)
     counts = Counter(each.verdict for each in judged)
     units = max((each.units for each in judged if each.units is not None), default=None)
-    numbers = (str(counts[verdict] or "") for verdict in VERDICTS)
+    numbers = (str(counts[verdict] or "") for verdict in Verdict)
     return (title, *numbers, "" if units is None else f"{units:.3g}")
 
 
@@ -44,12 +37,7 @@ def rows(trial: Trial, title: Callable[[Case], str]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Finding:
-    """Cases of one operator and topic with the same verdict, which counts against it.
-
-    Attributes:
-        title: what the cases have in common.
-        judged: the cases.
-    """
+    """Cases with the same verdict, which counts against it; the title says what they share."""
 
     title: str
     judged: tuple[Judged, ...]
@@ -98,13 +86,7 @@ def refusals(trial: Trial) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial's result in one respect, such as precision.
-
-    Attributes:
-        title: the respect.
-        text: a sentence.
-        holds: whether no case contradicts the claim.
-    """
+    """A trial's result in one respect, the title; it holds unless a case contradicts it."""
 
     title: str
     text: str
@@ -113,8 +95,8 @@ class Claim:
 
 def claims(trial: Trial) -> list[Claim]:
     """What the trial shows of an implementation's precision, determinism and contract."""
-    respects = (_operators, _precision, _determinism, _legal, _wrong)
-    return [claim for make in respects if (claim := make(trial))]
+    made = (make(trial) for make in (_operators, _precision, _determinism, _legal, _wrong))
+    return [claim for claim in made if claim is not None]
 
 
 def _operators(trial: Trial) -> Claim | None:
@@ -202,5 +184,5 @@ def headline(trial: Trial) -> str:
         said = ["no defect found" if counts[Verdict.MET] else "nothing was met"]
     if counts[Verdict.MET] == len(trial.judged) > 0:
         said = ["every case is met"]
-    said += [f"{counts[verdict]} {verdict.value}" for verdict in VERDICTS[1:] if counts[verdict]]
+    said += [f"{counts[verdict]} {verdict.value}" for verdict in [*Verdict][1:] if counts[verdict]]
     return ", ".join(said)

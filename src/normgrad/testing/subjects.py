@@ -191,46 +191,43 @@ class Subject(Implementation):
             self._set_num_threads(None)
 
     def once(self, call: Call) -> Outcome:
-        """See :class:`Implementation`."""
         function = self.functions.get(call.name)
         if function is None:
             raise NotOfferedError(f"no {call.name}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             given = _Given(self, call)
-            named = _accepted(function, given.options)
+            _check_accepts(function, given.options)
             try:
-                result = function(*given.positional, **named)
+                result = function(*given.positional, **given.options)
             except NotImplementedError as error:
                 raise NotOfferedError(_first_line(error) or "not implemented") from None
             except Exception as error:
-                faults = given.faults(refused=True)
+                faults = tuple(given.faults(refused=True))
                 return Outcome(error=(type(error).__name__, _first_line(error)), faults=faults)
             try:
                 outputs = given.outputs(result)
             except Exception as error:  # a result of another kind may raise anything
                 fault = f"its result cannot be read: {type(error).__name__}: {error}"
                 return Outcome(faults=(fault, *given.faults()))
-            faults = (*given.unwritten(outputs), *given.faults(), *given.shared(outputs))
-            return Outcome(outputs, faults=faults)
+            return Outcome(outputs, faults=tuple(given.faults(outputs)))
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")
 
 
-def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, checked: the function must have a parameter for each of them."""
+def _check_accepts(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise a NotOfferedError unless the function has a parameter for each option."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a function in C without a signature
-        return dict(options)
+        return
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return dict(options)
+        return
     for name in options:
         if name not in parameters:
             raise NotOfferedError(f"{NO_PARAMETER} {name}")
-    return dict(options)
 
 
 class _Given:
@@ -241,9 +238,8 @@ class _Given:
         self._to, self._from = CONVERSIONS[subject.framework](subject.device)
         first = call.first_out
         given = {name: each for name, each in call.tensors.items() if each is not None}
-        self._before = {name: Watched(each) for name, each in given.items()}
-        if first is not None:
-            self._before["out"] = Watched(first)
+        watched = given if first is None else {**given, "out": first}
+        self._before = {name: Watched(each) for name, each in watched.items()}
         tensors = {name: self._to(each) for name, each in given.items()}
         self.options = dict(call.options)
         # In the order of normgrad's function, which may have an option among the tensors.
@@ -268,47 +264,42 @@ class _Given:
         named = zip(self._call.results, values, strict=False)
         return {name: self._from(value) for name, value in named if value is not None}
 
-    def unwritten(self, outputs: Mapping[str, Array]) -> tuple[str, ...]:
-        """A fault if the returned output was not written to the tensor given for it."""
-        if self._call.first_out is None:
-            return ()
-        out = self.options["out"]
-        found = self._from(out[0] if isinstance(out, tuple) else out)
-        returned = outputs.get(self._call.results[0])
-        if returned is None or found.tobytes() == returned.tobytes():
-            return ()
-        return ("out: what was returned is not written to it",)
+    def faults(
+        self, outputs: Mapping[str, Array] | None = None, refused: bool = False
+    ) -> Iterator[str]:
+        """Faults in what the call wrote and in the outputs that it returned.
 
-    def shared(self, outputs: Mapping[str, Array]) -> Iterator[str]:
-        """Faults for results that share memory with an input or another result.
-
-        A caller who changes such a result changes the other tensor too. For a GPU's tensors only
-        the copies on the host are checked.
+        A caller who changes an output that shares memory with an input or with another output
+        changes that tensor too. For a GPU's tensors only the copies on the host are checked.
         """
-        given = self._call.first_out
-        others = {name: value for name, value in self._call.tensors.items() if value is not None}
+        outputs, given = outputs or {}, self._call.first_out
+        first = self._call.results[0] if outputs else ""  # a wrong call may have no results
+        if given is not None and first in outputs:
+            out = self.options["out"]
+            found = self._from(out[0] if isinstance(out, tuple) else out)
+            if found.tobytes() != outputs[first].tobytes():
+                yield "out: what was returned is not written to it"
+        for name, memory in self._before.items():
+            if fault := memory.fault(memory.value is given and not refused):
+                yield f"{name}: {fault}"
+        others = {name: each for name, each in self._call.tensors.items() if each is not None}
         for name, value in outputs.items():
-            if given is not None and name == self._call.results[0]:
+            if given is not None and name == first:
                 continue
-            for other, memory in others.items():
-                if np.may_share_memory(value, memory):
+            for other, taken in others.items():
+                if np.may_share_memory(value, taken):
                     yield f"{name}: in the memory of {other}"
             others[name] = value
-
-    def faults(self, refused: bool = False) -> tuple[str, ...]:
-        """Faults for writes outside the output. (For a GPU, only host copies are checked.)"""
-        written = None if refused else self._call.first_out
-        return tuple(
-            f"{name}: {fault}"
-            for name, memory in self._before.items()
-            if (fault := memory.fault(memory.value is written))
-        )
 
 
 # PyTorch's tensors
 
 
-def _numpy_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+#: Conversions of arrays to tensors, and back.
+_Conversions = tuple[Callable[[Array], Any], Callable[[Any], Array]]
+
+
+def _numpy_conversion(device: str) -> _Conversions:
     def back(value: Any) -> Array:
         if not hasattr(value, "__array__"):
             raise TypeError(f"{type(value).__name__}; allowed: an array")
@@ -320,7 +311,7 @@ def _numpy_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[An
     return lambda value: value, back
 
 
-def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+def _torch_conversion(device: str) -> _Conversions:
     import torch
 
     bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -333,12 +324,9 @@ def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[An
         tensor = tensor.view(torch.bfloat16) if half else tensor
         if device == "cpu":
             return tensor
-        if not tensor.numel():
-            return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-            )
         # Copy all memory that the tensor spans, to keep its strides on the device.
-        span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        span = reach + 1 if tensor.numel() else 0
         flat = tensor.as_strided((span,), (1,)).to(device)
         return flat.as_strided(tensor.shape, tensor.stride())
 
@@ -352,9 +340,10 @@ def _torch_conversion(device: str) -> tuple[Callable[[Array], Any], Callable[[An
 
 
 #: Conversions to and from tensors on a device, by an implementation's ``framework``.
-CONVERSIONS: Mapping[
-    str, Callable[[str], tuple[Callable[[Array], Any], Callable[[Any], Array]]]
-] = {"numpy": _numpy_conversion, "torch": _torch_conversion}
+CONVERSIONS: Mapping[str, Callable[[str], _Conversions]] = {
+    "numpy": _numpy_conversion,
+    "torch": _torch_conversion,
+}
 
 
 # Finding implementations
@@ -366,7 +355,6 @@ def ours(device: str) -> Subject:
     Raises:
         SubjectError: normgrad cannot compute there.
     """
-
     if device != "cpu":
         try:
             import torch  # noqa: F401 - normgrad knows GPUs only once torch is imported

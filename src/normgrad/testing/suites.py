@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +23,7 @@ Facts = Mapping[str, str]
 
 
 class Suite(NamedTuple):
-    """A suite of cases.
-
-    Attributes:
-        cases: returns the cases, or a quick run's part of them, for an implementation with these
-            facts.
-    """
+    """A suite: its cases, or a quick run's part, for an implementation with these facts."""
 
     cases: Callable[[bool, Facts], tuple[Any, ...]]
 
@@ -41,6 +37,9 @@ SUITES: Mapping[str, Suite] = {
 
 #: The dialects that a shared library may speak.
 _DIALECTS = (Descriptors, TwoPhases)
+
+#: Loads a library, and gives later ones its functions.
+_loaded = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
 
 #: The file name of a shared library.
 _LIBRARY = re.compile(r".*\.so(\.\d+)*")
@@ -109,18 +108,15 @@ def _opened(path: str) -> Library:
 
 def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
     with suppress(OSError):
-        return _loaded(file)
+        return _loaded(str(file))
     # The library may need others beside it, where the loader does not look, and those yet others.
-    beside = [file.parent / name for name in companions if (file.parent / name).is_file()]
+    paths = [file.parent / name for name in companions]
+    beside = [str(path) for path in paths if path.is_file()]
     for _ in beside:
         for each in beside:
             with suppress(OSError):
                 _loaded(each)
     try:
-        return _loaded(file)
+        return _loaded(str(file))
     except OSError as error:
         raise SubjectError(f"{file}: cannot be loaded: {error}") from None
-
-
-def _loaded(name: str | Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)

@@ -135,9 +135,7 @@ class Call:
     @property
     def first_out(self) -> Array | None:
         """The array that was given for the first output."""
-        found: Array | None = self.out
-        if isinstance(self.out, tuple):
-            found = self.out[0]
+        found: Array | None = self.out[0] if isinstance(self.out, tuple) else self.out
         return found
 
     def exact(self) -> dict[str, reference.Exact]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,12 +90,6 @@ def _is_unanswered(judged: Judged) -> bool:
     )
 
 
-def chosen(cases: Sequence[Case], text: str) -> list[Case]:
-    """The case of this name; if there is none, the cases whose name contains the text."""
-    exact = [case for case in cases if case.name == text]
-    return exact or [case for case in cases if text in case.name]
-
-
 def try_cases(
     spec: str,
     quick: bool = False,
@@ -112,7 +106,7 @@ def try_cases(
         wanted: whether to try a case.
         started: called with the implementation's name and the number of cases before the first.
         progress: called with each case's verdict.
-        only: the name of a case, or a text that the names of all cases to try contain.
+        only: the name of the case to try; if no case has it, a text in the names of those to try.
 
     Raises:
         SubjectError: there is no such implementation.
@@ -121,15 +115,17 @@ def try_cases(
     judged: list[Judged] = []
     try:
         hello = process.hello()
-        facts, strict, suite = hello["facts"], bool(hello["strict"]), SUITES[hello["suite"]]
+        facts, suite = hello["facts"], SUITES[hello["suite"]]
         whole = suite.cases(quick, facts)
-        cases = [case for case in chosen(whole, only) if wanted(case)]
+        named = [case for case in whole if case.name == only]
+        named = named or [case for case in whole if only in case.name]
+        cases = [case for case in named if wanted(case)]
         kinds = {case.kind for case in cases} - {c.kind for c in cases if c.topic is Topic.PLAIN}
         beside = [case for case in whole if case.topic is Topic.PLAIN and case.kind in kinds]
-        started(str(hello["name"]), len(cases) + len(beside))
+        started(hello["name"], len(cases) + len(beside))
 
         def verdict(case: Case, found: Outcome | Judged) -> Judged:
-            return found if isinstance(found, Judged) else judge(case, found, strict)
+            return found if isinstance(found, Judged) else judge(case, found, hello["strict"])
 
         # Judge one case while the process computes the next.
         with ThreadPoolExecutor(1) as judging:
@@ -146,10 +142,7 @@ def try_cases(
     judged = [each.beside(plain.get(each.case.kind)) for each in judged]
     return Trial(
         spec=spec,
-        name=str(hello["name"]),
-        suite=str(hello["suite"]),
-        facts=facts,
-        strict=strict,
+        **hello,
         judged=tuple(judged[: len(cases)]),
         beside=tuple(judged[len(cases) :]),
         total=len(suite.cases(False, facts)),

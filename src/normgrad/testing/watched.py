@@ -24,7 +24,9 @@ class Watched:
 
     def __init__(self, value: Array) -> None:
         self.value = value
-        self._whole = _whole(value)
+        self._whole = value  # the array that owns the memory
+        while isinstance(self._whole.base, np.ndarray):
+            self._whole = self._whole.base
         self.start = value.ctypes.data - _bounds(self._whole)[0]
         self._before = self.bytes()
 
@@ -72,13 +74,6 @@ def reverse(arrays: Iterable[Array | None]) -> None:
     for array in arrays:
         if array is not None:
             array[...] = np.flip(array).copy()
-
-
-def _whole(value: Array) -> Array:
-    """The array that owns the memory that ``value`` views."""
-    while isinstance(value.base, np.ndarray):
-        value = value.base
-    return value
 
 
 def _bounds(value: Array) -> tuple[int, int]:
