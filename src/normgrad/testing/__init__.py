@@ -63,9 +63,6 @@ def check(case: Case, operators: Any) -> Judged:
     found = judged(case)
     if case.topic is not Topic.MISTAKES:
         return found
-    plain = [
-        each
-        for each in SUITES[subject.suite].cases(True, subject.facts)
-        if each.topic is Topic.PLAIN
-    ]
-    return found.beside(next((judged(each) for each in plain if each.kind == case.kind), None))
+    suite = SUITES[subject.suite].cases(True, subject.facts)
+    plain = (each for each in suite if (each.topic, each.kind) == (Topic.PLAIN, case.kind))
+    return found.beside(next(map(judged, plain), None))

@@ -65,13 +65,13 @@ def of_tensor(name: str, change: Callable[[Array], Array]) -> Change:
 # Special values
 
 
-def _special_element(name: str, value: float) -> Change:
-    """Put a value in one channel: into one element, and into a whole row."""
+def _put(name: str, value: float, *places: Any) -> Change:
+    """Put a value in these places of a tensor, each given by its indices."""
 
     def put(values: Array) -> Array:
         values = values.copy()
-        values[1, 2, 3] = value
-        values[2, 2, :] = value
+        for place in places:
+            values[place] = value
         return values
 
     return of_tensor(name, put)
@@ -149,12 +149,6 @@ def _factors(weight: float, invstd: float) -> Change:
     return Change("weight", put, _has("weight", "save_invstd"))
 
 
-def _far_element(values: Array) -> Array:
-    values = values.copy()
-    values[0, :, 0] = 1e15
-    return values
-
-
 def _forward(call: Call) -> bool:
     return "grad_out" not in call.tensors and "counts" not in call.tensors
 
@@ -180,8 +174,8 @@ LONG_SUMS = "long sums of one sign"
 
 #: Changes to special values, by name. They fit calls of float32, of shape (3, 4, 40) or larger.
 TWISTS: Mapping[str, Change] = {
-    **{
-        f"{word} in {name}": _special_element(name, value)
+    **{  # one element and a whole row of one channel
+        f"{word} in {name}": _put(name, value, (1, 2, 3), (2, 2))
         for name in ("grad_out", "input")
         for word, value in _SPECIAL_VALUES.items()
     },
@@ -197,7 +191,7 @@ TWISTS: Mapping[str, Change] = {
         f"weight {weight:g}, invstd {invstd:g}": _factors(weight, invstd)
         for weight, invstd in (*((1e-30, 1e-3), (1e30, 1e7), (1e-15, 1e-15), (1e20, 1e-19)),)
     },
-    "one element far away": replace(of_tensor("input", _far_element), fits=_computes_statistics),
+    "one element far away": replace(_put("input", 1e15, np.s_[0, :, 0]), fits=_computes_statistics),
     "constant input": replace(
         of_tensor("input", partial(np.full_like, fill_value=1.5)), fits=_forward
     ),

@@ -98,22 +98,22 @@ class Case(LibraryCase):
 # Special values
 
 
-def _twists() -> dict[str, changes.Change]:
-    base = make("train", (3, 4, 40))
-    found = {
-        name: twist
-        for name, twist in changes.TWISTS.items()
-        if twist.fits(base) and twist.argument in base.tensors and "invstd " not in name
-    }
-
-    for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items():
-        put = partial(np.full_like, fill_value=value)
-        found[f"{word} variance"] = changes.of_tensor("save_invstd", put)
-    return found
-
+_BASE = make("train", (3, 4, 40))
 
 #: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
-TWISTS: Mapping[str, changes.Change] = _twists()
+TWISTS: Mapping[str, changes.Change] = {
+    **{
+        name: twist
+        for name, twist in changes.TWISTS.items()
+        if twist.fits(_BASE) and twist.argument in _BASE.tensors and "invstd " not in name
+    },
+    **{
+        f"{word} variance": changes.of_tensor(
+            "save_invstd", partial(np.full_like, fill_value=value)
+        )
+        for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items()
+    },
+}
 
 
 # Mistakes
