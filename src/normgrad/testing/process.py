@@ -96,10 +96,10 @@ class Process:
         """
         try:
             header: dict[str, Any] = self._receive(PATIENCE)
-        except TimeoutError:
-            raise SubjectError("it cannot be loaded: no answer") from None
-        except (EOFError, OSError):
-            raise SubjectError(f"it cannot be loaded: {self._ending()}") from None
+        except Exception as error:  # what comes from a process gone wrong may raise anything
+            has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
+            reason = self._ending() if has_ended else "no answer"
+            raise SubjectError(f"it cannot be loaded: {reason}") from None
         if "failed" in header:
             raise SubjectError(header["failed"])
         return header
@@ -119,7 +119,7 @@ class Process:
             self._hung[case.kind] += 1
         except (EOFError, OSError):
             found = Judged(case, Verdict.CRASHED, detail=self._ending())
-        except Exception as error:  # what comes from a process gone wrong may raise anything
+        except Exception as error:  # as when it is loaded
             found = Judged(case, Verdict.CRASHED, detail=f"its answer cannot be read: {error}")
         self.end()
         self._start("forking")  # more crashes are likely, and a forked child is fast to replace
