@@ -102,4 +102,4 @@ def _near(name):
     contract, product, allowed, plain = CALLS[name]
     if name == "infiniop":
         return neighbours(contract, product, allowed, plain.request(), DTYPES)
-    return aclnn_suite.near(plain.kind, product.name)
+    return aclnn_suite.near(plain.kind, product)

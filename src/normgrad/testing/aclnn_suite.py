@@ -42,6 +42,7 @@ _TRANSLATIONS = {
     if each.operator.name == operator_of(kind)
 }
 _DATA = ("gradOut", "input", "gradInput")
+_A2 = products.find(products.A2)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Case(LibraryCase):
         runs: how often the executor runs.
     """
 
-    product: str = products.A2
+    product: Product = _A2
     saved_variance: bool = False
     format: str = "ND"
     vectors_out: str = "contiguous"
@@ -99,7 +100,7 @@ class Case(LibraryCase):
     def status(self) -> str:
         our_library(TwoPhases)  # opening it calls aclInit
         aclrtSetDevice(0)  # this thread may have no device yet
-        with aclnn.product(self.product, save_invstd="invstd"):
+        with aclnn.product(self.product.name, save_invstd="invstd"):
             return super().status()
 
     def request(self) -> Request:
@@ -135,9 +136,8 @@ class Case(LibraryCase):
 
 
 @cache
-def near(kind: str, product_name: str) -> Neighbours:
+def near(kind: str, product: Product) -> Neighbours:
     """The calls near the plain call of a kind. The product must have the kind's operator."""
-    product = products.find(product_name)
     plain = _plain(kind, product)
     contract = _TRANSLATIONS[kind].contract
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
@@ -151,13 +151,13 @@ def _plain(kind: str, product: Product) -> Case:
 
 
 @cache
-def mistakes(kind: str, product_name: str) -> Mapping[str, Change]:
+def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
     """The mistakes to try in the plain call of a kind, by name."""
-    product, translation = products.find(product_name), _TRANSLATIONS[kind]
+    translation = _TRANSLATIONS[kind]
     operator, contract = translation.contract.name, translation.contract
     if operator not in product.operators:
         return mishandled(f"on {product.name}", computes=False)
-    found = dict(near(kind, product_name).broken)
+    found = dict(near(kind, product).broken)
     plain = _plain(kind, product).request()
     for row in contract.parameters:
         found |= mishandled(f"{row.name}: destroyed", computes=False)
@@ -198,13 +198,13 @@ _OF_RANK: Mapping[int, Shape] = {
 def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
     if computed.dtype in HALVES and not computed.parameters:
         computed = replace(computed, parameters=computed.dtype)
-    return Case(**vars(computed) | more, product=product.name)
+    return Case(**vars(computed) | more, product=product)
 
 
 def _is_legal(case: Case) -> bool:
     """Whether the product's contract allows the case's call."""
     contract = _TRANSLATIONS[case.kind].contract
-    return keeps(contract, products.find(case.product), products.PRODUCTS, case.request())
+    return keeps(contract, case.product, products.PRODUCTS, case.request())
 
 
 def _values(product: Product, kind: str) -> Iterator[Case]:
@@ -235,7 +235,7 @@ def _perhaps_legal(base: Case, product: Product) -> Iterator[Case]:
 def _kept(product: Product, kind: str) -> Iterator[Case]:
     """Calls that just keep each rule; the dtypes take turns."""
     plain = replace(_plain(kind, product), topic=Topic.VALUES)
-    for said, dtype in zip(near(kind, product.name).kept, itertools.cycle(product.dtypes)):
+    for said, dtype in zip(near(kind, product).kept, itertools.cycle(product.dtypes)):
         yield replace(plain, dtype=dtype, said=said, parameters=dtype if dtype in HALVES else "")
 
 
@@ -269,9 +269,8 @@ _QUICK = 7
 
 
 @cache
-def _all(product_name: str) -> tuple[Case, ...]:
+def _all(product: Product) -> tuple[Case, ...]:
     """The cases, topic by topic."""
-    product = products.find(product_name)
     offered = product.operators
     kinds = [kind for kind, each in _TRANSLATIONS.items() if each.contract.name in offered]
     found: dict[Topic, Iterable[Case]] = {
@@ -282,10 +281,7 @@ def _all(product_name: str) -> tuple[Case, ...]:
     values = (make(product, kind) for make in (_values, _kept) for kind in kinds)
     found[Topic.VALUES] = itertools.chain.from_iterable(values)
     wrong = (
-        varied(
-            replace(_plain(kind, product), topic=Topic.MISTAKES),
-            change=mistakes(kind, product_name),
-        )
+        varied(replace(_plain(kind, product), topic=Topic.MISTAKES), change=mistakes(kind, product))
         for kind in ("train", "reduce", "elemt", "group_norm")
     )
     found[Topic.MISTAKES] = itertools.chain.from_iterable(wrong)
@@ -295,5 +291,5 @@ def _all(product_name: str) -> tuple[Case, ...]:
 def cases(quick: bool, facts: Mapping[str, str]) -> tuple[Case, ...]:
     """The suite, or its part for a quick run; see :func:`.suite.cases`."""
     has_variance = facts["saveInvstd"] == "variance"
-    some = thinned(_all(facts["product"]), _QUICK if quick else 1)
+    some = thinned(_all(products.find(facts["product"])), _QUICK if quick else 1)
     return tuple(replace(case, saved_variance=has_variance) for case in some)
