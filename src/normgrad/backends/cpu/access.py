@@ -5,7 +5,7 @@ docs/performance.md has the measurements behind the thresholds, in one table.
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd
 from typing import NamedTuple
 
 from ... import dtypes
@@ -368,8 +368,7 @@ def streams(access: Access, machine: Machine) -> int:
     problem = access.problem
     if problem.result is None:
         return 0
-    elements = prod([axis.size for axis in (access.sets, *access.outer, access.channel)])
-    elements *= problem.inner.size
+    elements = problem.sets.size * problem.channel.size * problem.positions
     held = elements * problem.result.itemsize <= machine.cache
     if problem.read_next and held and not access.columns:
         return 0

@@ -52,7 +52,7 @@ ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
 SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
 #: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
 #: Batch norm's columns run through the whole batch, and gain nothing from this.
-SAMPLE = 2 << 20
+SAMPLE = 4 << 20
 #: The most bytes, and the most rows, that are processed at a time if rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
 #: The most rows that are processed at a time if one walk does everything (see walks_once). The walk
