@@ -1,12 +1,10 @@
-"""Kernels for rows that are statistics groups whose elements have the parameters (layer norm).
+"""Gradients of rows that are statistics groups whose elements have the parameters (layer norm).
 
 ``gradients`` sums rows, writes their dx and adds them to the parameters' sums. ``parameters`` does
-so for rows whose own sums are known. ``forward`` takes rows' moments and writes their y.
+so for rows whose own sums are known. forward_along.py has the forward pass.
 """
 
 from __future__ import annotations
-
-from math import isfinite, sqrt
 
 from numba import types
 
@@ -24,7 +22,6 @@ from .intrinsics import (
     inlined,
     item_size,
     like,
-    load,
     not_inlined,
     plain,
     put,
@@ -46,17 +43,7 @@ from .lanes import (
     zero_lanes,
 )
 from .parts import load_part, over_row, store_part
-from .row_moments import moments_of_channels
-from .rows import (
-    KEPT,
-    further,
-    has_whole_lines,
-    keep_short_row,
-    sums_of,
-    sums_of_rows,
-    three,
-    write_row,
-)
+from .rows import KEPT, further, has_whole_lines, keep_short_row, sums_of, sums_of_rows, three
 from .sums import fold_sums, total_of
 from .target import has_many_registers
 from .vectors import canonical
@@ -72,9 +59,6 @@ ON = 8 * LANES
 SOON = 1 << 13
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.
 ROW = SHORT + LANES
-#: The bytes of x in rows that are written together after their moments: they stay in the L1 cache
-#: beside what is written.
-NEAR = 8 << 10
 #: The size of buffers for the sums of some rows, which are stored in whole lanes.
 TOTALS = ROWS + LANES
 
@@ -458,62 +442,3 @@ def of_some_rows(operation, dy, x, dx, job, writes):
 def gradients(operation, dy, x, dx, job):
     """Sum each row, write its dx, and add the row to the parameters' sums, as far as wanted."""
     of_some_rows(operation, dy, x, dx, job, get(job, B.J_WRITES) != 0)
-
-
-@helper
-def choose_points(job, x, step, first, rows):
-    """Choose the points that some rows' moments are about: their first elements (see prepare)."""
-    points, centred = doubles_at(get(job, B.J_MEAN)), get(job, B.J_CENTRED) != 0
-    for r in range(rows):
-        value = load(x, r * step) if centred else 0.0
-        put(points, first + r, value if isfinite(value) else 0.0)
-
-
-@helper
-def find_statistics(job, first, rows, means, invstds):
-    """Compute some rows' mean and 1/std from their moments, for the loop that writes y.
-
-    It rounds them to float32, for which float64 is exact enough.
-    """
-    one, eps = 1.0 / bits_to_double(get(job, B.J_DIVISOR)), bits_to_double(get(job, B.J_EPS))
-    points, sums = shift(doubles_at(get(job, B.J_MEAN)), first), sums_of(job)
-    totals, squares = shift(sums[0], first), shift(sums[2], first)
-    centred = get(job, B.J_CENTRED) != 0
-    for r in range(rows):
-        change = get(totals, r) * one if centred else 0.0
-        variance = get(squares, r) * one - change * change
-        put(means, r, canonical(get(points, r) + change))
-        put(invstds, r, canonical(1.0 / sqrt((0.0 if variance < 0.0 else variance) + eps)))
-
-
-@helper
-def normalise(operation, tensors, steps, rows, run, means, invstds, along, past_caches):
-    """Write y of some rows."""
-    x = tensors[1]
-    for r in range(rows):
-        gain, mean = splat_like(x, x, get(invstds, r)), splat_like(x, x, get(means, r))
-        coefficients = gain, gain, mean, gain, gain
-        write_row(operation, tensors, coefficients, along, run, past_caches)
-        tensors = further(tensors, steps, 1)
-
-
-@helper
-def forward(operation, dy, x, dx, job):
-    """Normalise rows, which stay in a core's nearest cache from their moments to their y.
-
-    The moments stay in the workspace, from which ``statistics`` computes what is returned.
-    """
-    first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
-    steps, at_once = three(job, B.J_CHANNEL_STEPS), max(1, min(EIGHT, NEAR // (run * item_size(x))))
-    along = like(get(job, B.J_WEIGHT), real_of(x, x)), like(get(job, B.J_BIAS), real_of(x, x))
-    means, invstds = double_buffer(EIGHT), double_buffer(EIGHT)
-    for start in range(0, count, at_once):
-        rows, here = min(at_once, count - start), further((dy, x, dx), steps, start)
-        c = first + start
-        choose_points(job, here[1], steps[1], c, rows)
-        moments_of_channels(operation, here[1], job, c, c + rows)
-        find_statistics(job, c, rows, means, invstds)
-        if get(job, B.J_STREAM) != 0:
-            normalise(operation, here, steps, rows, run, means, invstds, along, plain(1))
-        else:
-            normalise(operation, here, steps, rows, run, means, invstds, along, None)

@@ -20,6 +20,7 @@ from . import (
     compiling,
     drive,
     enter,
+    forward_along,
     moves,
     row_moments,
     rows,
@@ -47,8 +48,8 @@ _LOOPS = {
     "scale": "write",
     "normalise": "write",
 }
-#: The operations that only rows have that are statistics groups.
-_ALONG = ("parameters", "gradients", "forward")
+#: The modules of the operations that only rows have that are statistics groups.
+_ALONG = {"parameters": along, "gradients": along, "forward": forward_along}
 _PATTERNS = {"rows": rows, "columns": columns}
 _MOMENTS = {"rows": row_moments, "columns": column_moments}
 #: The codes of float32 and float64; and the dtype codes for which an operation has no kernel.
@@ -83,7 +84,7 @@ class Source(NamedTuple):
 def _kernel(pattern: str, operation: str, code: int) -> Source:
     name = operation.removesuffix(ALONG)
     modules = _MOMENTS if _LOOPS[name] == "moments" else _PATTERNS
-    function = getattr(along if name in _ALONG else modules[pattern], _LOOPS[name])
+    function = getattr(_ALONG.get(name, modules[pattern]), _LOOPS[name])
     signature = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
     return Source(function.py_func, signature)
 
