@@ -28,6 +28,7 @@ from .intrinsics import (
     real_buffer,
     real_of,
     shift,
+    smaller,
 )
 from .lanes import (
     EIGHT,
@@ -220,12 +221,12 @@ def parameters(operation, dy, x, dx, job):
     )  # fmt: skip
     zero, writes = zero_lanes(dy, x), get(job, B.J_WRITES) != 0
     for k in range(0, run, SPAN):
-        width = min(SPAN, run - k)
+        width = smaller(SPAN, run - k)
         tensors = further((dy, x, dx), (1, 1, 1), k)
         streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(tensors[2], width, steps[2])
         start_sums(columns, width, zero)
         for i in range(0, count, ROWS):
-            rows = min(ROWS, count - i)
+            rows = smaller(ROWS, count - i)
             read_numbers(job, get(job, B.J_CHANNEL) + i, rows, numbers)
             here, weights = further(tensors, steps, i), shift(weight, k)
             arguments = (here, steps, rows, weights, numbers, columns, writes, streaming, (ON, ON))
@@ -265,7 +266,7 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
     kept = real_buffer(KEPT, dy, x), real_buffer(KEPT, dy, x)
     here = tensors
     for first in range(0, rows, EIGHT):
-        for i in range(min(EIGHT, rows - first)):
+        for i in range(smaller(EIGHT, rows - first)):
             if ahead:
                 for c in range(0, run, LANES):
                     fetch_later(here, SOON // item_size(x), c)
@@ -330,7 +331,7 @@ def short_rows(operation, dy, x, dx, job, writes):
     ahead = ROWS * steps[0], ROWS * steps[1]
     fetches = get(job, B.J_AHEAD) != 0 and not fetches_beside_sums(dy)
     for i in range(0, count, ROWS):
-        rows, here = min(ROWS, count - i), further((dy, x, dx), steps, i)
+        rows, here = smaller(ROWS, count - i), further((dy, x, dx), steps, i)
         if is_wanted(writes):
             sum_short_rows(
                 operation, here, steps, rows, run, shift(means, i), weights, sums, fetches
@@ -409,7 +410,7 @@ def one_by_one(operation, dy, x, dx, job, writes):
             sum_row(operation, here, run, get(means, i), weights, sums)
             find_numbers(job, 1, shift(means, i), shift(invstds, i), sums, numbers)
         elif r == 0:
-            round_numbers(min(ROWS, count - i), shift(means, i), shift(invstds, i), numbers)
+            round_numbers(smaller(ROWS, count - i), shift(means, i), shift(invstds, i), numbers)
         if adds:
             chain = chains[0] if i % 2 == 0 else chains[1]
             over_row(add_row, (here, r, weights, numbers, chain, writes, streaming), run)

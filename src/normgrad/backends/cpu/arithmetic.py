@@ -17,7 +17,7 @@ from numba import types
 
 from . import block as B
 from .helpers import helper
-from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put
+from .intrinsics import INT_POINTER, get, not_inlined, pairs_buffer, put, smaller
 from .pairs import (
     add_numbers,
     add_pair,
@@ -81,7 +81,7 @@ def parameters(block, s, bank, c0, c1):
     while first < c1:
         # Of samples that are treated as one, all have the same parameters.
         at = first % every
-        n = min(SOME, c1 - first, every - at)
+        n = smaller(smaller(SOME, c1 - first), every - at)
         begins = s % get(block, B.BANK_SETS) == 0 and first < every
         sums, xmus = (
             pairs(block, B.W_SUM_DY, base + first), pairs(block, B.W_SUM_DY_XMU, base + first)
@@ -112,7 +112,7 @@ def outputs(block, c0, c1):
     slots, every = get(block, B.SLOTS), get(block, B.PARAMETERS)
     biases, scaled = pairs_buffer(SOME), pairs_buffer(SOME)
     for first in range(c0, c1, SOME):
-        n = min(SOME, c1 - first)
+        n = smaller(SOME, c1 - first)
         clear_pairs(biases, n)
         clear_pairs(scaled, n)
         for slot in range(slots):

@@ -33,6 +33,7 @@ from .intrinsics import (
     int32s_at,
     int_buffer,
     integers_at,
+    larger,
     load,
     not_inlined,
     pairs_buffer,
@@ -40,6 +41,7 @@ from .intrinsics import (
     put,
     shift,
     singles_at,
+    smaller,
     store,
 )
 from .pairs import array, get_pair, over, pairs, plus, put_pair, rounded, times
@@ -96,7 +98,7 @@ def batch(block, s, bank, c0, c1):
         m = get(array(block, B.W_COUNT, plain(0)), 0)
     w = double_buffer(SOME)
     for first in range(c0, c1, SOME):
-        n, at = min(SOME, c1 - first), base + first
+        n, at = smaller(SOME, c1 - first), base + first
         read_weights(block, first, n, w)
         sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
         mean, invstd = pairs(block, B.W_MEAN, at), pairs(block, B.W_INVSTD, at)
@@ -125,25 +127,25 @@ def groups(block, s, bank, c0, c1):
     a time. So loops over channels and groups are long enough to be vectorised.
     """
     per_group, base = get(block, B.PER_GROUP), bank * get(block, B.CHANNELS)
-    at_once = max(1, SOME // per_group)
+    at_once = larger(1, SOME // per_group)
     group, left = base // per_group, (c1 - c0) // per_group
     group += c0 // per_group
     w, totals, projections = double_buffer(SOME), pairs_buffer(SOME), pairs_buffer(SOME)
     held = double_buffer(SOME)
     c = c0
     while left > 0:
-        count = min(at_once, left)
+        count = smaller(at_once, left)
         invstd = pairs(block, B.W_INVSTD, group)
         slope, scale = array(block, B.W_SLOPE, group), array(block, B.W_SCALE, group)
         start_groups(block, invstd, count, totals, projections, held)
         end = c + count * per_group
         for first in range(c, end, SOME):
-            n = min(SOME, end - first)
+            n = smaller(SOME, end - first)
             read_weights(block, first, n, w)
             add_weighted(block, base + first, n, w, invstd, count, totals, projections, held)
         finish_groups(block, invstd, count, totals, projections, held, slope, scale)
         for first in range(c, end, SOME):
-            n = min(SOME, end - first)
+            n = smaller(SOME, end - first)
             if n < end - c:
                 read_weights(block, first, n, w)
             spread_groups(block, base + first, n, w, totals, held)
@@ -190,7 +192,7 @@ def add_weighted(block, at, count, w, invstd, many, totals, projections, held):
     for g in range(many):
         first = g * per_group
         total, projection, fit = get_pair(totals, g), get_pair(projections, g), get(held, g)
-        for c in range(first, min(first + per_group, count)):
+        for c in range(first, smaller(first + per_group, count)):
             fit *= get(fits, c)
             if single:
                 total = total[0] + get(terms[0], c), 0.0
@@ -250,7 +252,7 @@ def constant(block, s, bank, c0, c1):
     invstd = array(block, B.W_INVSTD, base // per_group)
     w, row = double_buffer(SOME), double_buffer(SOME)
     for first in range(c0, c1, SOME):
-        n = min(SOME, c1 - first)
+        n = smaller(SOME, c1 - first)
         read_weights(block, first, n, w)
         if get(block, B.ALONG) == 0:
             read_parameters(block, B.BIAS, first, n, 0.0, shift(offset, first))
@@ -279,7 +281,7 @@ def along_rows(block, slot, field, otherwise):
         return address
     copy, row = get(block, B.WORKSPACE) + get(block, field), double_buffer(SOME)
     for first in range(0, get(block, B.PARAMETERS), SOME):
-        n = min(SOME, get(block, B.PARAMETERS) - first)
+        n = smaller(SOME, get(block, B.PARAMETERS) - first)
         read_parameters(block, slot, first, n, otherwise, row)
         for c in range(n):
             if single:
@@ -295,11 +297,13 @@ def range_of(words, count, magnitude):
 
     ``magnitude`` has all bits but the sign. The least is all of these if all numbers are 0.
     """
-    least, most = magnitude, 0
+    smallest, largest = magnitude, 0
     for c in range(count):
         size = get(words, c) & magnitude
-        least, most = min(least, (size - 1) & magnitude), max(most, size)
-    return least + (least < magnitude), most
+        before = (size - 1) & magnitude  # of 0 it is the largest number
+        smallest = before if before < smallest else smallest
+        largest = size if size > largest else largest
+    return smallest + (smallest < magnitude), largest
 
 
 def weights(block, flags, s, bank, c0, c1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import block as B
 from .columns import BUFFER, ROWS, along_row, fill, gather_sums, shape_of, start_sums
 from .helpers import by_types, helper, passed
-from .intrinsics import double, double_buffer, get, inlined, real_buffer, shift
+from .intrinsics import double, double_buffer, get, inlined, larger, real_buffer, shift, smaller
 from .lanes import (
     LANES,
     double_lanes,
@@ -53,13 +53,13 @@ def add_moments_about_means(arguments, c, part):
     total, squares = splat(0.0), splat(0.0)
     for first in range(0, rows, ROWS):
         s = zero
-        for r in range(first, min(first + ROWS, rows)):
+        for r in range(first, smaller(first + ROWS, rows)):
             s = s + load_part(x, r * step + c, part)
         total = total + double_lanes(s)
     mean = mean_of(total, rows)
     for first in range(0, rows, ROWS):
         q, q2 = zero, zero
-        i, last = first * step + c, min(first + ROWS, rows)
+        i, last = first * step + c, smaller(first + ROWS, rows)
         for _ in range(first, last - 1, 2):
             d, d2 = load_part(x, i, part) - mean, load_part(x, i + step, part) - mean
             q, q2 = q + d * d, q2 + d2 * d2
@@ -194,8 +194,8 @@ def moments(operation, dy, x, dx, job):
     i = 0
     while i < count:
         # Some rows, or the rest of one.
-        rows = max(1, min(rows_about_one(operation), (count - i) // repeat))
-        m = min(repeat, count - i)
+        rows = larger(1, smaller(rows_about_one(operation), (count - i) // repeat))
+        m = smaller(repeat, count - i)
         here = shift(x, i * step)
         add_moments(operation, here, repeat * step, rows, means, columns, channels * run * m)
         i += rows * m

@@ -26,6 +26,7 @@ from .intrinsics import (
     plain,
     put,
     real_buffer,
+    smaller,
     store,
 )
 from .lanes import (
@@ -218,7 +219,7 @@ def along_row(job, field, per, dy, row):
         c, group, left = plain(0), first // per, per - first % per
         while c < channels:
             # Lanes beyond a group's elements are overwritten by the next group's.
-            n = min(left, channels - c)
+            n = smaller(left, channels - c)
             value = splat_like(row, row, get(values, group))
             for i in range(0, n * run, LANES):
                 put_lanes(row, c * run + i, value)
@@ -269,13 +270,13 @@ def sums(operation, dy, x, dx, job):
     i = 0
     while i < count:
         here = further((dy, x, dx), steps, i)
-        rows = min(ROWS, (count - i) // repeat)
+        rows = smaller(ROWS, (count - i) // repeat)
         if rows >= FEW_ROWS:
             add_some(operation, here, apart, rows, terms, columns, width, ahead, streaming)
             i += rows * repeat
         else:
             # One row, or the rest of one.
-            m = min(repeat, count - i)
+            m = smaller(repeat, count - i)
             over_row(add_single, (operation, here, terms, columns), channels * run * m)
             i += m
     gather_sums(columns, first, channels, run, repeat, dy, zero, sums_of(job))
@@ -349,7 +350,7 @@ def write(operation, dy, x, dx, job):
     start, end = 0, get(job, B.J_ROWS)
     while start < end:
         if in_order:
-            at, rows, m = start, 1, min(repeat, end - start)
+            at, rows, m = start, 1, smaller(repeat, end - start)
             start += m
         else:
             rows, m = rows_before(end, repeat)

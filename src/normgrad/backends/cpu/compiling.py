@@ -6,19 +6,25 @@ import warnings
 from typing import Any
 
 from numba.core.ccallback import CFunc
+from numba.core.compiler import Compiler
 from numba.core.errors import NumbaPerformanceWarning
 
 from ...loading import compiling
 from .disk import cache_for
+from .pipeline import OPTIONS, UnitCompiler
 
 
 def c_function(function: Any, signature: Any, parallel: bool = False) -> CFunc:
-    """A C function of this signature, which is not compiled yet."""
+    """A C function of this signature, which is not compiled yet.
+
+    ``parallel``: whether it has a parallel loop, which takes all of Numba's own passes.
+    """
     return CFunc(
         function,
         (signature.args, signature.return_type),
         locals={},
-        options={"error_model": "numpy", "nopython": True, "parallel": parallel},
+        options={**OPTIONS, "parallel": parallel},
+        pipeline_class=Compiler if parallel else UnitCompiler,
     )
 
 

@@ -15,12 +15,14 @@ from .intrinsics import (
     doubles_at,
     get,
     item_size,
+    larger,
     like,
     load,
     plain,
     put,
     real_of,
     shift,
+    smaller,
 )
 from .lanes import EIGHT, splat_like
 from .row_moments import moments_of_channels
@@ -78,11 +80,14 @@ def forward(operation, dy, x, dx, job):
     The moments stay in the workspace, from which ``statistics`` computes what is returned.
     """
     first, count, run = get(job, B.J_CHANNEL), get(job, B.J_CHANNELS), get(job, B.J_RUN)
-    steps, at_once = three(job, B.J_CHANNEL_STEPS), max(1, min(EIGHT, NEAR // (run * item_size(x))))
+    steps, at_once = (
+        three(job, B.J_CHANNEL_STEPS),
+        larger(1, smaller(EIGHT, NEAR // (run * item_size(x)))),
+    )
     along = like(get(job, B.J_WEIGHT), real_of(x, x)), like(get(job, B.J_BIAS), real_of(x, x))
     means, invstds = double_buffer(EIGHT), double_buffer(EIGHT)
     for start in range(0, count, at_once):
-        rows, here = min(at_once, count - start), further((dy, x, dx), steps, start)
+        rows, here = smaller(at_once, count - start), further((dy, x, dx), steps, start)
         c = first + start
         choose_points(job, here[1], steps[1], c, rows)
         moments_of_channels(operation, here[1], job, c, c + rows)

@@ -1,10 +1,4 @@
-"""The decorators for helpers, which are compiled as parts of kernels, and for LLVM instructions.
-
-Numba makes every function that it compiles ready to run: LLVM optimises it, with all functions that
-it calls, and emits machine code. Here only kernels run. A helper is kept as LLVM's intermediate
-code, which is optimised once for each kernel. So a first training step compiled in 0.76 of the
-time, all kernels in 0.80.
-"""
+"""The decorators for helpers, which are compiled as parts of units, and for LLVM instructions."""
 
 from __future__ import annotations
 
@@ -12,91 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba import _dynfunc, njit
-from numba.core import typed_passes
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
-from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
-from numba.core.extending import intrinsic, overload
-from numba.core.funcdesc import PythonFunctionDescriptor
-from numba.core.lowering import Lower
+from numba import njit, types
+from numba.core.extending import overload
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global
 
 from ...memory import LINE
-
-
-class _Part(JITCodeLibrary):  # type: ignore[misc]
-    """LLVM's code of a helper and of the functions that it calls, to be linked to kernels."""
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        """Leave the optimisation to the kernel's passes, and only set the target machine."""
-        ll_module.data_layout = self._codegen._data_layout
-
-    def finalize(self) -> None:
-        """Link the functions that the helper calls."""
-        for library in dict.fromkeys(self._linking_libraries):
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._finalized = True
-
-
-@register_pass(mutates_CFG=True, analysis_only=False)
-class _PartLowering(LoweringPass):  # type: ignore[misc]
-    """Lower Numba's code to LLVM's, as Numba's own pass does, but without machine code."""
-
-    _name = "normgrad_part_lowering"
-
-    def __init__(self) -> None:
-        LoweringPass.__init__(self)
-
-    def run_pass(self, state: Any) -> bool:
-        target, name, flags = state.targetctx, state.func_id.func_qualname, state.flags
-        library = _Part(target.codegen(), name)
-        described = PythonFunctionDescriptor.from_specialized_function(
-            state.func_ir, state.typemap, state.return_type, state.calltypes,
-            mangler=target.mangler, inline=flags.forceinline, noalias=flags.noalias,
-            abi_tags=[flags.get_mangle_string()],
-        )  # fmt: skip
-        with target.push_code_library(library):
-            lowering = Lower(target, library, described, state.func_ir, metadata=state.metadata)
-            lowering.lower()
-        # Numba finds a function's code by this object; it cannot be called.
-        key = _dynfunc.make_function(
-            described.lookup_module(), name, "", 0, lowering.env, (library,)
-        )
-        target.insert_user_function(key, described, [library])
-        state.library = library
-        state["cr"] = _LowerResult(described, lowering.call_helper, cfunc=key, env=lowering.env)
-        state.metadata["prune_stats"] = None
-        return True
-
-
-#: Numba's passes for features that kernels do not use: contexts, closures, inlined functions, loops
-#: over literals. Each pass would go through the whole function.
-_UNUSED = {
-    "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction",
-    "InlineInlinables", "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass",
-}  # fmt: skip
-
-
-class _PartCompiler(CompilerBase):  # type: ignore[misc]
-    """Numba's compiler without the passes for arrays and objects, which kernels do not use."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        passes = PassManager("normgrad_part")
-        # Each pass runs once: dead branches are known from the arguments' types at the start.
-        untyped = dict.fromkeys(DefaultPassBuilder.define_untyped_pipeline(self.state).passes)
-        passes.passes += [found for found in untyped if found[0].__name__ not in _UNUSED]
-        passes.add_pass(typed_passes.NopythonTypeInference, "find types")
-        passes.add_pass(typed_passes.PreLowerStripPhis, "remove phi nodes")
-        passes.add_pass(typed_passes.IRLegalization, "check what can be lowered")
-        passes.add_pass(_PartLowering, "lower")
-        passes.add_pass(typed_passes.NoPythonBackend, "put the result together")
-        passes.finalize()
-        return [passes]
-
+from .pipeline import OPTIONS, PartCompiler
 
 _OPTIONS = {
-    "pipeline_class": _PartCompiler,
-    "error_model": "numpy",
+    **OPTIONS,
+    "pipeline_class": PartCompiler,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }
@@ -140,16 +60,31 @@ def instruction(signature: Callable[..., Any], literal: bool = False) -> Any:
 
     def written(emit: Any) -> Any:
         @functools.wraps(emit)
-        def typed(typingctx: Any, *given: Any) -> Any:
-            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                builder.function.attributes.alignstack = LINE
-                # llvmlite writes the alignment only beside another attribute.
-                builder.function.attributes.add("nounwind")
-                value = emit(Emitter(context, builder, given), *args)
-                return context.get_dummy_value() if value is None else value
+        def called(*arguments: Any) -> Any:
+            raise NotImplementedError
 
-            return signature(*given), codegen
+        typed(called, lambda arguments: signature(*arguments), literal)
 
-        return intrinsic(prefer_literal=literal)(typed)
+        @lower_builtin(called, types.VarArg(types.Any))  # type: ignore[untyped-decorator]
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.function.attributes.alignstack = LINE
+            # llvmlite writes the alignment only beside another attribute.
+            builder.function.attributes.add("nounwind")
+            value = emit(Emitter(context, builder, signature.args), *args)
+            return context.get_dummy_value() if value is None else value
+
+        return called
 
     return written
+
+
+def typed(function: Any, signature: Callable[[Any], Any], literal: bool = False) -> None:
+    """Tell Numba the type of a function: its signature from the tuple of the arguments' types."""
+
+    class Template(AbstractTemplate):  # type: ignore[misc]
+        prefer_literal, key = literal, function
+
+        def generic(self, arguments: Any, named: Any) -> Any:
+            return signature(arguments)
+
+    infer_global(function, types.Function(Template))

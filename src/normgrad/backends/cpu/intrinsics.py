@@ -219,6 +219,19 @@ def plain(emit: Emitter, value: Any) -> Any:
     return emit.context.cast(emit.builder, value, emit.types[0], types.int64)
 
 
+def _chosen(sign: str) -> Any:
+    @instruction(lambda a, b: types.int64(types.int64, types.int64))
+    def choose(emit: Emitter, a: Any, b: Any) -> Any:
+        """The smaller or the larger of two integers. (Numba's own min and max are functions, which
+        are compiled by themselves.)"""
+        return emit.builder.select(emit.builder.icmp_signed(sign, a, b), a, b)
+
+    return choose
+
+
+smaller, larger = _chosen("<"), _chosen(">")
+
+
 @instruction(lambda function, arguments: types.int64(types.int64, arguments))
 def call(emit: Emitter, function: Any, arguments: Any) -> Any:
     """Call a C function at an address; returns its int result, if it has one.

@@ -18,12 +18,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.extending import models, overload, register_model
+from numba.core.extending import models, register_model
+from numba.core.imputils import lower_builtin
 
 from ...memory import LINE
 from . import access
 from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
-from .helpers import Emitter, instruction
+from .helpers import Emitter, instruction, typed
 from .intrinsics import real_type
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -317,17 +318,17 @@ def product(emit: Emitter, a: Any, b: Any) -> Any:
 
 
 def _operator(function: Callable[[Any, Any], Any], name: str) -> None:
-    @instruction(lambda a, b: a(a, b))
-    def operation(emit: Emitter, a: Any, b: Any) -> Any:
+    def signature(given: Any) -> Any:
+        alike = len(given) == 2 and isinstance(given[0], Lanes) and given[0] == given[1]
+        return given[0](*given) if alike else None
+
+    @lower_builtin(function, Lanes, Lanes)
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # NaN and Inf must be kept, so neither 'nnan' nor 'ninf'. A multiplication and an addition
         # may become one instruction.
-        return getattr(emit.builder, name)(a, b, flags=("contract", "nsz"))
+        return getattr(builder, name)(*args, flags=("contract", "nsz"))
 
-    @overload(function)
-    def _overload(a, b):
-        if isinstance(a, Lanes) and a == b:
-            return lambda a, b: operation(a, b)
-        return None
+    typed(function, signature)
 
 
 _operator(operator.add, "fadd")

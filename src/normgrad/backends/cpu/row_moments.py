@@ -12,7 +12,18 @@ from numba import types
 
 from . import block as B
 from .helpers import by_types, helper
-from .intrinsics import double, double_buffer, doubles_at, get, inlined, not_inlined, plain, shift
+from .intrinsics import (
+    double,
+    double_buffer,
+    doubles_at,
+    get,
+    inlined,
+    larger,
+    not_inlined,
+    plain,
+    shift,
+    smaller,
+)
 from .lanes import (
     EIGHT,
     HALF,
@@ -54,7 +65,7 @@ def total_of_rows(x, step, rows, count):
     total = start_total(zero)
     for r in range(rows):
         for start in range(0, count, BLOCK):
-            row, end = shift(x, r * step + start), min(BLOCK, count - start)
+            row, end = shift(x, r * step + start), smaller(BLOCK, count - start)
             s, s2 = zero, zero
             i = 0
             while i + 2 * LANES <= end:
@@ -78,11 +89,11 @@ def moments_about_means(operation, x, step, rows, run, about, sums, c):
     neighbours. Sums of a few numbers of 8 or 11 bits lose next to nothing in float32. In float64
     both are shifted to the channel's point.
     """
-    height = max(1, ABOUT_ONE // run)
+    height = larger(1, ABOUT_ONE // run)
     for r in range(0, rows, height):
-        n = min(height, rows - r)
+        n = smaller(height, rows - r)
         for k in range(0, run, ABOUT_ONE):
-            block, count = shift(x, r * step + k), min(ABOUT_ONE, run - k)
+            block, count = shift(x, r * step + k), smaller(ABOUT_ONE, run - k)
             total, m = total_of_rows(block, step, n, count), double(n * count)
             mean = double(np.float32(total / m))
             mean = mean if isfinite(mean) else 0.0
@@ -139,7 +150,7 @@ def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
     for r in range(rows):
         row = shift(x, r * x_step)
         for start in range(0, count, chain):
-            end = min(start + chain, count)
+            end = smaller(start + chain, count)
             fold_deviations(zero, sums, c, exact_moments_of_block(zero, row, start, end, mu))
 
 
@@ -149,7 +160,7 @@ def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
     not_inlined()
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
     for start in range(0, channels, EIGHT):
-        n = min(EIGHT, channels - start)
+        n = smaller(EIGHT, channels - start)
         for i in range(n):
             row, mu = shift(x, (start + i) * apart), splat(get(means, first + start + i))
             s, _, squares = exact_moments_of_block(zero, row, plain(0), run, mu)
@@ -191,7 +202,7 @@ def moments_of_channels(operation, x, job, c, end):
     row = x
     while c < end:
         # A group's adjacent channels are one row; the sums go to the first of these channels.
-        n = min(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
+        n = smaller(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
         moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
         c += n

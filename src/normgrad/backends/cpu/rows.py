@@ -25,6 +25,7 @@ from .intrinsics import (
     real_buffer,
     real_of,
     shift,
+    smaller,
 )
 from .lanes import EIGHT, LANES, prefetch_lanes, put_lanes, splat_like, zero_lanes
 from .parts import store_part
@@ -85,7 +86,7 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
     totals = start_total(zero), start_total(zero)
     a, b = (zero, zero), (zero, zero)
     # By how many additions a block, or a short row, extends a chain; and the chain's length.
-    longer = -(-min(count, BLOCK) // (2 * LANES))
+    longer = -(-smaller(count, BLOCK) // (2 * LANES))
     chain = 0
     # All rows end alike, so that masks are made once.
     whole = count // LANES * LANES
@@ -94,12 +95,12 @@ def sums_of_rows(operation, tensors, steps, rows, count, terms, ahead, streaming
     here, start, left = tensors, 0, rows if count > 0 else 0
     while left > 0:
         if ahead and start == 0 and left > 1:
-            fetch(here, steps, min(count, FETCHED))
+            fetch(here, steps, smaller(count, FETCHED))
         if chain + longer > CHAIN:
             totals = add_chains(totals, a, b)
             a, b = (zero, zero), (zero, zero)
             chain = 0
-        end = min(whole, start + BLOCK)
+        end = smaller(whole, start + BLOCK)
         a, b = add_whole_lanes(operation, here, start, end, terms, a, b, streaming)
         chain += longer
         start += BLOCK
@@ -184,7 +185,7 @@ def sums_of_short_rows(operation, dy, x, dx, job):
     group, left = first // per_group, per_group - first % per_group
     here = dy, x, dx
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
-        n = min(EIGHT, get(job, B.J_CHANNELS) - start)
+        n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
         for i in range(n):
             mean, gain = get(means, group), get(gains, first + start + i)
             terms = splat_like(dy, x, mean), splat_like(dy, x, gain), weight
@@ -209,7 +210,7 @@ def sums(operation, dy, x, dx, job):
     kept = double_buffer(LOTS), double_buffer(LOTS)
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):
-        n = min(EIGHT, get(job, B.J_CHANNELS) - start)
+        n = smaller(EIGHT, get(job, B.J_CHANNELS) - start)
         for i in range(n):
             channel = first + start + i
             mean, gain = get(means, group), get(gains, channel)
@@ -275,7 +276,7 @@ def write_row(operation, tensors, coefficients, along, count, past_caches):
             write_part(operation, tensors, k, coefficients, along, None, True)
             k += LANES
         while k < count:
-            part = min(count - k, LANES)
+            part = smaller(count - k, LANES)
             write_part(operation, tensors, k, coefficients, along, part, False)
             k += LANES
 

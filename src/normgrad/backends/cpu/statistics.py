@@ -5,7 +5,7 @@ Every loop goes over channels, without a branch, so that LLVM vectorises it.
 
 from __future__ import annotations
 
-from math import isfinite, nan, sqrt
+from math import isfinite, sqrt
 
 from . import block as B
 from .helpers import helper
@@ -19,6 +19,7 @@ from .intrinsics import (
     plain,
     put,
     shift,
+    smaller,
 )
 from .pairs import add_pair, clear_pairs, get_pair, over, pairs, plus, put_pair, rounded, times
 from .vectors import (
@@ -146,7 +147,7 @@ def statistics(block, flags, s, bank, c0, c1):
     means, invstds = pairs_buffer(SOME), pairs_buffer(SOME)
     last = c1 // per_group
     for first in range(c0 // per_group, last, SOME):
-        count = min(SOME, last - first)
+        count = smaller(SOME, last - first)
         there = count if m > 0.0 else 0
         at = base + first * per_group
         mean = pairs(block, B.W_MEAN, at // per_group)
@@ -193,7 +194,7 @@ def gather(block, flags, s, bank, c0, c1):
     n = total_count(block)
     ranks = counts(block) if n != 0.0 else 0
     for first in range(c0, c1, SOME):
-        count = min(SOME, c1 - first)
+        count = smaller(SOME, c1 - first)
         there = count if n != 0.0 else 0
         clear_pairs(means, count)
         clear_pairs(variances, count)
@@ -218,5 +219,5 @@ def gather(block, flags, s, bank, c0, c1):
             value = rounded(get_pair(variances, c)) / n
             put(invstds[0], c, 1.0 / sqrt(value))
             value -= eps
-            put_pair(variances, c, (max(value, 0.0) if value == value else nan, 0.0))
+            put_pair(variances, c, (0.0 if value < 0.0 else value, 0.0))
         write_statistics(block, plain(0), first, count, means, invstds, variances, n)

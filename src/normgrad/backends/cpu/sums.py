@@ -14,7 +14,7 @@ from numba import types
 
 from . import access
 from .helpers import by_types, helper
-from .intrinsics import double_buffer, fma, get, load, put, shift, two_sum
+from .intrinsics import double_buffer, fma, get, load, put, shift, smaller, two_sum
 from .lanes import (
     EIGHT,
     HALF,
@@ -253,7 +253,7 @@ def add_columns(zero, columns, column_errors, channels, run, repeat, totals, err
             for c in range(channels):
                 total = splat(0.0)
                 for i in range(0, run, LANES):
-                    total = total + load_some(columns, c * run + i, min(LANES, run - i))
+                    total = total + load_some(columns, c * run + i, smaller(LANES, run - i))
                 put(totals, first + c, get(totals, first + c) + sum_of_lanes(total))
         else:
             some = double_buffer(LOT)

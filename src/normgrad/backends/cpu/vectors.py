@@ -22,6 +22,7 @@ from .intrinsics import (
     put,
     shift,
     singles_at,
+    smaller,
     store,
 )
 from .pairs import get_pair, rounded
@@ -84,7 +85,7 @@ def spread(numbers, first, count, per_group, row):
         return shift(numbers, first)
     c, group, end = 0, first // per_group, per_group - first % per_group
     while c < count:
-        end = min(end, count)
+        end = smaller(end, count)
         for k in range(c, end):
             put(row, k, get(numbers, group))
         c, group, end = end, group + 1, end + per_group
@@ -155,7 +156,7 @@ def read_parameters(block, slot, first, count, otherwise, row):
     while c < count:
         s = (first + c) // every
         at = first + c - s * every
-        n = min(count - c, every - at)
+        n = smaller(count - c, every - at)
         read_row(block, slot, s if outer else 0, at, n, otherwise, shift(row, c))
         c += n
 
@@ -210,7 +211,7 @@ def write_parameters(block, slot, first, count, numbers):
     while c < count:
         s = (first + c) // every
         at = first + c - s * every
-        n = min(count - c, every - at)
+        n = smaller(count - c, every - at)
         write_row(block, slot, s, at, n, (shift(numbers[0], c), shift(numbers[1], c)))
         c += n
 

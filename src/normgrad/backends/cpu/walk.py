@@ -20,10 +20,12 @@ from .intrinsics import (
     doubles_at,
     get,
     int_buffer,
+    larger,
     not_inlined,
     plain,
     put,
     shift,
+    smaller,
 )
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -189,7 +191,7 @@ def copy_to_dx(block, s, c, channels, position, rows, k, run):
     step = get(block, B.ROW_STRIDES + 2 if get(block, B.COLUMNS) != 0 else B.CHANNEL_STRIDES + 2)
     for at in range(0, channels, TILE_CHANNELS):
         dy, _, dx = elements_at(block, s, c + at, position, k)
-        move(block, plain(0), dy, dx, step, 0, min(TILE_CHANNELS, channels - at), rows, run)
+        move(block, plain(0), dy, dx, step, 0, smaller(TILE_CHANNELS, channels - at), rows, run)
 
 
 def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
@@ -202,15 +204,15 @@ def in_tiles(block, kernel, uses, job, s, c, channels, position, rows, run):
     moved = get(block, B.MOVED) & uses
     most = TILE_POSITIONS if get(block, B.COLUMNS) != 0 else 1
     for r in range(0, rows, most):
-        n, row = min(most, rows - r), position + r
+        n, row = smaller(most, rows - r), position + r
         for k in range(0, run, TILE_POSITIONS):
-            width = min(TILE_POSITIONS, run - k)
+            width = smaller(TILE_POSITIONS, run - k)
             if get(block, B.DY_IN_DX) != 0:
                 copy_to_dx(block, s, c, channels, row, n, k, width)
                 call_in_place(block, kernel, job, s, c, channels, row, n, k, width)
                 continue
             for at in range(0, channels, TILE_CHANNELS):
-                some = min(TILE_CHANNELS, channels - at)
+                some = smaller(TILE_CHANNELS, channels - at)
                 call_on_tile(block, kernel, moved, job, s, c + at, some, row, n, k, width)
 
 
@@ -245,18 +247,18 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
         row = last - 1 if backwards else first
         row = row % rows_axis if get(block, B.OUTER_RANK) > 0 else row
         if backwards:
-            rows = min(row + 1, last - first, most)
+            rows = smaller(smaller(row + 1, last - first), most)
         else:
-            rows = min(rows_axis - row, last - first, most)
+            rows = smaller(smaller(rows_axis - row, last - first), most)
         ends = last_run != run and row + (1 if backwards else rows) == rows_axis
         if ends:
-            rows = 1 if backwards else max(1, rows - 1)
+            rows = 1 if backwards else larger(1, rows - 1)
             ends = backwards or row + 1 == rows_axis
         if backwards:
             last -= rows
         start = last if backwards else first
         for c in range(c0, c1, channels):
-            n = min(channels, c1 - c)
+            n = smaller(channels, c1 - c)
             length = last_run if ends else run
             piece(block, kernel, uses, job, s, c, n, of_set + start, rows, plain(0), length)
         if not backwards:
@@ -296,7 +298,7 @@ def part_of_row(block, step, part):
     if get(step, B.PARTS) == 1:
         return 0, get(block, B.RUN)
     k = part * get(step, B.PART_SIZE)
-    return k, min(get(step, B.PART_SIZE), get(block, B.RUN) - k)
+    return k, smaller(get(step, B.PART_SIZE), get(block, B.RUN) - k)
 
 
 @helper
@@ -327,9 +329,9 @@ def run_task(block, step, task):
     turn = tile // blocks
     slot = tile - turn * blocks
     c0 = slot * size
-    c1 = min(c0 + size, channels)
+    c1 = smaller(c0 + size, channels)
     first = part * get(step, B.PART_SIZE)
-    last = min(first + get(step, B.PART_SIZE), get(block, B.POSITIONS))
+    last = smaller(first + get(step, B.PART_SIZE), get(block, B.POSITIONS))
     arithmetic, coefficients = get(step, B.ARITHMETIC), get(step, B.COEFFICIENTS)
     before, after, finally_ = get(step, B.BEFORE), get(step, B.AFTER), get(step, B.LAST)
     sums, writes = get(step, B.SUMS_KERNEL), get(step, B.WRITE_KERNEL)
@@ -338,7 +340,7 @@ def run_task(block, step, task):
         slot = tile
     job = int_buffer(JOB_FIELDS)
     sets = get(step, B.SETS_PER_TASK)
-    for s in range(turn * sets, min((turn + 1) * sets, get(block, B.SETS))):
+    for s in range(turn * sets, smaller((turn + 1) * sets, get(block, B.SETS))):
         bank = s // get(block, B.BANK_SETS)
         if columns and sums_parameters(block) and (own != 0 or s == turn * sets):
             k, count = part_of_row(block, step, part)
@@ -346,7 +348,7 @@ def run_task(block, step, task):
                 at = slot_of(block, slot, s, i) + k * DOUBLE
                 clear(at, count * get(block, B.POSITIONS))
         for b0 in range(c0, c1, get(step, B.AT_ONCE)):
-            b1 = min(b0 + get(step, B.AT_ONCE), c1)
+            b1 = smaller(b0 + get(step, B.AT_ONCE), c1)
             if before != 0:
                 call(arithmetic, (block, before, s, bank, b0, b1))
                 if before & B.DO_COEFFICIENTS:

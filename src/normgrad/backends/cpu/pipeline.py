@@ -1,0 +1,138 @@
+"""Numba's compiler, cut down to what kernels need.
+
+Kernels have no Python objects, arrays, closures or reference counts. Numba spends most of its time
+on analyses for these, in Python; without them, all kernels compile in three quarters of the time.
+Numba also makes every function that it compiles ready to run: LLVM optimises it, with all functions
+that it calls, and emits machine code. Here only units run. A helper is kept as LLVM's intermediate
+code, which is optimised once for each unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite.binding import Linkage
+from numba import _dynfunc
+from numba.core import typed_passes, untyped_passes
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, _LowerResult
+from numba.core.compiler_machinery import PassManager
+from numba.core.funcdesc import PythonFunctionDescriptor
+from numba.core.ir_utils import build_definitions
+from numba.core.lowering import Lower
+from numba.core.rewrites.static_getitem import RewriteConstGetitems
+from numba.core.ssa import reconstruct_ssa
+from numba.core.transforms import canonicalize_cfg
+from numba.core.typed_passes import NativeLowering
+
+#: Numba's options for all functions here: a division by zero gives what NumPy gives, and there are
+#: no references to count.
+OPTIONS = {"error_model": "numpy", "_nrt": False}
+
+
+class _Part(JITCodeLibrary):  # type: ignore[misc]
+    """LLVM's code of a helper and of the functions that it calls, to be linked to units."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        """Leave the optimisation to the unit's passes, and only set the target machine."""
+        ll_module.data_layout = self._codegen._data_layout
+
+    def finalize(self) -> None:
+        """Link the functions that the helper calls."""
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == Linkage.external:
+                function.linkage = Linkage.linkonce_odr
+        self._finalized = True
+
+
+def _lower_part(state: Any) -> None:
+    """Lower Numba's code to LLVM's, as Numba's own pass does, but without machine code."""
+    target, name, flags = state.targetctx, state.func_id.func_qualname, state.flags
+    library = _Part(target.codegen(), name)
+    described = PythonFunctionDescriptor.from_specialized_function(
+        state.func_ir, state.typemap, state.return_type, state.calltypes,
+        mangler=target.mangler, inline=flags.forceinline, noalias=flags.noalias,
+        abi_tags=[flags.get_mangle_string()],
+    )  # fmt: skip
+    with target.push_code_library(library):
+        lowering = Lower(target, library, described, state.func_ir, metadata=state.metadata)
+        lowering.lower()
+    # Numba finds a function's code by this object; it cannot be called.
+    key = _dynfunc.make_function(described.lookup_module(), name, "", 0, lowering.env, (library,))
+    target.insert_user_function(key, described, [library])
+    state.library = library
+    state["cr"] = _LowerResult(described, lowering.call_helper, cfunc=key, env=lowering.env)
+    state.metadata["prune_stats"] = None
+
+
+def _lower_unit(state: Any) -> None:
+    """Lower Numba's code to LLVM's, optimise it, and emit machine code."""
+    NativeLowering().run_pass(state)
+
+
+def _without_dead_branches(state: Any) -> None:
+    """Remove branches that constants or the arguments' types decide."""
+    code = state.func_ir
+    code.blocks = canonicalize_cfg(code.blocks)
+    untyped_passes.rewrite_semantic_constants(code, state.args)
+    untyped_passes.dead_branch_prune(code, state.args)
+    code.blocks = canonicalize_cfg(code.blocks)
+
+
+def _with_constant_indices(state: Any) -> None:
+    """Mark the constant indices of tuples, whose entries may differ in type."""
+    rewrite = RewriteConstGetitems(state)
+    for label, block in list(state.func_ir.blocks.items()):
+        if rewrite.match(state.func_ir, block, None, None):
+            state.func_ir.blocks[label] = rewrite.apply()
+
+
+def _with_single_assignments(state: Any) -> None:
+    """Give each assignment of a variable a name and a type of its own."""
+    state.func_ir = reconstruct_ssa(state.func_ir)
+    state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+
+
+def _without_phi_nodes(state: Any) -> None:
+    """Replace phi nodes by assignments, which LLVM turns into phi nodes of its own."""
+    state.func_ir = typed_passes.PreLowerStripPhis()._strip_phi_nodes(state.func_ir)
+    state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+
+
+class _Passes(PassManager):  # type: ignore[misc]
+    """The passes from a function's bytecode to LLVM's code, whose last is ``lower``."""
+
+    def __init__(self, name: str, lower: Callable[[Any], None]) -> None:
+        super().__init__(name)
+        self._lower = lower
+
+    def run(self, state: Any) -> None:
+        """Run all passes."""
+        untyped_passes.TranslateByteCode().run_pass(state)
+        untyped_passes.FixupArgs().run_pass(state)
+        _without_dead_branches(state)
+        _with_constant_indices(state)
+        _with_single_assignments(state)
+        typed_passes.NopythonTypeInference().run_pass(state)
+        _without_phi_nodes(state)
+        self._lower(state)
+        typed_passes.NoPythonBackend().run_pass(state)
+
+
+class PartCompiler(CompilerBase):  # type: ignore[misc]
+    """The compiler of helpers."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """As Numba's method."""
+        return [_Passes("normgrad part", _lower_part)]
+
+
+class UnitCompiler(CompilerBase):  # type: ignore[misc]
+    """The compiler of units."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """As Numba's method."""
+        return [_Passes("normgrad unit", _lower_unit)]
