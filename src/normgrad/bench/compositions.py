@@ -12,6 +12,7 @@ from torch.ops import aten
 
 from ..contract import Kind
 from ..operators.by_name import PLANNED, choices_of
+from ..torch.derivatives import like
 from ..torch.schemas import ATEN, Schema
 from .data import EPS, MOMENTUM, Data, arguments
 from .suite import DENSE, Case, Layout, Operator
@@ -101,14 +102,6 @@ def _cudnn(case: Case, data: Data) -> dict[str, Call]:
     return {}
 
 
-def _sums(data: Data) -> tuple[Any, Any]:
-    """Σdy and Σdy·(x − μ), in float32."""
-    others = _others(data.input)
-    centred = data.input - _along(data.mean.float(), data.input)
-    sum_dy = data.grad_out.sum(others, dtype=torch.float32)
-    return sum_dy, centred.mul_(data.grad_out).sum(others)
-
-
 def _one_pass(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
     """gain·(x − mean) + shift in one operator; gain, mean and shift are per channel."""
     return torch.addcmul(_along(shift - gain * mean, x), x, _along(gain, x))
@@ -133,38 +126,6 @@ _WAYS = {
 }
 
 
-def _grad_input(data: Data, sums: tuple[Any, Any], count: Any, way: Callable[..., Any]) -> Any:
-    """dx = gain·dy + slope·(x − μ) + shift, where gain, slope and shift are per channel.
-
-    ``way`` computes the last two terms. :func:`_evaluation` has the least memory traffic, but
-    rounds halves three times.
-    """
-    invstd = data.invstd.float()
-    gain = data.weight.float() * invstd
-    slope, shift = -gain * invstd * invstd * sums[1] / count, -gain * sums[0] / count
-    rest = way(data.input, slope, data.mean.float(), shift)
-    rest.addcmul_(data.grad_out, _along(gain.to(rest.dtype), rest))
-    return rest.to(data.input.dtype)
-
-
-def _batch_norm(case: Case, data: Data) -> dict[str, Call]:
-    def composition() -> Any:
-        parameters, invstd = data.weight.dtype, data.invstd
-        if case.operator is Operator.TRAIN:
-            sums = _sums(data)
-            grad_input = _grad_input(data, sums, case.elements // case.shape[1], _one_pass)
-        else:
-            invstd = (data.var.float() + EPS).rsqrt()
-            gain = _along(data.weight.float() * invstd, data.input)
-            grad_input = (data.grad_out * gain).to(data.input.dtype)
-            if case.operator is Operator.EVAL_INPUT:
-                return grad_input, None, None
-            sums = _sums(data)
-        return grad_input, (sums[1] * invstd).to(parameters), sums[0].to(parameters)
-
-    return {"composition: sums, addcmul": composition}
-
-
 def _reduce(case: Case, data: Data) -> dict[str, Call]:
     def masked() -> Any:
         # In training, the parameters' gradients are these sums, up to a factor.
@@ -175,7 +136,10 @@ def _reduce(case: Case, data: Data) -> dict[str, Call]:
         return grad_bias, grad_weight / data.invstd, grad_weight, grad_bias
 
     def composition() -> Any:
-        sum_dy, sum_dy_xmu = _sums(data)
+        others = _others(data.input)
+        sum_dy = data.grad_out.sum(others, dtype=torch.float32)
+        centred = data.input - _along(data.mean.float(), data.input)
+        sum_dy_xmu = centred.mul_(data.grad_out).sum(others)
         sums = sum_dy, sum_dy_xmu, sum_dy_xmu * data.invstd, sum_dy
         return tuple(each.to(data.mean.dtype) for each in sums)
 
@@ -187,8 +151,13 @@ def _reduce(case: Case, data: Data) -> dict[str, Call]:
 
 def _elemt(case: Case, data: Data) -> dict[str, Call]:
     def composition(way: Callable[..., Any]) -> Any:
-        sums = data.sum_dy.float(), data.sum_dy_xmu.float()
-        return _grad_input(data, sums, data.count.sum(), way)
+        """dx = gain·dy + slope·(x − μ) + shift, of which ``way`` computes the last two terms."""
+        invstd, count = data.invstd.float(), data.count.sum()
+        gain = data.weight.float() * invstd
+        slope = -gain * invstd * invstd * data.sum_dy_xmu.float() / count
+        rest = way(data.input, slope, data.mean.float(), -gain * data.sum_dy.float() / count)
+        rest.addcmul_(data.grad_out, _along(gain.to(rest.dtype), rest))
+        return rest.to(data.input.dtype)
 
     return {
         f"composition: {name}, addcmul_": partial(composition, way) for name, way in _WAYS.items()
@@ -254,25 +223,35 @@ def _split(case: Case, tensor: Any) -> Any:
 _OF_GROUP, _OF_CHANNEL = (2, 3), (0, 3)
 
 
-def _groups(case: Case, data: Data) -> dict[str, Call]:
-    """Group norm's gradients, and layer and RMS norm's."""
-    centred = PLANNED[case.operator.function].is_centred
+def _gradients(case: Case, data: Data) -> dict[str, Call]:
+    """The gradients of every norm: dx = gain·dy + slope·(x − μ) + shift."""
+    operator = PLANNED[case.operator.function]
+    training = case.operator not in (Operator.EVAL, Operator.EVAL_INPUT)
+    over = _OF_CHANNEL if operator.statistics is Kind.CHANNEL else _OF_GROUP
+    count = case.elements // data.invstd.numel()
 
     def composition() -> Any:
         given = (data.grad_out, data.input, data.weight, data.mean, data.invstd)
         dy, x, weight, mean, rstd = (_split(case, each) for each in given)
-        normal = (x - mean if centred else x) * rstd
-        scaled = dy * weight
-        projection = (scaled * normal).mean(_OF_GROUP, keepdim=True)
-        shift = scaled.mean(_OF_GROUP, keepdim=True) if centred else 0.0
-        grad_input = (scaled - shift).addcmul_(normal, projection, value=-1) * rstd
-        sums = [(dy * normal).sum(_OF_CHANNEL), *([dy.sum(_OF_CHANNEL)] if centred else [])]
-        return (
-            grad_input.reshape(case.shape).to(data.input.dtype),
-            *(each.view(-1).to(data.weight.dtype) for each in sums),
-        )
+        if not training:
+            rstd = (_split(case, data.var) + EPS).rsqrt()
+        gain = weight * rstd
+        if case.operator is Operator.EVAL_INPUT:
+            return like(dy * gain, data.input), None, None
+        terms = [(x - mean).mul_(dy), dy] if operator.is_centred else [x * dy]
+        sums = [term.sum(3, keepdim=True) for term in terms]
+        if training:
+            means = [(weight * each).sum(over, keepdim=True) / count for each in sums]
+            slope = -(rstd**3) * means[0]
+            shift = -rstd * means[1] - slope * mean if operator.is_centred else x.new_zeros(())
+            grad_input = torch.addcmul(shift, x, slope).addcmul_(dy, gain)
+        else:
+            grad_input = dy * gain
+        sums[0] = sums[0] * rstd
+        parameters = (like(each.sum(_OF_CHANNEL), data.weight) for each in sums)
+        return like(grad_input, data.input), *parameters
 
-    composed: dict[str, Call] = {"composition: mean, addcmul, sums": composition}
+    composed: dict[str, Call] = {"composition: sums, addcmul": composition}
     if case.operator is Operator.RMS_NORM:
         leaves = [tensor.detach().requires_grad_() for tensor in (data.input, data.weight)]
         with warnings.catch_warnings():
@@ -322,11 +301,11 @@ def _forward(case: Case, data: Data) -> dict[str, Call]:
 
 #: By the names of normgrad's functions.
 _COMPOSITIONS: Mapping[str, Callable[[Case, Data], dict[str, Call]]] = {
-    "batch_norm_backward": _batch_norm,
     "batch_norm_backward_reduce": _reduce,
     "batch_norm_backward_elemt": _elemt,
     "batch_norm_stats": _stats,
     "batch_norm_elemt": _normalise,
-    **dict.fromkeys(("group_norm_backward", "layer_norm_backward", "rms_norm_backward"), _groups),
+    **dict.fromkeys(("batch_norm_backward", "group_norm_backward"), _gradients),
+    **dict.fromkeys(("layer_norm_backward", "rms_norm_backward"), _gradients),
     **dict.fromkeys(("batch_norm", "group_norm", "layer_norm", "rms_norm"), _forward),
 }
