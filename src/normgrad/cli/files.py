@@ -13,7 +13,7 @@ import stat
 import warnings
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -180,12 +180,6 @@ class Contents(ABC):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-_HEADERS: Mapping[tuple[int, int], Callable[[Any], Any]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-
-
 class _Npz(Contents):
     """A zip archive of .npy members."""
 
@@ -232,29 +226,27 @@ class _Npz(Contents):
                     f"{name}: compression method {member.compress_type}; allowed: stored or "
                     "deflated members, as NumPy writes them",
                 )
+            opened: Any
             with self._archive.open(member) as opened:
-                self._check_header(name, opened, member.file_size)
+                # The header's length follows the version, in two bytes or in four. NumPy would read
+                # the whole length that is claimed.
+                start = opened.peek(12)
+                length = int.from_bytes(start[8 : 10 if start[6:7] == b"\x01" else 12], "little")
+                is_npy = start.startswith(np.lib.format.MAGIC_PREFIX)
+                if is_npy and min(length, member.file_size) > MAX_HEADER:
+                    raise self._refused(
+                        f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
+                        "array has",
+                    )
                 yield opened
-
-    def _check_header(self, name: str, member: Any, size: int) -> None:
-        """Refuse a header too long for any array: NumPy would read the whole length it claims."""
-        start = member.peek(12)
-        if start.startswith(np.lib.format.MAGIC_PREFIX):
-            # The header's length follows the version, in two bytes or in four.
-            width = 2 if start[6:7] == b"\x01" else 4
-            length = int.from_bytes(start[8 : 8 + width], "little")
-            if min(length, size) > MAX_HEADER:
-                raise self._refused(
-                    f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
-                    "array has",
-                )
 
     def _header(self, name: str) -> _Header:
         with self._open(name) as member:
             version = np.lib.format.read_magic(member)
-            read = _HEADERS.get(version)
-            if read is None:
+            if version not in ((1, 0), (2, 0)):
                 raise self._refused(f"{name}: .npy version {version}; allowed: 1.0, 2.0")
+            lib = np.lib.format
+            read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
             try:
                 shape, _, dtype = read(member)
             except MemoryError:
@@ -287,10 +279,12 @@ class _Npz(Contents):
 _SAFETENSORS_DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "BF16": dtypes.bfloat16.numpy,
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
     **{
         f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}")
-        for kind, sizes in (("U", (1, 2, 4, 8)), ("I", (1, 2, 4, 8)), ("F", (2, 4, 8)))
-        for size in sizes
+        for kind in "UIF"
+        for size in (2, 4, 8)
     },
 }
 
@@ -320,9 +314,8 @@ class _Safetensors(Contents):
         return _Header(tuple(entry["shape"]), dtype, entry["dtype"])
 
     def _read(self, name: str) -> Array:
-        header = self._header(name)
-        assert header.dtype is not None
-        return np.ndarray(header.shape, header.dtype, self._entries[name]["data"])
+        entry = self._entries[name]
+        return np.ndarray(entry["shape"], _SAFETENSORS_DTYPES[entry["dtype"]], entry["data"])
 
 
 @contextmanager
