@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -68,37 +68,29 @@ def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
             return name, lambda: function(
                 *(each.contiguous(memory_format=form) for each in values[:read]), *values[read:]
             )
-    if case.operator in (Operator.FORWARD, Operator.FORWARD_EVAL):
-        running = tensors["running_mean"], tensors["running_var"]
-        return name, lambda: _whole(options["training"], function(*values), running)
     return name, partial(function, *values)
-
-
-def _whole(training: bool, results: Any, running: tuple[Any, Any]) -> Any:
-    """Batch norm's forward results; in evaluation, without torch's two empty tensors."""
-    return (*results[:3], *running) if training else (results[0], *[None] * 4)
 
 
 def _cudnn(case: Case, data: Data) -> dict[str, Call]:
     """cuDNN's batch norm in training, by name."""
     running = data.mean.clone(), data.var.clone()
-    reserved: list[Any] = []
 
     def forward() -> Any:
         """Return y, mean, invstd and cuDNN's reserve, and update the running statistics."""
         affine = data.input, data.weight, data.bias
         return aten.cudnn_batch_norm(*affine, *running, True, MOMENTUM, EPS)
 
+    # The backward pass needs the reserve of a forward pass.
+    reserve = cache(lambda: forward()[3])
+
     def backward() -> Any:
-        if not reserved:  # the backward pass needs the reserve of the forward pass
-            reserved.append(forward()[3])
         given = data.input, data.grad_out, data.weight, None, None, data.mean, data.invstd
-        return aten.cudnn_batch_norm_backward(*given, EPS, reserved[0])
+        return aten.cudnn_batch_norm_backward(*given, EPS, reserve())
 
     if case.operator is Operator.TRAIN:
         return {"aten::cudnn_batch_norm_backward": backward}
     if case.operator is Operator.FORWARD:
-        return {"aten::cudnn_batch_norm": lambda: _whole(True, forward(), running)}
+        return {"aten::cudnn_batch_norm": forward}
     return {}
 
 
@@ -287,13 +279,11 @@ def _forward(case: Case, data: Data) -> dict[str, Call]:
             y, statistics = torch.addcmul(bias - gain * mean, x, gain), [mean, rstd]
         y = y.reshape(case.shape).to(data.input.dtype)
         results = y, *(each.view(data.invstd.shape) for each in statistics)
-        if operator.statistics is not Kind.CHANNEL:
-            return results
-        if training:
+        if training and operator.statistics is Kind.CHANNEL:
             unbiased = case.elements / (case.elements - case.shape[1])
             running[0].lerp_(results[1].to(running[0].dtype), MOMENTUM)
             running[1].lerp_((var.view(-1) * unbiased).to(running[1].dtype), MOMENTUM)
-        return _whole(training, results, running)
+        return results
 
     name = "var_mean, addcmul" if operator.is_centred else "square, mean, mul"
     return {f"composition: {name}": composition}
