@@ -76,11 +76,6 @@ class Format(Enum):
     NPZ = ".npz"
     SAFETENSORS = ".safetensors"
 
-    @staticmethod
-    def of_name(path: Path) -> Format | None:
-        """The format of a file name's suffix, if it has one."""
-        return next((known for known in Format if known.value == path.suffix.lower()), None)
-
 
 class _Entry(NamedTuple):
     """An entry's description, by which it is judged before it is read."""
@@ -354,8 +349,8 @@ def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
     if start.startswith(b"\x93NUMPY"):
         raise InputError(path, f"a .npy file, a single array without a name; {_EITHER}")
     lacking = {
-        Format.NPZ: "not a .npz file: it does not begin as a zip archive",
-        Format.SAFETENSORS: "not a .safetensors file: it has no header",
-        None: "neither a zip archive nor a safetensors header",
+        ".npz": "not a .npz file: it does not begin as a zip archive",
+        ".safetensors": "not a .safetensors file: it has no header",
     }
-    raise InputError(path, f"{lacking[Format.of_name(path)]}; {_EITHER}")
+    neither = "neither a zip archive nor a safetensors header"
+    raise InputError(path, f"{lacking.get(path.suffix.lower(), neither)}; {_EITHER}")

@@ -201,7 +201,7 @@ def out_format(out: Path, request: Request) -> Format:
         InputError: the format cannot hold them, or the file cannot be written.
     """
     outputs.check_writable(out)
-    kind = Format.of_name(out) or request.format
+    kind = {each.value: each for each in Format}.get(out.suffix.lower(), request.format)
     if kind is Format.NPZ:
         specs = zip(request.call.outputs, request.plan.output_specs, strict=True)
         for output, spec in specs:
