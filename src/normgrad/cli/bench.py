@@ -323,5 +323,4 @@ def _show_run(found: Results, written: str) -> None:
 
 def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
     """Print a table, and notes below it."""
-    numbers = set(header).difference(WORDS)
-    show.print_lines(show.grid(header, lines, numbers), *notes)
+    show.columns(header, lines, *notes, right=set(header).difference(WORDS))

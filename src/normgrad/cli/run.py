@@ -261,7 +261,6 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
     moved = sum(traffic.values())
     right = ("L2 norm", "max error / bound")
     show.columns(
-        request.call.name,
         ("output", "shape", "dtype", *right, "check"),
         rows,
         f"time       {scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
@@ -270,6 +269,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         f"{', '.join(traffic) or 'nothing'}, over the time)",
         f"path       {request.plan.path}",
         *([f"written    {out}"] if out is not None else []),
+        title=request.call.name,
         right=right,
     )
 

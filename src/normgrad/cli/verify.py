@@ -177,7 +177,7 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
         rows = report.rows(trial, lambda case: case.topic.value)
         total = report.row("in all", trial.judged)
         claims = [f"{claim.title}: {claim.text}" for claim in report.claims(trial)]
-        show.columns(trial.name, ("", *report.HEADER), [*rows, total], *claims)
+        show.columns(("", *report.HEADER), [*rows, total], *claims, title=trial.name)
     for trial in trials:
         found = report.findings(trial)
         if not found:
