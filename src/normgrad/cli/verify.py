@@ -121,10 +121,8 @@ def _beside(
     backend: str | None, quick: bool, only: str | None, tried: Sequence[Trial]
 ) -> list[Trial]:
     """Try the implementation to compare the first with: PyTorch, or normgrad."""
-    if tried[0].suite != "operators":
-        return []
     other = "torch" if backend is None else "normgrad"
-    if other == (backend or "").partition(":")[0]:
+    if tried[0].suite != "operators" or other == (backend or "").partition(":")[0]:
         return []
     try:
         trial = _try(other, quick, only, compared=quick)
