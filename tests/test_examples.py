@@ -22,7 +22,7 @@ def test_captured_gradients_are_within_their_bound(name, tmp_path):
     from normgrad.cli import run
 
     request = run.load(DIGITS / f"{name}.safetensors", None, {})
-    assert request.tensors["input"].dtype == name.rsplit("_", 1)[1]
+    assert request.call.tensors["input"].dtype == name.rsplit("_", 1)[1]
     assert request.notes == ()
     report = run.execute(request)
     assert report.results[0].name == "grad_input"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.ops import aten
 
 from ..contract import Kind
 from ..operators.by_name import PLANNED, choices_of
+from ..torch.derivatives import like
 from ..torch.schemas import ATEN, Schema
 from .data import EPS, MOMENTUM, Data, arguments
 from .suite import DENSE, Case, Layout, Operator
@@ -67,46 +68,30 @@ def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
             return name, lambda: function(
                 *(each.contiguous(memory_format=form) for each in values[:read]), *values[read:]
             )
-    if case.operator in (Operator.FORWARD, Operator.FORWARD_EVAL):
-        running = tensors["running_mean"], tensors["running_var"]
-        return name, lambda: _whole(options["training"], function(*values), running)
     return name, partial(function, *values)
-
-
-def _whole(training: bool, results: Any, running: tuple[Any, Any]) -> Any:
-    """Batch norm's forward results; in evaluation, without torch's two empty tensors."""
-    return (*results[:3], *running) if training else (results[0], *[None] * 4)
 
 
 def _cudnn(case: Case, data: Data) -> dict[str, Call]:
     """cuDNN's batch norm in training, by name."""
     running = data.mean.clone(), data.var.clone()
-    reserved: list[Any] = []
 
     def forward() -> Any:
         """Return y, mean, invstd and cuDNN's reserve, and update the running statistics."""
         affine = data.input, data.weight, data.bias
         return aten.cudnn_batch_norm(*affine, *running, True, MOMENTUM, EPS)
 
+    # The backward pass needs the reserve of a forward pass.
+    reserve = cache(lambda: forward()[3])
+
     def backward() -> Any:
-        if not reserved:  # the backward pass needs the reserve of the forward pass
-            reserved.append(forward()[3])
         given = data.input, data.grad_out, data.weight, None, None, data.mean, data.invstd
-        return aten.cudnn_batch_norm_backward(*given, EPS, reserved[0])
+        return aten.cudnn_batch_norm_backward(*given, EPS, reserve())
 
     if case.operator is Operator.TRAIN:
         return {"aten::cudnn_batch_norm_backward": backward}
     if case.operator is Operator.FORWARD:
-        return {"aten::cudnn_batch_norm": lambda: _whole(True, forward(), running)}
+        return {"aten::cudnn_batch_norm": forward}
     return {}
-
-
-def _sums(data: Data) -> tuple[Any, Any]:
-    """Σdy and Σdy·(x − μ), in float32."""
-    others = _others(data.input)
-    centred = data.input - _along(data.mean.float(), data.input)
-    sum_dy = data.grad_out.sum(others, dtype=torch.float32)
-    return sum_dy, centred.mul_(data.grad_out).sum(others)
 
 
 def _one_pass(x: Any, gain: Any, mean: Any, shift: Any) -> Any:
@@ -133,38 +118,6 @@ _WAYS = {
 }
 
 
-def _grad_input(data: Data, sums: tuple[Any, Any], count: Any, way: Callable[..., Any]) -> Any:
-    """dx = gain·dy + slope·(x − μ) + shift, where gain, slope and shift are per channel.
-
-    ``way`` computes the last two terms. :func:`_evaluation` has the least memory traffic, but
-    rounds halves three times.
-    """
-    invstd = data.invstd.float()
-    gain = data.weight.float() * invstd
-    slope, shift = -gain * invstd * invstd * sums[1] / count, -gain * sums[0] / count
-    rest = way(data.input, slope, data.mean.float(), shift)
-    rest.addcmul_(data.grad_out, _along(gain.to(rest.dtype), rest))
-    return rest.to(data.input.dtype)
-
-
-def _batch_norm(case: Case, data: Data) -> dict[str, Call]:
-    def composition() -> Any:
-        parameters, invstd = data.weight.dtype, data.invstd
-        if case.operator is Operator.TRAIN:
-            sums = _sums(data)
-            grad_input = _grad_input(data, sums, case.elements // case.shape[1], _one_pass)
-        else:
-            invstd = (data.var.float() + EPS).rsqrt()
-            gain = _along(data.weight.float() * invstd, data.input)
-            grad_input = (data.grad_out * gain).to(data.input.dtype)
-            if case.operator is Operator.EVAL_INPUT:
-                return grad_input, None, None
-            sums = _sums(data)
-        return grad_input, (sums[1] * invstd).to(parameters), sums[0].to(parameters)
-
-    return {"composition: sums, addcmul": composition}
-
-
 def _reduce(case: Case, data: Data) -> dict[str, Call]:
     def masked() -> Any:
         # In training, the parameters' gradients are these sums, up to a factor.
@@ -175,7 +128,10 @@ def _reduce(case: Case, data: Data) -> dict[str, Call]:
         return grad_bias, grad_weight / data.invstd, grad_weight, grad_bias
 
     def composition() -> Any:
-        sum_dy, sum_dy_xmu = _sums(data)
+        others = _others(data.input)
+        sum_dy = data.grad_out.sum(others, dtype=torch.float32)
+        centred = data.input - _along(data.mean.float(), data.input)
+        sum_dy_xmu = centred.mul_(data.grad_out).sum(others)
         sums = sum_dy, sum_dy_xmu, sum_dy_xmu * data.invstd, sum_dy
         return tuple(each.to(data.mean.dtype) for each in sums)
 
@@ -187,8 +143,13 @@ def _reduce(case: Case, data: Data) -> dict[str, Call]:
 
 def _elemt(case: Case, data: Data) -> dict[str, Call]:
     def composition(way: Callable[..., Any]) -> Any:
-        sums = data.sum_dy.float(), data.sum_dy_xmu.float()
-        return _grad_input(data, sums, data.count.sum(), way)
+        """dx = gain·dy + slope·(x − μ) + shift, of which ``way`` computes the last two terms."""
+        invstd, count = data.invstd.float(), data.count.sum()
+        gain = data.weight.float() * invstd
+        slope = -gain * invstd * invstd * data.sum_dy_xmu.float() / count
+        rest = way(data.input, slope, data.mean.float(), -gain * data.sum_dy.float() / count)
+        rest.addcmul_(data.grad_out, _along(gain.to(rest.dtype), rest))
+        return rest.to(data.input.dtype)
 
     return {
         f"composition: {name}, addcmul_": partial(composition, way) for name, way in _WAYS.items()
@@ -254,25 +215,35 @@ def _split(case: Case, tensor: Any) -> Any:
 _OF_GROUP, _OF_CHANNEL = (2, 3), (0, 3)
 
 
-def _groups(case: Case, data: Data) -> dict[str, Call]:
-    """Group norm's gradients, and layer and RMS norm's."""
-    centred = PLANNED[case.operator.function].is_centred
+def _gradients(case: Case, data: Data) -> dict[str, Call]:
+    """The gradients of every norm: dx = gain·dy + slope·(x − μ) + shift."""
+    operator = PLANNED[case.operator.function]
+    training = case.operator not in (Operator.EVAL, Operator.EVAL_INPUT)
+    over = _OF_CHANNEL if operator.statistics is Kind.CHANNEL else _OF_GROUP
+    count = case.elements // data.invstd.numel()
 
     def composition() -> Any:
         given = (data.grad_out, data.input, data.weight, data.mean, data.invstd)
         dy, x, weight, mean, rstd = (_split(case, each) for each in given)
-        normal = (x - mean if centred else x) * rstd
-        scaled = dy * weight
-        projection = (scaled * normal).mean(_OF_GROUP, keepdim=True)
-        shift = scaled.mean(_OF_GROUP, keepdim=True) if centred else 0.0
-        grad_input = (scaled - shift).addcmul_(normal, projection, value=-1) * rstd
-        sums = [(dy * normal).sum(_OF_CHANNEL), *([dy.sum(_OF_CHANNEL)] if centred else [])]
-        return (
-            grad_input.reshape(case.shape).to(data.input.dtype),
-            *(each.view(-1).to(data.weight.dtype) for each in sums),
-        )
+        if not training:
+            rstd = (_split(case, data.var) + EPS).rsqrt()
+        gain = weight * rstd
+        if case.operator is Operator.EVAL_INPUT:
+            return like(dy * gain, data.input), None, None
+        terms = [(x - mean).mul_(dy), dy] if operator.is_centred else [x * dy]
+        sums = [term.sum(3, keepdim=True) for term in terms]
+        if training:
+            means = [(weight * each).sum(over, keepdim=True) / count for each in sums]
+            slope = -(rstd**3) * means[0]
+            shift = -rstd * means[1] - slope * mean if operator.is_centred else x.new_zeros(())
+            grad_input = torch.addcmul(shift, x, slope).addcmul_(dy, gain)
+        else:
+            grad_input = dy * gain
+        sums[0] = sums[0] * rstd
+        parameters = (like(each.sum(_OF_CHANNEL), data.weight) for each in sums)
+        return like(grad_input, data.input), *parameters
 
-    composed: dict[str, Call] = {"composition: mean, addcmul, sums": composition}
+    composed: dict[str, Call] = {"composition: sums, addcmul": composition}
     if case.operator is Operator.RMS_NORM:
         leaves = [tensor.detach().requires_grad_() for tensor in (data.input, data.weight)]
         with warnings.catch_warnings():
@@ -308,13 +279,11 @@ def _forward(case: Case, data: Data) -> dict[str, Call]:
             y, statistics = torch.addcmul(bias - gain * mean, x, gain), [mean, rstd]
         y = y.reshape(case.shape).to(data.input.dtype)
         results = y, *(each.view(data.invstd.shape) for each in statistics)
-        if operator.statistics is not Kind.CHANNEL:
-            return results
-        if training:
+        if training and operator.statistics is Kind.CHANNEL:
             unbiased = case.elements / (case.elements - case.shape[1])
             running[0].lerp_(results[1].to(running[0].dtype), MOMENTUM)
             running[1].lerp_((var.view(-1) * unbiased).to(running[1].dtype), MOMENTUM)
-        return _whole(training, results, running)
+        return results
 
     name = "var_mean, addcmul" if operator.is_centred else "square, mean, mul"
     return {f"composition: {name}": composition}
@@ -322,11 +291,11 @@ def _forward(case: Case, data: Data) -> dict[str, Call]:
 
 #: By the names of normgrad's functions.
 _COMPOSITIONS: Mapping[str, Callable[[Case, Data], dict[str, Call]]] = {
-    "batch_norm_backward": _batch_norm,
     "batch_norm_backward_reduce": _reduce,
     "batch_norm_backward_elemt": _elemt,
     "batch_norm_stats": _stats,
     "batch_norm_elemt": _normalise,
-    **dict.fromkeys(("group_norm_backward", "layer_norm_backward", "rms_norm_backward"), _groups),
+    **dict.fromkeys(("batch_norm_backward", "group_norm_backward"), _gradients),
+    **dict.fromkeys(("layer_norm_backward", "rms_norm_backward"), _gradients),
     **dict.fromkeys(("batch_norm", "group_norm", "layer_norm", "rms_norm"), _forward),
 }

@@ -70,24 +70,21 @@ def ours(case: Case, data: Data, plan: normgrad.Plan) -> dict[str, Call]:
     """normgrad's calls: the public function, a plan's run, and for the part "calls" NumPy's too."""
     function = FUNCTIONS[case.operator.function]
     given, options = arguments(case, data)
-    absent = dict.fromkeys(each.name for each in PLANNED[case.operator.function].parameters)
+    absent = dict.fromkeys(PLANNED[case.operator.function].names)
     inputs = {**absent, **given}
     out = plan.run(*inputs.values())
 
-    def in_place(tensors: Mapping[str, Any]) -> list[Any]:
-        """The tensors that a call updates: running statistics, in training."""
-        names = ("running_mean", "running_var") if case.operator is Operator.FORWARD else ()
-        return [tensors[name] for name in names]
+    # The tensors that a call updates in place.
+    running = ("running_mean", "running_var") if case.operator is Operator.FORWARD else ()
 
     def public(tensors: Mapping[str, Any]) -> Call:
-        updated = in_place(tensors)
-        new = {"out": (None, None, None, *updated)} if updated else {}
+        new = {"out": (None, None, None, *(tensors[name] for name in running))} if running else {}
         # Pass tensors by position, as in the calls of torch's operators.
         bound = inspect.signature(function).bind(**tensors, **options, **new)
         return partial(function, *bound.args, **bound.kwargs)
 
-    if updated := in_place(inputs):
-        out = (*out[:3], *updated)
+    if running:
+        out = (*out[:3], *(inputs[name] for name in running))
     workspace = torch.empty(plan.workspace_size, dtype=torch.uint8, device=data.input.device)
     calls: dict[str, Call] = {
         "ours": public(inputs),

@@ -82,8 +82,7 @@ def arguments(case: Case, data: Data) -> tuple[dict[str, Any], dict[str, Any]]:
     if case.operator is Operator.EVAL_INPUT:
         options["output_mask"] = (True, False, False)
     operator = PLANNED[case.operator.function]
-    names = [parameter.name for parameter in operator.parameters]
     return (
-        {name: tensors[name] for name in names if name in tensors},
+        {name: tensors[name] for name in operator.names if name in tensors},
         {name: options[name] for name in operator.options if name in options},
     )

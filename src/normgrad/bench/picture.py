@@ -67,14 +67,9 @@ def _scales(axes: Any, rows: Sequence[Row]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(figure: Any, rows: Sequence[Row]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = []
-
+def _legend(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
     def entry(label: str, **style: Any) -> None:
-        style = {"linestyle": "none", "markersize": 5.5, **style}
-        handles.append(Line2D([], [], label=label, **style))
+        axes.plot([], [], label=label, **{"linestyle": "none", "markersize": 5.5, **style})
 
     operators = {row.case.operator for row in rows}
     layouts = {row.case.layout for row in rows}
@@ -87,7 +82,7 @@ def _legend(figure: Any, rows: Sequence[Row]) -> None:
             entry(layout.value, marker=marker, color="0.3", markerfacecolor="none")
     entry("the memory's own time", color="0.2", linewidth=0.9, linestyle="solid")
     entry("L2: three tensors, or two", color="0.2", linewidth=0.9, linestyle=":")
-    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
 
 
 def draw(results: Results) -> dict[str, bytes]:
@@ -117,7 +112,7 @@ def draw(results: Results) -> dict[str, bytes]:
         line[0].set_ylabel("time / memory's own time")
     versions = "normgrad {normgrad} and PyTorch {torch}".format_map(results.facts)
     figure.suptitle(f"{versions} on {results.device}", fontsize=11)
-    _legend(figure, rows)
+    _legend(figure, panels[0, 0], rows)
     files = {}
     # A fixed salt gives the same file for the same figures.
     with matplotlib.rc_context({"svg.hashsalt": "normgrad"}):

@@ -6,8 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from .targets import geometric_mean
 
 #: One name of a timed call, for its microseconds, or two, for the ratio of their times.
 Figure = tuple[str, ...]
-#: Functions that compute a column's value from a row, by the column's title.
-_Columns = Mapping[str, Callable[[Row], float]]
+#: By a column's title, its figure, and the label of the rows that it is a mean of.
+_Columns = Mapping[str, tuple[Figure, int | str]]
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 #: The markers around a document's section on GPUs.
@@ -63,7 +62,7 @@ class Table(NamedTuple):
     """A header and lines; names are aligned left, numbers right."""
 
     header: Sequence[str]
-    lines: Sequence[Sequence[str]]
+    lines: list[list[str]]
 
     def __str__(self) -> str:
         rows = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.lines]
@@ -104,32 +103,29 @@ def misses(found: Results) -> list[str]:
     return lines
 
 
-def _dtype(row: Row) -> str:
-    dtype = row.case.dtype
-    return dtype if row.case.parameters == FLOAT32 else f"{dtype}, half parameters"
-
-
-def _counted(figure: Figure, label: int | str, row: Row) -> float:
-    """A row's figure if the row has the label; else NaN, which means leave out."""
-    labels = row.threads, _dtype(row), row.case.layout.value, "all"
-    return row.figure(*figure) if label in labels else math.nan
+def _labels(row: Row) -> tuple[int | str, ...]:
+    """What a column may select rows by: the number of threads, the dtype, and the layout."""
+    half = "" if row.case.parameters == FLOAT32 else ", half parameters"
+    return row.threads, row.case.dtype + half, row.case.layout.value, "all"
 
 
 def _of_threads(counts: Iterable[int], figures: Mapping[str, Figure]) -> _Columns:
     """A column for each figure and number of threads."""
     return {
-        f"{title}, {spelled_threads(count)}": partial(_counted, figure, count)
+        f"{title}, {spelled_threads(count)}": (figure, count)
         for count, (title, figure) in itertools.product(counts, figures.items())
     }
 
 
 def _means(corner: str, lines: Mapping[str, Sequence[Row]], columns: _Columns) -> Table:
     """A table with a line for each group of rows: the geometric mean of each column's values."""
-    cells = [
-        [name, *(shown(geometric_mean(map(column, rows))) for column in columns.values())]
-        for name, rows in lines.items()
-    ]
-    return Table([corner, *columns], cells)
+    table = Table([corner, *columns], [])
+    for name, rows in lines.items():
+        table.lines.append([name])
+        for figure, label in columns.values():
+            mine = (row.figure(*figure) for row in rows if label in _labels(row))
+            table.lines[-1].append(shown(geometric_mean(mine)))
+    return table
 
 
 def every(rows: Sequence[Row], names: Sequence[str]) -> Table:
@@ -199,8 +195,9 @@ def details(found: Results, begun: Table | None, path: Path, folder: Path) -> st
             for count, (title, figure) in itertools.product(found.counts, figures.items()):
                 mine = [row for row in parts[part] if row.threads == count]
                 layouts = {row.case.layout for row in mine}
-                labels = [*map(_dtype, mine), *(each.value for each in Layout if each in layouts)]
-                columns = {label: partial(_counted, figure, label) for label in (*labels, "all")}
+                labels = [_labels(row)[1] for row in mine]
+                labels += [each.value for each in Layout if each in layouts]
+                columns = {str(label): (figure, label) for label in (*labels, "all")}
                 title = f"{title}, {spelled_threads(count)}"
                 sections.append(str(_means(title, _by_operator(mine), columns)))
     batch = GPU_BATCH if found.on_gpu else RESNET_50[0][0]
@@ -297,12 +294,10 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     )
     contents = {readme: "\n\n".join(summary(found) for found, _, _ in runs), performance: on_cpus}
     changed = {}
-    for document, content in contents.items():
-        if not document.exists():
-            continue
+    for document in filter(Path.exists, contents):
         old = document.read_text(encoding="utf-8")
         # Without a run on a CPU, keep what the document says of the last one.
-        new = replace_between(old, content) if runs else None
+        new = replace_between(old, contents[document]) if runs else None
         both = replace_between(new or old, on_gpus or NO_GPU, GPU_BEGIN, GPU_END)
         if (found := both or new) is not None:
             changed[document] = found

@@ -9,11 +9,12 @@ import math
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import normgrad
 
@@ -23,6 +24,9 @@ from .suite import Case, Part
 
 #: The version that facts give for a missing package.
 NOT_INSTALLED = "not installed"
+
+#: The number of cases to name for each reason why something was not measured.
+NAMED = 2
 
 #: The number of threads of a row that was measured on a GPU.
 ON_GPU = 0
@@ -102,6 +106,14 @@ class Row:
         threads, rounds, spread = int(cells["threads"]), int(cells["rounds"]), cells["spread"]
         names = cells["contender"], cells["bound"], cells["path"]
         return cls(case, threads, us, rounds, float(spread), *names)
+
+
+class Measured(NamedTuple):
+    """A case's id, its row if it was measured, and why contenders, or the case, were not."""
+
+    case: str
+    row: Row | None
+    missing: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -233,6 +245,28 @@ def read(path: Path) -> Results:
         return Results(found, tuple(map(Row.read, rows)))
     except KeyError as error:
         raise ValueError(f"no column {error.args[0]}") from None
+
+
+def unmeasured(found: Iterable[Measured]) -> list[tuple[str, str, str, str]]:
+    """A run's omissions, so that a reader does not take a missing figure for a good one.
+
+    Each is the name (a contender, or the case), the reason, the number of cases, and some cases.
+    """
+    groups: dict[tuple[str, str], dict[str, None]] = {}
+    for one in found:
+        for missing in one.missing.items():
+            groups.setdefault(missing, {})[one.case] = None
+    lines = []
+    for (what, why), cases in groups.items():
+        more = f", and {len(cases) - NAMED} more" if len(cases) > NAMED else ""
+        lines.append((what, why, str(len(cases)), ", ".join(list(cases)[:NAMED]) + more))
+    return lines
+
+
+def nothing(cases: Sequence[Case], why: str) -> list[Measured]:
+    """The measurements of a run without a device, which all lack a row for this reason."""
+    counts = Counter(case.part for case in cases)
+    return [Measured(c.id, None, {f"{counts[c.part]} {c.part.value}": why}) for c in cases]
 
 
 def check_same(there: Mapping[str, str], here: Mapping[str, str]) -> None:

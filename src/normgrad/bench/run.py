@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,21 +13,11 @@ from . import contenders, timing
 from .contenders import Ready
 from .data import Data
 from .device import Device
-from .results import ON_GPU, Row
+from .results import ON_GPU, Measured, Row
 from .suite import Case, Part
 
 #: A model's step takes some 100 ms, and gets this many times the seconds of other cases.
 STEPS_SHARE = 6
-#: The number of cases to name for each reason why something was not measured.
-NAMED = 2
-
-
-class Measured(NamedTuple):
-    """A case's id, its row if it was measured, and why contenders, or the case, were not."""
-
-    case: str
-    row: Row | None
-    missing: Mapping[str, str]
 
 
 def run(
@@ -81,25 +69,3 @@ def _measured(
     names = ready.contender, ready.bound, ready.path
     row = Row(case, threads, us, times.rounds, times.spread, *names)
     return Measured(case.id, row, ready.failed)
-
-
-def unmeasured(found: Iterable[Measured]) -> list[tuple[str, str, str, str]]:
-    """A run's omissions, so that a reader does not take a missing figure for a good one.
-
-    Each is the name (a contender, or the case), the reason, the number of cases, and some cases.
-    """
-    groups: dict[tuple[str, str], dict[str, None]] = {}
-    for one in found:
-        for missing in one.missing.items():
-            groups.setdefault(missing, {})[one.case] = None
-    lines = []
-    for (what, why), cases in groups.items():
-        more = f", and {len(cases) - NAMED} more" if len(cases) > NAMED else ""
-        lines.append((what, why, str(len(cases)), ", ".join(list(cases)[:NAMED]) + more))
-    return lines
-
-
-def nothing(cases: Sequence[Case], why: str) -> list[Measured]:
-    """The measurements of a run without a device, which all lack a row for this reason."""
-    counts = Counter(case.part for case in cases)
-    return [Measured(c.id, None, {f"{counts[c.part]} {c.part.value}": why}) for c in cases]

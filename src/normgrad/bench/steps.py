@@ -112,6 +112,5 @@ def phase_1(case: Case, _: Data) -> Call:
 
     name = "Group" if groups else "Batch"
     function = getattr(aclnn, f"aclnn{name}NormBackwardGetWorkspaceSize")
-    ready = [arguments() for _ in range(_READY if new else 1)]
-    turns = iter(ready) if new else itertools.cycle(ready)
+    turns = itertools.cycle([arguments() for _ in range(_READY if new else 1)])
     return lambda: function(*next(turns))

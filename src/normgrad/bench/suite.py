@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -320,13 +320,11 @@ def on_gpu(cases: Iterable[Case]) -> tuple[Case, ...]:
     )
 
 
-def select(cases: Iterable[Case], pattern: str) -> tuple[Case, ...]:
+def select(cases: Sequence[Case], pattern: str) -> tuple[Case, ...]:
     """The cases whose ids contain the pattern, or a match of it as a regular expression.
 
     Raises:
         re.error: it is neither part of an id nor a regular expression.
     """
-    cases = tuple(cases)
     literal = tuple(case for case in cases if pattern in case.id)
-    expression = re.compile("" if literal else pattern)
-    return literal or tuple(case for case in cases if expression.search(case.id))
+    return literal or tuple(case for case in cases if re.search(pattern, case.id))

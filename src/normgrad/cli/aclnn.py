@@ -71,7 +71,7 @@ def _print(contract: Contract, product: Product | None, able: list[Product]) -> 
     if product and product.dtypes:
         where += f" ({', '.join(product.dtypes)})"
     header = ("parameter", "when", "dtype", "format", "axes", "shape")
-    show.columns(f"{contract.name} on {where}", header, rows)
+    show.columns(header, rows, title=f"{contract.name} on {where}")
 
 
 def _cells(row: Parameter, product: Product | None) -> tuple[str, ...]:

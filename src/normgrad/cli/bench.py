@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..bench import picture, report, results, startup, suite, timing
-from ..bench.results import Results
+from ..bench.results import Measured, Results
 from ..bench.suite import Case
 from ..machine import this_machine
 from . import info, lack, show
 from .files import InputError, blaming, one_of
 from .outputs import UNCHANGED, reported
+
+if TYPE_CHECKING:
+    from ..bench.device import Device
 
 RESULTS = Path("benchmarks", "results")
 
@@ -97,37 +101,65 @@ def bench(
         raise InputError(
             "DIR", f"{folder}; allowed: with --report alone; --out says where to write"
         )
-    _check_device(
-        device,
-        cpu={"--threads": threads is not None, "--cache": cache is not None, "--startup": starts},
-        cuda={"--no-compile": not compile_, "--add": add},
-    )
+    options = {
+        **{"--startup": starts, "--device": None if device == "cpu" else device},
+        **{"--no-compile": not compile_, "--add": add, "--quick": quick, "--threads": threads},
+        **{"--filter": pattern, "--repeat": repeat, "--cache": cache},
+    }
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    _check_device(device, given)
+    words = [[name] if value is True else [name, str(value)] for name, value in given.items()]
+    command = shlex.join(["normgrad", "bench", *itertools.chain(*words)])
     if reports:
         _report(folder or out)
         return
     if starts:
-        _startup(out, repeat)
+        _startup(out, repeat, command)
         return
     cuda = device == "cuda"
     cases = suite.quick() if quick else suite.suite()
     cases = _cases(suite.on_gpu(cases) if cuda else cases, pattern)
-    switches = {"--no-compile": not compile_, "--add": add, "--quick": quick}
-    values = {"--threads": threads, "--filter": pattern, "--repeat": repeat, "--cache": cache}
-    command = ["normgrad", "bench", *(("--device", "cuda") if cuda else ())]
-    command += [option for option, given in switches.items() if given]
-    for option, value in values.items():
-        command += [] if value is None else [option, str(value)]
+    counts = (results.ON_GPU,) if cuda else _counts(threads)
+    measured_on = _device(cuda, cases)
+    _prepare(out)
+    facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
+    facts |= measured_on.facts
     suffix = "" if add else "-filtered" if pattern is not None else "-quick" if quick else ""
-    counts = (0,) if cuda else _counts(threads)
-    _measure(cases, counts, out, repeat, cache, shlex.join(command), suffix, cuda, compile_, add)
+    path = out / f"{device}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
+    old = None
+    if add and path.exists():  # read before anything is measured
+        allowed = "allowed with --add: a file of the same device and versions"
+        with blaming(path, ValueError, allowed=allowed), reported(path, "cannot be read"):
+            old = results.read(path)
+            results.check_same(old.facts, facts)
+    seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
+    from ..bench import run
+
+    found: list[Measured] = []
+    try:
+        with show.progress(len(cases) * len(counts)) as advance:
+            advance("", 0)
+            for one in run.run(cases, measured_on, counts, seconds, repeat, compile_ and cuda):
+                found.append(one)
+                advance(one.case)
+    except KeyboardInterrupt:
+        if any(one.row for one in found):  # keep what was measured before
+            stem = path.stem.removesuffix(suffix)
+            _finish(path.with_stem(f"{stem}-interrupted"), facts, found, None)
+        raise
+    _finish(path, facts, found, old)
 
 
-def _check_device(device: str, **options: dict[str, bool]) -> None:
+#: The options that each device has alone.
+_DEVICES = {"cpu": ("--threads", "--cache", "--startup"), "cuda": ("--no-compile", "--add")}
+
+
+def _check_device(device: str, given: Container[str]) -> None:
     """Check that the device is known, and that no option of another device is given."""
-    one_of("--device", device, options)
-    for other in options.keys() - {device}:
-        for option, is_given in options[other].items():
-            if is_given:
+    one_of("--device", device, _DEVICES)
+    for other in _DEVICES.keys() - {device}:
+        for option in _DEVICES[other]:
+            if option in given:
                 raise InputError(option, f"with --device {device}; allowed: with --device {other}")
 
 
@@ -165,87 +197,54 @@ def _counts(threads: str | None) -> tuple[int, ...]:
 # The runs
 
 
-def _measure(
-    cases: Sequence[Case],
-    threads: Sequence[int],
-    out: Path,
-    repeat: int | None,
-    cache: int | None,
-    command: str,
-    suffix: str,
-    cuda: bool,
-    compile_: bool,
-    add: bool,
-) -> None:
-    """Measure, write and show; after an interrupt, keep what was measured before."""
+def _device(cuda: bool, cases: Sequence[Case]) -> Device:
+    """The device to measure on, when all is there that measuring and the pictures need."""
     if needs := lack("torch", extra="torch"):
         raise InputError("bench", needs)
-    from ..bench import device as devices
-    from ..bench import run
+    from ..bench import device
 
-    if cuda and (why := devices.missing()):
-        _print_table(_UNMEASURED, run.unmeasured(run.nothing(cases, why)))
+    if cuda and (why := device.missing()):
+        _print_table(_UNMEASURED, results.unmeasured(results.nothing(cases, why)))
         raise InputError(
             "--device",
             f"cuda; {why}, so that nothing was measured or written; allowed: cpu, or cuda where "
             "PyTorch finds an NVIDIA GPU",
         )
-    device = devices.Cuda() if cuda else devices.Cpu()
+    found = device.Cuda() if cuda else device.Cpu()
     if needs := lack("matplotlib"):
         raise InputError("bench", needs)
-    _prepare(out)
-    facts = results.facts(info.cpu_name(), command, None if cache is None else cache << 20)
-    facts |= device.facts
-    path = out / f"{device.kind}-{results.slug(facts.get('gpu', facts['cpu']))}{suffix}.csv"
-    old = None
-    if add and path.exists():  # read before anything is measured
-        allowed = "allowed with --add: a file of the same device and versions"
-        with blaming(path, ValueError, allowed=allowed), reported(path, "cannot be read"):
-            old = results.read(path)
-            results.check_same(old.facts, facts)
-    seconds = timing.QUICK_SECONDS if suffix == "-quick" else timing.ENOUGH_SECONDS
-    found: list[run.Measured] = []
-    interrupted = False
-    try:
-        with show.progress(len(cases) * len(threads)) as advance:
-            advance("", 0)
-            for one in run.run(cases, device, threads, seconds, repeat, compile_ and cuda):
-                found.append(one)
-                advance(one.case)
-    except KeyboardInterrupt:
-        interrupted = True
-        path = path.with_stem(f"{path.stem.removesuffix(suffix)}-interrupted")
-    left_out = run.unmeasured(found)
+    return found
+
+
+def _finish(
+    path: Path, facts: dict[str, str], found: Sequence[Measured], old: Results | None
+) -> None:
+    """Write and show what was measured, together with an earlier run."""
+    left_out = results.unmeasured(found)
     rows = tuple(one.row for one in found if one.row is not None)
     if not rows:
-        if interrupted:
-            raise KeyboardInterrupt
         _print_table(_UNMEASURED, left_out)
-        raise InputError(
-            "bench", f"none of {len(cases)} cases could be measured; nothing was written"
-        )
-    if left_out or cuda:
+        cases = len({one.case for one in found})
+        raise InputError("bench", f"none of {cases} cases could be measured; nothing was written")
+    new = Results(facts, rows)
+    if left_out or new.on_gpu:
         reasons = (f"{what}: {why} ({which})" for what, why, _, which in left_out)
         facts["not_measured"] = "; ".join(reasons)
-    new = results.Results(facts, rows)
-    if old is not None and not interrupted:
+    if old is not None:
         new = results.added(old, new, suite.on_gpu(suite.suite()))
     written = _keep_run(path, new)
-    _show_run(results.Results(new.facts, rows), written)
+    _show_run(Results(new.facts, rows), written)
     if left_out:
         _print_table(_UNMEASURED, left_out)
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 _UNMEASURED = ("not measured", "why", "cases", "which")
 
 
-def _startup(out: Path, repeat: int | None) -> None:
+def _startup(out: Path, repeat: int | None, command: str) -> None:
     _prepare(out)
     cpu = info.cpu_name()
     cold, warm = (repeat, repeat) if repeat else (startup.COLD_RUNS, startup.WARM_RUNS)
-    command = "normgrad bench --startup" + (f" --repeat {repeat}" if repeat else "")
     with show.progress(cold + warm) as advance, blaming("bench", RuntimeError):
         advance("starting processes", 0)
         starts = startup.measure(cold, warm, lambda: advance("starting processes"))
@@ -324,5 +323,4 @@ def _show_run(found: Results, written: str) -> None:
 
 def _print_table(header: Sequence[str], lines: Iterable[Sequence[str]], *notes: str) -> None:
     """Print a table, and notes below it."""
-    numbers = set(header).difference(WORDS)
-    show.print_lines(show.grid(header, lines, numbers), *notes)
+    show.columns(header, lines, *notes, right=set(header).difference(WORDS))

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -75,18 +76,14 @@ class Format(Enum):
     NPZ = ".npz"
     SAFETENSORS = ".safetensors"
 
-    @staticmethod
-    def of_name(path: Path) -> Format | None:
-        """The format of a file name's suffix, if it has one."""
-        return next((known for known in Format if known.value == path.suffix.lower()), None)
 
-
-class _Header(NamedTuple):
-    """An entry's description; ``dtype`` is None if NumPy has none for it."""
+class _Entry(NamedTuple):
+    """An entry's description, by which it is judged before it is read."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype[Any]
     dtype_name: str
+    read: Callable[[], Array]
 
 
 class Contents(ABC):
@@ -108,10 +105,7 @@ class Contents(ABC):
         return InputError(self.path, what)
 
     @abstractmethod
-    def _header(self, name: str) -> _Header: ...
-
-    @abstractmethod
-    def _read(self, name: str) -> Array: ...
+    def _entry(self, name: str) -> _Entry: ...
 
     @contextmanager
     def _decoding(self, what: str) -> Iterator[None]:
@@ -133,24 +127,23 @@ class Contents(ABC):
         Raises:
             InputError: the dtype is not among ``allowed``, or the entry cannot be read.
         """
-        header = self._header(name)
-        dtype = None if header.dtype is None else dtypes.from_numpy(header.dtype)
-        if dtype not in allowed:
+        entry = self._entry(name)
+        if dtypes.from_numpy(entry.dtype) not in allowed:
             apart = [dtypes.bfloat16] if self.format is Format.NPZ else []
             names = ", ".join(known.name for known in allowed if known not in apart)
             if dtypes.bfloat16 in allowed and apart:
                 names += " (and bfloat16 in a .safetensors)"
-            raise self._refused(f"{name}: dtype {header.dtype_name}; allowed: {names}")
+            raise self._refused(f"{name}: dtype {entry.dtype_name}; allowed: {names}")
         # An array without elements may claim any number of channels at no cost in bytes, and the
         # gradients of its parameters would have as many elements.
         longest = self._most // dtypes.float64.itemsize
-        if max(header.shape, default=0) > longest:
+        if max(entry.shape, default=0) > longest:
             raise self._refused(
-                f"{name}: shape {header.shape} in a file this small; allowed: axes of at most "
+                f"{name}: shape {entry.shape} in a file this small; allowed: axes of at most "
                 f"{longest}",
             )
         with self._decoding(name):
-            return self._read(name)
+            return entry.read()
 
     def value(self, name: str) -> Any:
         """The value of an entry or of the metadata: a word, a number, a boolean, a list, or None.
@@ -162,28 +155,21 @@ class Contents(ABC):
             return self.metadata[name]
         if name not in self.names:
             return None
-        header = self._header(name)
-        elements = math.prod(header.shape)
+        entry = self._entry(name)
+        elements = math.prod(entry.shape)
         if (
-            header.dtype is None
-            or header.dtype.kind not in "biufUS"
-            or len(header.shape) > 1
+            entry.dtype.kind not in "biufUS"
+            or len(entry.shape) > 1
             or elements > MAX_SCALAR_ELEMENTS
-            or elements * header.dtype.itemsize > MAX_SCALAR_BYTES
+            or elements * entry.dtype.itemsize > MAX_SCALAR_BYTES
         ):
             raise self._refused(
-                f"{name}: an array of shape {header.shape} and dtype {header.dtype_name}; allowed: "
+                f"{name}: an array of shape {entry.shape} and dtype {entry.dtype_name}; allowed: "
                 "a 0-d entry with a number, a boolean or a word",
             )
         with self._decoding(name):
-            value = self._read(name).tolist()
+            value = entry.read().tolist()
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-_HEADERS: Mapping[tuple[int, int], Callable[[Any], Any]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 
 class _Npz(Contents):
@@ -232,29 +218,27 @@ class _Npz(Contents):
                     f"{name}: compression method {member.compress_type}; allowed: stored or "
                     "deflated members, as NumPy writes them",
                 )
+            opened: Any
             with self._archive.open(member) as opened:
-                self._check_header(name, opened, member.file_size)
+                # The header's length follows the version, in two bytes or in four. NumPy would read
+                # the whole length that is claimed.
+                start = opened.peek(12)
+                length = int.from_bytes(start[8 : 10 if start[6:7] == b"\x01" else 12], "little")
+                is_npy = start.startswith(np.lib.format.MAGIC_PREFIX)
+                if is_npy and min(length, member.file_size) > MAX_HEADER:
+                    raise self._refused(
+                        f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
+                        "array has",
+                    )
                 yield opened
 
-    def _check_header(self, name: str, member: Any, size: int) -> None:
-        """Refuse a header too long for any array: NumPy would read the whole length it claims."""
-        start = member.peek(12)
-        if start.startswith(np.lib.format.MAGIC_PREFIX):
-            # The header's length follows the version, in two bytes or in four.
-            width = 2 if start[6:7] == b"\x01" else 4
-            length = int.from_bytes(start[8 : 8 + width], "little")
-            if min(length, size) > MAX_HEADER:
-                raise self._refused(
-                    f"{name}: a header of {length} bytes; allowed: at most {MAX_HEADER}, as an "
-                    "array has",
-                )
-
-    def _header(self, name: str) -> _Header:
+    def _entry(self, name: str) -> _Entry:
         with self._open(name) as member:
             version = np.lib.format.read_magic(member)
-            read = _HEADERS.get(version)
-            if read is None:
+            if version not in ((1, 0), (2, 0)):
                 raise self._refused(f"{name}: .npy version {version}; allowed: 1.0, 2.0")
+            lib = np.lib.format
+            read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
             try:
                 shape, _, dtype = read(member)
             except MemoryError:
@@ -272,10 +256,9 @@ class _Npz(Contents):
                     f"{name}: shape {shape} of {dtype} would be {claimed} bytes with its header, "
                     f"and the entry has {size}; allowed: an intact .npz file",
                 )
-        if dtype.names is not None:
-            return _Header(shape, dtype, "record")
         plain = dtype.isnative and dtype.kind in "biufc"
-        return _Header(shape, dtype, dtype.name if plain else dtype.str)
+        dtype_name = dtype.name if plain else dtype.str if dtype.names is None else "record"
+        return _Entry(shape, dtype, dtype_name, partial(self._read, name))
 
     def _read(self, name: str) -> Array:
         with self._open(name) as member:
@@ -287,10 +270,12 @@ class _Npz(Contents):
 _SAFETENSORS_DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "BF16": dtypes.bfloat16.numpy,
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
     **{
         f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}")
-        for kind, sizes in (("U", (1, 2, 4, 8)), ("I", (1, 2, 4, 8)), ("F", (2, 4, 8)))
-        for size in sizes
+        for kind in "UIF"
+        for size in (2, 4, 8)
     },
 }
 
@@ -314,15 +299,12 @@ class _Safetensors(Contents):
             self.metadata = json.loads(data[8:end]).get("__metadata__") or {}
         self.names = tuple(self._entries)
 
-    def _header(self, name: str) -> _Header:
+    def _entry(self, name: str) -> _Entry:
         entry = self._entries[name]
-        dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
-        return _Header(tuple(entry["shape"]), dtype, entry["dtype"])
-
-    def _read(self, name: str) -> Array:
-        header = self._header(name)
-        assert header.dtype is not None
-        return np.ndarray(header.shape, header.dtype, self._entries[name]["data"])
+        shape, dtype_name = tuple(entry["shape"]), entry["dtype"]
+        # NumPy lacks some dtypes; void is no tensor's and no value's.
+        dtype = _SAFETENSORS_DTYPES.get(dtype_name, np.dtype(np.void))
+        return _Entry(shape, dtype, dtype_name, lambda: np.ndarray(shape, dtype, entry["data"]))
 
 
 @contextmanager
@@ -367,8 +349,8 @@ def _contents(path: Path, file: BinaryIO, size: int) -> Contents:
     if start.startswith(b"\x93NUMPY"):
         raise InputError(path, f"a .npy file, a single array without a name; {_EITHER}")
     lacking = {
-        Format.NPZ: "not a .npz file: it does not begin as a zip archive",
-        Format.SAFETENSORS: "not a .safetensors file: it has no header",
-        None: "neither a zip archive nor a safetensors header",
+        ".npz": "not a .npz file: it does not begin as a zip archive",
+        ".safetensors": "not a .safetensors file: it has no header",
     }
-    raise InputError(path, f"{lacking[Format.of_name(path)]}; {_EITHER}")
+    neither = "neither a zip archive nor a safetensors header"
+    raise InputError(path, f"{lacking.get(path.suffix.lower(), neither)}; {_EITHER}")

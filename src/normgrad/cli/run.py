@@ -49,11 +49,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Request:
-    """An operator with all its arguments, their file's format, and remarks on the file."""
+    """A call with all its arguments, their file's format, and remarks on the file."""
 
-    operator: Operator
-    tensors: Mapping[str, Any]
-    choices: Mapping[str, Any]
+    call: Call
     plan: Plan
     format: Format
     notes: Sequence[str]
@@ -193,7 +191,7 @@ def load(path: Path, operator: str | None, given: Mapping[str, Any]) -> Request:
         raise
     except (TypeError, ValueError) as error:
         raise InputError(path, str(error)) from None
-    return Request(found, tensors, choices, plan, contents.format, notes)
+    return Request(Call(found.name, tensors, choices), plan, contents.format, notes)
 
 
 def out_format(out: Path, request: Request) -> Format:
@@ -203,9 +201,9 @@ def out_format(out: Path, request: Request) -> Format:
         InputError: the format cannot hold them, or the file cannot be written.
     """
     outputs.check_writable(out)
-    kind = Format.of_name(out) or request.format
+    kind = {each.value: each for each in Format}.get(out.suffix.lower(), request.format)
     if kind is Format.NPZ:
-        specs = zip(request.operator.all_outputs, request.plan.output_specs, strict=True)
+        specs = zip(request.call.outputs, request.plan.output_specs, strict=True)
         for output, spec in specs:
             if spec is not None and spec.dtype is dtypes.bfloat16:
                 raise InputError(
@@ -221,28 +219,26 @@ def out_format(out: Path, request: Request) -> Format:
 
 def execute(request: Request) -> Report:
     """Compute, time and check the gradients."""
-    function = getattr(normgrad, request.operator.name)
-    call = partial(function, **request.tensors, **request.choices)
+    wanted = request.call
+    call = partial(getattr(normgrad, wanted.name), **wanted.tensors, **wanted.options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with show.working("compiling the kernels and computing"):
             gradients = call()
         times = timing.measure({"ours": call}, timing.QUICK_SECONDS)
     with show.working("checking against the float64 reference"):
-        results = _checked(request, (gradients,) if request.operator.out_is_tensor else gradients)
+        results = _checked(wanted, (gradients,) if wanted.operator.out_is_tensor else gradients)
     return Report(results, times, [*dict.fromkeys(str(each.message) for each in caught)])
 
 
-def _checked(request: Request, gradients: tuple[Array | None, ...]) -> list[Result]:
-    call = Call(request.operator.name, dict(request.tensors), dict(request.choices))
+def _checked(call: Call, gradients: tuple[Array | None, ...]) -> list[Result]:
     exact, results = call.exact(), []
-    for output, array in zip(request.operator.all_outputs, gradients, strict=True):
-        if array is None:
-            continue
-        units = precision.error(array, exact[output.name], call.arithmetic)
-        with np.errstate(all="ignore"):
-            norm = np.linalg.norm(array.astype(np.float64).ravel())
-        results.append(Result(output.name, array, float(norm), float(units.max(initial=0.0))))
+    for name, array in zip(call.results, gradients, strict=True):
+        if array is not None:
+            units = precision.error(array, exact[name], call.arithmetic)
+            with np.errstate(all="ignore"):
+                norm = np.linalg.norm(array.astype(np.float64).ravel())
+            results.append(Result(name, array, float(norm), float(units.max(initial=0.0))))
     return results
 
 
@@ -265,7 +261,6 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
     moved = sum(traffic.values())
     right = ("L2 norm", "max error / bound")
     show.columns(
-        request.operator.name,
         ("output", "shape", "dtype", *right, "check"),
         rows,
         f"time       {scaled(seconds, _SECONDS)} a call (median of {report.times.rounds}, after "
@@ -274,6 +269,7 @@ def show_report(request: Request, report: Report, out: Path | None) -> None:
         f"{', '.join(traffic) or 'nothing'}, over the time)",
         f"path       {request.plan.path}",
         *([f"written    {out}"] if out is not None else []),
+        title=request.call.name,
         right=right,
     )
 
@@ -282,8 +278,7 @@ def _traffic(request: Request, results: Sequence[Result]) -> dict[str, int]:
     """The bytes of each data tensor that computing the requested outputs reads or writes."""
     if not results:
         return {}
-    traffic = {"grad_out": request.tensors["grad_out"].nbytes}
-    if request.plan.reads_input:
-        traffic["input"] = request.tensors["input"].nbytes
-    traffic.update((r.name, r.array.nbytes) for r in results if r.name == "grad_input")
-    return traffic
+    names = ("grad_out", "input") if request.plan.reads_input else ("grad_out",)
+    moved = {name: request.call.tensors[name] for name in names}
+    moved |= {each.name: each.array for each in results if each.name == "grad_input"}
+    return {name: array.nbytes for name, array in moved.items() if array is not None}

@@ -85,39 +85,31 @@ def print_lines(*lines: Table | Text | str) -> None:
     sys.stdout.flush()
 
 
-def grid(
-    header: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    right: Container[str] = (),
-    **style: Any,
-) -> Table:
-    """A table whose columns wrap wide cells rather than cut them.
-
-    A cell is styled text, or any object, which is printed on one line. ``right`` has the titles of
-    columns that are aligned right, and ``style`` rich's options of a table.
-    """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, **style)
-    for title in header:
-        made.add_column(title, justify="right" if title in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(each if isinstance(each, Text) else Text(plain(each)) for each in row))
-    return made
-
-
 def columns(
-    title: str,
     header: Sequence[str],
     rows: Iterable[Sequence[object]],
     *notes: str,
+    title: str = "",
     right: Container[str] = (),
 ) -> None:
-    """Print a table as :func:`grid` makes it, with a title, and notes below it."""
-    print_lines(Text(plain(title), "bold"), grid(header, rows, right), *notes)
+    """Print a table below its title, with notes below it; columns wrap wide cells.
+
+    A cell is styled text, or any object, which is printed on one line. ``right`` has the names of
+    columns that are aligned right.
+    """
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in header:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(each if isinstance(each, Text) else Text(plain(each)) for each in row))
+    print_lines(*([Text(plain(title), "bold")] if title else []), made, *notes)
 
 
 def table(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     """Print groups of names and values in one table."""
-    made = grid(("group", "name", "value"), (), show_header=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    for _ in range(3):
+        made.add_column(overflow="fold")
     for title, group in groups:
         for index, row in enumerate(group):
             made.add_row(Text("" if index else title, "bold"), *(Text(plain(each)) for each in row))

@@ -121,10 +121,8 @@ def _beside(
     backend: str | None, quick: bool, only: str | None, tried: Sequence[Trial]
 ) -> list[Trial]:
     """Try the implementation to compare the first with: PyTorch, or normgrad."""
-    if tried[0].suite != "operators":
-        return []
     other = "torch" if backend is None else "normgrad"
-    if other == (backend or "").partition(":")[0]:
+    if tried[0].suite != "operators" or other == (backend or "").partition(":")[0]:
         return []
     try:
         trial = _try(other, quick, only, compared=quick)
@@ -177,7 +175,7 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
         rows = report.rows(trial, lambda case: case.topic.value)
         total = report.row("in all", trial.judged)
         claims = [f"{claim.title}: {claim.text}" for claim in report.claims(trial)]
-        show.columns(trial.name, ("", *report.HEADER), [*rows, total], *claims)
+        show.columns(("", *report.HEADER), [*rows, total], *claims, title=trial.name)
     for trial in trials:
         found = report.findings(trial)
         if not found:

@@ -7,9 +7,8 @@ import pytest
 pytest.importorskip("torch")
 
 from normgrad.bench import results as files
-from normgrad.bench import run, suite, targets
-from normgrad.bench.results import added
-from normgrad.bench.run import Measured
+from normgrad.bench import suite, targets
+from normgrad.bench.results import Measured, added, nothing, unmeasured
 from normgrad.bench.suite import Operator, Part
 
 SUITE = suite.on_gpu(suite.suite())
@@ -80,7 +79,7 @@ def test_what_was_not_measured():
         Measured("d", None, {"aten::x": "RuntimeError: no"}),
         Measured("e", None, {}),
     ]
-    assert run.unmeasured(found) == [
+    assert unmeasured(found) == [
         ("the case", "ValueError: on device cuda:0", "1", "a"),
         ("aten::x", "RuntimeError: no", "3", "b, c, and 1 more"),
         ("y", "disagrees", "1", "c"),
@@ -88,7 +87,7 @@ def test_what_was_not_measured():
 
 
 def test_nothing_was_measured():
-    found = run.unmeasured(run.nothing(SUITE, "no GPU"))
+    found = unmeasured(nothing(SUITE, "no GPU"))
     parts = {case.part.value for case in SUITE}
     assert {what.partition(" ")[2] for what, *_ in found} == parts
     assert sum(int(count) for _, _, count, _ in found) == len(SUITE)
