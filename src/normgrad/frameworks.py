@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +19,6 @@ from .dtypes import DType
 from .tensor import TensorSpec
 
 _KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
-
-
-class Signature(NamedTuple):
-    """The signature and addresses of a call's tensors, which are read in one pass.
-
-    Attributes:
-        key: the GPU's number, then shapes, strides and dtypes in the framework's own terms.
-        addresses: the address of each tensor's first element; 0 for None.
-        rooms: the bytes from each address to the end of the tensor's memory; 0 for None.
-    """
-
-    key: Hashable
-    addresses: list[int]
-    rooms: list[int]
 
 
 class Framework(ABC):
@@ -57,11 +43,16 @@ class Framework(ABC):
     def device(self, name: str, value: Any) -> str:
         """The device of the tensor, such as "cpu" or "cuda:0"."""
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Signature | None:
-        """Read the signature and addresses of all inputs and outputs.
+    def look(
+        self, values: Sequence[Any], given: Sequence[Any]
+    ) -> tuple[Hashable, list[int], list[int]] | None:
+        """Read all inputs and outputs in one pass, which is most of the cost of a small call.
 
-        They are read in one pass, since this is most of the cost of a small call. The result is
-        None unless all values are plain tensors of this framework on one GPU.
+        Returns:
+            The signature, the addresses of all tensors and the bytes from each to the end of the
+            tensor's memory (0 for None); None unless all are plain tensors of this framework on one
+            GPU. The signature is the GPU's number, and then shapes, strides and dtypes in the
+            framework's own terms.
         """
         return None
 
@@ -289,7 +280,9 @@ class Torch(Framework):
         with self._torch._C.DisableTorchFunctionSubclass():
             return devices.CPU if value.is_cpu else str(value.device)
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Signature | None:
+    def look(
+        self, values: Sequence[Any], given: Sequence[Any]
+    ) -> tuple[Hashable, list[int], list[int]] | None:
         plain = self._plain
         gpu = -1
         key: list[Any] = [gpu]
@@ -310,7 +303,7 @@ class Torch(Framework):
                 rooms.append(self._room(value))
             else:
                 return None
-        return Signature(tuple(key), addresses, rooms)
+        return tuple(key), addresses, rooms
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)

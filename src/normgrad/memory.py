@@ -82,11 +82,9 @@ def array_at(
     writeable: bool = True,
 ) -> npt.NDArray[Any]:
     """An array over memory that ``owner`` keeps alive; strides are in elements."""
-    # The array interface describes integers of the same size, since bfloat16 has no type string.
-    plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
     interface = {
         "version": 3,
-        "typestr": plain.str,
+        "typestr": f"|V{dtype.itemsize}",  # bfloat16 has no type string
         "shape": shape,
         "strides": tuple(step * dtype.itemsize for step in strides),
         "data": (address, not writeable),

@@ -17,10 +17,10 @@ from .arguments import Arguments, out_entries
 from .backends import choice
 from .contract import Operator, Specs
 from .options import Options
-from .overlap import Place, Taken, used
+from .overlap import Place, check, used
 from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
-from .workspaces import Scratch
+from .workspaces import scratch
 
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
@@ -106,7 +106,7 @@ class Plan:
             role: int | None = self._roles.get(name) if name in self._present else None
             if role is None or (role is Role.INPUT and self._unread):
                 role = next(others)
-            inputs.append(Place(role, name, spec, self._shown.get(name)))
+            inputs.append(Place(role, self._shown.get(name, name), spec, *spec.reach))
         return tuple(inputs)
 
     @cached_property
@@ -117,10 +117,9 @@ class Plan:
             if spec is None
             else Place(
                 int(self._roles[output.name]),
-                self._operator.out_name(index, output),
+                self._shown.get(output.name) or self._operator.out_name(index, output),
                 spec,
-                self._shown.get(output.name),
-                output.in_place,
+                *spec.reach,
                 [self._shown.get(name, name) for name in output.in_place],
             )
             for index, (output, spec) in enumerate(
@@ -235,7 +234,8 @@ class Plan:
                 else -1
             )
             makers.append((framework.maker(spec, alike >= 0), max(alike, 0)))
-        self.ready = entry.learn(arguments.values, tuple(results), makers)
+        tensors = arguments.values[: len(self._names)]
+        self.ready = entry.learn(tensors, tuple(results), makers)
         self._entry = entry
 
     def _compare(self, arguments: Arguments) -> None:
@@ -245,15 +245,15 @@ class Plan:
                 f"{arguments.first}: on device {arguments.device}; allowed: {self.device}, as in "
                 "the plan"
             )
-        specs, out_specs = arguments.specs()
+        specs = arguments.specs
         for name, expected in zip(self._names, self._expected, strict=True):
-            spec = specs.get(name)
+            spec = specs[name]
             if not _fits(spec, expected):
                 raise ValueError(
                     f"{name}: {_describe(spec)}; allowed: {_describe(expected)}, as in the plan"
                 )
         for output, place in zip(self._wanted, self._outputs, strict=True):
-            spec = out_specs.get(output.name)
+            spec = specs[output.name]
             if spec is not None and place is not None and not _fits(spec, place.spec):
                 raise ValueError(
                     f"{place.name}: {_describe(spec)}; allowed: {_describe(place.spec)}, as in the "
@@ -263,59 +263,54 @@ class Plan:
     def run_checked(self, arguments: Arguments, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
         framework, like, rooms = arguments.framework, arguments.like, arguments.rooms
-        inputs = arguments.addresses[: len(self._inputs)]
-        outputs = arguments.addresses[len(self._inputs) :]
+        inputs, outputs = self._inputs, self._outputs
         if rooms is not None:
-            there = (*arguments.opened, *arguments.out)
             for place, value, room in zip(
-                (*self._inputs, *self._outputs), there, rooms, strict=True
+                (*inputs, *outputs), arguments.values, rooms, strict=True
             ):
-                if place is not None and value is not None:
-                    place.check_room(room)
+                if place is not None and value is not None and room < place.high:
+                    raise ValueError(f"{place.name}: {memory.lacking(room, place.high)}")
         addresses = [0] * PLACES
-        for place, address in zip(self._inputs, inputs, strict=True):
+        for place, address in zip((*inputs, *outputs), arguments.addresses, strict=True):
             if place is not None:
                 addresses[place.slot] = address
         if self._unread:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
         if not any(self._roles.get(name) is Role.GRAD_OUT for name in self._present):
             addresses[Role.GRAD_OUT] = addresses[Role.INPUT]
-        results: list[Any] = [None] * len(outputs)
-        for index, place in enumerate(self._outputs):
+        results = list(arguments.values[len(inputs) :])
+        made: dict[int, Any] = {}
+        for index, place in enumerate(outputs):
             if place is None:
-                continue
-            if arguments.out[index] is not None:
-                addresses[place.slot] = outputs[index]
-                continue
-            try:
-                new = (
-                    framework.empty_on(place.spec, self.device, like)
-                    if self._on_gpu
-                    else framework.empty(place.spec)
-                )
-            except MemoryError:
-                raise memory.missing(self._wanted[index].name, place.spec.nbytes) from None
-            results[index] = new
-            addresses[place.slot] = framework.address(place.name, new)
+                results[index] = None
+            elif results[index] is None:
+                try:
+                    made[index] = (
+                        framework.empty_on(place.spec, self.device, like)
+                        if self._on_gpu
+                        else framework.empty(place.spec)
+                    )
+                except MemoryError:
+                    raise memory.missing(self._wanted[index].name, place.spec.nbytes) from None
+                addresses[place.slot] = framework.address(place.name, made[index])
+        given = None
         if self.workspace_size:
-            scratch = Scratch(self.workspace_size, self._backend.alignment, workspace, self.device)
-            addresses[WORKSPACE] = scratch.address
+            alignment = self._backend.alignment
+            start, _owner = scratch(self.workspace_size, alignment, workspace, self.device)
+            addresses[WORKSPACE] = start
+            if workspace is not None:
+                given = layout.Region(start, (used(self.workspace_size, alignment),), (1,), 1)
 
         if not arguments.plain_on_gpu or self._may_be_wrong(arguments, workspace):
-            self._check(arguments, None if workspace is None else addresses[WORKSPACE])
+            check(arguments, inputs, outputs, self._on_gpu, given)
         if self._backend.computes(self._program):
             if self._runner is None:
-                self._runner = self._backend.runner(self._program, self._inputs, self._outputs)
+                self._runner = self._backend.runner(self._program, inputs, outputs)
             self._runner.run(addresses)
 
-        framework.wrote([value for value in arguments.out if value is not None])
-        for index, place in enumerate(self._outputs):
-            if place is not None:
-                results[index] = (
-                    framework.result(results[index], like)
-                    if arguments.out[index] is None
-                    else arguments.given[index]
-                )
+        framework.wrote([value for value in arguments.opened[len(inputs) :] if value is not None])
+        for index, new in made.items():
+            results[index] = framework.result(new, like)
         self._learn(arguments, results)
         return self._operator.result(results)
 
@@ -326,34 +321,12 @@ class Plan:
         """
         return (
             workspace is not None
-            or any(value is not None for value in arguments.out)
+            or any(value is not None for value in arguments.values[len(self._inputs) :])
             or any(
                 address == 0 and place is not None and place.spec.elements
                 for place, address in zip(self._inputs, arguments.addresses, strict=False)
             )
         )
-
-    def _check(self, arguments: Arguments, workspace: int | None) -> None:
-        """Check that no output and no workspace shares memory that it must not share.
-
-        Raises:
-            TypeError, ValueError: as :class:`Taken`'s methods.
-        """
-        shown = {place.name: place.shown for place in self._inputs if place is not None}
-        copied = {shown[name]: region for name, region in arguments.copied.items()}
-        taken = Taken(arguments.framework, self._on_gpu, copied)
-        inputs = arguments.addresses[: len(self._inputs)]
-        outputs = arguments.addresses[len(self._inputs) :]
-        for place, value, address in zip(self._inputs, arguments.opened, inputs, strict=True):
-            if place is not None:
-                taken.read(place, value, address)
-        for place, value, opened, address in zip(
-            self._outputs, arguments.given, arguments.out, outputs, strict=True
-        ):
-            if place is not None and opened is not None:
-                taken.write(place, value, opened, address)
-        if workspace is not None and self.workspace_size:
-            taken.work_in(workspace, used(self.workspace_size, self._backend.alignment))
 
 
 _plans: dict[Hashable, Plan] = {}
@@ -395,8 +368,8 @@ def call(
         key = (operator.name, options, read_next, arguments.key)
         plan = _plans.get(key)
         if plan is None:
-            specs, out_specs = arguments.specs()
-            wanted = contract.check(operator, options, specs, out_specs)
+            specs = arguments.specs
+            wanted = contract.check(operator, options, specs, specs)
             plan = Plan(
                 operator, options, specs, wanted, device=arguments.device, read_next=read_next
             )

@@ -36,11 +36,6 @@ def _integers(name: str, values: Any) -> tuple[int, ...]:
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
 
 
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
-    """The least and the greatest element offset of a view; 0 and -1 without elements."""
-    return (0, -1) if 0 in shape else layout.extent(shape, strides)
-
-
 @dataclass(frozen=True, init=False)
 class TensorSpec:
     """The shape, dtype and strides of a tensor, from which plans are made.
@@ -74,7 +69,7 @@ class TensorSpec:
                     f"each axis of shape {sizes}"
                 )
         kind = dtypes.parse(dtype)
-        low, high = _extent(sizes, steps)
+        low, high = layout.extent(sizes, steps)
         if max(high - low + 1, *map(abs, (1, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
             raise ReachError(
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
@@ -102,7 +97,7 @@ class TensorSpec:
     @property
     def reach(self) -> tuple[int, int]:
         """The offsets of the first byte and of one past the last from the tensor's address."""
-        low, high = _extent(self.shape, self.strides)
+        low, high = layout.extent(self.shape, self.strides)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
 
     def region(self, address: int) -> layout.Region:

@@ -23,7 +23,7 @@ from .cpu import program as cpu
 
 if TYPE_CHECKING:
     from ..native import Ready
-    from ..overlap import Place
+    from ..overlap import Places
     from ..problem import Problem
 
 #: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
@@ -116,10 +116,6 @@ class Entry(Runner, Protocol):
         the signature differs it does nothing and returns None. Exceptions from the allocation of
         results propagate.
         """
-
-
-#: The places of an operator's tensors, in their order; None for absent ones.
-Places = Sequence["Place | None"]
 
 
 class Backend(ABC):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...overlap import Place
+from ...overlap import Places
 from . import alias_check, teams, units
 from . import block as B
 from .program import Program
@@ -61,12 +61,7 @@ def _not_ready(tensors: tuple[Any, ...], out: Any, workspace: Any) -> None:
 class Runner:
     """A program with its units, ready for a call's tensors or for their addresses."""
 
-    def __init__(
-        self,
-        program: Program,
-        inputs: Sequence[Place | None],
-        outputs: Sequence[Place | None],
-    ) -> None:
+    def __init__(self, program: Program, inputs: Places, outputs: Places) -> None:
         template = program.template()
         for field, unit in units.of_program(program).items():
             template[field] = units.address(unit)
