@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from . import devices, dlpack, dtypes, layout, memory, native, pages
+from .dlpack import KINDS
 from .dtypes import DType
 from .tensor import TensorSpec
-
-_KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 
 class Framework(ABC):
@@ -80,9 +79,12 @@ class Framework(ABC):
             TypeError: a tensor without memory of its own (a fake or a batched tensor).
         """
 
-    @abstractmethod
     def contiguous_bytes(self, value: Any) -> int | None:
-        """The size in bytes of an opened tensor of any dtype; None if it is not contiguous."""
+        """The size in bytes of an opened tensor of any dtype; None if it is not contiguous.
+
+        NumPy's arrays are read as buffers instead.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
@@ -110,9 +112,9 @@ class Framework(ABC):
         """A new tensor on a GPU, opened; ``like`` is one of the caller's tensors there."""
         raise NotImplementedError
 
-    @abstractmethod
     def result(self, value: Any, like: Any) -> Any:
         """Convert an opened result to what the caller gets; ``like`` is one of the caller's."""
+        return value
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
         """Tell the framework that these tensors of the caller were written to."""
@@ -135,7 +137,7 @@ class NumPy(Framework):
     def opened(self, name: str, value: Any, writing: bool) -> Any:
         # The attribute np.ma would import the module. If it is not loaded, the array is not masked.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
-            raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
+            raise TypeError(f"{name}: a masked array; allowed: {KINDS}, without a mask")
         # A plain array, without the overrides of a subclass.
         array = np.asarray(value)
         if not writing and dtypes.from_numpy(array.dtype) and not _whole_strides(array):
@@ -172,9 +174,6 @@ class NumPy(Framework):
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data)
 
-    def contiguous_bytes(self, value: Any) -> int | None:
-        return int(value.nbytes) if value.flags.c_contiguous else None
-
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         if not value.flags.writeable:
             return "a read-only array; allowed: one that can be written"
@@ -193,9 +192,6 @@ class NumPy(Framework):
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
         small = spec.nbytes < memory.ALIGNED
         return np.empty_like if alike and small else super().maker(spec, alike)
-
-    def result(self, value: Any, like: Any) -> Any:
-        return value
 
 
 class Torch(Framework):
@@ -221,7 +217,7 @@ class Torch(Framework):
         if type(value).__torch_dispatch__ is not plain:
             # Fake, distributed and other wrapping tensors have no memory of their own.
             raise TypeError(
-                f"{name}: a {type(value).__name__} without memory of its own; allowed: {_KINDS}"
+                f"{name}: a {type(value).__name__} without memory of its own; allowed: {KINDS}"
             )
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
@@ -317,7 +313,7 @@ class Torch(Framework):
         except RuntimeError as error:
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own ({error}); allowed: "
-                f"{_KINDS}"
+                f"{KINDS}"
             ) from None
 
     def contiguous_bytes(self, value: Any) -> int | None:
@@ -369,9 +365,6 @@ class Torch(Framework):
             )
         return new
 
-    def result(self, value: Any, like: Any) -> Any:
-        return value
-
     def wrote(self, values: Sequence[Any]) -> None:
         # Autograd compares version numbers to find out that a tensor it saved was overwritten.
         increment = self._torch.autograd.graph.increment_version
@@ -414,7 +407,9 @@ class DLPack(Framework):
         return TensorSpec(value.shape, value.dtype, value.strides)
 
     def address(self, name: str, value: Any) -> int:
-        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.address)
+        if isinstance(value, dlpack.View):
+            return value.address
+        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
 
     def contiguous_bytes(self, value: Any) -> int | None:
         dense = layout.contiguous_strides(value.shape)
@@ -444,15 +439,11 @@ class DLPack(Framework):
             # Here PyTorch makes its stream wait for the producer's stream. When the result is
             # converted back, the producer's stream waits for PyTorch's.
             with suppress(Exception):
-                tensor = torch.over(flat, spec)
-                return dlpack.New(tensor, tensor.data_ptr())
-        tensor = torch.empty_on(spec, device, None)
-        return dlpack.New(tensor, tensor.data_ptr())
+                return torch.over(flat, spec)
+        return torch.empty_on(spec, device, None)
 
     def result(self, value: Any, like: Any) -> Any:
-        if isinstance(value, dlpack.New):
-            return dlpack.give_back(value.tensor, like)
-        return dlpack.give_back(value, like) if isinstance(value, np.ndarray) else value.producer
+        return dlpack.give_back(value, like)
 
 
 #: The framework of each type of plain tensors; subclasses are not in it.
@@ -477,7 +468,7 @@ def of(name: str, value: Any) -> Framework:
         return of_torch()
     if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
         return _dlpack
-    raise TypeError(f"{name}: a {type(value).__name__}; allowed: {_KINDS}")
+    raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
 
 
 def of_torch() -> Torch:
