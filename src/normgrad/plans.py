@@ -354,9 +354,10 @@ def call(
     ``choices`` are the arguments that are not tensors; ``read_next`` is as in
     :class:`.problem.Problem`.
     """
-    again = call_again(operator, tensors, out, choices, read_next)
+    given = _as_tuple(operator, out)
+    again = answered(ready_plans(operator, read_next), tensors, given, choices)
     if again is not None:
-        return again
+        return operator.result(again)
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
@@ -376,7 +377,7 @@ def call(
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:
-        seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
+        seen = native.answer(None, tensors, given, choices)
         if seen is not None:
             keep(ready_plans(operator, read_next), seen, plan.ready)
     return result
@@ -392,19 +393,6 @@ def _as_tuple(operator: Operator, out: Any) -> Any:
 def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready]:
     """The plans of an operator's earlier calls, by the keys that ``native.answer`` returns."""
     return _ready.setdefault((operator.name, read_next), {})
-
-
-def call_again(
-    operator: Operator,
-    tensors: tuple[Any, ...],
-    out: Any,
-    choices: tuple[Any, ...],
-    read_next: bool = False,
-) -> Any:
-    """Compute with the plan of an earlier call of the same signature; return None without one."""
-    plans = ready_plans(operator, read_next)
-    results = answered(plans, tensors, _as_tuple(operator, out), choices)
-    return None if results is None else operator.result(results)
 
 
 def answered(
