@@ -41,7 +41,7 @@ class _Arithmetic:
         self.real = np.dtype(np.float64 if double else np.float32)
         self.wide = np.dtype(np.longdouble if double else np.float64)
 
-    def read(self, values: Array | None, default: float, count: int) -> Array:
+    def read(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
         """A per-channel vector, rounded to the arithmetic's type and widened."""
         if values is None:
             return np.full(count, default, self.wide)
@@ -179,7 +179,7 @@ def _running(
     found = {}
     for name, (old, new, scale) in given.items():
         if old is not None:
-            before = (1 - share) * arithmetic.read(old, 0, 0)
+            before = (1 - share) * arithmetic.read(old)
             found[name] = Exact(before + share * new, abs(before) + abs(share) * scale)
     return found
 
@@ -264,8 +264,8 @@ def batch_norm_gather_stats_with_counts(
     weights = np.asarray(counts).astype(arithmetic.wide).reshape(-1)[present]
     n = weights.sum()
     with np.errstate(all="ignore"):
-        means = arithmetic.read(mean, 0, 0)[present]
-        spreads = 1 / arithmetic.read(invstd, 0, 0)[present] ** 2
+        means = arithmetic.read(mean)[present]
+        spreads = 1 / arithmetic.read(invstd)[present] ** 2
         m = n or 1
         total = weights @ means / m
         total_scale = abs(weights) @ abs(means) / m
@@ -298,7 +298,7 @@ def group_norm(
         flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
         w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
         b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
-        mu, r = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
+        mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
         output = _normalised(x, mu, r, w, b)
     return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
 
@@ -382,8 +382,8 @@ def group_norm_backward(
     per_set, per_channel = (*x.shape[:2], 1, 1), (1, *x.shape[1:3], 1)
     size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
-        mu = arithmetic.read(mean, 0, 0).reshape(per_set)
-        r = arithmetic.read(rstd, 1, 0).reshape(per_set)
+        mu = arithmetic.read(mean).reshape(per_set)
+        r = arithmetic.read(rstd, 1).reshape(per_set)
         g = arithmetic.read(gamma, 1, math.prod(per_channel)).reshape(per_channel)
 
         def formula(dy: Array, xmu: Array, r: Array, g: Array, minus: int) -> tuple[Array, ...]:
@@ -419,29 +419,32 @@ def layer_norm(
     x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, over, eps)
-        mu, r = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
-        vectors = arithmetic.read(weight, 1, 1), arithmetic.read(bias, 0, 1)
+        mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
+        vectors = arithmetic.read(weight, 1), arithmetic.read(bias)
         return {"output": _normalised(x, mu, r, *vectors), "mean": mean, "rstd": rstd}
 
 
 def layer_norm_backward(
     grad_out: Array,
     input: Array,
-    mean: Array,
+    mean: Array | None,
     rstd: Array,
     weight: Array | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
 ) -> dict[str, Exact]:
-    """grad_input, grad_weight and grad_bias; see :func:`normgrad.layer_norm_backward`."""
+    """grad_input, grad_weight and grad_bias; see :func:`normgrad.layer_norm_backward`.
+
+    Without a mean the statistics are those of x itself, as in RMS norm.
+    """
     arithmetic = _Arithmetic(grad_out, input)
     dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
     over = _rows(input, normalized_shape)
     rows = tuple(range(over[0]))
     size = math.prod(input.shape[over[0] :])
     with np.errstate(all="ignore"):
-        xmu = x - arithmetic.read(mean, 0, 0)
-        r, w = arithmetic.read(rstd, 1, 0), arithmetic.read(weight, 1, 1)
+        xmu = x if mean is None else x - arithmetic.read(mean)
+        r, w = arithmetic.read(rstd, 1), arithmetic.read(weight, 1)
 
         def formula(dy: Array, xmu: Array, r: Array, w: Array, minus: int) -> tuple[Array, ...]:
             grad_bias = dy.sum(rows)
@@ -449,7 +452,7 @@ def layer_norm_backward(
             if x.size == 0:
                 return dy, np.zeros_like(grad_bias), grad_bias
             d, xhat = w * dy, xmu * r
-            sums = d.sum(over, keepdims=True)
+            sums = 0 if mean is None else d.sum(over, keepdims=True)
             projections = (d * xhat).sum(over, keepdims=True)
             return r * (d + minus * (sums + xhat * projections) / size), grad_weight, grad_bias
 
@@ -471,7 +474,7 @@ def rms_norm(
         size = math.prod(input.shape[over[0] :])
         squares = (x * x).sum(over, keepdims=True)
         rstd = 1 / np.sqrt(squares / size + arithmetic.wide.type(eps)) if size else squares
-        value = arithmetic.read(weight, 1, 1) * arithmetic.read(rstd, 0, 0) * x
+        value = arithmetic.read(weight, 1) * arithmetic.read(rstd) * x
     return {"output": Exact(value, abs(value)), "rstd": Exact(rstd, abs(rstd))}
 
 
@@ -484,17 +487,7 @@ def rms_norm_backward(
     normalized_shape: int | tuple[int, ...],
 ) -> dict[str, Exact]:
     """grad_input and grad_weight; see :func:`normgrad.rms_norm_backward`."""
-    arithmetic = _Arithmetic(grad_out, input)
-    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
-    over = _rows(input, normalized_shape)
-    size = max(1, math.prod(input.shape[over[0] :]))
-    with np.errstate(all="ignore"):
-        r, w = arithmetic.read(rstd, 1, 0), arithmetic.read(weight, 1, 1)
-
-        def formula(dy: Array, x: Array, r: Array, w: Array, minus: int) -> tuple[Array, Array]:
-            d, xhat = w * dy, x * r
-            projections = (d * xhat).sum(over, keepdims=True)
-            grad_weight = (dy * xhat).sum(tuple(range(over[0])))
-            return r * (d + minus * xhat * projections / size), grad_weight
-
-        return _exact(("grad_input", "grad_weight"), formula, dy, x, r, w)
+    found = layer_norm_backward(
+        grad_out, input, None, rstd, weight, normalized_shape=normalized_shape
+    )
+    return {name: found[name] for name in ("grad_input", "grad_weight")}
