@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from . import dtypes, layout
 from .dtypes import DType
-from .options import OPTIONS, READERS, Options, Sort, flag, mask
+from .options import OPTIONS, Options, mask
 from .problem import Role
 from .tensor import TensorSpec, naming
 
@@ -176,16 +176,16 @@ class Operator:
         """
         found: dict[str, Any] = {}
         for name, value in {**dict(zip(self.options, values, strict=False)), **named}.items():
-            sort = OPTIONS[name]
-            if sort is Sort.FLAGS:
+            read = OPTIONS[name]
+            if read is mask:
                 masked = [output.name for output in self.all_outputs if output.mask is not None]
                 found["mask"] = mask(name, value, masked)
             elif name == "eps" and value is None and self.has_own_eps:
                 found[name] = None
             elif name in Options._fields:
-                found[name] = READERS[sort](name, value)
+                found[name] = read(name, value)
             else:
-                found["mask"] = (*found.get("mask", ()), flag(name, value))
+                found["mask"] = (*found.get("mask", ()), read(name, value))
         return Options(**found)
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared

@@ -1,4 +1,4 @@
-"""The arguments of operators that are not tensors: their sorts, and the checks of their values.
+"""The arguments of operators that are not tensors, and the checks of their values.
 
 The error of each check names the argument, its value and what is allowed.
 """
@@ -9,7 +9,6 @@ import math
 import numbers
 import operator as operators
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,34 +93,17 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
     return (integer(name, value),)
 
 
-class Sort(Enum):
-    """The sort of an argument that is not a tensor, which decides how its value is checked."""
-
-    FLAG = "true or false"
-    REAL = "a number"
-    INTEGER = "an integer"
-    SIZES = "an integer, or several such as 32,32"
-    FLAGS = "true or false for each output, such as 1,1,0"
-
-
-#: The sorts of all operators' arguments that are not tensors. Those without a field in ``Options``
-#: are entries of the mask.
-OPTIONS = {
-    "training": Sort.FLAG,
-    "eps": Sort.REAL,
-    "momentum": Sort.REAL,
-    "channel_axis": Sort.INTEGER,
-    "num_groups": Sort.INTEGER,
-    "normalized_shape": Sort.SIZES,
-    "output_mask": Sort.FLAGS,
-    "input_g": Sort.FLAG,
-    "weight_g": Sort.FLAG,
-    "bias_g": Sort.FLAG,
-}
-#: The function that checks and converts values of each sort; masks are checked with the outputs.
-READERS: dict[Sort, Callable[[str, Any], Any]] = {
-    Sort.FLAG: flag,
-    Sort.REAL: real,
-    Sort.INTEGER: integer,
-    Sort.SIZES: sizes,
+#: The check of each operator's arguments that are not tensors, which also converts their values.
+#: Arguments without a field in ``Options`` are entries of the mask.
+OPTIONS: dict[str, Callable[..., Any]] = {
+    "training": flag,
+    "eps": real,
+    "momentum": real,
+    "channel_axis": integer,
+    "num_groups": integer,
+    "normalized_shape": sizes,
+    "output_mask": mask,
+    "input_g": flag,
+    "weight_g": flag,
+    "bias_g": flag,
 }

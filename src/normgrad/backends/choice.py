@@ -155,16 +155,6 @@ class _Cpu(Backend):
         return Runner(program, inputs, outputs)
 
 
-def _unchecked(where: str, device: Any) -> bool:
-    return True
-
-
-#: The function that checks a GPU's kernels before the first program runs there, and returns whether
-#: the check is finished. It calls the operators, which import this module, so normgrad/__init__.py
-#: sets it.
-first_use: Callable[[str, Any], bool] = _unchecked
-
-
 class _Triton(Backend):
     """The Triton backend on the GPU with an index, or in the interpreter on the CPU for None."""
 
@@ -186,7 +176,10 @@ class _Triton(Backend):
 
     def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
         if not self._checked:
-            self._checked = first_use(f"cuda:{self._index}", self._device)
+            # The check calls the operators, which import this module.
+            with loading():
+                from .triton import selfcheck
+            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with loading():
             from .triton import runtime
         runner: Runner = runtime.Runner(program, self._index)
