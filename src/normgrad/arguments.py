@@ -12,8 +12,15 @@ from .frameworks import Framework
 from .tensor import TensorSpec, naming
 
 
-def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
-    """Split ``out`` into one entry for each output: the caller's tensor, or None to allocate it.
+def out_tuple(operator: Operator, out: Any) -> Any:
+    """Convert ``out`` to what compiled code reads: None, or a plain (not a named) tuple."""
+    if out is not None and operator.out_is_tensor:
+        return (out,)
+    return tuple(out) if isinstance(out, (tuple, list)) else out
+
+
+def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
+    """Make an entry for each output from an :func:`out_tuple`: the caller's tensor, or None.
 
     Entries of outputs that are not wanted are None.
 
@@ -21,17 +28,13 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
         TypeError: ``out`` is neither a tuple nor a list.
         ValueError: it has too few entries, or too many.
     """
-    if operator.out_is_tensor:
-        return (out,)
     if out is None:
         return (None,) * len(outputs)
-    if type(out) is tuple and len(out) == len(outputs):
-        return [value if output.wanted else None for value, output in zip(out, outputs)]  # noqa: B905 - a small call's time
-    allowed = f"a tuple of {len(outputs)} tensors or Nones"
-    if not isinstance(out, (tuple, list)):
-        raise TypeError(f"out: a {type(out).__name__}; allowed: {allowed}")
+    allowed = f"allowed: a tuple of {len(outputs)} tensors or Nones"
+    if type(out) is not tuple:
+        raise TypeError(f"out: a {type(out).__name__}; {allowed}")
     if len(out) != len(outputs):
-        raise ValueError(f"out: {len(out)} entries; allowed: {allowed}")
+        raise ValueError(f"out: {len(out)} entries; {allowed}")
     return [value if output.wanted else None for value, output in zip(out, outputs, strict=True)]
 
 

@@ -6,6 +6,7 @@ since a caller that has a tensor has loaded it.
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -413,7 +414,7 @@ class DLPack(Framework):
 
     def contiguous_bytes(self, value: Any) -> int | None:
         dense = layout.contiguous_strides(value.shape)
-        size: int = layout.elements(value.shape) * value.itemsize
+        size: int = math.prod(value.shape) * value.itemsize
         follow = layout.taken(value.shape, value.strides) == layout.taken(value.shape, dense)
         return size if follow or not size else None
 

@@ -44,7 +44,7 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
             break
         step *= shape[axis]
     else:
-        if step == elements(shape):
+        if step == prod(shape):
             return tuple(strides)
     order = told
     for axis in reversed(range(len(shape))):
@@ -200,11 +200,6 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
         else:
             merged.append(axis)
     return merged
-
-
-def elements(shape: Sequence[int]) -> int:
-    """The number of elements of a shape."""
-    return prod(shape)
 
 
 def ceil_div(number: int, divisor: int) -> int:

@@ -35,14 +35,8 @@ def flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
 
 
-#: The default mask.
-ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
-
-
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     """Check the mask of outputs to compute."""
-    if value is ALL_THREE and len(outputs) == len(ALL_THREE):
-        return tuple(ALL_THREE)  # the default needs no check of its entries
     if type(value) is not tuple or len(value) != len(outputs):
         allowed = f"allowed: {len(outputs)} booleans"
         if isinstance(value, (str, bytes)):

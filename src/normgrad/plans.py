@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, native, views
-from .arguments import Arguments, out_entries
+from .arguments import Arguments, out_entries, out_tuple
 from .backends import choice
 from .contract import Operator, Specs
 from .options import Options
@@ -82,10 +82,9 @@ class Plan:
         problem = views.problem(operator, options, present, outputs, read_next)
         self._program: Any = backend.build(problem)
         self.workspace_size = self._program.workspace_size
-        self._runner: choice.Runner | None = None
+        self._runner: Any = None
         #: What compiled code needs to run the plan; None before it has stored a call's signature.
         self.ready: native.Ready | None = None
-        self._entry: choice.Entry
         # The signatures of calls whose tensors have passed the comparison with the plan's specs.
         self._known: set[Hashable] = set()
 
@@ -163,10 +162,11 @@ class Plan:
         """
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
-        again = self.run_again(tensors, out, workspace)
+        given = out_tuple(self._operator, out)
+        again = self.run_again(tensors, given, workspace)
         if again is not None:
             return again
-        given = out_entries(self._operator, self._wanted, out)
+        given = out_entries(self._wanted, given)
         arguments = Arguments(self._operator, self._wanted, tensors, given)
         if arguments.key is None or arguments.key not in self._known:
             arguments.open()
@@ -202,9 +202,8 @@ class Plan:
         """
         if self.ready is None:
             return None
-        out = _as_tuple(self._operator, out)
         try:
-            results = self._entry.enter(tensors, out, workspace)
+            results = self._runner.enter(tensors, out, workspace)
         except Exception:  # allocating a result failed: run_checked raises the proper error
             return None
         if results is None:
@@ -218,8 +217,7 @@ class Plan:
 
         Compiled code can then run calls of the same signature without Python's checks.
         """
-        entry, framework = self._runner, arguments.framework
-        if arguments.changed or not isinstance(entry, choice.Entry):
+        if arguments.changed or not hasattr(self._runner, "learn"):
             return
         makers: list[tuple[Callable[[Any], Any], int] | None] = []
         for place in self._outputs:
@@ -233,10 +231,9 @@ class Plan:
                 and layout.dense_like(spec.shape, spec.strides) == spec.strides
                 else -1
             )
-            makers.append((framework.maker(spec, alike >= 0), max(alike, 0)))
+            makers.append((arguments.framework.maker(spec, alike >= 0), max(alike, 0)))
         tensors = arguments.values[: len(self._names)]
-        self.ready = entry.learn(tensors, tuple(results), makers)
-        self._entry = entry
+        self.ready = self._runner.learn(tensors, tuple(results), makers)
 
     def _compare(self, arguments: Arguments) -> None:
         """Raise a ValueError if a tensor differs from the plan's device or specs."""
@@ -354,13 +351,13 @@ def call(
     ``choices`` are the arguments that are not tensors; ``read_next`` is as in
     :class:`.problem.Problem`.
     """
-    given = _as_tuple(operator, out)
+    given = out_tuple(operator, out)
     again = answered(ready_plans(operator, read_next), tensors, given, choices)
     if again is not None:
         return operator.result(again)
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
-    arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
+    arguments = Arguments(operator, outputs, tensors, out_entries(outputs, given))
     plan = None
     if arguments.key is not None:
         plan = _plans.get((operator.name, options, read_next, arguments.key))
@@ -381,13 +378,6 @@ def call(
         if seen is not None:
             keep(ready_plans(operator, read_next), seen, plan.ready)
     return result
-
-
-def _as_tuple(operator: Operator, out: Any) -> Any:
-    """Convert ``out`` to what compiled code reads: None, or a plain (not a named) tuple."""
-    if out is not None and operator.out_is_tensor:
-        return (out,)
-    return tuple(out) if isinstance(out, (tuple, list)) else out
 
 
 def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,7 @@ class TensorSpec:
     @property
     def elements(self) -> int:
         """The number of elements."""
-        return layout.elements(self.shape)
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

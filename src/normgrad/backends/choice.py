@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import devices, memory
 from ..loading import loading
@@ -22,7 +22,6 @@ from ..settings import SettingError
 from .cpu import program as cpu
 
 if TYPE_CHECKING:
-    from ..native import Ready
     from ..overlap import Places
     from ..problem import Problem
 
@@ -79,43 +78,13 @@ class Program(Protocol):
 
 
 class Runner(Protocol):
-    """A program that is ready to run on addresses."""
+    """A program that is ready to run on addresses.
+
+    The CPU backend's can also run later calls of the same signature (``cpu.runtime.Runner.learn``).
+    """
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses of a call's tensors, in the order of :class:`.problem.Role`."""
-
-
-@runtime_checkable
-class Entry(Runner, Protocol):
-    """The compiled entry to a program, for calls whose tensors have an earlier call's signature."""
-
-    def learn(
-        self,
-        tensors: tuple[Any, ...],
-        results: tuple[Any, ...],
-        makers: Sequence[tuple[Callable[[Any], Any], int] | None],
-    ) -> Ready | None:
-        """Store the signature of these tensors, which :meth:`enter` then accepts.
-
-        Args:
-            tensors, results: the operator's tensors and results, with None for absent ones.
-            makers: for each result a function that makes it, and the index of the tensor that the
-                function takes as its argument; None for absent results.
-
-        Returns:
-            The plan in the form that later calls use; None if compiled code cannot read the
-            tensors.
-        """
-
-    @property
-    def enter(self) -> Callable[[tuple[Any, ...], Any, Any], Any]:
-        """The function that computes if the tensors have the stored signature.
-
-        Its arguments are the operator's tensors, with None for absent ones; a tuple of the caller's
-        outputs, or None; and the caller's workspace, or None. It returns the results as a tuple. If
-        the signature differs it does nothing and returns None. Exceptions from the allocation of
-        results propagate.
-        """
 
 
 class Backend(ABC):
@@ -149,7 +118,7 @@ class _Cpu(Backend):
     def computes(self, program: cpu.Program) -> bool:
         return bool(program.steps)
 
-    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Entry:
+    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Runner:
         with loading():
             from .cpu.runtime import Runner
         return Runner(program, inputs, outputs)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from .. import contract, devices, frameworks
-from ..arguments import out_entries
+from ..arguments import out_entries, out_tuple
 from ..contract import Kind, Operator
 from ..plans import Plan
 from ..tensor import TensorSpec, naming
@@ -93,7 +93,7 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     outputs = operator.outputs(options)
     given: dict[str, Any] = {}
     out_specs: dict[str, TensorSpec | None] = {}
-    for index, value in enumerate(out_entries(operator, outputs, out)):
+    for index, value in enumerate(out_entries(outputs, out_tuple(operator, out))):
         title = operator.out_name(index, outputs[index])
         given[title] = value
         out_specs[outputs[index].name] = _as_spec(title, value, outputs[index].kind)

@@ -94,7 +94,11 @@ class Runner:
         for index, place in enumerate((*inputs, *outputs)):
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
-        #: As in choice.Entry.
+        #: The function that computes if the tensors have the signature that was learned. It takes
+        #: the operator's tensors, with None for absent ones; a tuple of the caller's outputs, or
+        #: None; and the caller's workspace, or None. It returns the results as a tuple; if the
+        #: signature differs it does nothing and returns None. Exceptions from the allocation of
+        #: results propagate.
         self.enter: Callable[[tuple[Any, ...], Any, Any], Any] = _not_ready
         native.answer = native.copies = answer()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(driver)
@@ -121,7 +125,17 @@ class Runner:
         results: tuple[Any, ...],
         makers: Sequence[tuple[Callable[[Any], Any], int] | None],
     ) -> native.Ready | None:
-        """As :meth:`.choice.Entry.learn`."""
+        """Store the signature of these tensors, which ``enter`` then accepts.
+
+        Args:
+            tensors, results: the operator's tensors and results, with None for absent ones.
+            makers: for each result a function that makes it, and the index of the tensor that the
+                function takes as its argument; None for absent results.
+
+        Returns:
+            The plan in the form that later calls use; None if compiled code cannot read the
+            tensors.
+        """
         key = answer()(None, tensors, results, ())
         if key is None:
             return None
