@@ -452,9 +452,10 @@ def layer_norm_backward(
             if x.size == 0:
                 return dy, np.zeros_like(grad_bias), grad_bias
             d, xhat = w * dy, xmu * r
-            sums = 0 if mean is None else d.sum(over, keepdims=True)
-            projections = (d * xhat).sum(over, keepdims=True)
-            return r * (d + minus * (sums + xhat * projections) / size), grad_weight, grad_bias
+            sums = xhat * (d * xhat).sum(over, keepdims=True)
+            if mean is not None:
+                sums = sums + d.sum(over, keepdims=True)
+            return r * (d + minus * sums / size), grad_weight, grad_bias
 
         return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, r, w)
 
