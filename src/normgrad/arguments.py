@@ -69,7 +69,8 @@ class Arguments:
     ) -> None:
         self._operator = operator
         self._outputs = outputs
-        self.values = self.opened = (*tensors, *given)
+        self.values = (*tensors, *given)
+        self.opened: Sequence[Any] = self.values
         self.like = tensors[0]
         self.key: Hashable = None
         self.rooms: Sequence[int] | None = None
@@ -109,12 +110,10 @@ class Arguments:
         self.framework = frameworks.of(*first)
         self.device = self.framework.device(*first)
         devices.check(self.first, self.device)
-        self.opened = tuple(
-            [
-                None if value is None else self._open(name, value, writing=index >= len(names))
-                for index, (name, value) in enumerate(zip(self._names, self.values, strict=True))
-            ]
-        )
+        self.opened = [
+            None if value is None else self._open(name, value, writing=index >= len(names))
+            for index, (name, value) in enumerate(zip(self._names, self.values, strict=True))
+        ]
         self.addresses = [
             0 if value is None else self.framework.address(name, value)
             for name, value in zip(self._names, self.opened, strict=True)

@@ -9,6 +9,7 @@ import math
 import numbers
 import operator as operators
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,31 +38,24 @@ def flag(name: str, value: Any) -> bool:
 
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     """Check the mask of outputs to compute."""
-    if type(value) is not tuple or len(value) != len(outputs):
-        allowed = f"allowed: {len(outputs)} booleans"
-        if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name}: {shown(value)}; {allowed}")
-        try:
-            value = tuple(value)
-        except Exception:  # a scalar, or an array without axes, may raise any type of exception
-            raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
-        if len(value) != len(outputs):
-            raise ValueError(
-                f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
-            )
-    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(value))
+    entries = None
+    with suppress(Exception):  # a scalar, or an array without axes, may raise any type of exception
+        entries = None if isinstance(value, (str, bytes)) else tuple(value)
+    if entries is None:
+        raise TypeError(f"{name}: {shown(value)}; allowed: {len(outputs)} booleans")
+    if len(entries) != len(outputs):
+        raise ValueError(
+            f"{name}: {len(entries)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
+        )
+    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(entries))
 
 
 def integer(name: str, value: Any) -> int:
     """Check an integer argument; a boolean is not one."""
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
-    try:
-        return operators.index(value)
-    except Exception:  # a tensor of one element may raise any type of exception
-        raise TypeError(f"{name}: {shown(value)}; allowed: an integer") from None
+    with suppress(Exception):  # a tensor of one element may raise any type of exception
+        if not isinstance(value, (bool, np.bool_)):
+            return operators.index(value)
+    raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
 
 
 def real(name: str, value: Any) -> float:

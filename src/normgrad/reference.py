@@ -34,18 +34,36 @@ class Exact(NamedTuple):
 
 
 class _Arithmetic:
-    """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes."""
+    """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes.
 
-    def __init__(self, grad_out: Array, data: Array) -> None:
+    Attributes, of tensors with a channel axis:
+        channels, size: the number of channels, and of the elements of a channel.
+        others: the other axes.
+    """
+
+    def __init__(self, grad_out: Array, data: Array, channel_axis: int | None = None) -> None:
         double = np.dtype(np.float64) in (grad_out.dtype, data.dtype)
         self.real = np.dtype(np.float64 if double else np.float32)
         self.wide = np.dtype(np.longdouble if double else np.float64)
+        if channel_axis is not None:
+            axis = channel_axis % data.ndim
+            self.channels = data.shape[axis]
+            self.size = data.size // max(1, self.channels)
+            self.others = tuple(index for index in range(data.ndim) if index != axis)
 
     def read(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
-        """A per-channel vector, rounded to the arithmetic's type and widened."""
+        """A vector, rounded to the arithmetic's type and widened."""
         if values is None:
             return np.full(count, default, self.wide)
         return np.asarray(values).astype(self.real).astype(self.wide)
+
+    def vector(self, values: Array | None, default: float) -> Array:
+        """A per-channel vector, rounded and widened."""
+        return self.read(values, default, self.channels)
+
+    def along(self, values: Array) -> Array:
+        """A per-channel vector, shaped to broadcast along the channel axis."""
+        return np.expand_dims(values, self.others)
 
     def tensor(self, values: Array) -> Array:
         return values.astype(self.wide)
@@ -55,31 +73,6 @@ def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> 
     """A formula's results; their scales are its results for absolute values and plus signs."""
     values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
-
-
-class _Channels(_Arithmetic):
-    """The arithmetic's types for tensors with a channel axis.
-
-    Attributes:
-        channels: the number of channels.
-        size: the number of elements of a channel.
-        others: the other axes.
-    """
-
-    def __init__(self, grad_out: Array, data: Array, axis: int) -> None:
-        super().__init__(grad_out, data)
-        self._axis = axis % data.ndim
-        self.channels = data.shape[self._axis]
-        self.size = data.size // max(1, self.channels)
-        self.others = tuple(index for index in range(data.ndim) if index != self._axis)
-
-    def vector(self, values: Array | None, default: float) -> Array:
-        """A per-channel vector of these tensors, rounded and widened by :meth:`read`."""
-        return self.read(values, default, self.channels)
-
-    def along(self, values: Array) -> Array:
-        """A per-channel vector, shaped to broadcast along the channel axis."""
-        return np.expand_dims(values, self.others)
 
 
 def batch_norm_backward(
@@ -96,7 +89,7 @@ def batch_norm_backward(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input, grad_weight and grad_bias; see :func:`normgrad.batch_norm_backward`."""
-    seen = _Channels(grad_out, input, channel_axis)
+    seen = _Arithmetic(grad_out, input, channel_axis)
     dy, x = seen.tensor(grad_out), seen.tensor(input)
     along, others, m = seen.along, seen.others, seen.size
     with np.errstate(all="ignore"):
@@ -205,7 +198,7 @@ def batch_norm_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output; see :func:`normgrad.batch_norm_elemt`."""
-    seen = _Channels(input, input, channel_axis)
+    seen = _Arithmetic(input, input, channel_axis)
     vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
     with np.errstate(all="ignore"):
         read = (seen.along(seen.vector(*vector)) for vector in vectors)
@@ -225,7 +218,7 @@ def batch_norm(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output, and in training the statistics too; see :func:`normgrad.batch_norm`."""
-    seen = _Channels(input, input, channel_axis)
+    seen = _Arithmetic(input, input, channel_axis)
     x, n = seen.tensor(input), seen.size
     found: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
@@ -321,7 +314,7 @@ def batch_norm_backward_reduce(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
-    seen = _Channels(grad_out, input, channel_axis)
+    seen = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
         xmu = seen.tensor(input) - seen.along(seen.vector(mean, 0))
 
@@ -348,7 +341,7 @@ def batch_norm_backward_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input; see :func:`normgrad.batch_norm_backward_elemt`."""
-    seen = _Channels(grad_out, input, channel_axis)
+    seen = _Arithmetic(grad_out, input, channel_axis)
     along = seen.along
     with np.errstate(all="ignore"):
         xmu = seen.tensor(input) - along(seen.vector(mean, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -112,12 +113,11 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
         ValueError: a tensor that is not contiguous, is read-only, or is on another device.
     """
     allowed = f"a writable, contiguous tensor on {device}"
-    if isinstance(value, np.ndarray):
-        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
-    try:
+    framework = None
+    with suppress(TypeError):
         framework = frameworks.of(name, value)
-    except TypeError:
-        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
+    if framework is None or isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
     where = framework.device(name, value)
     if where != device:
         raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
