@@ -60,8 +60,6 @@ def integer(name: str, value: Any) -> int:
 
 def real(name: str, value: Any) -> float:
     """Check a real argument."""
-    if isinstance(value, float) and not math.isnan(value):
-        return float(value)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name}: {shown(value)}; allowed: a real number")
     try:
