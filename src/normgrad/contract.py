@@ -155,11 +155,6 @@ class Operator:
         """Whether the operator combines the statistics of several ranks."""
         return any(parameter.kind is Kind.RANKS for parameter in self.parameters)
 
-    @cached_property
-    def variances(self) -> tuple[str, ...]:
-        """The inputs that hold variances, from which a backend makes 1/std."""
-        return tuple(parameter.name for parameter in self.parameters if parameter.is_variance)
-
     def of_variance(self, name: str) -> Operator:
         """The same operator, except that the named input holds variances rather than 1/std."""
         parameters = tuple(

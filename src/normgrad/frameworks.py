@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -454,7 +455,6 @@ BY_TYPE: dict[type, Framework] = {}
 _numpy = NumPy()
 BY_TYPE[np.ndarray] = _numpy
 _dlpack = DLPack()
-_torch: Torch | None = None
 
 
 def of(name: str, value: Any) -> Framework:
@@ -473,14 +473,12 @@ def of(name: str, value: Any) -> Framework:
     raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
 
 
+@cache
 def of_torch() -> Torch:
     """The interface to PyTorch, which is imported unless it is loaded already."""
-    global _torch
-    if _torch is None:
-        import torch
+    import torch
 
-        _torch = Torch(torch)
-    return _torch
+    return Torch(torch)
 
 
 def written(values: Sequence[Any]) -> None:
