@@ -54,10 +54,8 @@ class Arguments:
         key: the signature, which is all that a plan depends on; :meth:`open` sets it, unless all
             are plain tensors on one GPU.
         addresses: the address of each tensor; 0 where absent.
-        rooms: the bytes from each address to the end of the tensor's memory, which may be too few;
-            None where opening checks them.
-        plain_on_gpu: whether all are plain tensors on one GPU, which need no opening.
-        changed: whether :meth:`open` replaced any tensor by another.
+        rooms: if all are plain tensors on one GPU, the bytes from each address to the end of the
+            tensor's memory, which may be too few; None where opening checks them.
     """
 
     def __init__(
@@ -80,8 +78,6 @@ class Arguments:
             signature = framework.look(tensors, given)
             if signature is not None:
                 self.key, self.addresses, self.rooms = signature
-        self.plain_on_gpu = self.key is not None
-        self.changed = False
 
     @cached_property
     def _names(self) -> list[str]:
@@ -118,11 +114,8 @@ class Arguments:
             0 if value is None else self.framework.address(name, value)
             for name, value in zip(self._names, self.opened, strict=True)
         ]
-        as_they_are = zip(self.values, self.opened, strict=True)
-        self.changed = any(value is not opened for value, opened in as_they_are)
-        if self.key is None or self.changed:
+        if self.key is None:
             # There is no signature in the framework's own terms, so the specs serve as one.
-            self.plain_on_gpu = False
             self.key = (self.framework, self.device, *self.specs.values())
 
     def _open(self, name: str, value: Any, writing: bool) -> Any:

@@ -217,7 +217,8 @@ class Plan:
 
         Compiled code can then run calls of the same signature without Python's checks.
         """
-        if arguments.changed or not hasattr(self._runner, "learn"):
+        both = zip(arguments.values, arguments.opened, strict=True)
+        if not hasattr(self._runner, "learn") or any(value is not opened for value, opened in both):
             return
         makers: list[tuple[Callable[[Any], Any], int] | None] = []
         for place in self._outputs:
@@ -298,7 +299,7 @@ class Plan:
             if workspace is not None:
                 given = layout.Region(start, (used(self.workspace_size, alignment),), (1,), 1)
 
-        if not arguments.plain_on_gpu or self._may_be_wrong(arguments, workspace):
+        if rooms is None or self._may_be_wrong(arguments, workspace):
             check(arguments, inputs, outputs, self._on_gpu, given)
         if self._backend.computes(self._program):
             if self._runner is None:
