@@ -274,8 +274,7 @@ class Plan:
                 addresses[place.slot] = address
         if self._unread:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
-        if not any(self._roles.get(name) is Role.GRAD_OUT for name in self._present):
-            addresses[Role.GRAD_OUT] = addresses[Role.INPUT]
+        addresses[Role.GRAD_OUT] = addresses[Role.GRAD_OUT] or addresses[Role.INPUT]
         results = list(arguments.values[len(inputs) :])
         made: dict[int, Any] = {}
         for index, place in enumerate(outputs):
