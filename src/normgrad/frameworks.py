@@ -21,6 +21,10 @@ from .dlpack import KINDS
 from .dtypes import DType
 from .tensor import TensorSpec
 
+#: A call's signature (the GPU's number, then shapes, strides and dtypes in the framework's terms),
+#: the addresses of its tensors, and the bytes from each to the end of the memory; 0 for None.
+Look = tuple[Hashable, list[int], list[int]]
+
 
 class Framework(ABC):
     """The interface of a framework. ``value`` is always one of its own tensors."""
@@ -44,16 +48,10 @@ class Framework(ABC):
     def device(self, name: str, value: Any) -> str:
         """The device of the tensor, such as "cpu" or "cuda:0"."""
 
-    def look(
-        self, values: Sequence[Any], given: Sequence[Any]
-    ) -> tuple[Hashable, list[int], list[int]] | None:
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         """Read all inputs and outputs in one pass, which is most of the cost of a small call.
 
-        Returns:
-            The signature, the addresses of all tensors and the bytes from each to the end of the
-            tensor's memory (0 for None); None unless all are plain tensors of this framework on one
-            GPU. The signature is the GPU's number, and then shapes, strides and dtypes in the
-            framework's own terms.
+        The result is None unless all are plain tensors of this framework on one GPU.
         """
         return None
 
@@ -279,9 +277,7 @@ class Torch(Framework):
         with self._torch._C.DisableTorchFunctionSubclass():
             return devices.CPU if value.is_cpu else str(value.device)
 
-    def look(
-        self, values: Sequence[Any], given: Sequence[Any]
-    ) -> tuple[Hashable, list[int], list[int]] | None:
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         plain = self._plain
         gpu = -1
         key: list[Any] = [gpu]
