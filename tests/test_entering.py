@@ -64,7 +64,7 @@ def entered(monkeypatch):
 
         monkeypatch.setattr(module, name, watched)
 
-    watch("call_again", plans)
+    watch("answered", plans)
     watch("run_again", plans.Plan)
     return said
 

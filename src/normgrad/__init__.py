@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from .backends import choice as _choice
 from .operators.batch_norm import BatchNormGradients, batch_norm_backward
 from .operators.by_name import plan
 from .operators.forward import (
@@ -37,20 +34,7 @@ from .plans import Plan
 from .tensor import TensorSpec
 from .threads import get_num_threads, set_num_threads
 
-if TYPE_CHECKING:
-    from .backends.triton.device import Device
-
 __version__ = "0.1.0"
-
-
-def _check_gpu(where: str, device: Device) -> bool:
-    """Check a GPU's kernels by running all operators, before their first use."""
-    from .backends.triton import selfcheck
-
-    return selfcheck.settled(where, device)
-
-
-_choice.first_use = _check_gpu
 
 __all__ = [
     "BatchNormGradients",

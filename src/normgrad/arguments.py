@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
-from . import devices, frameworks, layout
-from .contract import Kind, Operator, Output
+from . import devices, frameworks
+from .contract import Operator, Output, Parameter
 from .frameworks import Framework
 from .tensor import TensorSpec, naming
 
 
-def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequence[Any]:
-    """Split ``out`` into one entry for each output: the caller's tensor, or None to allocate it.
+def out_tuple(operator: Operator, out: Any) -> Any:
+    """Convert ``out`` to what compiled code reads: None, or a plain (not a named) tuple."""
+    if out is not None and operator.out_is_tensor:
+        return (out,)
+    return tuple(out) if isinstance(out, (tuple, list)) else out
+
+
+def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
+    """Make an entry for each output from an :func:`out_tuple`: the caller's tensor, or None.
 
     Entries of outputs that are not wanted are None.
 
@@ -20,146 +28,95 @@ def out_entries(operator: Operator, outputs: Sequence[Output], out: Any) -> Sequ
         TypeError: ``out`` is neither a tuple nor a list.
         ValueError: it has too few entries, or too many.
     """
-    if operator.out_is_tensor:
-        return (out,)
     if out is None:
         return (None,) * len(outputs)
-    if type(out) is tuple and len(out) == len(outputs):
-        return [value if output.wanted else None for value, output in zip(out, outputs)]  # noqa: B905 - a small call's time
-    allowed = f"a tuple of {len(outputs)} tensors or Nones"
-    if not isinstance(out, (tuple, list)):
-        raise TypeError(f"out: a {type(out).__name__}; allowed: {allowed}")
+    allowed = f"allowed: a tuple of {len(outputs)} tensors or Nones"
+    if type(out) is not tuple:
+        raise TypeError(f"out: a {type(out).__name__}; {allowed}")
     if len(out) != len(outputs):
-        raise ValueError(f"out: {len(out)} entries; allowed: {allowed}")
+        raise ValueError(f"out: {len(out)} entries; {allowed}")
     return [value if output.wanted else None for value, output in zip(out, outputs, strict=True)]
 
 
 class Arguments:
-    """The tensors of one call.
+    """The tensors of one call: the inputs, and then the entries of ``out``; None where absent.
 
     If all are plain PyTorch tensors on one GPU, only the signature is read at first, which is
     enough if a plan is cached for it. In all other cases :meth:`open` checks each tensor.
 
     Attributes:
+        values: the tensors as the caller passed them.
         framework: the framework of all tensors.
         like: one of the caller's tensors; new results are of its type and on its device.
         first, device: the name of the tensor that decides the device, and that device; set by
             :meth:`open`.
-        opened: the inputs, in the form that the framework's methods take; None where absent.
-        out: the caller's outputs in that form.
-        given: the outputs as the caller passed them.
+        opened: the tensors in the form that the framework's methods take.
         key: the signature, which is all that a plan depends on; :meth:`open` sets it, unless all
             are plain tensors on one GPU.
-        addresses: the addresses of the inputs, then of the caller's outputs; 0 where absent.
-        rooms: the bytes from each address to the end of the tensor's memory, which may be too few;
-            None where opening checks them.
-        plain_on_gpu: whether all are plain tensors on one GPU, which need no opening.
-        values: the inputs as the caller passed them.
-        changed: whether :meth:`open` replaced any tensor by another.
-        copied: the original memory of inputs that :meth:`open` copied, by name.
+        addresses: the address of each tensor; 0 where absent.
+        rooms: if all are plain tensors on one GPU, the bytes from each address to the end of the
+            tensor's memory, which may be too few; None where opening checks them.
     """
-
-    __slots__ = (
-        "_operator",
-        "_outputs",
-        "addresses",
-        "changed",
-        "copied",
-        "device",
-        "first",
-        "framework",
-        "given",
-        "key",
-        "like",
-        "opened",
-        "out",
-        "plain_on_gpu",
-        "rooms",
-        "values",
-    )
 
     def __init__(
         self,
         operator: Operator,
         outputs: Sequence[Output],
-        values: tuple[Any, ...],
+        tensors: tuple[Any, ...],
         given: Sequence[Any],
     ) -> None:
         self._operator = operator
         self._outputs = outputs
-        self.values = values
-        self.given = given
-        self.like = values[0]
-        self.opened: Sequence[Any] = values
-        self.out: Sequence[Any] = given
+        self.values = (*tensors, *given)
+        self.opened: Sequence[Any] = self.values
+        self.like = tensors[0]
         self.key: Hashable = None
-        self.copied: dict[str, layout.Region] = {}
         self.rooms: Sequence[int] | None = None
         framework = frameworks.BY_TYPE.get(type(self.like))
         if framework is not None:
             self.framework: Framework = framework
-            signature = framework.look(values, given)
+            signature = framework.look(tensors, given)
             if signature is not None:
                 self.key, self.addresses, self.rooms = signature
-        self.plain_on_gpu = self.key is not None
-        self.changed = False
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The names of the tensors in messages."""
+        operator = self._operator
+        out = (operator.out_name(index, output) for index, output in enumerate(self._outputs))
+        return [*operator.names, *out]
 
     def open(self) -> None:
         """Check every tensor, and convert it to the form that the framework's methods take.
 
         Raises:
-            TypeError: something that is not a tensor, or a tensor of another framework.
-            ValueError: a tensor on another device than the first, or on one that cannot be used.
+            TypeError: something that is not a tensor, or a tensor of another framework; a dtype
+                that no operator takes.
+            ValueError: a tensor on another device than the first, or on one that cannot be used; a
+                tensor that memory cannot hold.
         """
-        values, given = self.values, self.given
-        operator = self._operator
+        names = self._operator.names
         # The first tensor that is present decides the framework. A missing required tensor is
         # reported when the specs are checked.
-        named = zip(operator.parameters, values, strict=True)
-        first: tuple[str, Any] = next(
-            ((parameter.name, value) for parameter, value in named if value is not None),
-            (operator.parameters[0].name, None),
-        )
-        self.like = first[1]
+        present = ((name, value) for name, value in zip(names, self.values, strict=False))
+        first = next((pair for pair in present if pair[1] is not None), (names[0], None))
+        self.first, self.like = first
         if self.like is None:
-            raise TypeError(f"{first[0]}: None; allowed: a tensor")
-        self.first = first[0]
+            raise TypeError(f"{self.first}: None; allowed: a tensor")
         self.framework = frameworks.of(*first)
         self.device = self.framework.device(*first)
         devices.check(self.first, self.device)
         self.opened = [
-            None if value is None else self._open(parameter.name, value, writing=False)
-            for parameter, value in zip(operator.parameters, values, strict=True)
-        ]
-        for parameter, value, opened in zip(operator.parameters, values, self.opened, strict=True):
-            region = None if value is None else self.framework.copied(value, opened)
-            if region is not None:
-                self.copied[parameter.name] = region
-        self.out = [
-            None
-            if value is None
-            else self._open(operator.out_name(index, self._outputs[index]), value, writing=True)
-            for index, value in enumerate(given)
+            None if value is None else self._open(name, value, writing=index >= len(names))
+            for index, (name, value) in enumerate(zip(self._names, self.values, strict=True))
         ]
         self.addresses = [
             0 if value is None else self.framework.address(name, value)
-            for name, value in zip(self._names(), (*self.opened, *self.out), strict=True)
+            for name, value in zip(self._names, self.opened, strict=True)
         ]
-        as_they_are = zip((*values, *given), (*self.opened, *self.out), strict=True)
-        self.changed = any(value is not opened for value, opened in as_they_are)
-        if self.key is None or self.changed:
+        if self.key is None:
             # There is no signature in the framework's own terms, so the specs serve as one.
-            self.plain_on_gpu = False
-            specs, out_specs = self.specs()
-            self.key = (self.framework, self.device, *specs.values(), *out_specs.values())
-
-    def _names(self) -> list[str]:
-        """The names of the inputs and of the caller's outputs in messages."""
-        operator = self._operator
-        return [
-            *(parameter.name for parameter in operator.parameters),
-            *(operator.out_name(index, output) for index, output in enumerate(self._outputs)),
-        ]
+            self.key = (self.framework, self.device, *self.specs.values())
 
     def _open(self, name: str, value: Any, writing: bool) -> Any:
         framework = frameworks.of(name, value)
@@ -171,25 +128,19 @@ class Arguments:
         devices.check_same(name, framework.device(name, value), self.device, self.first)
         return framework.opened(name, value, writing)
 
-    def specs(self) -> tuple[dict[str, TensorSpec | None], dict[str, TensorSpec | None]]:
-        """The specs of the inputs and of the caller's outputs, by name.
+    @cached_property
+    def specs(self) -> dict[str, TensorSpec | None]:
+        """The specs of the opened tensors, by the names of the operator's inputs and outputs.
 
         Raises:
             TypeError: a dtype that no operator takes.
             ValueError: a tensor that memory cannot hold.
         """
-
-        def spec(name: str, value: Any, kind: Kind) -> TensorSpec:
-            with naming(name):
-                return self.framework.spec(name, value, kind.dtypes)
-
-        inputs = {
-            parameter.name: None if value is None else spec(parameter.name, value, parameter.kind)
-            for parameter, value in zip(self._operator.parameters, self.opened, strict=True)
-        }
-        return inputs, {
-            output.name: None
-            if value is None
-            else spec(self._operator.out_name(index, output), value, output.kind)
-            for index, (output, value) in enumerate(zip(self._outputs, self.out, strict=True))
-        }
+        found: dict[str, TensorSpec | None] = {}
+        declared: tuple[Parameter | Output, ...] = (*self._operator.parameters, *self._outputs)
+        for name, value, each in zip(self._names, self.opened, declared, strict=True):
+            found[each.name] = None
+            if value is not None:
+                with naming(name):
+                    found[each.name] = self.framework.spec(name, value, each.kind.dtypes)
+        return found

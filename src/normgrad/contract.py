@@ -10,24 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from . import dtypes, layout
 from .dtypes import DType
-from .options import OPTIONS, READERS, Options, Sort, flag, mask
+from .options import OPTIONS, Options, mask
 from .problem import Role
 from .tensor import TensorSpec, naming
 
 MIN_RANK, MAX_RANK = 2, 8
 
 Specs = Mapping[str, TensorSpec]
-#: A spec, or a tensor.
-_T = TypeVar("_T", bound="_Shaped")
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 class Kind(Enum):
@@ -37,7 +30,7 @@ class Kind(Enum):
     CHANNEL = "the channels of input"
     GROUP = "samples by groups"
     COUNT = "any shape"
-    RANKS = "ranks by channels of input"
+    RANKS = "a row for each of counts, by the channels of input"
     ROW = "the rows of input, with ones in the place of normalized_shape"
     POSITION = "normalized_shape"
 
@@ -162,11 +155,6 @@ class Operator:
         """Whether the operator combines the statistics of several ranks."""
         return any(parameter.kind is Kind.RANKS for parameter in self.parameters)
 
-    @cached_property
-    def variances(self) -> tuple[str, ...]:
-        """The inputs that hold variances, from which a backend makes 1/std."""
-        return tuple(parameter.name for parameter in self.parameters if parameter.is_variance)
-
     def of_variance(self, name: str) -> Operator:
         """The same operator, except that the named input holds variances rather than 1/std."""
         parameters = tuple(
@@ -183,16 +171,16 @@ class Operator:
         """
         found: dict[str, Any] = {}
         for name, value in {**dict(zip(self.options, values, strict=False)), **named}.items():
-            sort = OPTIONS[name]
-            if sort is Sort.FLAGS:
+            read = OPTIONS[name]
+            if read is mask:
                 masked = [output.name for output in self.all_outputs if output.mask is not None]
                 found["mask"] = mask(name, value, masked)
             elif name == "eps" and value is None and self.has_own_eps:
                 found[name] = None
             elif name in Options._fields:
-                found[name] = READERS[sort](name, value)
+                found[name] = read(name, value)
             else:
-                found["mask"] = (*found.get("mask", ()), flag(name, value))
+                found["mask"] = (*found.get("mask", ()), read(name, value))
         return Options(**found)
 
     @lru_cache(maxsize=256)  # noqa: B019 - there are as many operators as are declared
@@ -242,8 +230,9 @@ def axis_of(options: Options, spec: TensorSpec) -> int:
     return axis % rank
 
 
-def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind, tuple[int, ...]]:
-    """The shape of each kind of tensor, from the input's shape."""
+def _shapes(operator: Operator, options: Options, present: Specs) -> dict[Kind, tuple[int, ...]]:
+    """The shape of each kind of tensor, from the input's shape and the counts' elements."""
+    data = present["input"]
     if operator.statistics is Kind.ROW:
         sizes = options.normalized_shape
         rows = data.rank - len(sizes)
@@ -270,24 +259,16 @@ def _shapes(operator: Operator, options: Options, data: TensorSpec) -> dict[Kind
                 f"num_groups: {groups}; allowed: a positive divisor of the {channels} channels"
             )
         shapes[Kind.GROUP] = (data.shape[0], groups)
+    if operator.gathers:
+        shapes[Kind.RANKS] = (present["counts"].elements, data.shape[axis])
     return shapes
 
 
-#: The shape of ``Kind.RANKS`` in messages.
-_BY_RANK = "a row for each of counts, by the channels of input"
+def counted(operator: Operator, options: Options, specs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that are present, by name; ``may_be_empty`` inputs of length 0 count as absent.
 
-
-def _ranks(operator: Operator, present: Specs) -> int:
-    """The number of ranks: one for each element of the counts."""
-    return next(
-        present[parameter.name].elements
-        for parameter in operator.parameters
-        if parameter.kind is Kind.COUNT
-    )
-
-
-def counted(operator: Operator, options: Options, specs: Mapping[str, _T | None]) -> dict[str, _T]:
-    """The inputs that are present, by name; ``may_be_empty`` inputs of length 0 count as absent."""
+    ``specs`` are specs or tensors.
+    """
     return {
         parameter.name: spec
         for parameter in operator.parameters
@@ -306,20 +287,12 @@ def check(
 ) -> dict[str, TensorSpec]:
     """Check all specs of a call, and return the specs of the wanted outputs.
 
-    Raises:
-        TypeError, ValueError: as :func:`check_inputs` and :func:`check_outputs`.
-    """
-    return check_outputs(operator, options, check_inputs(operator, options, specs), given)
-
-
-def check_inputs(
-    operator: Operator, options: Options, specs: Mapping[str, TensorSpec | None]
-) -> dict[str, TensorSpec]:
-    """Check the inputs, and return those that are present.
+    A wanted output that is not ``given`` gets a dense spec in the input's layout.
 
     Raises:
         TypeError: a missing argument, or a dtype.
-        ValueError: a rank, a shape, an axis or a number of groups.
+        ValueError: a rank, a shape, an axis or a number of groups; an output that overlaps itself,
+            or a new one that memory cannot hold.
     """
     for parameter in operator.parameters:
         spec = specs.get(parameter.name)
@@ -327,43 +300,23 @@ def check_inputs(
             _check_dtype(parameter.name, spec.dtype, parameter.kind.dtypes)
         elif parameter.required:
             raise TypeError(f"{parameter.name}: None; allowed: a tensor")
-    present = counted(operator, options, specs)
+    present: Specs = counted(operator, options, specs)
     data = present["input"]
     least = 1 if operator.statistics is Kind.ROW else MIN_RANK
     if not least <= data.rank <= MAX_RANK:
         raise ValueError(
             f"input: {data.rank} axes, shape {data.shape}; allowed: {least} to {MAX_RANK}"
         )
-    shapes = _shapes(operator, options, data)
-    for parameter in operator.parameters:
-        spec = present.get(parameter.name)
+    shapes = _shapes(operator, options, present)
+    for name, kind in ((parameter.name, parameter.kind) for parameter in operator.parameters):
+        spec = present.get(name)
         if spec is None:
             continue
-        if parameter.kind is Kind.COUNT:
-            if spec.rank > MAX_RANK:
-                raise ValueError(f"{parameter.name}: {spec.rank} axes; allowed: at most {MAX_RANK}")
-        elif parameter.kind is Kind.RANKS:
-            ranks = _ranks(operator, present)
-            _check_shape(parameter.name, spec.shape, (ranks, shapes[Kind.CHANNEL][0]), _BY_RANK)
-        else:
-            expected = shapes[parameter.kind]
-            _check_shape(parameter.name, spec.shape, expected, parameter.kind.value)
-    return present
+        if kind is not Kind.COUNT:
+            _check_shape(name, spec.shape, shapes[kind], kind.value)
+        elif spec.rank > MAX_RANK:
+            raise ValueError(f"{name}: {spec.rank} axes; allowed: at most {MAX_RANK}")
 
-
-def check_outputs(
-    operator: Operator, options: Options, present: Specs, given: Mapping[str, TensorSpec | None]
-) -> dict[str, TensorSpec]:
-    """Check the outputs that the caller provided, and return the specs of all wanted outputs.
-
-    A wanted output that the caller did not provide gets a dense spec in the input's layout.
-
-    Raises:
-        TypeError: a dtype.
-        ValueError: a shape, an output that overlaps itself, or a new one that memory cannot hold.
-    """
-    data = present["input"]
-    shapes = _shapes(operator, options, data)
     outputs: dict[str, TensorSpec] = {}
     for index, output in enumerate(operator.outputs(options)):
         dtype = next((present[name].dtype for name in output.dtype_from if name in present), None)

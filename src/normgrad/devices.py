@@ -37,14 +37,11 @@ def unusable(index: int | None = None) -> str | None:
     reason: str | None = device.unusable()
     if reason is None and index is not None:
         count = torch.cuda.device_count() if torch is not None else 0
-        reason = device.unusable(index) if index < count else _there_are(count)
+        last = f"cuda:{count - 1}"
+        reason = device.unusable(index) if index < count else f"PyTorch sees cuda:0 to {last}"
     if torch is not None:  # before PyTorch is loaded the answer may still change
         _known[index] = reason
     return reason
-
-
-def _there_are(count: int) -> str:
-    return f"PyTorch sees cuda:0 to cuda:{count - 1}"
 
 
 def check(name: str, device: str) -> None:

@@ -15,6 +15,9 @@ import numpy.typing as npt
 from . import dtypes, layout
 from .dtypes import DType
 
+#: The tensors that operators take, in messages.
+KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+
 _CPU = 1
 _DEVICES = {
     **{1: "cpu", 2: "cuda", 3: "cuda_host", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm"},
@@ -91,14 +94,6 @@ class View:
     itemsize: int
 
 
-@dataclass(frozen=True)
-class New:
-    """A new PyTorch tensor on a GPU, in memory of the producer's framework if that allocates it."""
-
-    tensor: Any
-    address: int
-
-
 def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
     """The tensor in a capsule, and its flags."""
     name = _get_name(capsule)
@@ -133,7 +128,7 @@ def device_of(name: str, producer: Any) -> str:
     except Exception as error:
         raise TypeError(
             f"{name}: {type(producer).__name__}.__dlpack_device__() failed ({error}); allowed: "
-            "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+            f"{KINDS}"
         ) from None
     return _device(kind, index)
 
@@ -175,7 +170,7 @@ def open_view(name: str, producer: Any, device: str, stream: int | None = None) 
     except Exception as error:
         raise TypeError(
             f"{name}: {type(producer).__name__} cannot be read through DLPack ({error}); allowed: "
-            "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+            f"{KINDS}"
         ) from None
     kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
     lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""

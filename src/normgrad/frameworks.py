@@ -6,33 +6,24 @@ since a caller that has a tensor has loaded it.
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from . import devices, dlpack, dtypes, layout, memory, native, pages
+from .dlpack import KINDS
 from .dtypes import DType
 from .tensor import TensorSpec
 
-_KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
-
-
-class Signature(NamedTuple):
-    """The signature and addresses of a call's tensors, which are read in one pass.
-
-    Attributes:
-        key: the GPU's number, then shapes, strides and dtypes in the framework's own terms.
-        addresses: the address of each tensor's first element; 0 for None.
-        rooms: the bytes from each address to the end of the tensor's memory; 0 for None.
-    """
-
-    key: Hashable
-    addresses: list[int]
-    rooms: list[int]
+#: A call's signature (the GPU's number, then shapes, strides and dtypes in the framework's terms),
+#: the addresses of its tensors, and the bytes from each to the end of the memory; 0 for None.
+Look = tuple[Hashable, list[int], list[int]]
 
 
 class Framework(ABC):
@@ -57,11 +48,10 @@ class Framework(ABC):
     def device(self, name: str, value: Any) -> str:
         """The device of the tensor, such as "cpu" or "cuda:0"."""
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Signature | None:
-        """Read the signature and addresses of all inputs and outputs.
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
+        """Read all inputs and outputs in one pass, which is most of the cost of a small call.
 
-        They are read in one pass, since this is most of the cost of a small call. The result is
-        None unless all values are plain tensors of this framework on one GPU.
+        The result is None unless all are plain tensors of this framework on one GPU.
         """
         return None
 
@@ -89,9 +79,12 @@ class Framework(ABC):
             TypeError: a tensor without memory of its own (a fake or a batched tensor).
         """
 
-    @abstractmethod
     def contiguous_bytes(self, value: Any) -> int | None:
-        """The size in bytes of an opened tensor of any dtype; None if it is not contiguous."""
+        """The size in bytes of an opened tensor of any dtype; None if it is not contiguous.
+
+        NumPy's arrays are read as buffers instead.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
@@ -119,9 +112,9 @@ class Framework(ABC):
         """A new tensor on a GPU, opened; ``like`` is one of the caller's tensors there."""
         raise NotImplementedError
 
-    @abstractmethod
     def result(self, value: Any, like: Any) -> Any:
         """Convert an opened result to what the caller gets; ``like`` is one of the caller's."""
+        return value
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
         """Tell the framework that these tensors of the caller were written to."""
@@ -144,7 +137,7 @@ class NumPy(Framework):
     def opened(self, name: str, value: Any, writing: bool) -> Any:
         # The attribute np.ma would import the module. If it is not loaded, the array is not masked.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
-            raise TypeError(f"{name}: a masked array; allowed: {_KINDS}, without a mask")
+            raise TypeError(f"{name}: a masked array; allowed: {KINDS}, without a mask")
         # A plain array, without the overrides of a subclass.
         array = np.asarray(value)
         if not writing and dtypes.from_numpy(array.dtype) and not _whole_strides(array):
@@ -181,9 +174,6 @@ class NumPy(Framework):
     def address(self, name: str, value: Any) -> int:
         return int(value.ctypes.data)
 
-    def contiguous_bytes(self, value: Any) -> int | None:
-        return int(value.nbytes) if value.flags.c_contiguous else None
-
     def unwritable(self, value: Any, first: int, end: int) -> str | None:
         if not value.flags.writeable:
             return "a read-only array; allowed: one that can be written"
@@ -193,18 +183,16 @@ class NumPy(Framework):
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.nbytes
         if size < memory.ALIGNED:
-            flat = np.empty(spec.elements, spec.dtype.numpy)
+            flat = np.empty(size, np.uint8)
         else:
-            flat = memory.aligned(size).view(spec.dtype.numpy)
+            flat = np.empty(size + memory.LINE, np.uint8)
+            flat = flat[-flat.ctypes.data % memory.LINE :][:size]
         strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
         return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
 
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
         small = spec.nbytes < memory.ALIGNED
         return np.empty_like if alike and small else super().maker(spec, alike)
-
-    def result(self, value: Any, like: Any) -> Any:
-        return value
 
 
 class Torch(Framework):
@@ -230,7 +218,7 @@ class Torch(Framework):
         if type(value).__torch_dispatch__ is not plain:
             # Fake, distributed and other wrapping tensors have no memory of their own.
             raise TypeError(
-                f"{name}: a {type(value).__name__} without memory of its own; allowed: {_KINDS}"
+                f"{name}: a {type(value).__name__} without memory of its own; allowed: {KINDS}"
             )
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
@@ -289,7 +277,7 @@ class Torch(Framework):
         with self._torch._C.DisableTorchFunctionSubclass():
             return devices.CPU if value.is_cpu else str(value.device)
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Signature | None:
+    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
         plain = self._plain
         gpu = -1
         key: list[Any] = [gpu]
@@ -310,7 +298,7 @@ class Torch(Framework):
                 rooms.append(self._room(value))
             else:
                 return None
-        return Signature(tuple(key), addresses, rooms)
+        return tuple(key), addresses, rooms
 
     def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         dtype = self._from_torch.get(value.dtype)
@@ -324,7 +312,7 @@ class Torch(Framework):
         except RuntimeError as error:
             raise TypeError(
                 f"{name}: a {type(value).__name__} without memory of its own ({error}); allowed: "
-                f"{_KINDS}"
+                f"{KINDS}"
             ) from None
 
     def contiguous_bytes(self, value: Any) -> int | None:
@@ -376,9 +364,6 @@ class Torch(Framework):
             )
         return new
 
-    def result(self, value: Any, like: Any) -> Any:
-        return value
-
     def wrote(self, values: Sequence[Any]) -> None:
         # Autograd compares version numbers to find out that a tensor it saved was overwritten.
         increment = self._torch.autograd.graph.increment_version
@@ -421,11 +406,13 @@ class DLPack(Framework):
         return TensorSpec(value.shape, value.dtype, value.strides)
 
     def address(self, name: str, value: Any) -> int:
-        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.address)
+        if isinstance(value, dlpack.View):
+            return value.address
+        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
 
     def contiguous_bytes(self, value: Any) -> int | None:
         dense = layout.contiguous_strides(value.shape)
-        size: int = layout.elements(value.shape) * value.itemsize
+        size: int = math.prod(value.shape) * value.itemsize
         follow = layout.taken(value.shape, value.strides) == layout.taken(value.shape, dense)
         return size if follow or not size else None
 
@@ -451,15 +438,11 @@ class DLPack(Framework):
             # Here PyTorch makes its stream wait for the producer's stream. When the result is
             # converted back, the producer's stream waits for PyTorch's.
             with suppress(Exception):
-                tensor = torch.over(flat, spec)
-                return dlpack.New(tensor, tensor.data_ptr())
-        tensor = torch.empty_on(spec, device, None)
-        return dlpack.New(tensor, tensor.data_ptr())
+                return torch.over(flat, spec)
+        return torch.empty_on(spec, device, None)
 
     def result(self, value: Any, like: Any) -> Any:
-        if isinstance(value, dlpack.New):
-            return dlpack.give_back(value.tensor, like)
-        return dlpack.give_back(value, like) if isinstance(value, np.ndarray) else value.producer
+        return dlpack.give_back(value, like)
 
 
 #: The framework of each type of plain tensors; subclasses are not in it.
@@ -468,7 +451,6 @@ BY_TYPE: dict[type, Framework] = {}
 _numpy = NumPy()
 BY_TYPE[np.ndarray] = _numpy
 _dlpack = DLPack()
-_torch: Torch | None = None
 
 
 def of(name: str, value: Any) -> Framework:
@@ -484,17 +466,15 @@ def of(name: str, value: Any) -> Framework:
         return of_torch()
     if hasattr(type(value), "__dlpack__") and not isinstance(value, (type, np.generic)):
         return _dlpack
-    raise TypeError(f"{name}: a {type(value).__name__}; allowed: {_KINDS}")
+    raise TypeError(f"{name}: a {type(value).__name__}; allowed: {KINDS}")
 
 
+@cache
 def of_torch() -> Torch:
     """The interface to PyTorch, which is imported unless it is loaded already."""
-    global _torch
-    if _torch is None:
-        import torch
+    import torch
 
-        _torch = Torch(torch)
-    return _torch
+    return Torch(torch)
 
 
 def written(values: Sequence[Any]) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+
+from .memory import array_at
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
@@ -42,7 +44,7 @@ def dense_like(shape: Sequence[int], strides: Sequence[int]) -> Strides:
             break
         step *= shape[axis]
     else:
-        if step == elements(shape):
+        if step == prod(shape):
             return tuple(strides)
     order = told
     for axis in reversed(range(len(shape))):
@@ -62,7 +64,9 @@ def taken(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """The least and the greatest element offset of a non-empty view."""
+    """The least and the greatest element offset of a view; 0 and -1 without elements."""
+    if 0 in shape:
+        return 0, -1
     low = high = 0
     for size, step in zip(shape, strides, strict=True):
         if step < 0:
@@ -77,8 +81,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 _OVERLAP_WORK = 1_000_000
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The bytes of a view, by its address, its shape, its strides and the size of an element."""
 
     address: int
@@ -88,21 +91,14 @@ class Region:
 
     def bounds(self) -> tuple[int, int]:
         """The addresses of the first byte and of one past the last; equal without elements."""
-        if 0 in self.shape:
-            return self.address, self.address
         low, high = extent(self.shape, self.strides)
         return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
 
-    def _array(self, base: int) -> np.ndarray[tuple[int, ...], np.dtype[np.void]]:
+    def _array(self, base: int) -> npt.NDArray[np.void]:
         # The array's contents are never read; only its addresses are compared.
-        interface = {
-            "version": 3,
-            "typestr": f"|V{self.itemsize}",
-            "shape": self.shape,
-            "strides": tuple(step * self.itemsize for step in self.strides),
-            "data": (self.address - base + 2**40, True),
-        }
-        return np.asarray(type("Addresses", (), {"__array_interface__": interface})())
+        element = np.dtype((np.void, self.itemsize))
+        start = self.address - base + 2**40
+        return array_at(start, self.shape, self.strides, element, None, writeable=False)
 
 
 def overlap(a: Region, b: Region) -> bool:
@@ -204,11 +200,6 @@ def merge_axes(axes: Sequence[Axis]) -> list[Axis]:
         else:
             merged.append(axis)
     return merged
-
-
-def elements(shape: Sequence[int]) -> int:
-    """The number of elements of a shape."""
-    return prod(shape)
 
 
 def ceil_div(number: int, divisor: int) -> int:

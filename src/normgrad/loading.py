@@ -29,39 +29,33 @@ PATIENCE = 60.0
 ROOM = 64 << 20
 
 
-class _Forks:
-    """The state of the hooks on Python's own forks.
-
-    Attributes:
-        waited: whether the last fork got the lock.
-        lost: whether this process was forked while another thread held the lock.
-    """
-
-    waited = False
-    lost = False
-
-    def before(self) -> None:
-        # The thread that held the lock does not exist in the child, and never releases it.
-        self.waited = not self.lost and LOADING.acquire(timeout=PATIENCE)
-
-    def in_parent(self) -> None:
-        if self.waited:
-            LOADING.release()
-
-    def in_child(self) -> None:
-        if self.waited:
-            LOADING.release()
-        else:
-            self.lost = True
+#: Whether the last fork got the lock, and whether this process was forked while another thread held
+#: it. That thread does not exist in the child, and never releases the lock.
+_waited = _lost = False
 
 
-_forks = _Forks()
+def _before_fork() -> None:
+    global _waited
+    _waited = not _lost and LOADING.acquire(timeout=PATIENCE)
+
+
+def _after_in_parent() -> None:
+    if _waited:
+        LOADING.release()
+
+
+def _after_in_child() -> None:
+    global _lost
+    _lost = not _waited
+    _after_in_parent()
+
+
 # Hooks run in the reverse order of registration. The hook of logging takes a lock that Numba needs
 # while it compiles. That hook is registered before this one (by the import), so it runs later, and
 # its lock is free while a fork waits here.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_forks.before, after_in_parent=_forks.in_parent, after_in_child=_forks.in_child
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
 
 
@@ -82,7 +76,7 @@ def loading() -> Iterator[None]:
         RuntimeError: this process was forked while another thread was in such a context.
         KeyboardInterrupt: at the end, if an interrupt came in the context.
     """
-    if _forks.lost:
+    if _lost:
         raise RuntimeError(
             "this process was forked while another thread was compiling kernels; allowed: a fork "
             "before or after that, or another start method, such as multiprocessing's 'spawn'"

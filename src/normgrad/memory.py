@@ -56,13 +56,6 @@ def need(what: str, size: int) -> None:
         raise missing(what, size) from None
 
 
-def aligned(size: int) -> npt.NDArray[np.uint8]:
-    """New memory that starts at a cache line."""
-    memory = np.empty(size + LINE, np.uint8)
-    start = -memory.ctypes.data % LINE
-    return memory[start : start + size]
-
-
 class _Owned:
     """The base of an array over memory, which keeps the owner alive."""
 
@@ -82,11 +75,9 @@ def array_at(
     writeable: bool = True,
 ) -> npt.NDArray[Any]:
     """An array over memory that ``owner`` keeps alive; strides are in elements."""
-    # The array interface describes integers of the same size, since bfloat16 has no type string.
-    plain = np.dtype(f"u{dtype.itemsize}") if dtype.itemsize <= 8 else dtype
     interface = {
         "version": 3,
-        "typestr": plain.str,
+        "typestr": f"|V{dtype.itemsize}",  # bfloat16 has no type string
         "shape": shape,
         "strides": tuple(step * dtype.itemsize for step in strides),
         "data": (address, not writeable),

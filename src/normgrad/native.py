@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ def find_torch(torch: Any) -> None:
         exchange = _Exchange.from_address(get_pointer(capsule, b"dlpack_exchange_api"))
         if exchange.major != 1 or not exchange.read or not known[TUPLE]:
             return
-        library = _library(torch)
+        library = ctypes.CDLL(torch._C.__file__)  # symbols of the libraries it needs are found too
         functions = {
             field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             for field, name in _STORAGE.items()
@@ -138,17 +137,6 @@ def _layout(torch: Any) -> tuple[int, int, int]:
     if negates.bit_count() != 1:
         raise ValueError("no one bit says that a view negates")
     return place, word, negates
-
-
-def _library(torch: Any) -> ctypes.CDLL:
-    """PyTorch's C library, which is already loaded."""
-    folder = Path(torch.__file__).parent / "lib"
-    found = [
-        path for path in folder.glob("*torch_cpu.*") if path.suffix in (".so", ".dylib", ".dll")
-    ]
-    if not found:
-        raise OSError(f"{folder}: no library of PyTorch's")
-    return ctypes.CDLL(str(found[0]))
 
 
 def _nothing_known(*arguments: Any) -> Any:

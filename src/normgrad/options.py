@@ -1,4 +1,4 @@
-"""The arguments of operators that are not tensors: their sorts, and the checks of their values.
+"""The arguments of operators that are not tensors, and the checks of their values.
 
 The error of each check names the argument, its value and what is allowed.
 """
@@ -9,7 +9,7 @@ import math
 import numbers
 import operator as operators
 from collections.abc import Callable, Sequence
-from enum import Enum
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,45 +36,30 @@ def flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name}: {shown(value)}; allowed: True or False")
 
 
-#: The default mask.
-ALL_THREE: tuple[bool, bool, bool] = (True, True, True)
-
-
 def mask(name: str, value: Any, outputs: Sequence[str]) -> tuple[bool, ...]:
     """Check the mask of outputs to compute."""
-    if value is ALL_THREE and len(outputs) == len(ALL_THREE):
-        return tuple(ALL_THREE)  # the default needs no check of its entries
-    if type(value) is not tuple or len(value) != len(outputs):
-        allowed = f"allowed: {len(outputs)} booleans"
-        if isinstance(value, (str, bytes)):
-            raise TypeError(f"{name}: {shown(value)}; {allowed}")
-        try:
-            value = tuple(value)
-        except Exception:  # a scalar, or an array without axes, may raise any type of exception
-            raise TypeError(f"{name}: {shown(value)}; {allowed}") from None
-        if len(value) != len(outputs):
-            raise ValueError(
-                f"{name}: {len(value)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
-            )
-    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(value))
+    entries = None
+    with suppress(Exception):  # a scalar, or an array without axes, may raise any type of exception
+        entries = None if isinstance(value, (str, bytes)) else tuple(value)
+    if entries is None:
+        raise TypeError(f"{name}: {shown(value)}; allowed: {len(outputs)} booleans")
+    if len(entries) != len(outputs):
+        raise ValueError(
+            f"{name}: {len(entries)} entries; allowed: {len(outputs)}, for {', '.join(outputs)}"
+        )
+    return tuple(flag(f"{name}[{index}]", entry) for index, entry in enumerate(entries))
 
 
 def integer(name: str, value: Any) -> int:
     """Check an integer argument; a boolean is not one."""
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
-    try:
-        return operators.index(value)
-    except Exception:  # a tensor of one element may raise any type of exception
-        raise TypeError(f"{name}: {shown(value)}; allowed: an integer") from None
+    with suppress(Exception):  # a tensor of one element may raise any type of exception
+        if not isinstance(value, (bool, np.bool_)):
+            return operators.index(value)
+    raise TypeError(f"{name}: {shown(value)}; allowed: an integer")
 
 
 def real(name: str, value: Any) -> float:
     """Check a real argument."""
-    if isinstance(value, float) and not math.isnan(value):
-        return float(value)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name}: {shown(value)}; allowed: a real number")
     try:
@@ -94,34 +79,17 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
     return (integer(name, value),)
 
 
-class Sort(Enum):
-    """The sort of an argument that is not a tensor, which decides how its value is checked."""
-
-    FLAG = "true or false"
-    REAL = "a number"
-    INTEGER = "an integer"
-    SIZES = "an integer, or several such as 32,32"
-    FLAGS = "true or false for each output, such as 1,1,0"
-
-
-#: The sorts of all operators' arguments that are not tensors. Those without a field in ``Options``
-#: are entries of the mask.
-OPTIONS = {
-    "training": Sort.FLAG,
-    "eps": Sort.REAL,
-    "momentum": Sort.REAL,
-    "channel_axis": Sort.INTEGER,
-    "num_groups": Sort.INTEGER,
-    "normalized_shape": Sort.SIZES,
-    "output_mask": Sort.FLAGS,
-    "input_g": Sort.FLAG,
-    "weight_g": Sort.FLAG,
-    "bias_g": Sort.FLAG,
-}
-#: The function that checks and converts values of each sort; masks are checked with the outputs.
-READERS: dict[Sort, Callable[[str, Any], Any]] = {
-    Sort.FLAG: flag,
-    Sort.REAL: real,
-    Sort.INTEGER: integer,
-    Sort.SIZES: sizes,
+#: The check of each operator's arguments that are not tensors, which also converts their values.
+#: Arguments without a field in ``Options`` are entries of the mask.
+OPTIONS: dict[str, Callable[..., Any]] = {
+    "training": flag,
+    "eps": real,
+    "momentum": real,
+    "channel_axis": integer,
+    "num_groups": integer,
+    "normalized_shape": sizes,
+    "output_mask": mask,
+    "input_g": flag,
+    "weight_g": flag,
+    "bias_g": flag,
 }

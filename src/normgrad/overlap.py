@@ -8,10 +8,10 @@ compiled check (alias_check.py) passes the simple cases; a call that fails there
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import layout, memory, pages
-from .frameworks import Framework
+from . import layout, pages
+from .arguments import Arguments
 from .tensor import TensorSpec
 
 
@@ -20,74 +20,28 @@ def used(workspace_size: int, alignment: int) -> int:
     return max(0, workspace_size - alignment + 1)
 
 
-class Place:
+class Place(NamedTuple):
     """The memory that a tensor with a known spec needs, and that it may share.
 
     Attributes:
         slot: the tensor's index among a call's addresses.
-        name, spec: the tensor's name and spec.
-        shown: its name in messages.
+        name: its name in messages.
+        spec: its spec.
         low, high: the offsets of the first byte and of one past the last byte from the address.
-        in_place, in_place_shown: the inputs that this output may overwrite, by having exactly their
-            memory; and their names in messages.
+        in_place: the names of the inputs that this output may overwrite, by having exactly their
+            memory.
     """
 
-    __slots__ = ("high", "in_place", "in_place_shown", "low", "name", "shown", "slot", "spec")
-
-    def __init__(
-        self,
-        slot: int,
-        name: str,
-        spec: TensorSpec,
-        shown: str | None = None,
-        in_place: Sequence[str] = (),
-        in_place_shown: Sequence[str] = (),
-    ) -> None:
-        self.slot = slot
-        self.name = name
-        self.spec = spec
-        self.shown = name if shown is None else shown
-        self.low, self.high = spec.reach
-        self.in_place = in_place
-        self.in_place_shown = in_place_shown
+    slot: int
+    name: str
+    spec: TensorSpec
+    low: int
+    high: int
+    in_place: Sequence[str] = ()
 
     def may_be(self, other: Place) -> bool:
         """Whether this output may have exactly the memory of an input."""
         return other.name in self.in_place and other.spec == self.spec
-
-    def check_memory(self, value: Any) -> None:
-        """Raise a TypeError for a tensor at address 0, unless it has no elements."""
-        if self.spec.elements:
-            raise TypeError(
-                f"{self.shown}: a {type(value).__name__} without memory; allowed: a tensor with "
-                "data"
-            )
-
-    def check_aligned(self, address: int) -> None:
-        """Raise a ValueError for a misaligned tensor, whose fault would end all work on the GPU."""
-        size = self.spec.dtype.itemsize
-        if self.spec.elements and address % size:
-            raise ValueError(
-                f"{self.shown}: {self.spec.dtype} at an address that is no multiple of {size}; "
-                "allowed: elements at multiples of their size"
-            )
-
-    def check_readable(self, framework: Framework, value: Any, address: int) -> None:
-        """Raise a ValueError if an input cannot be read."""
-        reason = framework.unreadable(value, address + self.low, address + self.high)
-        if reason is not None:
-            raise ValueError(f"{self.shown}: {reason}")
-
-    def check_writable(self, framework: Framework, value: Any, address: int) -> None:
-        """Raise a ValueError if an output cannot be written."""
-        reason = framework.unwritable(value, address + self.low, address + self.high)
-        if reason is not None:
-            raise ValueError(f"{self.shown}: {reason}")
-
-    def check_room(self, room: int) -> None:
-        """Raise a ValueError if a tensor needs more than the ``room`` bytes of its memory."""
-        if room < self.high:
-            raise ValueError(f"{self.shown}: {memory.lacking(room, self.high)}")
 
     def overlaps(self, address: int, other: Place, other_address: int) -> bool:
         """Whether two tensors share a byte."""
@@ -98,78 +52,86 @@ class Place:
             return False
         return layout.overlap(self.spec.region(address), other.spec.region(other_address))
 
+    def check_address(self, value: Any, address: int, on_gpu: bool) -> None:
+        """Raise an error for a tensor without memory, or on a GPU for a misaligned one."""
+        if not self.spec.elements:
+            return
+        if address == 0:
+            raise TypeError(
+                f"{self.name}: a {type(value).__name__} without memory; allowed: a tensor with data"
+            )
+        size = self.spec.dtype.itemsize
+        if on_gpu and address % size:  # the fault would end all work on the GPU
+            raise ValueError(
+                f"{self.name}: {self.spec.dtype} at an address that is no multiple of {size}; "
+                "allowed: elements at multiples of their size"
+            )
 
-class Taken:
-    """The memory that a call's arguments occupy, as they are added one by one.
 
-    ``copied`` is the original memory of inputs that were copied to be read, by their names in
-    messages. Outputs must not share it either, since writing to them would change the inputs.
+#: The places of an operator's inputs or outputs, in their order; None for absent ones.
+Places = Sequence[Place | None]
+
+
+def check(
+    arguments: Arguments,
+    inputs: Places,
+    outputs: Places,
+    on_gpu: bool,
+    workspace: layout.Region | None,
+) -> None:
+    """Check the memory of a call's tensors, and of a workspace that the caller provided.
+
+    Raises:
+        TypeError: a tensor without memory.
+        ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
+    framework = arguments.framework
+    tensors = list(zip(arguments.values, arguments.opened, arguments.addresses, strict=True))
+    taken: list[tuple[Place, int]] = []
+    # The original memory of inputs that were copied to be read: writing to it would change them.
+    copied: list[tuple[str, layout.Region]] = []
+    for place, (value, opened, address) in zip(inputs, tensors, strict=False):
+        if place is None:
+            continue
+        place.check_address(opened, address, on_gpu)
+        reason = framework.unreadable(opened, address + place.low, address + place.high)
+        if reason is not None:
+            raise ValueError(f"{place.name}: {reason}")
+        taken.append((place, address))
+        original = None if value is opened else framework.copied(value, opened)
+        if original is not None:
+            copied.append((place.name, original))
 
-    def __init__(
-        self, framework: Framework, on_gpu: bool, copied: dict[str, layout.Region]
-    ) -> None:
-        self._framework = framework
-        self._on_gpu = on_gpu
-        self._copied = copied
-        self._places: list[tuple[Place, int]] = []
+    def check_copied(name: str, region: layout.Region) -> None:
+        for other, original in copied:
+            if layout.overlap(region, original):
+                raise _shares(name, other)
 
-    def read(self, place: Place, value: Any, address: int) -> None:
-        """Add an input's memory.
-
-        Raises:
-            TypeError: a tensor without memory.
-            ValueError: one that cannot be read.
-        """
-        self._check_address(place, value, address)
-        place.check_readable(self._framework, value, address)
-        self._places.append((place, address))
-
-    def write(self, place: Place, value: Any, opened: Any, address: int) -> None:
-        """Add the memory of an output that the caller provided.
-
-        Raises:
-            TypeError: a tensor without memory.
-            ValueError: a tensor that cannot be written, or that shares memory it must not share.
-        """
-        self._check_address(place, value, address)
-        place.check_writable(self._framework, opened, address)
-        for other, elsewhere in self._places:
+    for place, (value, opened, address) in zip(outputs, tensors[len(inputs) :], strict=True):
+        if place is None or opened is None:
+            continue
+        place.check_address(value, address, on_gpu)
+        reason = framework.unwritable(opened, address + place.low, address + place.high)
+        if reason is not None:
+            raise ValueError(f"{place.name}: {reason}")
+        for other, elsewhere in taken:
             if address == elsewhere and place.may_be(other):
                 continue
             if place.overlaps(address, other, elsewhere):
-                raise _shares(place.shown, other.shown, place.in_place_shown)
-        self._check_copied(place.shown, place.spec.region(address))
-        self._places.append((place, address))
-
-    def work_in(self, start: int, size: int) -> None:
-        """Add the bytes of a workspace that the caller provided.
-
-        Raises:
-            ValueError: the bytes cannot be written, or are shared.
-        """
-        reason = None if self._on_gpu else pages.unwritable(start, start + size)
+                raise _shares(place.name, other.name, place.in_place)
+        check_copied(place.name, place.spec.region(address))
+        taken.append((place, address))
+    if workspace is not None:
+        reason = None if on_gpu else pages.unwritable(*workspace.bounds())
         if reason is not None:
             raise ValueError(f"workspace: {reason}")
-        region = layout.Region(start, (size,), (1,), 1)
-        for other, elsewhere in self._places:
-            if layout.overlap(region, other.spec.region(elsewhere)):
-                raise _shares("workspace", other.shown)
-        self._check_copied("workspace", region)
-
-    def _check_address(self, place: Place, value: Any, address: int) -> None:
-        if address == 0:
-            place.check_memory(value)
-        if self._on_gpu:
-            place.check_aligned(address)
-
-    def _check_copied(self, shown: str, region: layout.Region) -> None:
-        for name, source in self._copied.items():
-            if layout.overlap(region, source):
-                raise _shares(shown, name)
+        for other, elsewhere in taken:
+            if layout.overlap(workspace, other.spec.region(elsewhere)):
+                raise _shares("workspace", other.name)
+        check_copied("workspace", workspace)
 
 
-def _shares(shown: str, other: str, in_place_shown: Sequence[str] = ()) -> ValueError:
-    inputs = " or ".join(in_place_shown)
+def _shares(name: str, other: str, in_place: Sequence[str] = ()) -> ValueError:
+    inputs = " or ".join(in_place)
     words = f", or all of {inputs} with the same strides and dtype" if inputs else ""
-    return ValueError(f"{shown}: shares memory with {other}; allowed: memory of its own{words}")
+    return ValueError(f"{name}: shares memory with {other}; allowed: memory of its own{words}")

@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from . import contract, devices, frameworks, layout, memory, native, views
-from .arguments import Arguments, out_entries
+from .arguments import Arguments, out_entries, out_tuple
 from .backends import choice
 from .contract import Operator, Specs
 from .options import Options
-from .overlap import Place, Taken, used
+from .overlap import Place, check, used
 from .problem import OTHERS, PLACES, WORKSPACE, Role
 from .tensor import TensorSpec
-from .workspaces import Scratch
+from .workspaces import scratch
 
 _K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
@@ -82,10 +82,9 @@ class Plan:
         problem = views.problem(operator, options, present, outputs, read_next)
         self._program: Any = backend.build(problem)
         self.workspace_size = self._program.workspace_size
-        self._runner: choice.Runner | None = None
+        self._runner: Any = None
         #: What compiled code needs to run the plan; None before it has stored a call's signature.
         self.ready: native.Ready | None = None
-        self._entry: choice.Entry
         # The signatures of calls whose tensors have passed the comparison with the plan's specs.
         self._known: set[Hashable] = set()
 
@@ -106,7 +105,7 @@ class Plan:
             role: int | None = self._roles.get(name) if name in self._present else None
             if role is None or (role is Role.INPUT and self._unread):
                 role = next(others)
-            inputs.append(Place(role, name, spec, self._shown.get(name)))
+            inputs.append(Place(role, self._shown.get(name, name), spec, *spec.reach))
         return tuple(inputs)
 
     @cached_property
@@ -117,10 +116,9 @@ class Plan:
             if spec is None
             else Place(
                 int(self._roles[output.name]),
-                self._operator.out_name(index, output),
+                self._shown.get(output.name) or self._operator.out_name(index, output),
                 spec,
-                self._shown.get(output.name),
-                output.in_place,
+                *spec.reach,
                 [self._shown.get(name, name) for name in output.in_place],
             )
             for index, (output, spec) in enumerate(
@@ -164,10 +162,11 @@ class Plan:
         """
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
-        again = self.run_again(tensors, out, workspace)
+        given = out_tuple(self._operator, out)
+        again = self.run_again(tensors, given, workspace)
         if again is not None:
             return again
-        given = out_entries(self._operator, self._wanted, out)
+        given = out_entries(self._wanted, given)
         arguments = Arguments(self._operator, self._wanted, tensors, given)
         if arguments.key is None or arguments.key not in self._known:
             arguments.open()
@@ -203,9 +202,8 @@ class Plan:
         """
         if self.ready is None:
             return None
-        out = _as_tuple(self._operator, out)
         try:
-            results = self._entry.enter(tensors, out, workspace)
+            results = self._runner.enter(tensors, out, workspace)
         except Exception:  # allocating a result failed: run_checked raises the proper error
             return None
         if results is None:
@@ -219,8 +217,8 @@ class Plan:
 
         Compiled code can then run calls of the same signature without Python's checks.
         """
-        entry, framework = self._runner, arguments.framework
-        if arguments.changed or not isinstance(entry, choice.Entry):
+        both = zip(arguments.values, arguments.opened, strict=True)
+        if not hasattr(self._runner, "learn") or any(value is not opened for value, opened in both):
             return
         makers: list[tuple[Callable[[Any], Any], int] | None] = []
         for place in self._outputs:
@@ -234,9 +232,9 @@ class Plan:
                 and layout.dense_like(spec.shape, spec.strides) == spec.strides
                 else -1
             )
-            makers.append((framework.maker(spec, alike >= 0), max(alike, 0)))
-        self.ready = entry.learn(arguments.values, tuple(results), makers)
-        self._entry = entry
+            makers.append((arguments.framework.maker(spec, alike >= 0), max(alike, 0)))
+        tensors = arguments.values[: len(self._names)]
+        self.ready = self._runner.learn(tensors, tuple(results), makers)
 
     def _compare(self, arguments: Arguments) -> None:
         """Raise a ValueError if a tensor differs from the plan's device or specs."""
@@ -245,15 +243,15 @@ class Plan:
                 f"{arguments.first}: on device {arguments.device}; allowed: {self.device}, as in "
                 "the plan"
             )
-        specs, out_specs = arguments.specs()
+        specs = arguments.specs
         for name, expected in zip(self._names, self._expected, strict=True):
-            spec = specs.get(name)
+            spec = specs[name]
             if not _fits(spec, expected):
                 raise ValueError(
                     f"{name}: {_describe(spec)}; allowed: {_describe(expected)}, as in the plan"
                 )
         for output, place in zip(self._wanted, self._outputs, strict=True):
-            spec = out_specs.get(output.name)
+            spec = specs[output.name]
             if spec is not None and place is not None and not _fits(spec, place.spec):
                 raise ValueError(
                     f"{place.name}: {_describe(spec)}; allowed: {_describe(place.spec)}, as in the "
@@ -263,59 +261,53 @@ class Plan:
     def run_checked(self, arguments: Arguments, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
         framework, like, rooms = arguments.framework, arguments.like, arguments.rooms
-        inputs = arguments.addresses[: len(self._inputs)]
-        outputs = arguments.addresses[len(self._inputs) :]
+        inputs, outputs = self._inputs, self._outputs
         if rooms is not None:
-            there = (*arguments.opened, *arguments.out)
             for place, value, room in zip(
-                (*self._inputs, *self._outputs), there, rooms, strict=True
+                (*inputs, *outputs), arguments.values, rooms, strict=True
             ):
-                if place is not None and value is not None:
-                    place.check_room(room)
+                if place is not None and value is not None and room < place.high:
+                    raise ValueError(f"{place.name}: {memory.lacking(room, place.high)}")
         addresses = [0] * PLACES
-        for place, address in zip(self._inputs, inputs, strict=True):
+        for place, address in zip((*inputs, *outputs), arguments.addresses, strict=True):
             if place is not None:
                 addresses[place.slot] = address
         if self._unread:
             addresses[Role.INPUT] = addresses[Role.GRAD_OUT]
-        if not any(self._roles.get(name) is Role.GRAD_OUT for name in self._present):
-            addresses[Role.GRAD_OUT] = addresses[Role.INPUT]
-        results: list[Any] = [None] * len(outputs)
-        for index, place in enumerate(self._outputs):
+        addresses[Role.GRAD_OUT] = addresses[Role.GRAD_OUT] or addresses[Role.INPUT]
+        results = list(arguments.values[len(inputs) :])
+        made: dict[int, Any] = {}
+        for index, place in enumerate(outputs):
             if place is None:
-                continue
-            if arguments.out[index] is not None:
-                addresses[place.slot] = outputs[index]
-                continue
-            try:
-                new = (
-                    framework.empty_on(place.spec, self.device, like)
-                    if self._on_gpu
-                    else framework.empty(place.spec)
-                )
-            except MemoryError:
-                raise memory.missing(self._wanted[index].name, place.spec.nbytes) from None
-            results[index] = new
-            addresses[place.slot] = framework.address(place.name, new)
+                results[index] = None
+            elif results[index] is None:
+                try:
+                    made[index] = (
+                        framework.empty_on(place.spec, self.device, like)
+                        if self._on_gpu
+                        else framework.empty(place.spec)
+                    )
+                except MemoryError:
+                    raise memory.missing(self._wanted[index].name, place.spec.nbytes) from None
+                addresses[place.slot] = framework.address(place.name, made[index])
+        given = None
         if self.workspace_size:
-            scratch = Scratch(self.workspace_size, self._backend.alignment, workspace, self.device)
-            addresses[WORKSPACE] = scratch.address
+            alignment = self._backend.alignment
+            start, _owner = scratch(self.workspace_size, alignment, workspace, self.device)
+            addresses[WORKSPACE] = start
+            if workspace is not None:
+                given = layout.Region(start, (used(self.workspace_size, alignment),), (1,), 1)
 
-        if not arguments.plain_on_gpu or self._may_be_wrong(arguments, workspace):
-            self._check(arguments, None if workspace is None else addresses[WORKSPACE])
+        if rooms is None or self._may_be_wrong(arguments, workspace):
+            check(arguments, inputs, outputs, self._on_gpu, given)
         if self._backend.computes(self._program):
             if self._runner is None:
-                self._runner = self._backend.runner(self._program, self._inputs, self._outputs)
+                self._runner = self._backend.runner(self._program, inputs, outputs)
             self._runner.run(addresses)
 
-        framework.wrote([value for value in arguments.out if value is not None])
-        for index, place in enumerate(self._outputs):
-            if place is not None:
-                results[index] = (
-                    framework.result(results[index], like)
-                    if arguments.out[index] is None
-                    else arguments.given[index]
-                )
+        framework.wrote([value for value in arguments.opened[len(inputs) :] if value is not None])
+        for index, new in made.items():
+            results[index] = framework.result(new, like)
         self._learn(arguments, results)
         return self._operator.result(results)
 
@@ -326,34 +318,12 @@ class Plan:
         """
         return (
             workspace is not None
-            or any(value is not None for value in arguments.out)
+            or any(value is not None for value in arguments.values[len(self._inputs) :])
             or any(
                 address == 0 and place is not None and place.spec.elements
                 for place, address in zip(self._inputs, arguments.addresses, strict=False)
             )
         )
-
-    def _check(self, arguments: Arguments, workspace: int | None) -> None:
-        """Check that no output and no workspace shares memory that it must not share.
-
-        Raises:
-            TypeError, ValueError: as :class:`Taken`'s methods.
-        """
-        shown = {place.name: place.shown for place in self._inputs if place is not None}
-        copied = {shown[name]: region for name, region in arguments.copied.items()}
-        taken = Taken(arguments.framework, self._on_gpu, copied)
-        inputs = arguments.addresses[: len(self._inputs)]
-        outputs = arguments.addresses[len(self._inputs) :]
-        for place, value, address in zip(self._inputs, arguments.opened, inputs, strict=True):
-            if place is not None:
-                taken.read(place, value, address)
-        for place, value, opened, address in zip(
-            self._outputs, arguments.given, arguments.out, outputs, strict=True
-        ):
-            if place is not None and opened is not None:
-                taken.write(place, value, opened, address)
-        if workspace is not None and self.workspace_size:
-            taken.work_in(workspace, used(self.workspace_size, self._backend.alignment))
 
 
 _plans: dict[Hashable, Plan] = {}
@@ -381,12 +351,13 @@ def call(
     ``choices`` are the arguments that are not tensors; ``read_next`` is as in
     :class:`.problem.Problem`.
     """
-    again = call_again(operator, tensors, out, choices, read_next)
+    given = out_tuple(operator, out)
+    again = answered(ready_plans(operator, read_next), tensors, given, choices)
     if again is not None:
-        return again
+        return operator.result(again)
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
-    arguments = Arguments(operator, outputs, tensors, out_entries(operator, outputs, out))
+    arguments = Arguments(operator, outputs, tensors, out_entries(outputs, given))
     plan = None
     if arguments.key is not None:
         plan = _plans.get((operator.name, options, read_next, arguments.key))
@@ -395,43 +366,23 @@ def call(
         key = (operator.name, options, read_next, arguments.key)
         plan = _plans.get(key)
         if plan is None:
-            specs, out_specs = arguments.specs()
-            wanted = contract.check(operator, options, specs, out_specs)
+            specs = arguments.specs
+            wanted = contract.check(operator, options, specs, specs)
             plan = Plan(
                 operator, options, specs, wanted, device=arguments.device, read_next=read_next
             )
             keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:
-        seen = native.answer(None, tensors, _as_tuple(operator, out), choices)
+        seen = native.answer(None, tensors, given, choices)
         if seen is not None:
             keep(ready_plans(operator, read_next), seen, plan.ready)
     return result
 
 
-def _as_tuple(operator: Operator, out: Any) -> Any:
-    """Convert ``out`` to what compiled code reads: None, or a plain (not a named) tuple."""
-    if out is not None and operator.out_is_tensor:
-        return (out,)
-    return tuple(out) if isinstance(out, (tuple, list)) else out
-
-
 def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready]:
     """The plans of an operator's earlier calls, by the keys that ``native.answer`` returns."""
     return _ready.setdefault((operator.name, read_next), {})
-
-
-def call_again(
-    operator: Operator,
-    tensors: tuple[Any, ...],
-    out: Any,
-    choices: tuple[Any, ...],
-    read_next: bool = False,
-) -> Any:
-    """Compute with the plan of an earlier call of the same signature; return None without one."""
-    plans = ready_plans(operator, read_next)
-    results = answered(plans, tensors, _as_tuple(operator, out), choices)
-    return None if results is None else operator.result(results)
 
 
 def answered(

@@ -34,18 +34,36 @@ class Exact(NamedTuple):
 
 
 class _Arithmetic:
-    """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes."""
+    """The types ``real``, to which inputs are rounded, and ``wide``, in which it computes.
 
-    def __init__(self, grad_out: Array, data: Array) -> None:
+    Attributes, of tensors with a channel axis:
+        channels, size: the number of channels, and of the elements of a channel.
+        others: the other axes.
+    """
+
+    def __init__(self, grad_out: Array, data: Array, channel_axis: int | None = None) -> None:
         double = np.dtype(np.float64) in (grad_out.dtype, data.dtype)
         self.real = np.dtype(np.float64 if double else np.float32)
         self.wide = np.dtype(np.longdouble if double else np.float64)
+        if channel_axis is not None:
+            axis = channel_axis % data.ndim
+            self.channels = data.shape[axis]
+            self.size = data.size // max(1, self.channels)
+            self.others = tuple(index for index in range(data.ndim) if index != axis)
 
-    def read(self, values: Array | None, default: float, count: int) -> Array:
-        """A per-channel vector, rounded to the arithmetic's type and widened."""
+    def read(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
+        """A vector, rounded to the arithmetic's type and widened."""
         if values is None:
             return np.full(count, default, self.wide)
         return np.asarray(values).astype(self.real).astype(self.wide)
+
+    def vector(self, values: Array | None, default: float) -> Array:
+        """A per-channel vector, rounded and widened."""
+        return self.read(values, default, self.channels)
+
+    def along(self, values: Array) -> Array:
+        """A per-channel vector, shaped to broadcast along the channel axis."""
+        return np.expand_dims(values, self.others)
 
     def tensor(self, values: Array) -> Array:
         return values.astype(self.wide)
@@ -55,31 +73,6 @@ def _exact(names: Sequence[str], formula: Callable[..., Any], *terms: Array) -> 
     """A formula's results; their scales are its results for absolute values and plus signs."""
     values, scales = formula(*terms, -1), formula(*map(abs, terms), 1)
     return {name: Exact(*pair) for name, *pair in zip(names, values, scales, strict=True)}
-
-
-class _Channels(_Arithmetic):
-    """The arithmetic's types for tensors with a channel axis.
-
-    Attributes:
-        channels: the number of channels.
-        size: the number of elements of a channel.
-        others: the other axes.
-    """
-
-    def __init__(self, grad_out: Array, data: Array, axis: int) -> None:
-        super().__init__(grad_out, data)
-        self._axis = axis % data.ndim
-        self.channels = data.shape[self._axis]
-        self.size = data.size // max(1, self.channels)
-        self.others = tuple(index for index in range(data.ndim) if index != self._axis)
-
-    def vector(self, values: Array | None, default: float) -> Array:
-        """A per-channel vector of these tensors, rounded and widened by :meth:`read`."""
-        return self.read(values, default, self.channels)
-
-    def along(self, values: Array) -> Array:
-        """A per-channel vector, shaped to broadcast along the channel axis."""
-        return np.expand_dims(values, self.others)
 
 
 def batch_norm_backward(
@@ -96,7 +89,7 @@ def batch_norm_backward(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input, grad_weight and grad_bias; see :func:`normgrad.batch_norm_backward`."""
-    seen = _Channels(grad_out, input, channel_axis)
+    seen = _Arithmetic(grad_out, input, channel_axis)
     dy, x = seen.tensor(grad_out), seen.tensor(input)
     along, others, m = seen.along, seen.others, seen.size
     with np.errstate(all="ignore"):
@@ -179,7 +172,7 @@ def _running(
     found = {}
     for name, (old, new, scale) in given.items():
         if old is not None:
-            before = (1 - share) * arithmetic.read(old, 0, 0)
+            before = (1 - share) * arithmetic.read(old)
             found[name] = Exact(before + share * new, abs(before) + abs(share) * scale)
     return found
 
@@ -205,7 +198,7 @@ def batch_norm_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output; see :func:`normgrad.batch_norm_elemt`."""
-    seen = _Channels(input, input, channel_axis)
+    seen = _Arithmetic(input, input, channel_axis)
     vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
     with np.errstate(all="ignore"):
         read = (seen.along(seen.vector(*vector)) for vector in vectors)
@@ -225,7 +218,7 @@ def batch_norm(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """output, and in training the statistics too; see :func:`normgrad.batch_norm`."""
-    seen = _Channels(input, input, channel_axis)
+    seen = _Arithmetic(input, input, channel_axis)
     x, n = seen.tensor(input), seen.size
     found: dict[str, Exact] = {}
     with np.errstate(all="ignore"):
@@ -264,8 +257,8 @@ def batch_norm_gather_stats_with_counts(
     weights = np.asarray(counts).astype(arithmetic.wide).reshape(-1)[present]
     n = weights.sum()
     with np.errstate(all="ignore"):
-        means = arithmetic.read(mean, 0, 0)[present]
-        spreads = 1 / arithmetic.read(invstd, 0, 0)[present] ** 2
+        means = arithmetic.read(mean)[present]
+        spreads = 1 / arithmetic.read(invstd)[present] ** 2
         m = n or 1
         total = weights @ means / m
         total_scale = abs(weights) @ abs(means) / m
@@ -298,7 +291,7 @@ def group_norm(
         flat = [Exact(*(part[..., 0, 0] for part in exact)) for exact in (mean, rstd)]
         w = arithmetic.read(gamma, 1, math.prod(channels)).reshape(channels)
         b = arithmetic.read(beta, 0, math.prod(channels)).reshape(channels)
-        mu, r = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
+        mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
         output = _normalised(x, mu, r, w, b)
     return {"output": Exact(*map(back, output)), "mean": flat[0], "rstd": flat[1]}
 
@@ -321,7 +314,7 @@ def batch_norm_backward_reduce(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
-    seen = _Channels(grad_out, input, channel_axis)
+    seen = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
         xmu = seen.tensor(input) - seen.along(seen.vector(mean, 0))
 
@@ -348,7 +341,7 @@ def batch_norm_backward_elemt(
     channel_axis: int = 1,
 ) -> dict[str, Exact]:
     """grad_input; see :func:`normgrad.batch_norm_backward_elemt`."""
-    seen = _Channels(grad_out, input, channel_axis)
+    seen = _Arithmetic(grad_out, input, channel_axis)
     along = seen.along
     with np.errstate(all="ignore"):
         xmu = seen.tensor(input) - along(seen.vector(mean, 0))
@@ -382,8 +375,8 @@ def group_norm_backward(
     per_set, per_channel = (*x.shape[:2], 1, 1), (1, *x.shape[1:3], 1)
     size = math.prod(x.shape[2:])
     with np.errstate(all="ignore"):
-        mu = arithmetic.read(mean, 0, 0).reshape(per_set)
-        r = arithmetic.read(rstd, 1, 0).reshape(per_set)
+        mu = arithmetic.read(mean).reshape(per_set)
+        r = arithmetic.read(rstd, 1).reshape(per_set)
         g = arithmetic.read(gamma, 1, math.prod(per_channel)).reshape(per_channel)
 
         def formula(dy: Array, xmu: Array, r: Array, g: Array, minus: int) -> tuple[Array, ...]:
@@ -419,29 +412,32 @@ def layer_norm(
     x, over = arithmetic.tensor(input), _rows(input, normalized_shape)
     with np.errstate(all="ignore"):
         mean, rstd, _ = _statistics(x, over, eps)
-        mu, r = (arithmetic.read(exact.value, 0, 0) for exact in (mean, rstd))
-        vectors = arithmetic.read(weight, 1, 1), arithmetic.read(bias, 0, 1)
+        mu, r = (arithmetic.read(exact.value) for exact in (mean, rstd))
+        vectors = arithmetic.read(weight, 1), arithmetic.read(bias)
         return {"output": _normalised(x, mu, r, *vectors), "mean": mean, "rstd": rstd}
 
 
 def layer_norm_backward(
     grad_out: Array,
     input: Array,
-    mean: Array,
+    mean: Array | None,
     rstd: Array,
     weight: Array | None = None,
     *,
     normalized_shape: int | tuple[int, ...],
 ) -> dict[str, Exact]:
-    """grad_input, grad_weight and grad_bias; see :func:`normgrad.layer_norm_backward`."""
+    """grad_input, grad_weight and grad_bias; see :func:`normgrad.layer_norm_backward`.
+
+    Without a mean the statistics are those of x itself, as in RMS norm.
+    """
     arithmetic = _Arithmetic(grad_out, input)
     dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
     over = _rows(input, normalized_shape)
     rows = tuple(range(over[0]))
     size = math.prod(input.shape[over[0] :])
     with np.errstate(all="ignore"):
-        xmu = x - arithmetic.read(mean, 0, 0)
-        r, w = arithmetic.read(rstd, 1, 0), arithmetic.read(weight, 1, 1)
+        xmu = x if mean is None else x - arithmetic.read(mean)
+        r, w = arithmetic.read(rstd, 1), arithmetic.read(weight, 1)
 
         def formula(dy: Array, xmu: Array, r: Array, w: Array, minus: int) -> tuple[Array, ...]:
             grad_bias = dy.sum(rows)
@@ -449,9 +445,10 @@ def layer_norm_backward(
             if x.size == 0:
                 return dy, np.zeros_like(grad_bias), grad_bias
             d, xhat = w * dy, xmu * r
-            sums = d.sum(over, keepdims=True)
-            projections = (d * xhat).sum(over, keepdims=True)
-            return r * (d + minus * (sums + xhat * projections) / size), grad_weight, grad_bias
+            sums = xhat * (d * xhat).sum(over, keepdims=True)
+            if mean is not None:
+                sums = sums + d.sum(over, keepdims=True)
+            return r * (d + minus * sums / size), grad_weight, grad_bias
 
         return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, r, w)
 
@@ -471,7 +468,7 @@ def rms_norm(
         size = math.prod(input.shape[over[0] :])
         squares = (x * x).sum(over, keepdims=True)
         rstd = 1 / np.sqrt(squares / size + arithmetic.wide.type(eps)) if size else squares
-        value = arithmetic.read(weight, 1, 1) * arithmetic.read(rstd, 0, 0) * x
+        value = arithmetic.read(weight, 1) * arithmetic.read(rstd) * x
     return {"output": Exact(value, abs(value)), "rstd": Exact(rstd, abs(rstd))}
 
 
@@ -484,17 +481,7 @@ def rms_norm_backward(
     normalized_shape: int | tuple[int, ...],
 ) -> dict[str, Exact]:
     """grad_input and grad_weight; see :func:`normgrad.rms_norm_backward`."""
-    arithmetic = _Arithmetic(grad_out, input)
-    dy, x = arithmetic.tensor(grad_out), arithmetic.tensor(input)
-    over = _rows(input, normalized_shape)
-    size = max(1, math.prod(input.shape[over[0] :]))
-    with np.errstate(all="ignore"):
-        r, w = arithmetic.read(rstd, 1, 0), arithmetic.read(weight, 1, 1)
-
-        def formula(dy: Array, x: Array, r: Array, w: Array, minus: int) -> tuple[Array, Array]:
-            d, xhat = w * dy, x * r
-            projections = (d * xhat).sum(over, keepdims=True)
-            grad_weight = (dy * xhat).sum(tuple(range(over[0])))
-            return r * (d + minus * xhat * projections / size), grad_weight
-
-        return _exact(("grad_input", "grad_weight"), formula, dy, x, r, w)
+    found = layer_norm_backward(
+        grad_out, input, None, rstd, weight, normalized_shape=normalized_shape
+    )
+    return {name: found[name] for name in ("grad_input", "grad_weight")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,11 +35,6 @@ def _integers(name: str, values: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, values))
     except Exception:  # iterating over a caller's object may raise any type of exception
         raise TypeError(f"{name}: {shown(values)} is not a sequence of integers") from None
-
-
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
-    """The least and the greatest element offset of a view; 0 and -1 without elements."""
-    return (0, -1) if 0 in shape else layout.extent(shape, strides)
 
 
 @dataclass(frozen=True, init=False)
@@ -74,7 +70,7 @@ class TensorSpec:
                     f"each axis of shape {sizes}"
                 )
         kind = dtypes.parse(dtype)
-        low, high = _extent(sizes, steps)
+        low, high = layout.extent(sizes, steps)
         if max(high - low + 1, *map(abs, (1, *steps)), *sizes) * kind.itemsize >= _MOST_BYTES:
             raise ReachError(
                 f"shape {sizes} with strides {steps}: reaches over {_MOST_BYTES} bytes or more; "
@@ -92,7 +88,7 @@ class TensorSpec:
     @property
     def elements(self) -> int:
         """The number of elements."""
-        return layout.elements(self.shape)
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +98,7 @@ class TensorSpec:
     @property
     def reach(self) -> tuple[int, int]:
         """The offsets of the first byte and of one past the last from the tensor's address."""
-        low, high = _extent(self.shape, self.strides)
+        low, high = layout.extent(self.shape, self.strides)
         return low * self.dtype.itemsize, (high + 1) * self.dtype.itemsize
 
     def region(self, address: int) -> layout.Region:

@@ -71,7 +71,10 @@ def problem(
         momentum=options.momentum,
         divisor=float(axes.divisor),
         per_group=axes.per_group,
-        invstd_is_variance=Role.INVSTD in map(roles.get, operator.variances),
+        invstd_is_variance=any(
+            each.is_variance and each.role_in(options) is Role.INVSTD
+            for each in operator.parameters
+        ),
         read_next=read_next,
         missing_mean=options.training and operator.is_centred and Role.MEAN not in by_role,
         missing_invstd=options.training and Role.INVSTD not in by_role,

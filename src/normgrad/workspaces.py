@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -12,37 +13,35 @@ import numpy.typing as npt
 from . import devices, frameworks, memory
 
 
-class Scratch:
-    """A workspace: its first aligned address, and the object that keeps it alive."""
+def scratch(size: int, alignment: int, workspace: Any, device: str) -> tuple[int, Any]:
+    """The first aligned address of a workspace, and the object that keeps it alive.
 
-    __slots__ = ("address", "owner")
-
-    def __init__(
-        self, size: int, alignment: int, workspace: Any = None, device: str = devices.CPU
-    ) -> None:
-        self.owner: Any
-        start: int
-        if workspace is not None:
-            found = (
-                memory_of("workspace", workspace, writing=True)
-                if device == devices.CPU
-                else _memory_on(device, "workspace", workspace)
-            )
-            start, given, self.owner, *_ = found
-            if given < size:
-                raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
-        elif device == devices.CPU:
-            try:
-                self.owner = np.empty(size, np.uint8)
-            except MemoryError:
-                raise memory.missing("workspace", size) from None
-            start = self.owner.ctypes.data
-        else:
-            # It may be freed before the kernels end, since PyTorch's allocator reuses it only for
-            # later work on the same stream.
-            self.owner = frameworks.of_torch().bytes_on(device, size)
-            start = self.owner.data_ptr()
-        self.address = -(-start // alignment) * alignment
+    Raises:
+        MemoryError: there is no memory for a new one.
+        TypeError, ValueError: the caller's ``workspace`` is too small, or cannot be used.
+    """
+    owner: Any
+    if workspace is not None:
+        found = (
+            memory_of("workspace", workspace, writing=True)
+            if device == devices.CPU
+            else _memory_on(device, "workspace", workspace)
+        )
+        start, given, owner, *_ = found
+        if given < size:
+            raise ValueError(f"workspace: {given} bytes; allowed: at least {size}")
+    elif device == devices.CPU:
+        try:
+            owner = np.empty(size, np.uint8)
+        except MemoryError:
+            raise memory.missing("workspace", size) from None
+        start = owner.ctypes.data
+    else:
+        # It may be freed before the kernels end, since PyTorch's allocator reuses it only for later
+        # work on the same stream.
+        owner = frameworks.of_torch().bytes_on(device, size)
+        start = owner.data_ptr()
+    return -(-start // alignment) * alignment, owner
 
 
 class Memory(NamedTuple):
@@ -114,12 +113,11 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
         ValueError: a tensor that is not contiguous, is read-only, or is on another device.
     """
     allowed = f"a writable, contiguous tensor on {device}"
-    if isinstance(value, np.ndarray):
-        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
-    try:
+    framework = None
+    with suppress(TypeError):
         framework = frameworks.of(name, value)
-    except TypeError:
-        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}") from None
+    if framework is None or isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: a {type(value).__name__}; allowed: {allowed}")
     where = framework.device(name, value)
     if where != device:
         raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")

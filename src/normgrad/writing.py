@@ -24,7 +24,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
-    old = _permissions(path)
+    old = None
+    with suppress(FileNotFoundError):
+        old = stat.S_IMODE(path.stat().st_mode)
     temporary = path.parent / f".normgrad-{os.urandom(8).hex()}"
     mode = 0o666 if old is None else old
     handle = _nameless(path.parent, mode)
@@ -48,13 +50,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 temporary.unlink()
         raise
-
-
-def _permissions(path: Path) -> int | None:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        return None
 
 
 def _nameless(folder: Path, mode: int) -> int | None:

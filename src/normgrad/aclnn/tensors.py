@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -162,8 +163,8 @@ class aclTensor:
             return self.memory.problem
         if self.memory.owner is None:
             return "no memory; allowed: a tensor with data"
-        if layout.elements(self.dims) >= _MOST_ELEMENTS:
-            return f"{layout.elements(self.dims)} elements; allowed: less than {_MOST_ELEMENTS}"
+        if prod(self.dims) >= _MOST_ELEMENTS:
+            return f"{prod(self.dims)} elements; allowed: less than {_MOST_ELEMENTS}"
         if nbytes is None or self.data_type not in NUMPY:
             return None
         low, high = layout.extent(self.dims, self.steps)

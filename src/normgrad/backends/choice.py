@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import devices, memory
 from ..loading import loading
@@ -22,8 +22,7 @@ from ..settings import SettingError
 from .cpu import program as cpu
 
 if TYPE_CHECKING:
-    from ..native import Ready
-    from ..overlap import Place
+    from ..overlap import Places
     from ..problem import Problem
 
 #: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
@@ -79,47 +78,13 @@ class Program(Protocol):
 
 
 class Runner(Protocol):
-    """A program that is ready to run on addresses."""
+    """A program that is ready to run on addresses.
+
+    The CPU backend's can also run later calls of the same signature (``cpu.runtime.Runner.learn``).
+    """
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses of a call's tensors, in the order of :class:`.problem.Role`."""
-
-
-@runtime_checkable
-class Entry(Runner, Protocol):
-    """The compiled entry to a program, for calls whose tensors have an earlier call's signature."""
-
-    def learn(
-        self,
-        tensors: tuple[Any, ...],
-        results: tuple[Any, ...],
-        makers: Sequence[tuple[Callable[[Any], Any], int] | None],
-    ) -> Ready | None:
-        """Store the signature of these tensors, which :meth:`enter` then accepts.
-
-        Args:
-            tensors, results: the operator's tensors and results, with None for absent ones.
-            makers: for each result a function that makes it, and the index of the tensor that the
-                function takes as its argument; None for absent results.
-
-        Returns:
-            The plan in the form that later calls use; None if compiled code cannot read the
-            tensors.
-        """
-
-    @property
-    def enter(self) -> Callable[[tuple[Any, ...], Any, Any], Any]:
-        """The function that computes if the tensors have the stored signature.
-
-        Its arguments are the operator's tensors, with None for absent ones; a tuple of the caller's
-        outputs, or None; and the caller's workspace, or None. It returns the results as a tuple. If
-        the signature differs it does nothing and returns None. Exceptions from the allocation of
-        results propagate.
-        """
-
-
-#: The places of an operator's tensors, in their order; None for absent ones.
-Places = Sequence["Place | None"]
 
 
 class Backend(ABC):
@@ -153,20 +118,10 @@ class _Cpu(Backend):
     def computes(self, program: cpu.Program) -> bool:
         return bool(program.steps)
 
-    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Entry:
+    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Runner:
         with loading():
             from .cpu.runtime import Runner
         return Runner(program, inputs, outputs)
-
-
-def _unchecked(where: str, device: Any) -> bool:
-    return True
-
-
-#: The function that checks a GPU's kernels before the first program runs there, and returns whether
-#: the check is finished. It calls the operators, which import this module, so normgrad/__init__.py
-#: sets it.
-first_use: Callable[[str, Any], bool] = _unchecked
 
 
 class _Triton(Backend):
@@ -190,7 +145,10 @@ class _Triton(Backend):
 
     def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
         if not self._checked:
-            self._checked = first_use(f"cuda:{self._index}", self._device)
+            # The check calls the operators, which import this module.
+            with loading():
+                from .triton import selfcheck
+            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with loading():
             from .triton import runtime
         runner: Runner = runtime.Runner(program, self._index)

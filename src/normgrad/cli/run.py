@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import reprlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..bench import timing
 from ..bench.results import scaled
 from ..contract import Operator
 from ..operators.by_name import OPERATORS, choices_of
-from ..options import OPTIONS, Sort
+from ..options import OPTIONS, flag, integer, mask, real, sizes
 from ..plans import Plan
 from ..settings import SettingError
 from ..testing.tensors import Call
@@ -71,30 +71,38 @@ class Report:
 #: The default of an argument that has none.
 REQUIRED = inspect.Parameter.empty
 
+#: What the values of an argument may be, by the argument's check.
+_ALLOWED = {
+    flag: "true or false",
+    real: "a number",
+    integer: "an integer",
+    sizes: "an integer, or several such as 32,32",
+    mask: "true or false for each output, such as 1,1,0",
+}
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _read(sort: Sort, value: Any) -> Any:
-    """Read a value of this sort from a word, a number, a boolean or a list of them.
+def _read(check: Callable[..., Any], value: Any) -> Any:
+    """Read a value for this check from a word, a number, a boolean or a list of them.
 
     It is the value's text that is read, in which True is no number and 1.0 no integer.
 
     Raises:
         LookupError, TypeError, ValueError: a value of another sort.
     """
-    if sort is Sort.FLAG:
+    if check is flag:
         return _FLAGS[str(value).strip().lower()]
-    if sort is Sort.REAL:
+    if check is real:
         return float(str(value))
-    if sort is Sort.INTEGER:
+    if check is integer:
         return int(str(value))
     if isinstance(value, str):
         entries = value.strip("()[] ")
-        value = (entries.rstrip(",") if sort is Sort.SIZES else entries).split(",")
-    if sort is Sort.FLAGS:
-        return tuple(_read(Sort.FLAG, entry) for entry in value)
-    sizes = value if isinstance(value, list) else [value]
-    return tuple(_read(Sort.INTEGER, size) for size in sizes)
+        value = (entries.rstrip(",") if check is sizes else entries).split(",")
+    if check is mask:
+        return tuple(_read(flag, entry) for entry in value)
+    several = value if isinstance(value, list) else [value]
+    return tuple(_read(integer, size) for size in several)
 
 
 def _operator(contents: Contents, given: str | None) -> Operator:
@@ -134,12 +142,12 @@ def _choices(contents: Contents, operator: Operator, given: Mapping[str, Any]) -
                 )
             choices[name] = default
             continue
-        sort = OPTIONS[name]
         try:
-            choices[name] = _read(sort, value)
+            choices[name] = _read(OPTIONS[name], value)
         except (LookupError, TypeError, ValueError):
             subject = _spelled(name) if name in given else f"{contents.path}: {name}"
-            raise InputError(subject, f"{reprlib.repr(value)}; allowed: {sort.value}") from None
+            allowed = _ALLOWED[OPTIONS[name]]
+            raise InputError(subject, f"{reprlib.repr(value)}; allowed: {allowed}") from None
     return choices
 
 

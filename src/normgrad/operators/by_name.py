@@ -8,51 +8,28 @@ from functools import cache
 from typing import Any
 
 from .. import contract, devices, frameworks
-from ..arguments import out_entries
+from ..arguments import out_entries, out_tuple
 from ..contract import Kind, Operator
 from ..plans import Plan
 from ..tensor import TensorSpec, naming
 from ..unusable import shown
-from .batch_norm import BATCH_NORM_BACKWARD, batch_norm_backward
-from .forward import (
-    BATCH_NORM,
-    BATCH_NORM_ELEMT,
-    GROUP_NORM,
-    batch_norm,
-    batch_norm_elemt,
-    group_norm,
-)
-from .group_norm import GROUP_NORM_BACKWARD, group_norm_backward
-from .layer_norm import LAYER_NORM, LAYER_NORM_BACKWARD, layer_norm, layer_norm_backward
-from .rms_norm import RMS_NORM, RMS_NORM_BACKWARD, rms_norm, rms_norm_backward
-from .statistics import (
-    BATCH_NORM_GATHER_STATS_WITH_COUNTS,
-    BATCH_NORM_STATS,
-    batch_norm_gather_stats_with_counts,
-    batch_norm_stats,
-)
-from .sync_batch_norm import (
-    BATCH_NORM_BACKWARD_ELEMT,
-    BATCH_NORM_BACKWARD_REDUCE,
-    batch_norm_backward_elemt,
-    batch_norm_backward_reduce,
-)
+from . import batch_norm, forward, group_norm, layer_norm, rms_norm, statistics, sync_batch_norm
 
 #: Every operator with its public function, whose signature has the defaults; the gradients first.
 _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
-    BATCH_NORM_BACKWARD: batch_norm_backward,
-    BATCH_NORM_BACKWARD_REDUCE: batch_norm_backward_reduce,
-    BATCH_NORM_BACKWARD_ELEMT: batch_norm_backward_elemt,
-    GROUP_NORM_BACKWARD: group_norm_backward,
-    LAYER_NORM_BACKWARD: layer_norm_backward,
-    RMS_NORM_BACKWARD: rms_norm_backward,
-    BATCH_NORM: batch_norm,
-    BATCH_NORM_STATS: batch_norm_stats,
-    BATCH_NORM_GATHER_STATS_WITH_COUNTS: batch_norm_gather_stats_with_counts,
-    BATCH_NORM_ELEMT: batch_norm_elemt,
-    GROUP_NORM: group_norm,
-    LAYER_NORM: layer_norm,
-    RMS_NORM: rms_norm,
+    batch_norm.BATCH_NORM_BACKWARD: batch_norm.batch_norm_backward,
+    sync_batch_norm.BATCH_NORM_BACKWARD_REDUCE: sync_batch_norm.batch_norm_backward_reduce,
+    sync_batch_norm.BATCH_NORM_BACKWARD_ELEMT: sync_batch_norm.batch_norm_backward_elemt,
+    group_norm.GROUP_NORM_BACKWARD: group_norm.group_norm_backward,
+    layer_norm.LAYER_NORM_BACKWARD: layer_norm.layer_norm_backward,
+    rms_norm.RMS_NORM_BACKWARD: rms_norm.rms_norm_backward,
+    forward.BATCH_NORM: forward.batch_norm,
+    statistics.BATCH_NORM_STATS: statistics.batch_norm_stats,
+    statistics.BATCH_NORM_GATHER_STATS_WITH_COUNTS: statistics.batch_norm_gather_stats_with_counts,
+    forward.BATCH_NORM_ELEMT: forward.batch_norm_elemt,
+    forward.GROUP_NORM: forward.group_norm,
+    layer_norm.LAYER_NORM: layer_norm.layer_norm,
+    rms_norm.RMS_NORM: rms_norm.rms_norm,
 }
 #: All operators by name, and all public functions by name.
 PLANNED = {operator.name: operator for operator in _FUNCTIONS}
@@ -98,10 +75,8 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
     operator = PLANNED.get(name) if isinstance(name, str) else None
     if operator is None:
         raise ValueError(f"name: {shown(name)}; allowed: {', '.join(PLANNED)}")
-    specs: dict[str, TensorSpec | None] = {
-        parameter.name: None for parameter in operator.parameters
-    }
     kinds = {parameter.name: parameter.kind for parameter in operator.parameters}
+    specs: dict[str, TensorSpec | None] = dict.fromkeys(kinds)
     choices = choices_of(name)
     for argument, value in arguments.items():
         if argument in specs:
@@ -116,18 +91,14 @@ def plan(name: str, /, *, out: Any = None, device: Any = None, **arguments: Any)
             raise TypeError(f"{argument}: missing; {name} has no default for it")
     options = operator.read_options(**choices)
     outputs = operator.outputs(options)
-    given = {
-        operator.out_name(index, output): (output, value)
-        for index, (output, value) in enumerate(
-            zip(outputs, out_entries(operator, outputs, out), strict=True)
-        )
-    }
-    out_specs = {
-        output.name: _as_spec(shown, value, output.kind) for shown, (output, value) in given.items()
-    }
+    given: dict[str, Any] = {}
+    out_specs: dict[str, TensorSpec | None] = {}
+    for index, value in enumerate(out_entries(outputs, out_tuple(operator, out))):
+        title = operator.out_name(index, outputs[index])
+        given[title] = value
+        out_specs[outputs[index].name] = _as_spec(title, value, outputs[index].kind)
     if device is None:
-        results = {shown: value for shown, (_, value) in given.items()}
-        where = _where({**{name: arguments.get(name) for name in specs}, **results})
+        where = _where({**{name: arguments.get(name) for name in specs}, **given})
     else:
         where = devices.named(device)
     wanted = contract.check(operator, options, specs, out_specs)

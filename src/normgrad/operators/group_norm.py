@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, Kind, Operator, Output, Parameter
-from ..options import ALL_THREE
 from ..plans import call
 from ..problem import Role
 
@@ -49,7 +48,7 @@ def group_norm_backward(
     gamma: Any = None,
     *,
     num_groups: int,
-    output_mask: tuple[bool, bool, bool] = ALL_THREE,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
     channel_axis: int = 1,
     out: tuple[Any, Any, Any] | None = None,
 ) -> GroupNormGradients:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
-from ..options import ALL_THREE
 from ..plans import call
 from ..problem import Role
 
@@ -117,7 +116,7 @@ def layer_norm_backward(
     weight: Any = None,
     *,
     normalized_shape: int | tuple[int, ...],
-    output_mask: tuple[bool, bool, bool] = ALL_THREE,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
     out: tuple[Any, Any, Any] | None = None,
 ) -> LayerNormGradients:
     """The gradients of layer norm.

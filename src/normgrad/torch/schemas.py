@@ -10,13 +10,13 @@ from typing import Any
 
 from ..contract import GRAD_INPUT, Kind, Operator, Output, Parameter, only
 from ..operators.by_name import PLANNED
-from ..options import OPTIONS, Sort
+from ..options import OPTIONS, flag, integer, mask, real, sizes
 from ..problem import Role
 
 #: The namespace of the operators in ``torch.ops``.
 NAMESPACE = "normgrad"
 
-_SORTS = {Sort.FLAG: "bool", Sort.REAL: "float", Sort.INTEGER: "int", Sort.SIZES: "SymInt[]"}
+_TYPES = {flag: "bool", real: "float", integer: "int", sizes: "SymInt[]"}
 #: The names that normgrad's declarations may use for PyTorch's arguments.
 _RENAMED = {"train": "training", "weight": "gamma", "bias": "beta", "group": "num_groups"}
 #: The types of arguments that a declaration may lack.
@@ -73,9 +73,9 @@ class Schema:
                 return "Tensor" if parameter.required else "Tensor?"
         if ours not in operator.options:
             return _OTHERS[argument]
-        if OPTIONS[ours] is Sort.FLAGS:
+        if OPTIONS[ours] is mask:
             return f"bool[{len({each.mask for each in operator.all_outputs} - {None})}]"
-        return _SORTS[OPTIONS[ours]] + "?" * (ours == "eps" and operator.has_own_eps)
+        return _TYPES[OPTIONS[ours]] + "?" * (ours == "eps" and operator.has_own_eps)
 
     def read(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The declaration's tensors and options, from PyTorch's arguments.

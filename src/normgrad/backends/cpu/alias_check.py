@@ -8,13 +8,12 @@ fail for views that are only interleaved: overlap.py then checks exactly and rai
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import pages
-from ...overlap import Place, used
+from ...overlap import Places, used
 from .block import (
     ALIAS_FIELDS,
     ALIAS_FLAGS,
@@ -31,9 +30,7 @@ from .block import ALIAS_SLOT as SLOT
 from .program import ALIGNMENT
 
 
-def table(
-    inputs: Sequence[Place | None], outputs: Sequence[Place | None], workspace_size: int
-) -> npt.NDArray[np.int64]:
+def table(inputs: Places, outputs: Places, workspace_size: int) -> npt.NDArray[np.int64]:
     """Make the table for a plan's tensors, in the order of a call's addresses."""
     words = np.zeros(ALIAS_FIELDS, np.int64)
     for place in (*inputs, *outputs):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...overlap import Place
+from ...overlap import Places
 from . import alias_check, teams, units
 from . import block as B
 from .program import Program
@@ -61,12 +61,7 @@ def _not_ready(tensors: tuple[Any, ...], out: Any, workspace: Any) -> None:
 class Runner:
     """A program with its units, ready for a call's tensors or for their addresses."""
 
-    def __init__(
-        self,
-        program: Program,
-        inputs: Sequence[Place | None],
-        outputs: Sequence[Place | None],
-    ) -> None:
+    def __init__(self, program: Program, inputs: Places, outputs: Places) -> None:
         template = program.template()
         for field, unit in units.of_program(program).items():
             template[field] = units.address(unit)
@@ -99,7 +94,11 @@ class Runner:
         for index, place in enumerate((*inputs, *outputs)):
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
-        #: As in choice.Entry.
+        #: The function that computes if the tensors have the signature that was learned. It takes
+        #: the operator's tensors, with None for absent ones; a tuple of the caller's outputs, or
+        #: None; and the caller's workspace, or None. It returns the results as a tuple; if the
+        #: signature differs it does nothing and returns None. Exceptions from the allocation of
+        #: results propagate.
         self.enter: Callable[[tuple[Any, ...], Any, Any], Any] = _not_ready
         native.answer = native.copies = answer()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(driver)
@@ -126,7 +125,17 @@ class Runner:
         results: tuple[Any, ...],
         makers: Sequence[tuple[Callable[[Any], Any], int] | None],
     ) -> native.Ready | None:
-        """As :meth:`.choice.Entry.learn`."""
+        """Store the signature of these tensors, which ``enter`` then accepts.
+
+        Args:
+            tensors, results: the operator's tensors and results, with None for absent ones.
+            makers: for each result a function that makes it, and the index of the tensor that the
+                function takes as its argument; None for absent results.
+
+        Returns:
+            The plan in the form that later calls use; None if compiled code cannot read the
+            tensors.
+        """
         key = answer()(None, tensors, results, ())
         if key is None:
             return None
