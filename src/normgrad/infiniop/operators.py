@@ -18,7 +18,7 @@ from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..options import Options
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import (
-    Always,
+    ALWAYS,
     Aspect,
     Call,
     Contiguous,
@@ -76,12 +76,12 @@ _AS_INPUT = (DtypeOf(("input",)),)
 
 def _data(name: str, is_output: bool = False) -> Parameter:
     shape = ShapeOf("input")
-    return Parameter(name, Always(), _AS_INPUT, (), Rank(3, 3), shape, Contiguous(), is_output)
+    return Parameter(name, ALWAYS, _AS_INPUT, (), Rank(3, 3), shape, Contiguous(), is_output)
 
 
 def _vector(name: str, is_output: bool = False) -> Parameter:
     length, strides = Length("C"), PositiveStrides()
-    return Parameter(name, Always(), _AS_INPUT, (), Rank(1, 1), length, strides, is_output)
+    return Parameter(name, ALWAYS, _AS_INPUT, (), Rank(1, 1), length, strides, is_output)
 
 
 def _channels(call: Call) -> Mapping[str, int]:
@@ -98,7 +98,7 @@ CONTRACT = Contract(
         _vector("grad_bias", True),
         Parameter(
             "input",
-            Always(),
+            ALWAYS,
             (OneOf(("float16", "float32", "bfloat16")),),
             rank=Rank(3, 3),
             strides=Contiguous(),
