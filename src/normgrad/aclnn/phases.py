@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, layout
+from ..dialects import Use, shared_memory, span
 from ..memory import LINE
 from ..plans import CACHE_SIZE, Plan, keep
 from ..rules import Break, Call, Contract, ContractError, check
@@ -18,8 +19,8 @@ from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import Launcher
 from .products import PRODUCTS, Device, current
-from .status import AclnnError, Status, invalid
-from .tensors import Signature, aclBoolArray, aclTensor, memory
+from .status import AclnnError, Status
+from .tensors import Signature, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
 _STATUSES = {
@@ -65,6 +66,23 @@ class _Prepared(NamedTuple):
     dense_size: int
     workspace_size: int
     zeros: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of the tensors that phase 2 reads or writes."""
+        return (*self.operands, *self.zeros)
+
+    def uses(self, tensors: Mapping[str, Any]) -> list[Use]:
+        """The uses of the tensors' memory by phase 2."""
+        return [
+            Use(
+                name,
+                "reads" if name in self.inputs else "writes",
+                tensors[name].region,
+                in_place=("gradOut", "input") if name == "gradInput" else (),
+            )
+            for name in self.used
+        ]
 
 
 class aclOpExecutor:
@@ -256,33 +274,33 @@ def phase_2(
         raise null("executor", "what phase 1 returned")
     if not isinstance(executor, aclOpExecutor):
         message = f"{described(executor)}; allowed: what phase 1 returned"
-        raise invalid(name, "executor", message)
+        raise AclnnError.of(name, "executor", message)
     needed = executor.workspace_size
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
     if workspace is None and needed > 0:
         raise null("workspace", f"{needed} bytes")
     if executor.name != name:
-        raise invalid(name, "executor", f"of {executor.name}; allowed: one of {name}")
+        raise AclnnError.of(name, "executor", f"of {executor.name}; allowed: one of {name}")
     if not isinstance(workspace_size, int) or workspace_size < needed:
         message = f"{shown(workspace_size)}; allowed: {needed} or more, as phase 1 said"
-        raise invalid(name, "workspaceSize", message)
+        raise AclnnError.of(name, "workspaceSize", message)
     if needed > 0:
-        scratch = memory(name, "workspace", workspace, writing=True)
+        scratch = AclnnError.memory(name, "workspace", workspace, writing=True)
         if scratch.nbytes < needed:
-            raise invalid(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
+            raise AclnnError.of(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
         workspace = scratch.bytes()
     prepared = executor.prepared
-    for parameter in (*prepared.operands, *prepared.zeros):
+    for parameter in prepared.used:
         lost = executor.tensors[parameter].lost()
         if lost is not None:
             message = f"{lost} since phase 1; allowed: what stays until phase 2"
-            raise invalid(name, parameter, message)
+            raise AclnnError.of(name, parameter, message)
     if isinstance(stream, Unusable):
         message = f"stream: {stream!r}; allowed: a stream, or null"
         raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message, "stream")
     if not executor.take():
-        raise invalid(name, "executor", "used already; allowed: a new one")
+        raise AclnnError.of(name, "executor", "used already; allowed: a new one")
     tensors = executor.tensors
 
     def refuse(message: str, error: Exception | None = None) -> NoReturn:
@@ -309,7 +327,11 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
     rest: Any = workspace if prepared.workspace_size else None
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
-        _check_apart(prepared, tensors, workspace)
+        # The plan cannot check this, since it gets dense copies in place of some tensors.
+        scratch = span("workspace", "writes", workspace.ctypes.data, workspace.size)
+        shared = shared_memory([scratch, *prepared.uses(tensors)])
+        if shared is not None:
+            raise ValueError(shared)
         dense, rest = _dense_copies(prepared, workspace)
     for name in prepared.inputs:
         if name in dense:
@@ -334,32 +356,6 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
             if name in dense:
                 tensor.array[...] = result.reshape(tensor.dims)
             tensor.wrote()
-
-
-def _check_apart(
-    prepared: _Prepared,
-    tensors: Mapping[str, Any],
-    workspace: npt.NDArray[np.uint8],
-) -> None:
-    """Raise a ValueError if an output or the workspace shares memory that it must not share.
-
-    The plan cannot check this, since it gets dense copies in place of some tensors.
-    """
-    whole = layout.Region(workspace.ctypes.data, workspace.shape, (1,), 1)
-    seen = {
-        "workspace": whole,
-        **{name: tensors[name].region for name in prepared.inputs if name in prepared.operands},
-    }
-    for name in filter(None, prepared.outputs):
-        mine = tensors[name].region
-        for other, theirs in seen.items():
-            in_place = name == "gradInput" and other in ("gradOut", "input") and mine == theirs
-            if not in_place and layout.overlap(mine, theirs):
-                raise ValueError(f"{name}: shares memory with {other}; allowed: memory of its own")
-        seen[name] = mine
-    for other, theirs in seen.items():
-        if other != "workspace" and layout.overlap(whole, theirs):
-            raise ValueError(f"workspace: shares memory with {other}; allowed: memory of its own")
 
 
 def _dense_copies(

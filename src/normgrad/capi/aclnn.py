@@ -13,18 +13,19 @@ from .. import aclnn
 from ..aclnn.contracts import CONTRACTS
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
+from ..dialects import DialectError, Use, span
 from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, libc, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
-from .calls import CURRENT, CallError, export, fail, refuse
+from .calls import CURRENT, export, fail, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
 from .pointers import MOST_VALUES
 from .signatures import Function
-from .streams import STREAMS, Stream, Use, span
+from .streams import STREAMS, Stream
 
 
 def _null(name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
@@ -366,8 +367,8 @@ def _phase_1(function: Function) -> Callable[..., None]:
         *given, size_at, executor_at = arguments
         if size_at is None or executor_at is None:
             missing = "workspaceSize" if size_at is None else "executor"
-            message = f"{operator}: {missing}: null; allowed: a pointer"
-            raise CallError(Status.ACLNN_ERR_PARAM_NULLPTR, message)
+            message = f"{missing}: null; allowed: a pointer"
+            raise DialectError(Status.ACLNN_ERR_PARAM_NULLPTR, operator, message)
         values = [convert(value) for convert, value in zip(inputs, given)]  # noqa: B905 - time
         size, executor = python(*values)
         libc.store(ctypes.c_uint64, size_at, size)
@@ -396,7 +397,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
                 lambda: _uses(value, tensors, scratch),
                 run,
                 lambda: _check_memory(value, tensors),
-                (value, *(tensor for _, tensor, _ in _used(value, tensors))),
+                (value, *(tensors[name] for name in value.prepared.used)),
                 refuse,
             )
 
@@ -414,34 +415,22 @@ def _phase_2(function: Function) -> Callable[..., None]:
     return call
 
 
-def _used(
-    executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]
-) -> Iterator[tuple[str, aclnn.aclTensor, bool]]:
-    """The tensors that phase 2 uses, by name, and whether it writes them."""
-    prepared = executor.prepared
-    for name in (*prepared.operands, *prepared.zeros):
-        tensor = tensors[name]
-        if tensor is not None:
-            yield name, tensor, name in prepared.outputs or name in prepared.zeros
-
-
 def _uses(
     executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any], scratch: Memory | None
 ) -> Iterator[Use]:
-    for name, tensor, writing in _used(executor, tensors):
-        verb = "writes" if writing else "reads"
-        yield Use(name, verb, tensor.region, in_place=name == "gradInput")
+    yield from executor.prepared.uses(tensors)
     if scratch is not None and executor.workspace_size:
         yield span("workspace", "writes", scratch.address, executor.workspace_size)
 
 
 def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
     """Check that all tensors have memory, and that memory outside all blocks can be accessed."""
-    for name, tensor, writing in _used(executor, tensors):
+    for use in executor.prepared.uses(tensors):
+        name, tensor = use.name, tensors[use.name]
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
             refuse(name, "no memory; allowed: a tensor with data")
         if tensor.memory.owner is FOREIGN:
-            memory = checked(tensor.memory, *tensor.region.bounds(), writing)
+            memory = checked(tensor.memory, *use.region.bounds(), use.writes)
             if memory.problem is not None:
                 refuse(name, memory.problem)
 

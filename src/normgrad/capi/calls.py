@@ -8,24 +8,10 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, NoReturn
 
+from ..dialects import DialectError
 from .declarations import functions_of
 from .pointers import wrong
 from .signatures import Function
-
-
-class CallError(Exception):
-    """The error of a failed call.
-
-    Attributes:
-        status: the status that the C function returns.
-        is_mistake: whether the report mentions it; some failures are harmless, and occur in the
-            vendors' samples.
-    """
-
-    def __init__(self, status: IntEnum, message: str, is_mistake: bool = True) -> None:
-        super().__init__(message)
-        self.status = status
-        self.is_mistake = is_mistake
 
 
 class OfThread(ctypes.Structure):
@@ -64,8 +50,9 @@ CURRENT = _Current()
 def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -> NoReturn:
     """Fail this thread's call; the default status is the dialect's for wrong arguments."""
     function = CURRENT.function
-    status = function.refusal if status is None else status
-    raise CallError(status, f"{function.name}: {message}", is_mistake)
+    error = DialectError(status or function.refusal, function.name, message)
+    error.is_mistake = is_mistake
+    raise error
 
 
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .. import infiniop
+from ..dialects import Use, span
 from ..infiniop import infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
@@ -18,7 +19,7 @@ from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKi
 from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, create, memory_info
-from .streams import STREAMS, Stream, Use, span
+from .streams import STREAMS, Stream
 
 #: The operator's tensors, in the order of the C function's arguments.
 NAMES = (*OUTPUTS, *INPUTS)
@@ -179,7 +180,8 @@ def infiniopBatchNormBackward(
             if memory is not None:
                 verb = "writes" if name in OUTPUTS else "reads"
                 region = operator.specs[name].region(memory.address)
-                yield Use(name, verb, region, in_place=name == "grad_input")
+                in_place = ("grad_output", "input") if name == "grad_input" else ()
+                yield Use(name, verb, region, in_place=in_place)
         if scratch is not None and operator.plan.workspace_size:
             yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
 

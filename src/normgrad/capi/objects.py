@@ -11,12 +11,13 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..dialects import Use, span
 from ..layout import Region
 from . import libc, pointers
 from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .calls import fail, out, refuse
 from .handles import HANDLES
-from .streams import STREAMS, Clock, Stream, Use, span
+from .streams import STREAMS, Clock, Stream
 
 #: The maximum number of axes; a larger one is an error of the program.
 MOST_AXES = 1024
