@@ -42,15 +42,11 @@ class _Operand(NamedTuple):
     def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
         """The tensor's memory as an array of the shape for the plan."""
         array = tensor.array
-        if array.shape == self.spec.shape and self.dense_at is None:
+        if array.shape == self.spec.shape:
             return array
-        itemsize = array.itemsize
-        return np.lib.stride_tricks.as_strided(
-            array,
-            self.spec.shape,
-            tuple(step * itemsize for step in self.spec.strides),
-            writeable=array.flags.writeable,
-        )
+        steps = [step * array.itemsize for step in self.spec.strides]
+        writeable = array.flags.writeable
+        return np.lib.stride_tricks.as_strided(array, self.spec.shape, steps, writeable=writeable)
 
 
 class _Prepared(NamedTuple):
@@ -202,7 +198,8 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     check(contract, call, PRODUCTS)
     tensors: Mapping[str, Any] = call.tensors
     form = translation.form(call, device.saved_variance)
-    used = {name: tensor for name in form.used if (tensor := tensors[name]) is not None}
+    asked = (*translation.inputs, *filter(None, form.results))
+    used = {name: tensor for name in asked if (tensor := tensors[name]) is not None}
     for name, tensor in used.items():
         if tensor.problem is not None:
             raise ContractError(Break.INVALID, name, tensor.problem)
@@ -229,12 +226,13 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
             dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
         operands[name] = operand
     plan = None
-    if form.outputs:
-        specs = {ours: operands[theirs].spec for ours, theirs in form.inputs if theirs in operands}
-        out_specs = {ours: operands[theirs].spec for ours, theirs in form.outputs}
+    if any(form.results):
+        names = translation.names
+        outputs = {our: operands[its].spec for our, its in names.items() if its in operands}
+        inputs = {name: outputs.pop(name) for name in form.operator.names if name in outputs}
         # The plan does no checks of its own: the dialect's contract accepts nothing that
         # normgrad's operator would not accept.
-        plan = Plan(form.operator, form.options, specs, out_specs, translation.names)
+        plan = Plan(form.operator, form.options, inputs, outputs, names)
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)

@@ -42,20 +42,18 @@ class aclScalar(NamedTuple):
     data_type: aclDataType
 
 
-class aclIntArray(tuple[int, ...]):
-    """An array of integers."""
-
-
-class aclFloatArray(tuple[float, ...]):
-    """An array of floating-point numbers."""
-
-
-class aclTensorList(tuple[int, ...]):
-    """A list of tensors' handles; destroying the list destroys the tensors."""
-
-
-class aclScalarList(tuple[int, ...]):
-    """A list of scalars' handles; destroying the list destroys the scalars."""
+#: The arrays, with the C type of their values.
+_ARRAYS: dict[type[Any], Any] = {
+    type("aclIntArray", (tuple,), {}): ctypes.c_int64,
+    type("aclFloatArray", (tuple,), {}): ctypes.c_float,
+    # Bytes, since values other than 0 and 1 are not valid C bools, but count as true.
+    aclnn.aclBoolArray: ctypes.c_uint8,
+}
+#: The lists of handles, with the kind of object behind the handles.
+_LISTS: dict[type[Any], type[Any]] = {
+    type("aclTensorList", (tuple,), {}): aclnn.aclTensor,
+    type("aclScalarList", (tuple,), {}): aclScalar,
+}
 
 
 def _check_length(name: str, address: int | None, count: int, most: int) -> None:
@@ -139,14 +137,6 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
     return memory._replace(address=address, nbytes=block.end - address), offset + before
 
 
-def aclCreateBoolArray(values: int | None, count: int) -> int:
-    _check_length("value", values, count, MOST_VALUES)
-    # They are read as bytes, since values other than 0 and 1 are not valid C bools, but count as
-    # true.
-    found = b"" if values is None else ctypes.string_at(values, count)
-    return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)))
-
-
 def aclCreateScalar(value: int | None, data_type: int) -> int:
     if value is None:
         _null("value")
@@ -161,27 +151,15 @@ def aclCreateScalar(value: int | None, data_type: int) -> int:
     return HANDLES.add(aclScalar(number, kind))
 
 
-#: The arrays and lists: the C type of their values, or the kind of object behind their handles.
-_ARRAYS: dict[type[Any], Any] = {
-    aclIntArray: ctypes.c_int64,
-    aclFloatArray: ctypes.c_float,
-    aclTensorList: aclnn.aclTensor,
-    aclScalarList: aclScalar,
-}
-
-
-def _is_list(kind: type[Any]) -> bool:
-    return _ARRAYS.get(kind) in (aclnn.aclTensor, aclScalar)
-
-
 def _create(kind: type[Any], values: int | None, count: int) -> int:
     """aclCreateXxx for arrays and lists."""
-    element, is_list = _ARRAYS[kind], _is_list(kind)
     _check_length("value", values, count, MOST_VALUES)
-    found = libc.load(ctypes.c_void_p if is_list else element, values, count)
-    for index, each in enumerate(found if is_list else ()):
+    found = libc.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
+    if kind is aclnn.aclBoolArray:
+        found = [*map(bool, found)]
+    for index, each in enumerate(found if kind in _LISTS else ()):
         if each is not None:  # null is allowed, and stands for an absent tensor
-            _found(f"value[{index}]", element, each)
+            _found(f"value[{index}]", _LISTS[kind], each)
     return HANDLES.add(kind(found))
 
 
@@ -190,9 +168,9 @@ def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
     if handle is None:
         return
     found = _end(name, kind, handle)
-    for index, each in enumerate(found if _is_list(kind) else ()):
+    for index, each in enumerate(found if kind in _LISTS else ()):
         if each is not None:
-            _end(f"{name}[{index}]", _ARRAYS[kind], each)
+            _end(f"{name}[{index}]", _LISTS[kind], each)
 
 
 def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -> None:
@@ -212,7 +190,6 @@ def _found(name: str, kind: type[Any], handle: int | None) -> Any:
 
 def _end(name: str, kind: type[Any], handle: int) -> Any:
     """End a handle and return its object; the call fails if the handle is invalid."""
-    STREAMS.end(name, HANDLES.find(handle))
     value = HANDLES.take(name, kind, handle, f"an {kind.__name__}")
     if kind is aclnn.aclTensor:  # an executor may still refer to the tensor
         value.is_destroyed = True
@@ -452,9 +429,9 @@ def _calls() -> dict[str, Callable[..., Any]]:
     calls.update({name: partial(_get, said) for name, said in _SAID.items()})
     calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})
     exported = {each.name: each for each in functions_of("nnopbase")}
-    for kind in (aclnn.aclTensor, aclScalar, aclnn.aclBoolArray, *_ARRAYS):
+    for kind in (aclnn.aclTensor, aclScalar, *_ARRAYS, *_LISTS):
         what = kind.__name__.removeprefix("acl")
-        if kind in _ARRAYS:
+        if kind in _ARRAYS or kind in _LISTS:
             calls[f"aclCreate{what}"] = partial(_create, kind)
         for name, act in ((f"aclDestroy{what}", _destroy), (f"aclGet{what}Size", _measure)):
             if name in exported:

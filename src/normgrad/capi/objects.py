@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..dialects import Use, span
 from ..layout import Region
@@ -18,6 +18,8 @@ from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .calls import fail, out, refuse
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream
+
+_T = TypeVar("_T")
 
 #: The maximum number of axes; a larger one is an error of the program.
 MOST_AXES = 1024
@@ -87,7 +89,7 @@ class Runtime:
 
     # Streams and events
 
-    def find(self, name: str, kind: type[Any], handle: int | None) -> Any:
+    def find(self, name: str, kind: type[_T], handle: int | None) -> _T:
         """The object behind a handle; the call fails if the handle is null or invalid."""
         allowed = f"what {self.makers[kind]} made"
         if handle is None:
@@ -96,10 +98,7 @@ class Runtime:
 
     def stream(self, handle: int | None) -> Stream:
         """The stream behind a handle, the default stream for null; fails if it is invalid."""
-        if handle is None:
-            return self.default
-        found: Stream = self.find("stream", Stream, handle)
-        return found
+        return self.default if handle is None else self.find("stream", Stream, handle)
 
     def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
         """The stream of an asynchronous call, from its arguments after the others.
@@ -108,17 +107,11 @@ class Runtime:
         """
         return self.stream(*stream) if stream else None
 
-    def event(self, handle: int | None, name: str = "event") -> Event:
-        """The event behind a handle; the call fails if the handle is null or invalid."""
-        found: Event = self.find(name, Event, handle)
-        return found
-
     def destroy(self, kind: type[Any], handle: int | None) -> None:
-        """Destroy a stream or event, after the queued work that uses it."""
+        """Destroy a stream, an event or a context."""
         name, allowed = kind.__name__.lower(), f"what {self.makers[kind]} made"
         if handle is None:  # the vendors' samples do this
             fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
-        STREAMS.end(name, HANDLES.need(name, kind, handle, allowed))
         HANDLES.take(name, kind, handle, allowed)
 
     def synchronize(self, stream: int | None) -> None:
@@ -127,17 +120,17 @@ class Runtime:
 
     def record(self, event: int | None, stream: int | None) -> None:
         """Record the time and the preceding work of a stream in an event."""
-        found = self.event(event)
+        found = self.find("event", Event, event)
         found.clock = self.stream(stream).clock
         found.recorded, found.was_asked = time.perf_counter(), False
 
     def synchronize_event(self, event: int | None) -> None:
         """Wait for the work before an event."""
-        STREAMS.finish(self.event(event).clock)
+        STREAMS.finish(self.find("event", Event, event).clock)
 
     def wait(self, stream: int | None, event: int | None) -> None:
         """Make a stream's next work wait for an event."""
-        waiting, found = self.stream(stream), self.event(event)
+        waiting, found = self.stream(stream), self.find("event", Event, event)
         if not found.can_order:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
         STREAMS.wait(waiting, found.clock)
@@ -148,7 +141,7 @@ class Runtime:
         If its work is still queued, the first query answers False, and the second does the work, so
         that a program can ask until the answer is True.
         """
-        found = self.event(event)
+        found = self.find("event", Event, event)
         if found.recorded is None:
             return False
         if not found.was_asked and not STREAMS.is_done(found.clock):
@@ -162,7 +155,7 @@ class Runtime:
         where = out("ms", milliseconds)
         times = []
         for name, handle in (("start", start), ("end", end)):
-            event = self.event(handle, name)
+            event = self.find(name, Event, handle)
             if event.recorded is None:
                 refuse(name, "an event that was not recorded; allowed: one that was")
             if not event.has_time:

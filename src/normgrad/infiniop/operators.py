@@ -5,17 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes, frameworks, layout
+from .. import frameworks, layout
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..options import Options
-from ..plans import CACHE_SIZE, Plan, keep
+from ..plans import Plan, keep
 from ..rules import (
     ALWAYS,
     Aspect,
@@ -62,9 +61,6 @@ _NAMES = {
     infiniDtype_t.INFINI_DTYPE_F64: "float64",
     infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
 }
-
-#: An element type of the largest size.
-_WIDEST = "float64"
 
 
 # The contract
@@ -247,7 +243,7 @@ def infiniopCreateTensorDescriptor(
         steps = _integers(name, "strides", strides, rank)
     kind = InfiniError.member(name, "dtype", infiniDtype_t, dtype)
     try:
-        TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
+        TensorSpec(dims, "float64", layout.taken(dims, steps))  # of the largest elements
     except ValueError as error:  # the tensor would exceed the address space
         raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
@@ -325,12 +321,6 @@ def infiniopCreateBatchNormBackwardDescriptor(
 _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 
 
-@lru_cache(CACHE_SIZE)
-def _spec(dims: tuple[int, ...], strides: tuple[int, ...], dtype_name: str) -> TensorSpec:
-    """The spec of a tensor with a description."""
-    return TensorSpec(dims, dtypes.BY_NAME[dtype_name], layout.taken(dims, strides))
-
-
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
@@ -340,7 +330,8 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
-            name: _spec(each.dims, each.strides, each.dtype_name) for name, each in tensors.items()
+            name: TensorSpec(each.dims, each.dtype_name, layout.taken(each.dims, each.strides))
+            for name, each in tensors.items()
         }
         # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
         # operator would not accept.
