@@ -155,44 +155,38 @@ def infiniopBatchNormBackward(
     *tensors, stream = tensors_and_stream
     where = RUNTIME.stream(stream)
     operator = HANDLES.find(desc)
-    data = dict(zip(NAMES, map(memory_at, tensors), strict=True))
-    scratch = memory_at(workspace, workspace_size)
-
-    def find_problems() -> None:
-        """Check memory outside all blocks, and store the problems that this finds."""
-        nonlocal scratch
-        for name, memory in data.items():
-            if memory is not None:
-                first, end = operator.specs[name].region(memory.address).bounds()
-                data[name] = checked(memory, first, end, name in OUTPUTS)
-        if scratch is not None:
-            end = scratch.address + operator.plan.workspace_size
-            scratch = checked(scratch, scratch.address, end, True)
-
-    def check() -> None:
-        find_problems()
-        for name, memory in (*data.items(), ("workspace", scratch)):
-            if memory is not None and memory.problem is not None:
-                refuse(name, memory.problem)
+    found = dict(zip(NAMES, map(memory_at, tensors), strict=True))
+    found["workspace"] = memory_at(workspace, workspace_size)
+    data = {name: memory for name, memory in found.items() if memory is not None}
 
     def uses() -> Iterator[Use]:
         for name, memory in data.items():
-            if memory is not None:
-                verb = "writes" if name in OUTPUTS else "reads"
-                region = operator.specs[name].region(memory.address)
-                in_place = ("grad_output", "input") if name == "grad_input" else ()
-                yield Use(name, verb, region, in_place=in_place)
-        if scratch is not None and operator.plan.workspace_size:
-            yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
+            if name == "workspace":
+                yield span(name, "writes", memory.address, operator.plan.workspace_size)
+                continue
+            verb = "writes" if name in OUTPUTS else "reads"
+            in_place = ("grad_output", "input") if name == "grad_input" else ()
+            region = operator.specs[name].region(memory.address)
+            yield Use(name, verb, region, in_place=in_place)
+
+    def find_problems() -> None:
+        """Check memory outside all blocks, and store the problems that this finds."""
+        for use in uses():
+            data[use.name] = checked(data[use.name], *use.region.bounds(), use.writes)
+
+    def check() -> None:
+        find_problems()
+        for name, memory in data.items():
+            if memory.problem is not None:
+                refuse(name, memory.problem)
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
         STREAMS.do(where, uses, run, check, (operator,), refuse)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         find_problems()
-    infiniop.infiniopBatchNormBackward(
-        operator, scratch, workspace_size, *[*data.values(), Launcher(launch)]
-    )
+    arguments = [*map(data.get, NAMES), Launcher(launch)]
+    infiniop.infiniopBatchNormBackward(operator, data.get("workspace"), workspace_size, *arguments)
 
 
 #: The exported functions that take a line, or that a function above with another name implements.
