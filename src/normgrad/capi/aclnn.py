@@ -17,7 +17,7 @@ from ..dialects import DialectError, Use, span
 from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
-from . import acl, libc, pointers
+from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
 from .calls import CURRENT, export, fail, refuse
 from .declarations import functions_of
@@ -26,6 +26,8 @@ from .objects import MOST_AXES
 from .pointers import MOST_VALUES
 from .signatures import Function
 from .streams import STREAMS, Stream
+
+_malloc = pointers.c_function("malloc", ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _null(name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
@@ -76,7 +78,7 @@ def aclCreateTensor(
 ) -> int:
     def sizes(name: str, address: int | None, count: int) -> list[int]:
         _check_length(name, address, count, MOST_AXES)
-        return libc.load(ctypes.c_int64, address, count)
+        return pointers.load(ctypes.c_int64, address, count)
 
     view_dims = sizes("viewDims", dims, count)
     steps = None if strides is None else sizes("stride", strides, count)
@@ -154,7 +156,7 @@ def aclCreateScalar(value: int | None, data_type: int) -> int:
 def _create(kind: type[Any], values: int | None, count: int) -> int:
     """aclCreateXxx for arrays and lists."""
     _check_length("value", values, count, MOST_VALUES)
-    found = libc.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
+    found = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
     if kind is aclnn.aclBoolArray:
         found = [*map(bool, found)]
     for index, each in enumerate(found if kind in _LISTS else ()):
@@ -178,7 +180,7 @@ def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -
     found = _found(name, kind, handle)
     if size is None:
         _null("size")
-    libc.store(ctypes.c_uint64, size, len(found))
+    pointers.store(ctypes.c_uint64, size, len(found))
 
 
 def _found(name: str, kind: type[Any], handle: int | None) -> Any:
@@ -216,15 +218,15 @@ def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> Non
         if address is None:
             _null(parameter)
     if not isinstance(value, tuple):
-        libc.store(kind, results[0], value)
+        pointers.store(kind, results[0], value)
         return
     array, count = results
-    copy = libc.malloc(max(1, 8 * len(value)))
+    copy = _malloc(max(1, 8 * len(value)))
     if copy is None:
         fail("no memory", Status.ACLNN_ERR_INNER)
-    libc.store_all(kind, copy, value)
-    libc.store(ctypes.c_void_p, array, copy)
-    libc.store(ctypes.c_uint64, count, len(value))
+    pointers.store_all(kind, copy, value)
+    pointers.store(ctypes.c_void_p, array, copy)
+    pointers.store(ctypes.c_uint64, count, len(value))
 
 
 # The library
@@ -348,8 +350,8 @@ def _phase_1(function: Function) -> Callable[..., None]:
             raise DialectError(Status.ACLNN_ERR_PARAM_NULLPTR, operator, message)
         values = [convert(value) for convert, value in zip(inputs, given)]  # noqa: B905 - time
         size, executor = python(*values)
-        libc.store(ctypes.c_uint64, size_at, size)
-        libc.store(ctypes.c_void_p, executor_at, HANDLES.add(executor))
+        pointers.store(ctypes.c_uint64, size_at, size)
+        pointers.store(ctypes.c_void_p, executor_at, HANDLES.add(executor))
 
     return call
 

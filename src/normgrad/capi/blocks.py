@@ -15,8 +15,7 @@ from .. import pages
 from ..memory import LINE
 from ..workspaces import Allocation, Memory
 from . import pointers
-from .calls import CURRENT
-from .errors import ERRORS, HOST_MEMORY_VARIABLE, is_on
+from .calls import CURRENT, ERRORS, HOST_MEMORY_VARIABLE, is_on
 
 #: The alignment of blocks in bytes, which is aclrtMalloc's.
 ALIGNMENT = LINE

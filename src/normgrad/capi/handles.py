@@ -7,8 +7,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
 from ..unusable import Unusable, described
-from .calls import CURRENT, refuse
-from .errors import ERRORS
+from .calls import CURRENT, ERRORS, refuse
 from .streams import STREAMS
 
 _T = TypeVar("_T")

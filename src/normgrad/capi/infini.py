@@ -12,11 +12,10 @@ from ..dialects import Use, span
 from ..infiniop import infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
-from . import libc
+from . import pointers
 from .blocks import checked, memory_at
-from .calls import export, out, refuse
+from .calls import ERRORS, check_streams_variable, export, out, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
-from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, create, memory_info
 from .streams import STREAMS, Stream
@@ -49,7 +48,7 @@ def infinirtGetDevice(device: int | None, number: int | None) -> None:
         refuse("device_ptr", "null; allowed: a pointer to write to")
     for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
         if address is not None:
-            libc.store(ctypes.c_int, address, value)
+            pointers.store(ctypes.c_int, address, value)
 
 
 def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | None) -> None:
@@ -71,7 +70,7 @@ def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
 def infinirtEventQuery(event: int | None, status: int | None) -> None:
     where = out("status_ptr", status)
     is_over = RUNTIME.is_over(event)
-    libc.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
+    pointers.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
 
 
 # Memory
@@ -115,10 +114,10 @@ def infiniopCreateTensorDescriptor(
         refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
         refuse("shape", f"null; allowed: {ndim} sizes")
-    dims = libc.load(ctypes.c_size_t, shape or 0, ndim)
-    steps = None if strides is None else libc.load(ctypes.c_ssize_t, strides, ndim)
+    dims = pointers.load(ctypes.c_size_t, shape or 0, ndim)
+    steps = None if strides is None else pointers.load(ctypes.c_ssize_t, strides, ndim)
     value = infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
+    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def _destroy(name: str, handle: int | None) -> None:
@@ -134,7 +133,7 @@ def _device_of(value: int, desc: int | None, address: int | None) -> None:
     where = out("device", address)
     # This call raises the dialect's error if the handle is not an operator's.
     infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
-    libc.store(ctypes.c_int, where, value)
+    pointers.store(ctypes.c_int, where, value)
 
 
 # The operator
@@ -146,7 +145,7 @@ def infiniopCreateBatchNormBackwardDescriptor(
     where = out("desc_ptr", desc)
     values = [HANDLES.find(each) for each in (handle, *tensors)]
     value = infiniop.infiniopCreateBatchNormBackwardDescriptor(*values)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
+    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def infiniopBatchNormBackward(
@@ -192,10 +191,10 @@ def infiniopBatchNormBackward(
 #: The exported functions that take a line, or that a function above with another name implements.
 _CALLS: dict[str, Callable[..., Any]] = {
     "normgradGetRecentErrMsg": ERRORS.last,  # an addition to InfiniCore's functions
-    "infinirtGetDeviceCount": lambda device, at: libc.store(
+    "infinirtGetDeviceCount": lambda device, at: pointers.store(
         ctypes.c_int, out("count", at), infiniop.infinirtGetDeviceCount(device)
     ),
-    "infinirtGetAllDeviceCount": lambda at: libc.store_all(
+    "infinirtGetAllDeviceCount": lambda at: pointers.store_all(
         ctypes.c_int,
         out("count_array", at),
         [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t],
@@ -224,7 +223,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infiniopCreateHandle": lambda at: create("handle_ptr", at, infiniop.infiniopCreateHandle()),
     "infiniopGetDescriptorDeviceType": partial(_device_of, infiniDevice_t.INFINI_DEVICE_CPU),
     "infiniopGetDescriptorDeviceId": partial(_device_of, 0),
-    "infiniopGetBatchNormBackwardWorkspaceSize": lambda desc, at: libc.store(
+    "infiniopGetBatchNormBackwardWorkspaceSize": lambda desc, at: pointers.store(
         ctypes.c_size_t,
         out("size", at),
         infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc)),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..dialects import Use, span
 from ..layout import Region
-from . import libc, pointers
+from . import pointers
 from .blocks import BLOCKS, Block, host_memory_is_allowed
 from .calls import fail, out, refuse
 from .handles import HANDLES
@@ -46,7 +46,7 @@ class Event:
 def create(name: str, address: int | None, value: object) -> None:
     """Make a handle for an object, and write it through a pointer."""
     where = out(name, address)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
+    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def memory_info(**results: int | None) -> None:
@@ -55,7 +55,7 @@ def memory_info(**results: int | None) -> None:
     for (name, address), pages in zip(
         results.items(), ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"), strict=True
     ):
-        libc.store(ctypes.c_size_t, out(name, address), page * os.sysconf(pages))
+        pointers.store(ctypes.c_size_t, out(name, address), page * os.sysconf(pages))
 
 
 class Side(NamedTuple):
@@ -162,7 +162,7 @@ class Runtime:
                 refuse(name, "one without a time; allowed: one that was made with it")
             STREAMS.ask(event.clock)
             times.append(event.recorded)
-        libc.store(ctypes.c_float, where, 1e3 * (times[1] - times[0]))
+        pointers.store(ctypes.c_float, where, 1e3 * (times[1] - times[0]))
 
     # Memory
 
@@ -173,7 +173,7 @@ class Runtime:
             block = BLOCKS.allocate(max(size, 1), device)
         except MemoryError:
             refuse("size", f"{size} bytes; allowed: what the machine has", self.no_memory)
-        libc.store(ctypes.c_void_p, where, block.address)
+        pointers.store(ctypes.c_void_p, where, block.address)
 
     def free(
         self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None

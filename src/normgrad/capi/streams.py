@@ -25,8 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from ..dialects import Use, shared_memory
 from . import pointers
-from .calls import CURRENT
-from .errors import ERRORS, are_checked
+from .calls import CURRENT, ERRORS, are_checked
 from .signatures import Function
 
 _numbers = itertools.count(1)
