@@ -33,17 +33,15 @@ class Tensor(Protocol):
     def format_name(self) -> str: ...
 
 
-class Break(Enum):
-    """The ways in which a contract can be broken."""
+class Aspect(Enum):
+    """What a broken rule is about: what a dialect chooses the status by.
+
+    The last four are the properties of a tensor that rules check.
+    """
 
     NULL = "null"
-    UNSUPPORTED = "unsupported"
-    INVALID = "invalid"
-
-
-class Aspect(Enum):
-    """The property of a tensor that a rule checks; some dialects have a status for each."""
-
+    PRODUCT = "product"
+    VALUE = "value"
     DTYPE = "dtype"
     FORMAT = "format"
     SHAPE = "shape"
@@ -51,16 +49,10 @@ class Aspect(Enum):
 
 
 class ContractError(Exception):
-    """A broken rule; the message names the parameter, what it was, and what is allowed.
+    """A broken rule; the message names the parameter, what it was, and what is allowed."""
 
-    ``aspect`` is the rule's if it is a tensor's rule, otherwise None.
-    """
-
-    def __init__(
-        self, kind: Break, parameter: str, message: str, aspect: Aspect | None = None
-    ) -> None:
+    def __init__(self, parameter: str, message: str, aspect: Aspect = Aspect.VALUE) -> None:
         super().__init__(f"{parameter}: {message}")
-        self.kind = kind
         self.parameter = parameter
         self.aspect = aspect
 
@@ -466,7 +458,7 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
     """
     for scalar in contract.scalars:
         if scalar.is_pointer and call.scalars[scalar.name] is None:
-            raise ContractError(Break.NULL, scalar.name, f"null; allowed: {scalar.text}")
+            raise ContractError(scalar.name, f"null; allowed: {scalar.text}", Aspect.NULL)
     checked: dict[str, Tensor] = {}
     for parameter in contract.parameters:
         tensor, when = call.tensors[parameter.name], parameter.when
@@ -474,12 +466,12 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
             if when.always_checked or when.needed(call):
                 checked[parameter.name] = tensor
         elif when.needed(call):
-            raise ContractError(Break.NULL, parameter.name, f"null; allowed: a tensor ({when})")
+            message = f"null; allowed: a tensor ({when})"
+            raise ContractError(parameter.name, message, Aspect.NULL)
     if contract.name not in call.product.operators:
         able = [product.name for product in products if contract.name in product.operators]
-        raise ContractError(
-            Break.UNSUPPORTED, "product", f"{call.product.name}; allowed: {one_of(able)}"
-        )
+        message = f"{call.product.name}; allowed: {one_of(able)}"
+        raise ContractError("product", message, Aspect.PRODUCT)
     if call.malformed:
         name = next(row.name for row in contract.rows if row.name in call.malformed)
         raise _invalid(name, call.malformed[name], call)
@@ -499,8 +491,8 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
 
 
 def _invalid(
-    name: str, broken: tuple[str, str], call: Call, aspect: Aspect | None = None
+    name: str, broken: tuple[str, str], call: Call, aspect: Aspect = Aspect.VALUE
 ) -> ContractError:
     was, allowed = broken
     where = f" on {call.product.name}" if call.product.name else ""
-    return ContractError(Break.INVALID, name, f"{was}; allowed{where}: {allowed}", aspect)
+    return ContractError(name, f"{was}; allowed{where}: {allowed}", aspect)

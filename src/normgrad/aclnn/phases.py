@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,7 +15,7 @@ from .. import dtypes, layout
 from ..dialects import Use, shared_memory, span
 from ..memory import LINE
 from ..plans import CACHE_SIZE, Plan, keep
-from ..rules import Break, Call, Contract, ContractError, check
+from ..rules import Aspect, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import Launcher
@@ -24,9 +25,8 @@ from .tensors import Signature, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
 _STATUSES = {
-    Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
-    Break.UNSUPPORTED: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
-    Break.INVALID: Status.ACLNN_ERR_PARAM_INVALID,
+    Aspect.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
+    Aspect.PRODUCT: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
 }
 
 
@@ -81,23 +81,24 @@ class _Prepared(NamedTuple):
         ]
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class aclOpExecutor:
     """The object that phase 1 returns for one use in phase 2.
 
     Attributes:
-        workspace_size: the bytes of workspace that phase 2 needs.
         repeatable: whether the executor may be used any number of times.
     """
 
-    __slots__ = ("_once", "name", "prepared", "repeatable", "tensors", "workspace_size")
+    name: str
+    prepared: _Prepared
+    tensors: Mapping[str, Any]
+    repeatable: bool = False
+    _once: list[None] = field(default_factory=lambda: [None], init=False)
 
-    def __init__(self, name: str, prepared: _Prepared, tensors: Mapping[str, Any]) -> None:
-        self.name = name
-        self.prepared = prepared
-        self.tensors = tensors
-        self.workspace_size = prepared.workspace_size
-        self.repeatable = False
-        self._once = [None]
+    @property
+    def workspace_size(self) -> int:
+        """The bytes of workspace that phase 2 needs."""
+        return self.prepared.workspace_size
 
     @property
     def is_used_up(self) -> bool:
@@ -137,9 +138,8 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
         try:
             found = _prepare(translation, device, call)
         except ContractError as error:
-            raise AclnnError(
-                _STATUSES[error.kind], contract.name, str(error), error.parameter
-            ) from None
+            status = _STATUSES.get(error.aspect, Status.ACLNN_ERR_PARAM_INVALID)
+            raise AclnnError(status, contract.name, str(error), error.parameter) from None
         except Exception as error:
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
@@ -202,10 +202,10 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     used = {name: tensor for name in asked if (tensor := tensors[name]) is not None}
     for name, tensor in used.items():
         if tensor.problem is not None:
-            raise ContractError(Break.INVALID, name, tensor.problem)
+            raise ContractError(name, tensor.problem)
         if name in translation.outputs and _overlaps_itself(tensor.signature):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
-            raise ContractError(Break.INVALID, name, message)
+            raise ContractError(name, message)
 
     if 0 in tensors["input"].dims:
         zeros = tuple(
@@ -220,7 +220,7 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         try:
             operand = _operand(tensor.signature, dims.get(name))
         except ReachError as error:
-            raise ContractError(Break.INVALID, name, str(error)) from None
+            raise ContractError(name, str(error)) from None
         if operand.dense_at is not None:
             operand = operand._replace(dense_at=dense_size)
             dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
@@ -263,13 +263,10 @@ def phase_2(
         AclnnError: with the status that the contract gives.
     """
     name = translation.contract.name
-
-    def null(parameter: str, allowed: str) -> AclnnError:
-        message = f"{parameter}: null; allowed: {allowed}"
-        return AclnnError(Status.ACLNN_ERR_PARAM_NULLPTR, name, message, parameter)
-
+    null = Status.ACLNN_ERR_PARAM_NULLPTR
     if executor is None:
-        raise null("executor", "what phase 1 returned")
+        message = "null; allowed: what phase 1 returned"
+        raise AclnnError.of(name, "executor", message, null)
     if not isinstance(executor, aclOpExecutor):
         message = f"{described(executor)}; allowed: what phase 1 returned"
         raise AclnnError.of(name, "executor", message)
@@ -277,7 +274,7 @@ def phase_2(
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
     if workspace is None and needed > 0:
-        raise null("workspace", f"{needed} bytes")
+        raise AclnnError.of(name, "workspace", f"null; allowed: {needed} bytes", null)
     if executor.name != name:
         raise AclnnError.of(name, "executor", f"of {executor.name}; allowed: one of {name}")
     if not isinstance(workspace_size, int) or workspace_size < needed:
@@ -295,8 +292,8 @@ def phase_2(
             message = f"{lost} since phase 1; allowed: what stays until phase 2"
             raise AclnnError.of(name, parameter, message)
     if isinstance(stream, Unusable):
-        message = f"stream: {stream!r}; allowed: a stream, or null"
-        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message, "stream")
+        message = f"{stream!r}; allowed: a stream, or null"
+        raise AclnnError.of(name, "stream", message, Status.ACLNN_ERR_RUNTIME_ERROR)
     if not executor.take():
         raise AclnnError.of(name, "executor", "used already; allowed: a new one")
     tensors = executor.tensors

@@ -18,8 +18,8 @@ from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
-from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
-from .calls import CURRENT, export, fail, refuse
+from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
+from .calls import CURRENT, export, fail, is_host_memory_allowed, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -111,7 +111,7 @@ def _tensor_at(
 def _device_memory(address: int | None) -> Memory | None:
     """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
-    if memory is None or host_memory_is_allowed():
+    if memory is None or is_host_memory_allowed():
         return memory
     if memory.owner is not FOREIGN and memory.owner.is_device:
         return memory

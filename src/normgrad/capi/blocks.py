@@ -15,7 +15,7 @@ from .. import pages
 from ..memory import LINE
 from ..workspaces import Allocation, Memory
 from . import pointers
-from .calls import CURRENT, ERRORS, HOST_MEMORY_VARIABLE, is_on
+from .calls import CURRENT, ERRORS
 
 #: The alignment of blocks in bytes, which is aclrtMalloc's.
 ALIGNMENT = LINE
@@ -47,7 +47,10 @@ class Block(Allocation):
     """
 
     def __init__(self, size: int, is_device: bool) -> None:
-        self.memory = np.empty(size + ALIGNMENT, np.uint8)
+        try:
+            self.memory = np.empty(size + ALIGNMENT, np.uint8)
+        except ValueError as error:  # the size exceeds the address space
+            raise MemoryError(str(error)) from None
         self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
         self.size = size
         self.is_device = is_device
@@ -85,23 +88,16 @@ class Blocks:
             MemoryError: there is not enough memory.
         """
         try:
-            block = self._new(size, is_device)
+            block = Block(size, is_device)
         except MemoryError:
             with self._lock:
                 while self._freed:
                     self._drop_oldest()
-            block = self._new(size, is_device)
+            block = Block(size, is_device)
         with self._lock:
             insort(self._starts, block.address)
             self._blocks[block.address] = block
         return block
-
-    @staticmethod
-    def _new(size: int, is_device: bool) -> Block:
-        try:
-            return Block(size, is_device)
-        except ValueError as error:  # the size exceeds the address space
-            raise MemoryError(str(error)) from None
 
     def _drop_oldest(self) -> None:
         block = self._freed.popleft()
@@ -166,8 +162,3 @@ def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
 
 #: The owner of memory outside all blocks.
 FOREIGN = Allocation()
-
-
-def host_memory_is_allowed() -> bool:
-    """Whether tensors may be in memory that is not a device's."""
-    return is_on(HOST_MEMORY_VARIABLE)

@@ -25,11 +25,6 @@ STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
 _MOST_LINES = 1000
 
 
-def is_on(variable: str) -> bool:
-    """Whether an environment variable is set to 1."""
-    return os.environ.get(variable) == "1"
-
-
 def are_checked() -> bool:
     """Whether streams are checked: they delay their work to detect races."""
     return os.environ.get(STREAMS_VARIABLE) == "checked"
@@ -48,7 +43,12 @@ def check_streams_variable() -> None:
 
 def is_report_wanted() -> bool:
     """Whether the report is printed: if the variable for it is set, or if streams are checked."""
-    return is_on(REPORT_VARIABLE) or are_checked()
+    return os.environ.get(REPORT_VARIABLE) == "1" or are_checked()
+
+
+def is_host_memory_allowed() -> bool:
+    """Whether tensors may be in memory that is not a device's."""
+    return os.environ.get(HOST_MEMORY_VARIABLE) == "1"
 
 
 class OfThread(ctypes.Structure):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from ..dialects import Use, span
 from ..layout import Region
 from . import pointers
-from .blocks import BLOCKS, Block, host_memory_is_allowed
-from .calls import fail, out, refuse
+from .blocks import BLOCKS, Block
+from .calls import fail, is_host_memory_allowed, out, refuse
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream
 
@@ -205,7 +205,7 @@ class Runtime:
                 refuse(name, f"null; allowed: {count} bytes of memory")
             return None
         block = BLOCKS.find(address)
-        strict = self.checks_sides and not host_memory_is_allowed()
+        strict = self.checks_sides and not is_host_memory_allowed()
         if block is None:
             if on_device and strict:
                 refuse(name, f"{address:#x} is no device memory; allowed: device memory")

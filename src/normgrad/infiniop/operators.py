@@ -326,7 +326,7 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
     try:
         check(CONTRACT, Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
     except ContractError as error:
-        status = _STATUSES[error.aspect or Aspect.SHAPE]
+        status = _STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
