@@ -75,8 +75,8 @@ NUMPY: dict[aclDataType, np.dtype[Any]] = {
     for each in aclDataType
     if each not in _NOT_IN_NUMPY
 }
-_BY_NUMPY = {dtype: data_type for data_type, dtype in NUMPY.items()}
 _NAMES = {**{data_type: dtype.name for data_type, dtype in NUMPY.items()}, **_NOT_IN_NUMPY}
+_BY_NAME = {str(dtype): data_type for data_type, dtype in NUMPY.items()}
 _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
 
@@ -287,20 +287,15 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
         raise ValueError(f"array: on device {device}; allowed: cpu")
     opened = framework.opened("array", array, writing=True)
     if isinstance(opened, np.ndarray):
-        dtype, itemsize = opened.dtype, opened.itemsize
+        itemsize = opened.itemsize
         if any(step % itemsize for step in opened.strides):
             raise ValueError(f"array: strides {opened.strides}; allowed: multiples of {itemsize}")
         strides = tuple(step // itemsize for step in opened.strides)
         writeable = opened.flags.writeable
     else:
-        name = str(opened.dtype).removeprefix("torch.")
-        try:
-            dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
-        except TypeError:  # dtypes that NumPy does not have, such as quantized ones
-            message = f"dtype {name}; allowed: one with an aclDataType"
-            raise AclnnError.of("tensor", "array", message) from None
         strides, writeable = tuple(opened.stride()), True
-    data_type = _BY_NUMPY.get(dtype)
+    dtype = str(opened.dtype).removeprefix("torch.")
+    data_type = _BY_NAME.get(dtype)
     if data_type is None:
         raise AclnnError.of("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
     order = AclnnError.member("tensor", "format", aclFormat, format)

@@ -18,17 +18,7 @@ import numpy as np
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import pointers
-from .calls import (
-    ERRORS,
-    HOST_MEMORY_VARIABLE,
-    REPORT_VARIABLE,
-    STREAMS_VARIABLE,
-    check_streams_variable,
-    export,
-    fail,
-    out,
-    refuse,
-)
+from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, out, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
@@ -170,13 +160,7 @@ def _read_config(address: int) -> Any:
 
 def _read_environment() -> None:
     """Copy the C environment's variables to os.environ, since the program may have set them."""
-    for name in (
-        products.PRODUCT_VARIABLE,
-        products.SAVE_INVSTD_VARIABLE,
-        REPORT_VARIABLE,
-        HOST_MEMORY_VARIABLE,
-        STREAMS_VARIABLE,
-    ):
+    for name in (products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE, *VARIABLES):
         value = _getenv(name.encode())
         if value is None:
             os.environ.pop(name, None)

@@ -183,10 +183,15 @@ def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -
     pointers.store(ctypes.c_uint64, size, len(found))
 
 
-def _found(name: str, kind: type[Any], handle: int | None) -> Any:
+def _found(
+    name: str,
+    kind: type[Any],
+    handle: int | None,
+    null: Status = Status.ACLNN_ERR_PARAM_NULLPTR,
+) -> Any:
     """The object behind a handle; the call fails if the handle is null or invalid."""
     if handle is None:
-        _null(name)
+        _null(name, null)
     return HANDLES.need(name, kind, handle, f"an {kind.__name__}")
 
 
@@ -248,10 +253,7 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-def _executor(handle: int | None) -> Any:
-    if handle is None:
-        _null("executor", Status.ACLNN_ERR_INNER_NULLPTR)
-    return _found("executor", aclnn.aclOpExecutor, handle)
+_executor = partial(_found, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
 
 
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
@@ -281,9 +283,8 @@ def _set_address(
         address: the address of the new memory.
     """
     found = _executor(executor)
-    if tensor is None:
-        _null("tensor", Status.ACLNN_ERR_INNER_NULLPTR)
-    value: aclnn.aclTensor = _found("tensor", aclnn.aclTensor, tensor)
+    value = _found("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
+    assert tensor is not None
     if not found.repeatable:
         message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
         refuse("executor", message)

@@ -9,16 +9,11 @@ import threading
 from bisect import bisect_right, insort
 from collections import deque
 
-import numpy as np
-
 from .. import pages
-from ..memory import LINE
+from ..memory import aligned
 from ..workspaces import Allocation, Memory
 from . import pointers
 from .calls import CURRENT, ERRORS
-
-#: The alignment of blocks in bytes, which is aclrtMalloc's.
-ALIGNMENT = LINE
 
 #: New blocks up to this size are filled with bytes that are NaN in every floating-point dtype, so
 #: that reads of uninitialised memory show. Larger blocks may be pools that are never fully used.
@@ -48,10 +43,10 @@ class Block(Allocation):
 
     def __init__(self, size: int, is_device: bool) -> None:
         try:
-            self.memory = np.empty(size + ALIGNMENT, np.uint8)
+            self.memory = aligned(size)  # as aclrtMalloc's is
         except ValueError as error:  # the size exceeds the address space
             raise MemoryError(str(error)) from None
-        self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self.address = self.memory.ctypes.data
         self.size = size
         self.is_device = is_device
         self.maker = CURRENT.function.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -65,10 +65,6 @@ class Side(NamedTuple):
     address: int | None
     pitch: int
     on_device: bool
-
-    def length(self, width: int, height: int) -> int:
-        """The bytes from the start of the first row to the end of the last."""
-        return (height - 1) * self.pitch + width if width and height else 0
 
 
 @dataclass(eq=False)
@@ -239,58 +235,53 @@ class Runtime:
             most: the size in bytes of the destination, if the program states it.
             stream: see :meth:`queue`.
         """
-        # References keep the blocks' memory until the copy is done, if another thread frees them.
-        held = []
+        uses = []
         for side in (to, source):
             if side.pitch < width:
                 message = f"{side.pitch} bytes; allowed: {width} or more"
                 refuse(f"{side.name[0]}pitch", message)
-            length = side.length(width, height)
-            held.append(self.reach(side.name, side.address, length, side.on_device))
+            region = Region(side.address or 0, (height, width), (side.pitch, 1), 1)
+            first, end = region.bounds()
+            block = self.reach(side.name, side.address, end - first, side.on_device)
+            verb = "writes" if side is to else "reads"
+            uses.append((Use(side.name, verb, region, not (block and block.is_device)), block))
         if most is not None and width > most:
             refuse("count", f"{width} bytes; allowed: up to destMax, {most}")
         dst, src = to.address, source.address
         if dst is None or src is None or not (width and height):
             return
-        ends = ((to, dst, held[0]), (source, src, held[1]))
-
-        def uses() -> Iterable[Use]:
-            for side, address, block in ends:
-                region = Region(address, (height, width), (side.pitch, 1), 1)
-                verb = "writes" if side is to else "reads"
-                yield Use(side.name, verb, region, not (block and block.is_device))
-
-        def check() -> None:
-            for side, address, block in ends:
-                self._probe(side.name, address, side.length(width, height), block, side is to)
 
         def run() -> None:
             for row in range(height):
                 ctypes.memmove(dst + row * to.pitch, src + row * source.pitch, width)
 
-        check()
-        STREAMS.do(stream, uses, run, check)
+        self._do(stream, uses, run)
 
     def fill(
         self, name: str, address: int | None, value: int, count: int, stream: Stream | None = None
     ) -> None:
         """Set bytes of device memory: on a stream, or at once."""
-        held = self.reach(name, address, count, True)
-        if address is None or not count:
-            return
-        check = partial(self._probe, name, address, count, held, True)
-        check()
-        STREAMS.do(
-            stream,
-            lambda: (span(name, "writes", address, count),),
-            partial(ctypes.memset, address, value & 0xFF, count),
-            check,
-        )
+        block = self.reach(name, address, count, True)
+        if address is not None and count:
+            use = span(name, "writes", address, count)
+            run = partial(ctypes.memset, address, value & 0xFF, count)
+            self._do(stream, [(use, block)], run)
 
-    def _probe(
-        self, name: str, address: int, count: int, held: Block | None, writing: bool
+    @staticmethod
+    def _do(
+        stream: Stream | None,
+        uses: Sequence[tuple[Use, Block | None]],
+        run: Callable[[], object],
     ) -> None:
-        """Check that bytes outside all blocks can be accessed."""
-        problem = None if held is not None else pointers.problem(address, count, writing)
-        if problem is not None:
-            refuse(name, problem)
+        """Check that uses outside all blocks have memory, and run a call's work."""
+
+        # The blocks in ``uses`` stay until the work is done, if another thread frees them.
+        def check() -> None:
+            for use, block in uses:
+                first, end = use.region.bounds()
+                problem = None if block else pointers.problem(first, end - first, use.writes)
+                if problem is not None:
+                    refuse(use.name, problem)
+
+        check()
+        STREAMS.do(stream, lambda: [use for use, _ in uses], run, check)
