@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..rules import (
-    Always,
+    ALWAYS,
+    MAY_BE_NULL,
     Call,
     Contract,
     DtypeOf,
@@ -15,10 +16,7 @@ from ..rules import (
     Elements,
     FormatOf,
     Formats,
-    IfAsked,
     Length,
-    MayBeNull,
-    OfProduct,
     OneOf,
     Parameter,
     Rank,
@@ -109,7 +107,7 @@ def _of_group_norm(call: Call) -> Mapping[str, int]:
 
 _AS_GRAD_OUT = DtypeOf(("gradOut",))
 _AS_GRAD_OUT_OR_FLOAT32 = DtypeOf(("gradOut",), or_float32=True)
-_BY_PRODUCT = OfProduct()
+_BY_PRODUCT = OneOf()
 
 
 def _vector(
@@ -136,11 +134,11 @@ def _vector(
 def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
     """The row of the weight or a statistic; on Ascend 950 ``twin`` must have the same dtype."""
     on_950 = (_AS_GRAD_OUT_OR_FLOAT32, *([DtypeOf((twin,))] if twin else ()))
-    return _vector(name, MayBeNull(), False, _AS_GRAD_OUT, on_950, empty_unless)
+    return _vector(name, MAY_BE_NULL, False, _AS_GRAD_OUT, on_950, empty_unless)
 
 
 def _batch_norm_gradient(name: str, entry: int, on_950: DtypeRule) -> Parameter:
-    when = IfAsked("outputMask", entry, always_checked=True)
+    when = When("outputMask", entry, always_checked=True)
     return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
 
 
@@ -157,13 +155,13 @@ BATCH_NORM_CONTRACT = Contract(
     (
         Parameter(
             "gradOut",
-            Always(),
+            ALWAYS,
             (_BY_PRODUCT,),
             _WITH_RANKS,
             _DATA,
             exceptions={ASCEND_950: {"formats": _WITH_RANKS_950}},
         ),
-        _like_grad_out("input", Always()),
+        _like_grad_out("input", ALWAYS),
         _statistic("weight"),
         _statistic("runningMean"),
         _statistic("runningVar", "runningMean"),
@@ -172,7 +170,7 @@ BATCH_NORM_CONTRACT = Contract(
         Scalar("training", "bool", _bool),
         Scalar("eps", "double", _double),
         _OUTPUT_MASK,
-        _like_grad_out("gradInput", IfAsked("outputMask", 0, always_checked=True), True),
+        _like_grad_out("gradInput", When("outputMask", 0, always_checked=True), True),
         _batch_norm_gradient("gradWeight", 1, DtypeOf(("weight", "gradOut"), or_float32=True)),
         _batch_norm_gradient("gradBias", 2, _BY_PRODUCT),
     ),
@@ -184,25 +182,25 @@ BATCH_NORM_CONTRACT = Contract(
 REDUCE_CONTRACT = Contract(
     REDUCE,
     (
-        Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _DATA),
+        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _DATA),
         Parameter(
             "input",
-            Always(),
+            ALWAYS,
             (_BY_PRODUCT, _AS_GRAD_OUT),
             (*_ND, FormatOf("gradOut")),
             _DATA,
             WithChannels(ShapeOf("gradOut")),
         ),
-        _vector("mean", Always()),
-        _vector("invstd", Always()),
-        _vector("weight", MayBeNull()),
+        _vector("mean", ALWAYS),
+        _vector("invstd", ALWAYS),
+        _vector("weight", MAY_BE_NULL),
         Scalar("inputG", "bool", _bool),
         Scalar("weightG", "bool", _bool),
         Scalar("biasG", "bool", _bool),
-        _vector("sumDy", IfAsked("inputG"), True),
-        _vector("sumDyXmu", IfAsked("inputG"), True),
-        _vector("gradWeight", IfAsked("weightG"), True),
-        _vector("gradBias", IfAsked("biasG"), True),
+        _vector("sumDy", When("inputG"), True),
+        _vector("sumDyXmu", When("inputG"), True),
+        _vector("gradWeight", When("weightG"), True),
+        _vector("gradBias", When("biasG"), True),
     ),
     _channels,
     ("gradOut", "input"),
@@ -211,16 +209,16 @@ REDUCE_CONTRACT = Contract(
 ELEMT_CONTRACT = Contract(
     ELEMT,
     (
-        Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input")),
-        Parameter("input", Always(), (_BY_PRODUCT,), _ND, _DATA, WithChannels()),
-        _vector("mean", Always()),
-        _vector("invstd", Always()),
-        _vector("weight", MayBeNull()),
-        _vector("sumDy", Always()),
-        _vector("sumDyXmu", Always()),
-        Parameter("counter", Always(), (OneOf(("int32", "float16", "float32")),), _ND, Rank(1, 8)),
+        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input")),
+        Parameter("input", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, WithChannels()),
+        _vector("mean", ALWAYS),
+        _vector("invstd", ALWAYS),
+        _vector("weight", MAY_BE_NULL),
+        _vector("sumDy", ALWAYS),
+        _vector("sumDyXmu", ALWAYS),
+        Parameter("counter", ALWAYS, (OneOf(("int32", "float16", "float32")),), _ND, Rank(1, 8)),
         Parameter(
-            "gradInput", Always(), (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input"), is_output=True
+            "gradInput", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input"), is_output=True
         ),
     ),
     _channels,
@@ -233,18 +231,18 @@ def _grouped(name: str, when: Any, sizes: tuple[str, ...]) -> Parameter:
 
 
 def _group_norm_gradient(name: str, entry: int, shape: ShapeOf) -> Parameter:
-    when = IfAsked("outputMask", entry)
+    when = When("outputMask", entry)
     return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, shape, is_output=True)
 
 
 GROUP_NORM_CONTRACT = Contract(
     GROUP_NORM,
     (
-        Parameter("gradOut", Always(), (_BY_PRODUCT,), _ND, _ANY, Elements(("N", "C", "HxW"))),
-        _grouped("input", Always(), ("N", "C", "HxW")),
-        _grouped("mean", Always(), ("N", "group")),
-        _grouped("rstd", Always(), ("N", "group")),
-        _grouped("gamma", MayBeNull(), ("C",)),
+        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _ANY, Elements(("N", "C", "HxW"))),
+        _grouped("input", ALWAYS, ("N", "C", "HxW")),
+        _grouped("mean", ALWAYS, ("N", "group")),
+        _grouped("rstd", ALWAYS, ("N", "group")),
+        _grouped("gamma", MAY_BE_NULL, ("C",)),
         Scalar("N", "int64, 0 or more", _size),
         Scalar("C", "int64, 0 or more", _size),
         Scalar("HxW", "int64, 0 or more", _size),

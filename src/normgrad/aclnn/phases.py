@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,21 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, layout
+from ..dialects import Use, shared_memory, span
 from ..memory import LINE
 from ..plans import CACHE_SIZE, Plan, keep
-from ..rules import Break, Call, Contract, ContractError, check
+from ..rules import Aspect, Call, Contract, ContractError, check
 from ..tensor import ReachError, TensorSpec
 from ..unusable import Unusable, described, shown
 from ..workspaces import Launcher
 from .products import PRODUCTS, Device, current
-from .status import AclnnError, Status, invalid
-from .tensors import Signature, aclBoolArray, aclTensor, memory
+from .status import AclnnError, Status
+from .tensors import Signature, aclBoolArray, aclTensor
 from .translations import Dims, Translation
 
 _STATUSES = {
-    Break.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
-    Break.UNSUPPORTED: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
-    Break.INVALID: Status.ACLNN_ERR_PARAM_INVALID,
+    Aspect.NULL: Status.ACLNN_ERR_PARAM_NULLPTR,
+    Aspect.PRODUCT: Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR,
 }
 
 
@@ -41,15 +42,11 @@ class _Operand(NamedTuple):
     def view(self, tensor: aclTensor) -> npt.NDArray[Any]:
         """The tensor's memory as an array of the shape for the plan."""
         array = tensor.array
-        if array.shape == self.spec.shape and self.dense_at is None:
+        if array.shape == self.spec.shape:
             return array
-        itemsize = array.itemsize
-        return np.lib.stride_tricks.as_strided(
-            array,
-            self.spec.shape,
-            tuple(step * itemsize for step in self.spec.strides),
-            writeable=array.flags.writeable,
-        )
+        steps = [step * array.itemsize for step in self.spec.strides]
+        writeable = array.flags.writeable
+        return np.lib.stride_tricks.as_strided(array, self.spec.shape, steps, writeable=writeable)
 
 
 class _Prepared(NamedTuple):
@@ -66,24 +63,42 @@ class _Prepared(NamedTuple):
     workspace_size: int
     zeros: tuple[str, ...] = ()
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of the tensors that phase 2 reads or writes."""
+        return (*self.operands, *self.zeros)
 
+    def uses(self, tensors: Mapping[str, Any]) -> list[Use]:
+        """The uses of the tensors' memory by phase 2."""
+        return [
+            Use(
+                name,
+                "reads" if name in self.inputs else "writes",
+                tensors[name].region,
+                in_place=("gradOut", "input") if name == "gradInput" else (),
+            )
+            for name in self.used
+        ]
+
+
+@dataclass(eq=False, repr=False, slots=True)
 class aclOpExecutor:
     """The object that phase 1 returns for one use in phase 2.
 
     Attributes:
-        workspace_size: the bytes of workspace that phase 2 needs.
         repeatable: whether the executor may be used any number of times.
     """
 
-    __slots__ = ("_once", "name", "prepared", "repeatable", "tensors", "workspace_size")
+    name: str
+    prepared: _Prepared
+    tensors: Mapping[str, Any]
+    repeatable: bool = False
+    _once: list[None] = field(default_factory=lambda: [None], init=False)
 
-    def __init__(self, name: str, prepared: _Prepared, tensors: Mapping[str, Any]) -> None:
-        self.name = name
-        self.prepared = prepared
-        self.tensors = tensors
-        self.workspace_size = prepared.workspace_size
-        self.repeatable = False
-        self._once = [None]
+    @property
+    def workspace_size(self) -> int:
+        """The bytes of workspace that phase 2 needs."""
+        return self.prepared.workspace_size
 
     @property
     def is_used_up(self) -> bool:
@@ -123,9 +138,8 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
         try:
             found = _prepare(translation, device, call)
         except ContractError as error:
-            raise AclnnError(
-                _STATUSES[error.kind], contract.name, str(error), error.parameter
-            ) from None
+            status = _STATUSES.get(error.aspect, Status.ACLNN_ERR_PARAM_INVALID)
+            raise AclnnError(status, contract.name, str(error), error.parameter) from None
         except Exception as error:
             message = f"phase 1: {error}"
             raise AclnnError(Status.ACLNN_ERR_INNER, contract.name, message) from error
@@ -184,13 +198,14 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     check(contract, call, PRODUCTS)
     tensors: Mapping[str, Any] = call.tensors
     form = translation.form(call, device.saved_variance)
-    used = {name: tensor for name in form.used if (tensor := tensors[name]) is not None}
+    asked = (*translation.inputs, *filter(None, form.results))
+    used = {name: tensor for name in asked if (tensor := tensors[name]) is not None}
     for name, tensor in used.items():
         if tensor.problem is not None:
-            raise ContractError(Break.INVALID, name, tensor.problem)
+            raise ContractError(name, tensor.problem)
         if name in translation.outputs and _overlaps_itself(tensor.signature):
             message = f"strides {tensor.strides} name some elements twice; allowed: one place each"
-            raise ContractError(Break.INVALID, name, message)
+            raise ContractError(name, message)
 
     if 0 in tensors["input"].dims:
         zeros = tuple(
@@ -205,18 +220,19 @@ def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
         try:
             operand = _operand(tensor.signature, dims.get(name))
         except ReachError as error:
-            raise ContractError(Break.INVALID, name, str(error)) from None
+            raise ContractError(name, str(error)) from None
         if operand.dense_at is not None:
             operand = operand._replace(dense_at=dense_size)
             dense_size += layout.rounded_up(operand.spec.nbytes, LINE)
         operands[name] = operand
     plan = None
-    if form.outputs:
-        specs = {ours: operands[theirs].spec for ours, theirs in form.inputs if theirs in operands}
-        out_specs = {ours: operands[theirs].spec for ours, theirs in form.outputs}
+    if any(form.results):
+        names = translation.names
+        outputs = {our: operands[its].spec for our, its in names.items() if its in operands}
+        inputs = {name: outputs.pop(name) for name in form.operator.names if name in outputs}
         # The plan does no checks of its own: the dialect's contract accepts nothing that
         # normgrad's operator would not accept.
-        plan = Plan(form.operator, form.options, specs, out_specs, translation.names)
+        plan = Plan(form.operator, form.options, inputs, outputs, names)
     size = 0
     if plan is not None and (dense_size or plan.workspace_size):
         size = dense_size + plan.workspace_size + (LINE - 1 if dense_size else 0)
@@ -247,42 +263,39 @@ def phase_2(
         AclnnError: with the status that the contract gives.
     """
     name = translation.contract.name
-
-    def null(parameter: str, allowed: str) -> AclnnError:
-        message = f"{parameter}: null; allowed: {allowed}"
-        return AclnnError(Status.ACLNN_ERR_PARAM_NULLPTR, name, message, parameter)
-
+    null = Status.ACLNN_ERR_PARAM_NULLPTR
     if executor is None:
-        raise null("executor", "what phase 1 returned")
+        message = "null; allowed: what phase 1 returned"
+        raise AclnnError.of(name, "executor", message, null)
     if not isinstance(executor, aclOpExecutor):
         message = f"{described(executor)}; allowed: what phase 1 returned"
-        raise invalid(name, "executor", message)
+        raise AclnnError.of(name, "executor", message)
     needed = executor.workspace_size
     if isinstance(workspace_size, np.integer):
         workspace_size = int(workspace_size)
     if workspace is None and needed > 0:
-        raise null("workspace", f"{needed} bytes")
+        raise AclnnError.of(name, "workspace", f"null; allowed: {needed} bytes", null)
     if executor.name != name:
-        raise invalid(name, "executor", f"of {executor.name}; allowed: one of {name}")
+        raise AclnnError.of(name, "executor", f"of {executor.name}; allowed: one of {name}")
     if not isinstance(workspace_size, int) or workspace_size < needed:
         message = f"{shown(workspace_size)}; allowed: {needed} or more, as phase 1 said"
-        raise invalid(name, "workspaceSize", message)
+        raise AclnnError.of(name, "workspaceSize", message)
     if needed > 0:
-        scratch = memory(name, "workspace", workspace, writing=True)
+        scratch = AclnnError.memory(name, "workspace", workspace, writing=True)
         if scratch.nbytes < needed:
-            raise invalid(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
+            raise AclnnError.of(name, "workspace", f"{scratch.nbytes} bytes; allowed: {needed}")
         workspace = scratch.bytes()
     prepared = executor.prepared
-    for parameter in (*prepared.operands, *prepared.zeros):
+    for parameter in prepared.used:
         lost = executor.tensors[parameter].lost()
         if lost is not None:
             message = f"{lost} since phase 1; allowed: what stays until phase 2"
-            raise invalid(name, parameter, message)
+            raise AclnnError.of(name, parameter, message)
     if isinstance(stream, Unusable):
-        message = f"stream: {stream!r}; allowed: a stream, or null"
-        raise AclnnError(Status.ACLNN_ERR_RUNTIME_ERROR, name, message, "stream")
+        message = f"{stream!r}; allowed: a stream, or null"
+        raise AclnnError.of(name, "stream", message, Status.ACLNN_ERR_RUNTIME_ERROR)
     if not executor.take():
-        raise invalid(name, "executor", "used already; allowed: a new one")
+        raise AclnnError.of(name, "executor", "used already; allowed: a new one")
     tensors = executor.tensors
 
     def refuse(message: str, error: Exception | None = None) -> NoReturn:
@@ -309,7 +322,11 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
     rest: Any = workspace if prepared.workspace_size else None
     dense: dict[str, npt.NDArray[Any]] = {}
     if prepared.dense_size:
-        _check_apart(prepared, tensors, workspace)
+        # The plan cannot check this, since it gets dense copies in place of some tensors.
+        scratch = span("workspace", "writes", workspace.ctypes.data, workspace.size)
+        shared = shared_memory([scratch, *prepared.uses(tensors)])
+        if shared is not None:
+            raise ValueError(shared)
         dense, rest = _dense_copies(prepared, workspace)
     for name in prepared.inputs:
         if name in dense:
@@ -334,32 +351,6 @@ def _run(prepared: _Prepared, tensors: Mapping[str, Any], workspace: Any) -> Non
             if name in dense:
                 tensor.array[...] = result.reshape(tensor.dims)
             tensor.wrote()
-
-
-def _check_apart(
-    prepared: _Prepared,
-    tensors: Mapping[str, Any],
-    workspace: npt.NDArray[np.uint8],
-) -> None:
-    """Raise a ValueError if an output or the workspace shares memory that it must not share.
-
-    The plan cannot check this, since it gets dense copies in place of some tensors.
-    """
-    whole = layout.Region(workspace.ctypes.data, workspace.shape, (1,), 1)
-    seen = {
-        "workspace": whole,
-        **{name: tensors[name].region for name in prepared.inputs if name in prepared.operands},
-    }
-    for name in filter(None, prepared.outputs):
-        mine = tensors[name].region
-        for other, theirs in seen.items():
-            in_place = name == "gradInput" and other in ("gradOut", "input") and mine == theirs
-            if not in_place and layout.overlap(mine, theirs):
-                raise ValueError(f"{name}: shares memory with {other}; allowed: memory of its own")
-        seen[name] = mine
-    for other, theirs in seen.items():
-        if other != "workspace" and layout.overlap(whole, theirs):
-            raise ValueError(f"workspace: shares memory with {other}; allowed: memory of its own")
 
 
 def _dense_copies(

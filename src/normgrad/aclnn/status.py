@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ..dialects import DialectError
+
 
 class Status(IntEnum):
     """The values of aclnnStatus."""
@@ -17,7 +19,7 @@ class Status(IntEnum):
     ACLNN_ERR_INNER_NULLPTR = 561103
 
 
-class AclnnError(ValueError):
+class AclnnError(DialectError):
     """The error of a failed call.
 
     Attributes:
@@ -26,16 +28,10 @@ class AclnnError(ValueError):
         parameter: the name of the wrong argument, or None.
     """
 
-    def __init__(
-        self, status: Status, operator: str, message: str, parameter: str | None = None
-    ) -> None:
-        super().__init__(f"{operator}: {message}")
-        self.status = status
-        self.operator = operator
-        self.parameter = parameter
+    wrong_argument = Status.ACLNN_ERR_PARAM_INVALID
+    status: Status
 
-
-def invalid(function: str, parameter: str, message: str) -> AclnnError:
-    """The error for an argument that is not allowed."""
-    status = Status.ACLNN_ERR_PARAM_INVALID
-    return AclnnError(status, function, f"{parameter}: {message}", parameter)
+    @property
+    def operator(self) -> str:
+        """The function's name without ``GetWorkspaceSize``."""
+        return self.function

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from .. import frameworks, layout
 from ..memory import array_at
 from ..unusable import shown
-from ..workspaces import Memory, memory_of
-from .status import AclnnError, Status, invalid
+from ..workspaces import Memory
+from .status import AclnnError
 
 
 class aclDataType(IntEnum):
@@ -76,8 +76,8 @@ NUMPY: dict[aclDataType, np.dtype[Any]] = {
     for each in aclDataType
     if each not in _NOT_IN_NUMPY
 }
-_BY_NUMPY = {dtype: data_type for data_type, dtype in NUMPY.items()}
 _NAMES = {**{data_type: dtype.name for data_type, dtype in NUMPY.items()}, **_NOT_IN_NUMPY}
+_BY_NAME = {str(dtype): data_type for data_type, dtype in NUMPY.items()}
 _FORMAT_NAMES = {one: one.name.removeprefix("ACL_FORMAT_") for one in aclFormat}
 
 
@@ -228,36 +228,6 @@ class aclBoolArray(tuple[bool, ...]):
         return super().__new__(cls, map(bool, found))
 
 
-def memory(function: str, name: str, value: Any, writing: bool) -> Memory:
-    """The memory of a caller's object; raises an AclnnError 161002 if it has none."""
-    try:
-        return memory_of(name, value, writing)
-    except (TypeError, ValueError) as error:
-        raise AclnnError(Status.ACLNN_ERR_PARAM_INVALID, function, str(error), name) from None
-
-
-def _integers(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    try:
-        return tuple([operator.index(value) for value in values])
-    except Exception:  # iterating over a caller's object may raise any type of exception
-        raise invalid(function, name, f"{shown(values)}; allowed: a sequence of integers") from None
-
-
-def _sizes(function: str, name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    sizes = _integers(function, name, values)
-    if any(size < 0 for size in sizes):
-        raise invalid(function, name, f"{sizes} has a negative size; allowed: 0 or more")
-    return sizes
-
-
-def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        message = f"{shown(value)}; allowed: an {kind.__name__}"
-        raise invalid(function, name, message) from None
-
-
 def aclCreateTensor(
     view_dims: Sequence[int],
     data_type: int,
@@ -283,22 +253,24 @@ def aclCreateTensor(
         AclnnError: 161002, for arguments that do not describe a view.
     """
     name = "aclCreateTensor"
-    dims = _sizes(name, "viewDims", view_dims)
-    steps = (
-        layout.contiguous_strides(dims) if strides is None else _integers(name, "stride", strides)
-    )
+    dims = AclnnError.sizes(name, "viewDims", view_dims)
+    steps = layout.contiguous_strides(dims)
+    if strides is not None:
+        steps = AclnnError.integers(name, "stride", strides)
     if len(steps) != len(dims):
-        raise invalid(name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis")
-    (start,) = _integers(name, "offset", [offset])
-    storage = dims if storage_dims is None else _sizes(name, "storageDims", storage_dims)
-    kind = _member(name, "dataType", aclDataType, data_type)
-    order = _member(name, "format", aclFormat, format)
+        raise AclnnError.of(
+            name, "stride", f"{len(steps)} of them; allowed: {len(dims)}, one an axis"
+        )
+    (start,) = AclnnError.integers(name, "offset", [offset])
+    storage = dims if storage_dims is None else AclnnError.sizes(name, "storageDims", storage_dims)
+    kind = AclnnError.member(name, "dataType", aclDataType, data_type)
+    order = AclnnError.member(name, "format", aclFormat, format)
     if data is None:
         found = Memory(0, 0, None, False)
     elif type(data) is Memory:
         found = data  # phase 1 reports its ``problem``
     else:
-        found = memory(name, "tensorData", data, writing=False)
+        found = AclnnError.memory(name, "tensorData", data, writing=False)
     return aclTensor(dims, kind, steps, start, order, storage, found, found.nbytes)
 
 
@@ -316,23 +288,18 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
         raise ValueError(f"array: on device {device}; allowed: cpu")
     opened = framework.opened("array", array, writing=True)
     if isinstance(opened, np.ndarray):
-        dtype, itemsize = opened.dtype, opened.itemsize
+        itemsize = opened.itemsize
         if any(step % itemsize for step in opened.strides):
             raise ValueError(f"array: strides {opened.strides}; allowed: multiples of {itemsize}")
         strides = tuple(step // itemsize for step in opened.strides)
         writeable = opened.flags.writeable
     else:
-        name = str(opened.dtype).removeprefix("torch.")
-        try:
-            dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "bool": np.bool_}.get(name, name))
-        except TypeError:  # dtypes that NumPy does not have, such as quantized ones
-            message = f"dtype {name}; allowed: one with an aclDataType"
-            raise invalid("tensor", "array", message) from None
         strides, writeable = tuple(opened.stride()), True
-    data_type = _BY_NUMPY.get(dtype)
+    dtype = str(opened.dtype).removeprefix("torch.")
+    data_type = _BY_NAME.get(dtype)
     if data_type is None:
-        raise invalid("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
-    order = _member("tensor", "format", aclFormat, format)
+        raise AclnnError.of("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
+    order = AclnnError.member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
     address = framework.address("array", opened)
     found = Memory(address, opened.nbytes, opened, bool(writeable))
@@ -349,4 +316,4 @@ def aclCreateBoolArray(values: Iterable[bool]) -> aclBoolArray:
         return aclBoolArray(values)
     except Exception:  # iterating over a caller's object may raise any type of exception
         message = f"{shown(values)}; allowed: a sequence of booleans"
-        raise invalid("aclCreateBoolArray", "value", message) from None
+        raise AclnnError.of("aclCreateBoolArray", "value", message) from None

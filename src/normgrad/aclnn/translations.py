@@ -34,16 +34,11 @@ OPTIONS = {
 class Form(NamedTuple):
     """What normgrad's operator takes of a call, whatever the tensors' shapes.
 
-    ``inputs`` and ``outputs`` are pairs of names, normgrad's and the contract's, of the inputs and
-    of the wanted outputs. ``used`` are the contract's names of these, and ``results`` those of all
-    outputs, "" for unwanted ones.
+    ``results`` are the contract's names of all outputs, "" for unwanted ones.
     """
 
     operator: Operator
     options: Options
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    used: tuple[str, ...]
     results: tuple[str, ...]
 
 
@@ -77,9 +72,8 @@ class Translation:
     @cached_property
     def names(self) -> Mapping[str, str]:
         """The contract's names, by the names of normgrad's operator."""
-        theirs = [each.name for each in self.operator.parameters]
-        theirs += [each.name for each in self.operator.all_outputs]
-        return dict(zip(theirs, (*self.inputs, *self.outputs), strict=True))
+        ours = (*self.operator.names, *(each.name for each in self.operator.all_outputs))
+        return dict(zip(ours, (*self.inputs, *self.outputs), strict=True))
 
     @cached_property
     def scalars(self) -> tuple[str, ...]:
@@ -97,16 +91,9 @@ class Translation:
         operator = (self.saving_variance if saved_variance else None) or self.operator
         values = {OPTIONS[name]: value for name, value in zip(self.scalars, scalars, strict=True)}
         options = operator.read_options(**values, channel_axis=axis)
-        outputs = [*zip(operator.outputs(options), self.outputs, strict=True)]
-        wanted = [(ours.name, theirs) for ours, theirs in outputs if ours.wanted]
-        return Form(
-            operator,
-            options,
-            inputs=tuple(zip(operator.names, self.inputs, strict=True)),
-            outputs=tuple(wanted),
-            used=(*self.inputs, *(theirs for _, theirs in wanted)),
-            results=tuple(theirs if ours.wanted else "" for ours, theirs in outputs),
-        )
+        outputs = zip(operator.outputs(options), self.outputs, strict=True)
+        results = tuple(theirs if ours.wanted else "" for ours, theirs in outputs)
+        return Form(operator, options, results)
 
 
 BATCH_NORM = Translation(

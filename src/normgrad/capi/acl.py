@@ -17,8 +17,8 @@ import numpy as np
 
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
-from . import libc, pointers
-from .calls import export, fail, out, refuse
+from . import pointers
+from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, out, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
@@ -28,17 +28,12 @@ from .enums import (
     aclrtMemcpyKind,
     aclrtRunMode,
 )
-from .errors import (
-    ERRORS,
-    HOST_MEMORY_VARIABLE,
-    REPORT_VARIABLE,
-    STREAMS_VARIABLE,
-    check_streams_variable,
-)
 from .handles import HANDLES
 from .objects import Event, Runtime, Side, create, memory_info
 from .report import REPORT
 from .streams import STREAMS, Stream
+
+_getenv = pointers.c_function("getenv", ctypes.c_char_p, ctypes.c_char_p)
 
 #: The one device.
 _DEVICE = 0
@@ -165,14 +160,8 @@ def _read_config(address: int) -> Any:
 
 def _read_environment() -> None:
     """Copy the C environment's variables to os.environ, since the program may have set them."""
-    for name in (
-        products.PRODUCT_VARIABLE,
-        products.SAVE_INVSTD_VARIABLE,
-        REPORT_VARIABLE,
-        HOST_MEMORY_VARIABLE,
-        STREAMS_VARIABLE,
-    ):
-        value = libc.getenv(name.encode())
+    for name in (products.PRODUCT_VARIABLE, products.SAVE_INVSTD_VARIABLE, *VARIABLES):
+        value = _getenv(name.encode())
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -263,7 +252,7 @@ def aclrtCreateContext(context: int | None, device: int) -> None:
     """Create a context, which becomes this thread's current one."""
     _check_device(device)
     where, handle = out("context", context), HANDLES.add(Context())
-    libc.store(ctypes.c_void_p, where, handle)
+    pointers.store(ctypes.c_void_p, where, handle)
     _enter(handle)
 
 
@@ -284,7 +273,7 @@ def aclrtGetCurrentContext(context: int | None) -> None:
         STATE.default = HANDLES.add(Context(), is_owned=False)
     thread = ERRORS.thread()
     current = thread.context if thread.life == STATE.life else 0
-    libc.store(ctypes.c_void_p, where, current or STATE.default)
+    pointers.store(ctypes.c_void_p, where, current or STATE.default)
 
 
 # Streams and events
@@ -321,7 +310,7 @@ def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
 def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
     where = out("status", status)
     is_over = RUNTIME.is_over(event)
-    libc.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
+    pointers.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
 
 
 # Memory
@@ -380,9 +369,9 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
 #: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
     "aclGetRecentErrMsg": ERRORS.last,
-    "aclrtGetDevice": lambda at: libc.store(ctypes.c_int32, out("deviceId", at), _DEVICE),
-    "aclrtGetDeviceCount": lambda at: libc.store(ctypes.c_uint32, out("count", at), 1),
-    "aclrtGetRunMode": lambda at: libc.store(
+    "aclrtGetDevice": lambda at: pointers.store(ctypes.c_int32, out("deviceId", at), _DEVICE),
+    "aclrtGetDeviceCount": lambda at: pointers.store(ctypes.c_uint32, out("count", at), 1),
+    "aclrtGetRunMode": lambda at: pointers.store(
         ctypes.c_int, out("runMode", at), aclrtRunMode.ACL_HOST
     ),
     "aclrtGetMemInfo": lambda kind, free, total: memory_info(free=free, total=total),

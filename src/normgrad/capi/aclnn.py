@@ -13,18 +13,21 @@ from .. import aclnn
 from ..aclnn.contracts import CONTRACTS
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
+from ..dialects import DialectError, Use, span
 from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
-from . import acl, libc, pointers
-from .blocks import FOREIGN, UNKNOWN_SIZE, checked, host_memory_is_allowed, memory_at
-from .calls import CURRENT, CallError, export, fail, refuse
+from . import acl, pointers
+from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
+from .calls import CURRENT, export, fail, is_host_memory_allowed, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
 from .pointers import MOST_VALUES
 from .signatures import Function
-from .streams import STREAMS, Stream, Use, span
+from .streams import STREAMS, Stream
+
+_malloc = pointers.c_function("malloc", ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _null(name: str, status: Status = Status.ACLNN_ERR_PARAM_NULLPTR) -> NoReturn:
@@ -41,20 +44,18 @@ class aclScalar(NamedTuple):
     data_type: aclDataType
 
 
-class aclIntArray(tuple[int, ...]):
-    """An array of integers."""
-
-
-class aclFloatArray(tuple[float, ...]):
-    """An array of floating-point numbers."""
-
-
-class aclTensorList(tuple[int, ...]):
-    """A list of tensors' handles; destroying the list destroys the tensors."""
-
-
-class aclScalarList(tuple[int, ...]):
-    """A list of scalars' handles; destroying the list destroys the scalars."""
+#: The arrays, with the C type of their values.
+_ARRAYS: dict[type[Any], Any] = {
+    type("aclIntArray", (tuple,), {}): ctypes.c_int64,
+    type("aclFloatArray", (tuple,), {}): ctypes.c_float,
+    # Bytes, since values other than 0 and 1 are not valid C bools, but count as true.
+    aclnn.aclBoolArray: ctypes.c_uint8,
+}
+#: The lists of handles, with the kind of object behind the handles.
+_LISTS: dict[type[Any], type[Any]] = {
+    type("aclTensorList", (tuple,), {}): aclnn.aclTensor,
+    type("aclScalarList", (tuple,), {}): aclScalar,
+}
 
 
 def _check_length(name: str, address: int | None, count: int, most: int) -> None:
@@ -77,7 +78,7 @@ def aclCreateTensor(
 ) -> int:
     def sizes(name: str, address: int | None, count: int) -> list[int]:
         _check_length(name, address, count, MOST_AXES)
-        return libc.load(ctypes.c_int64, address, count)
+        return pointers.load(ctypes.c_int64, address, count)
 
     view_dims = sizes("viewDims", dims, count)
     steps = None if strides is None else sizes("stride", strides, count)
@@ -110,7 +111,7 @@ def _tensor_at(
 def _device_memory(address: int | None) -> Memory | None:
     """The memory that a pointer points to, with a problem if a device could not access it."""
     memory = memory_at(address)
-    if memory is None or host_memory_is_allowed():
+    if memory is None or is_host_memory_allowed():
         return memory
     if memory.owner is not FOREIGN and memory.owner.is_device:
         return memory
@@ -138,14 +139,6 @@ def _storage(data_type: int, data: int | None, offset: int) -> tuple[Memory, int
     return memory._replace(address=address, nbytes=block.end - address), offset + before
 
 
-def aclCreateBoolArray(values: int | None, count: int) -> int:
-    _check_length("value", values, count, MOST_VALUES)
-    # They are read as bytes, since values other than 0 and 1 are not valid C bools, but count as
-    # true.
-    found = b"" if values is None else ctypes.string_at(values, count)
-    return HANDLES.add(aclnn.aclCreateBoolArray(map(bool, found)))
-
-
 def aclCreateScalar(value: int | None, data_type: int) -> int:
     if value is None:
         _null("value")
@@ -160,27 +153,15 @@ def aclCreateScalar(value: int | None, data_type: int) -> int:
     return HANDLES.add(aclScalar(number, kind))
 
 
-#: The arrays and lists: the C type of their values, or the kind of object behind their handles.
-_ARRAYS: dict[type[Any], Any] = {
-    aclIntArray: ctypes.c_int64,
-    aclFloatArray: ctypes.c_float,
-    aclTensorList: aclnn.aclTensor,
-    aclScalarList: aclScalar,
-}
-
-
-def _is_list(kind: type[Any]) -> bool:
-    return _ARRAYS.get(kind) in (aclnn.aclTensor, aclScalar)
-
-
 def _create(kind: type[Any], values: int | None, count: int) -> int:
     """aclCreateXxx for arrays and lists."""
-    element, is_list = _ARRAYS[kind], _is_list(kind)
     _check_length("value", values, count, MOST_VALUES)
-    found = libc.load(ctypes.c_void_p if is_list else element, values, count)
-    for index, each in enumerate(found if is_list else ()):
+    found = pointers.load(_ARRAYS.get(kind, ctypes.c_void_p), values, count)
+    if kind is aclnn.aclBoolArray:
+        found = [*map(bool, found)]
+    for index, each in enumerate(found if kind in _LISTS else ()):
         if each is not None:  # null is allowed, and stands for an absent tensor
-            _found(f"value[{index}]", element, each)
+            _found(f"value[{index}]", _LISTS[kind], each)
     return HANDLES.add(kind(found))
 
 
@@ -189,9 +170,9 @@ def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
     if handle is None:
         return
     found = _end(name, kind, handle)
-    for index, each in enumerate(found if _is_list(kind) else ()):
+    for index, each in enumerate(found if kind in _LISTS else ()):
         if each is not None:
-            _end(f"{name}[{index}]", _ARRAYS[kind], each)
+            _end(f"{name}[{index}]", _LISTS[kind], each)
 
 
 def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -> None:
@@ -199,19 +180,23 @@ def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -
     found = _found(name, kind, handle)
     if size is None:
         _null("size")
-    libc.store(ctypes.c_uint64, size, len(found))
+    pointers.store(ctypes.c_uint64, size, len(found))
 
 
-def _found(name: str, kind: type[Any], handle: int | None) -> Any:
+def _found(
+    name: str,
+    kind: type[Any],
+    handle: int | None,
+    null: Status = Status.ACLNN_ERR_PARAM_NULLPTR,
+) -> Any:
     """The object behind a handle; the call fails if the handle is null or invalid."""
     if handle is None:
-        _null(name)
+        _null(name, null)
     return HANDLES.need(name, kind, handle, f"an {kind.__name__}")
 
 
 def _end(name: str, kind: type[Any], handle: int) -> Any:
     """End a handle and return its object; the call fails if the handle is invalid."""
-    STREAMS.end(name, HANDLES.find(handle))
     value = HANDLES.take(name, kind, handle, f"an {kind.__name__}")
     if kind is aclnn.aclTensor:  # an executor may still refer to the tensor
         value.is_destroyed = True
@@ -238,15 +223,15 @@ def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> Non
         if address is None:
             _null(parameter)
     if not isinstance(value, tuple):
-        libc.store(kind, results[0], value)
+        pointers.store(kind, results[0], value)
         return
     array, count = results
-    copy = libc.malloc(max(1, 8 * len(value)))
+    copy = _malloc(max(1, 8 * len(value)))
     if copy is None:
         fail("no memory", Status.ACLNN_ERR_INNER)
-    libc.store_all(kind, copy, value)
-    libc.store(ctypes.c_void_p, array, copy)
-    libc.store(ctypes.c_uint64, count, len(value))
+    pointers.store_all(kind, copy, value)
+    pointers.store(ctypes.c_void_p, array, copy)
+    pointers.store(ctypes.c_uint64, count, len(value))
 
 
 # The library
@@ -268,10 +253,7 @@ def aclnnFinalize() -> None:
 # Executors
 
 
-def _executor(handle: int | None) -> Any:
-    if handle is None:
-        _null("executor", Status.ACLNN_ERR_INNER_NULLPTR)
-    return _found("executor", aclnn.aclOpExecutor, handle)
+_executor = partial(_found, "executor", aclnn.aclOpExecutor, null=Status.ACLNN_ERR_INNER_NULLPTR)
 
 
 def aclSetAclOpExecutorRepeatable(executor: int | None) -> None:
@@ -301,9 +283,8 @@ def _set_address(
         address: the address of the new memory.
     """
     found = _executor(executor)
-    if tensor is None:
-        _null("tensor", Status.ACLNN_ERR_INNER_NULLPTR)
-    value: aclnn.aclTensor = _found("tensor", aclnn.aclTensor, tensor)
+    value = _found("tensor", aclnn.aclTensor, tensor, Status.ACLNN_ERR_INNER_NULLPTR)
+    assert tensor is not None
     if not found.repeatable:
         message = "used once; allowed: after aclSetAclOpExecutorRepeatable"
         refuse("executor", message)
@@ -366,12 +347,12 @@ def _phase_1(function: Function) -> Callable[..., None]:
         *given, size_at, executor_at = arguments
         if size_at is None or executor_at is None:
             missing = "workspaceSize" if size_at is None else "executor"
-            message = f"{operator}: {missing}: null; allowed: a pointer"
-            raise CallError(Status.ACLNN_ERR_PARAM_NULLPTR, message)
+            message = f"{missing}: null; allowed: a pointer"
+            raise DialectError(Status.ACLNN_ERR_PARAM_NULLPTR, operator, message)
         values = [convert(value) for convert, value in zip(inputs, given)]  # noqa: B905 - time
         size, executor = python(*values)
-        libc.store(ctypes.c_uint64, size_at, size)
-        libc.store(ctypes.c_void_p, executor_at, HANDLES.add(executor))
+        pointers.store(ctypes.c_uint64, size_at, size)
+        pointers.store(ctypes.c_void_p, executor_at, HANDLES.add(executor))
 
     return call
 
@@ -396,7 +377,7 @@ def _phase_2(function: Function) -> Callable[..., None]:
                 lambda: _uses(value, tensors, scratch),
                 run,
                 lambda: _check_memory(value, tensors),
-                (value, *(tensor for _, tensor, _ in _used(value, tensors))),
+                (value, *(tensors[name] for name in value.prepared.used)),
                 refuse,
             )
 
@@ -414,34 +395,22 @@ def _phase_2(function: Function) -> Callable[..., None]:
     return call
 
 
-def _used(
-    executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]
-) -> Iterator[tuple[str, aclnn.aclTensor, bool]]:
-    """The tensors that phase 2 uses, by name, and whether it writes them."""
-    prepared = executor.prepared
-    for name in (*prepared.operands, *prepared.zeros):
-        tensor = tensors[name]
-        if tensor is not None:
-            yield name, tensor, name in prepared.outputs or name in prepared.zeros
-
-
 def _uses(
     executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any], scratch: Memory | None
 ) -> Iterator[Use]:
-    for name, tensor, writing in _used(executor, tensors):
-        verb = "writes" if writing else "reads"
-        yield Use(name, verb, tensor.region, in_place=name == "gradInput")
+    yield from executor.prepared.uses(tensors)
     if scratch is not None and executor.workspace_size:
         yield span("workspace", "writes", scratch.address, executor.workspace_size)
 
 
 def _check_memory(executor: aclnn.aclOpExecutor, tensors: Mapping[str, Any]) -> None:
     """Check that all tensors have memory, and that memory outside all blocks can be accessed."""
-    for name, tensor, writing in _used(executor, tensors):
+    for use in executor.prepared.uses(tensors):
+        name, tensor = use.name, tensors[use.name]
         if tensor.memory.owner is _UNSET and 0 not in tensor.dims:
             refuse(name, "no memory; allowed: a tensor with data")
         if tensor.memory.owner is FOREIGN:
-            memory = checked(tensor.memory, *tensor.region.bounds(), writing)
+            memory = checked(tensor.memory, *use.region.bounds(), use.writes)
             if memory.problem is not None:
                 refuse(name, memory.problem)
 
@@ -463,9 +432,9 @@ def _calls() -> dict[str, Callable[..., Any]]:
     calls.update({name: partial(_get, said) for name, said in _SAID.items()})
     calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})
     exported = {each.name: each for each in functions_of("nnopbase")}
-    for kind in (aclnn.aclTensor, aclScalar, aclnn.aclBoolArray, *_ARRAYS):
+    for kind in (aclnn.aclTensor, aclScalar, *_ARRAYS, *_LISTS):
         what = kind.__name__.removeprefix("acl")
-        if kind in _ARRAYS:
+        if kind in _ARRAYS or kind in _LISTS:
             calls[f"aclCreate{what}"] = partial(_create, kind)
         for name, act in ((f"aclDestroy{what}", _destroy), (f"aclGet{what}Size", _measure)):
             if name in exported:

@@ -9,17 +9,11 @@ import threading
 from bisect import bisect_right, insort
 from collections import deque
 
-import numpy as np
-
 from .. import pages
-from ..memory import LINE
+from ..memory import aligned
 from ..workspaces import Allocation, Memory
 from . import pointers
-from .calls import CURRENT
-from .errors import ERRORS, HOST_MEMORY_VARIABLE, is_on
-
-#: The alignment of blocks in bytes, which is aclrtMalloc's.
-ALIGNMENT = LINE
+from .calls import CURRENT, ERRORS
 
 #: New blocks up to this size are filled with bytes that are NaN in every floating-point dtype, so
 #: that reads of uninitialised memory show. Larger blocks may be pools that are never fully used.
@@ -48,8 +42,11 @@ class Block(Allocation):
     """
 
     def __init__(self, size: int, is_device: bool) -> None:
-        self.memory = np.empty(size + ALIGNMENT, np.uint8)
-        self.address = -(-self.memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        try:
+            self.memory = aligned(size)  # as aclrtMalloc's is
+        except ValueError as error:  # the size exceeds the address space
+            raise MemoryError(str(error)) from None
+        self.address = self.memory.ctypes.data
         self.size = size
         self.is_device = is_device
         self.maker = CURRENT.function.name
@@ -86,23 +83,16 @@ class Blocks:
             MemoryError: there is not enough memory.
         """
         try:
-            block = self._new(size, is_device)
+            block = Block(size, is_device)
         except MemoryError:
             with self._lock:
                 while self._freed:
                     self._drop_oldest()
-            block = self._new(size, is_device)
+            block = Block(size, is_device)
         with self._lock:
             insort(self._starts, block.address)
             self._blocks[block.address] = block
         return block
-
-    @staticmethod
-    def _new(size: int, is_device: bool) -> Block:
-        try:
-            return Block(size, is_device)
-        except ValueError as error:  # the size exceeds the address space
-            raise MemoryError(str(error)) from None
 
     def _drop_oldest(self) -> None:
         block = self._freed.popleft()
@@ -167,8 +157,3 @@ def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
 
 #: The owner of memory outside all blocks.
 FOREIGN = Allocation()
-
-
-def host_memory_is_allowed() -> bool:
-    """Whether tensors may be in memory that is not a device's."""
-    return is_on(HOST_MEMORY_VARIABLE)

@@ -1,31 +1,55 @@
-"""The current call of each thread, the ways in which it fails, and the functions for C."""
+"""The current call of each thread, how it fails, what is noted of failures, and functions for C."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NoReturn
 
+from ..dialects import DialectError
 from .declarations import functions_of
 from .pointers import wrong
 from .signatures import Function
 
+#: The environment variables, which aclInit and a library's first call read.
+REPORT_VARIABLE = "NORMGRAD_CAPI_REPORT"
+HOST_MEMORY_VARIABLE = "NORMGRAD_CAPI_HOST_MEMORY"
+STREAMS_VARIABLE = "NORMGRAD_CAPI_STREAMS"
+VARIABLES = (REPORT_VARIABLE, HOST_MEMORY_VARIABLE, STREAMS_VARIABLE)
 
-class CallError(Exception):
-    """The error of a failed call.
+#: The maximum number of different lines for a report.
+_MOST_LINES = 1000
 
-    Attributes:
-        status: the status that the C function returns.
-        is_mistake: whether the report mentions it; some failures are harmless, and occur in the
-            vendors' samples.
+
+def are_checked() -> bool:
+    """Whether streams are checked: they delay their work to detect races."""
+    return os.environ.get(STREAMS_VARIABLE) == "checked"
+
+
+def check_streams_variable() -> None:
+    """Check the value of the environment variable for streams.
+
+    Raises:
+        ValueError: a value that is not allowed.
     """
+    value = os.environ.get(STREAMS_VARIABLE, "")
+    if value not in ("", "checked"):
+        raise ValueError(f"{STREAMS_VARIABLE}: {value!r}; allowed: 'checked', or none")
 
-    def __init__(self, status: IntEnum, message: str, is_mistake: bool = True) -> None:
-        super().__init__(message)
-        self.status = status
-        self.is_mistake = is_mistake
+
+def is_report_wanted() -> bool:
+    """Whether the report is printed: if the variable for it is set, or if streams are checked."""
+    return os.environ.get(REPORT_VARIABLE) == "1" or are_checked()
+
+
+def is_host_memory_allowed() -> bool:
+    """Whether tensors may be in memory that is not a device's."""
+    return os.environ.get(HOST_MEMORY_VARIABLE) == "1"
 
 
 class OfThread(ctypes.Structure):
@@ -64,8 +88,9 @@ CURRENT = _Current()
 def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -> NoReturn:
     """Fail this thread's call; the default status is the dialect's for wrong arguments."""
     function = CURRENT.function
-    status = function.refusal if status is None else status
-    raise CallError(status, f"{function.name}: {message}", is_mistake)
+    error = DialectError(status or function.refusal, function.name, message)
+    error.is_mistake = is_mistake
+    raise error
 
 
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
@@ -78,6 +103,80 @@ def out(name: str, address: int | None) -> int:
     if address is None:
         refuse(name, "null; allowed: a pointer to write to")
     return address
+
+
+class Errors:
+    """The last error of each thread, and all lines since the last report."""
+
+    def __init__(self) -> None:
+        self._message: Any = None
+        self._thread: Any = None
+        self._size = 0
+        self._lines: dict[str, tuple[str, int]] = {}
+
+    def use(self, message: int, size: int, thread: int) -> None:
+        """Store the addresses of two C functions.
+
+        They return a thread's buffer of ``size`` bytes for a text, and a thread's
+        :class:`OfThread`.
+        """
+        self._size = size
+        self._message = ctypes.CFUNCTYPE(ctypes.c_void_p)(message)
+        self._thread = ctypes.CFUNCTYPE(ctypes.c_void_p)(thread)
+
+    def thread(self) -> OfThread:
+        """This thread's state between calls."""
+        return OfThread.from_address(self._thread()) if self._thread else CURRENT.kept
+
+    def caller(self) -> int:
+        """The address that this thread's call returns to; 0 if no report is wanted."""
+        return self.thread().caller or 0 if is_report_wanted() else 0
+
+    def record(self, status: int | None, message: str, is_mistake: bool = True) -> None:
+        """Store a failure's text as the thread's last error, and note it for the report."""
+        text = message.replace("\0", " ").encode("utf-8", "replace")[: self._size - 1]
+        text = text.decode("utf-8", "ignore").encode()  # without a truncated character at the end
+        ctypes.memmove(self.last(), text + b"\0", len(text) + 1)
+        if is_mistake:
+            self.note(f"error: {message}" if status is None else f"error {status}: {message}")
+
+    def note(self, line: str, key: str | None = None) -> None:
+        """Note a line for the report, if a report is wanted.
+
+        The first line with each key is also printed at once.
+
+        Args:
+            line: the line, which begins with "error" or "race".
+            key: lines with the same key count as one; None for the line itself.
+        """
+        if not is_report_wanted():
+            return
+        first, count = self._lines.get(key or line, (line, 0))
+        if count == 0:
+            if len(self._lines) >= _MOST_LINES:
+                return
+            complain(line)
+        self._lines[key or line] = first, count + 1
+
+    def last(self) -> int:
+        """The address of the text of this thread's last error."""
+        address: int = self._message()
+        return address
+
+    def take(self) -> list[tuple[str, int]]:
+        """Remove and return all noted lines, each with the number of times it was noted."""
+        lines, self._lines = list(self._lines.values()), {}
+        return lines
+
+
+def complain(line: str) -> None:
+    """Print a line to stderr, if there is one that can be written to."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"normgrad: {line}", file=sys.stderr, flush=True)
+
+
+ERRORS = Errors()
 
 
 def export(

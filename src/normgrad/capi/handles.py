@@ -7,8 +7,8 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
 
 from ..unusable import Unusable, described
-from .calls import CURRENT, refuse
-from .errors import ERRORS
+from .calls import CURRENT, ERRORS, refuse
+from .streams import STREAMS
 
 _T = TypeVar("_T")
 
@@ -74,8 +74,12 @@ class Handles:
         return value
 
     def take(self, name: str, kind: type[_T], handle: int, allowed: str) -> _T:
-        """Do the same as :meth:`need`, and end the handle; of two threads only one succeeds."""
+        """Do the same as :meth:`need`, and end the handle, after the queued work that uses it.
+
+        Of two threads only one succeeds.
+        """
         value = self.need(name, kind, handle, allowed)
+        STREAMS.end(name, value)
         if not self.end(handle):
             refuse(name, f"{self._unknown(handle)!r}; allowed: {allowed}")
         return value

@@ -8,17 +8,17 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .. import infiniop
+from ..dialects import Use, span
 from ..infiniop import infiniDevice_t, infiniStatus_t
 from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
-from . import libc
+from . import pointers
 from .blocks import checked, memory_at
-from .calls import export, out, refuse
+from .calls import ERRORS, check_streams_variable, export, out, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
-from .errors import ERRORS, check_streams_variable
 from .handles import HANDLES
 from .objects import MOST_AXES, Event, Runtime, Side, create, memory_info
-from .streams import STREAMS, Stream, Use, span
+from .streams import STREAMS, Stream
 
 #: The operator's tensors, in the order of the C function's arguments.
 NAMES = (*OUTPUTS, *INPUTS)
@@ -48,7 +48,7 @@ def infinirtGetDevice(device: int | None, number: int | None) -> None:
         refuse("device_ptr", "null; allowed: a pointer to write to")
     for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
         if address is not None:
-            libc.store(ctypes.c_int, address, value)
+            pointers.store(ctypes.c_int, address, value)
 
 
 def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | None) -> None:
@@ -70,7 +70,7 @@ def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
 def infinirtEventQuery(event: int | None, status: int | None) -> None:
     where = out("status_ptr", status)
     is_over = RUNTIME.is_over(event)
-    libc.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
+    pointers.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
 
 
 # Memory
@@ -114,10 +114,10 @@ def infiniopCreateTensorDescriptor(
         refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
         refuse("shape", f"null; allowed: {ndim} sizes")
-    dims = libc.load(ctypes.c_size_t, shape or 0, ndim)
-    steps = None if strides is None else libc.load(ctypes.c_ssize_t, strides, ndim)
+    dims = pointers.load(ctypes.c_size_t, shape or 0, ndim)
+    steps = None if strides is None else pointers.load(ctypes.c_ssize_t, strides, ndim)
     value = infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
+    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def _destroy(name: str, handle: int | None) -> None:
@@ -133,7 +133,7 @@ def _device_of(value: int, desc: int | None, address: int | None) -> None:
     where = out("device", address)
     # This call raises the dialect's error if the handle is not an operator's.
     infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
-    libc.store(ctypes.c_int, where, value)
+    pointers.store(ctypes.c_int, where, value)
 
 
 # The operator
@@ -145,7 +145,7 @@ def infiniopCreateBatchNormBackwardDescriptor(
     where = out("desc_ptr", desc)
     values = [HANDLES.find(each) for each in (handle, *tensors)]
     value = infiniop.infiniopCreateBatchNormBackwardDescriptor(*values)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
+    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def infiniopBatchNormBackward(
@@ -154,52 +154,47 @@ def infiniopBatchNormBackward(
     *tensors, stream = tensors_and_stream
     where = RUNTIME.stream(stream)
     operator = HANDLES.find(desc)
-    data = dict(zip(NAMES, map(memory_at, tensors), strict=True))
-    scratch = memory_at(workspace, workspace_size)
-
-    def find_problems() -> None:
-        """Check memory outside all blocks, and store the problems that this finds."""
-        nonlocal scratch
-        for name, memory in data.items():
-            if memory is not None:
-                first, end = operator.specs[name].region(memory.address).bounds()
-                data[name] = checked(memory, first, end, name in OUTPUTS)
-        if scratch is not None:
-            end = scratch.address + operator.plan.workspace_size
-            scratch = checked(scratch, scratch.address, end, True)
-
-    def check() -> None:
-        find_problems()
-        for name, memory in (*data.items(), ("workspace", scratch)):
-            if memory is not None and memory.problem is not None:
-                refuse(name, memory.problem)
+    found = dict(zip(NAMES, map(memory_at, tensors), strict=True))
+    found["workspace"] = memory_at(workspace, workspace_size)
+    data = {name: memory for name, memory in found.items() if memory is not None}
 
     def uses() -> Iterator[Use]:
         for name, memory in data.items():
-            if memory is not None:
-                verb = "writes" if name in OUTPUTS else "reads"
-                region = operator.specs[name].region(memory.address)
-                yield Use(name, verb, region, in_place=name == "grad_input")
-        if scratch is not None and operator.plan.workspace_size:
-            yield span("workspace", "writes", scratch.address, operator.plan.workspace_size)
+            if name == "workspace":
+                yield span(name, "writes", memory.address, operator.plan.workspace_size)
+                continue
+            verb = "writes" if name in OUTPUTS else "reads"
+            in_place = ("grad_output", "input") if name == "grad_input" else ()
+            region = operator.specs[name].region(memory.address)
+            yield Use(name, verb, region, in_place=in_place)
+
+    def find_problems() -> None:
+        """Check memory outside all blocks, and store the problems that this finds."""
+        for use in uses():
+            data[use.name] = checked(data[use.name], *use.region.bounds(), use.writes)
+
+    def check() -> None:
+        find_problems()
+        for name, memory in data.items():
+            if memory.problem is not None:
+                refuse(name, memory.problem)
 
     def launch(run: Callable[[], None], refuse: Callable[[str], NoReturn]) -> None:
         STREAMS.do(where, uses, run, check, (operator,), refuse)
 
     if type(operator) is infiniop.infiniopBatchNormBackwardDescriptor_t:
         find_problems()
-    infiniop.infiniopBatchNormBackward(
-        operator, scratch, workspace_size, *[*data.values(), Launcher(launch)]
-    )
+    arguments = [*map(data.get, NAMES), Launcher(launch)]
+    infiniop.infiniopBatchNormBackward(operator, data.get("workspace"), workspace_size, *arguments)
 
 
 #: The exported functions that take a line, or that a function above with another name implements.
 _CALLS: dict[str, Callable[..., Any]] = {
     "normgradGetRecentErrMsg": ERRORS.last,  # an addition to InfiniCore's functions
-    "infinirtGetDeviceCount": lambda device, at: libc.store(
+    "infinirtGetDeviceCount": lambda device, at: pointers.store(
         ctypes.c_int, out("count", at), infiniop.infinirtGetDeviceCount(device)
     ),
-    "infinirtGetAllDeviceCount": lambda at: libc.store_all(
+    "infinirtGetAllDeviceCount": lambda at: pointers.store_all(
         ctypes.c_int,
         out("count_array", at),
         [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t],
@@ -228,7 +223,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infiniopCreateHandle": lambda at: create("handle_ptr", at, infiniop.infiniopCreateHandle()),
     "infiniopGetDescriptorDeviceType": partial(_device_of, infiniDevice_t.INFINI_DEVICE_CPU),
     "infiniopGetDescriptorDeviceId": partial(_device_of, 0),
-    "infiniopGetBatchNormBackwardWorkspaceSize": lambda desc, at: libc.store(
+    "infiniopGetBatchNormBackwardWorkspaceSize": lambda desc, at: pointers.store(
         ctypes.c_size_t,
         out("size", at),
         infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc)),

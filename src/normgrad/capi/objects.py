@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from ..dialects import Use, span
 from ..layout import Region
-from . import libc, pointers
-from .blocks import BLOCKS, Block, host_memory_is_allowed
-from .calls import fail, out, refuse
+from . import pointers
+from .blocks import BLOCKS, Block
+from .calls import fail, is_host_memory_allowed, out, refuse
 from .handles import HANDLES
-from .streams import STREAMS, Clock, Stream, Use, span
+from .streams import STREAMS, Clock, Stream
+
+_T = TypeVar("_T")
 
 #: The maximum number of axes; a larger one is an error of the program.
 MOST_AXES = 1024
@@ -43,7 +46,7 @@ class Event:
 def create(name: str, address: int | None, value: object) -> None:
     """Make a handle for an object, and write it through a pointer."""
     where = out(name, address)
-    libc.store(ctypes.c_void_p, where, HANDLES.add(value))
+    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
 
 
 def memory_info(**results: int | None) -> None:
@@ -52,7 +55,7 @@ def memory_info(**results: int | None) -> None:
     for (name, address), pages in zip(
         results.items(), ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"), strict=True
     ):
-        libc.store(ctypes.c_size_t, out(name, address), page * os.sysconf(pages))
+        pointers.store(ctypes.c_size_t, out(name, address), page * os.sysconf(pages))
 
 
 class Side(NamedTuple):
@@ -62,10 +65,6 @@ class Side(NamedTuple):
     address: int | None
     pitch: int
     on_device: bool
-
-    def length(self, width: int, height: int) -> int:
-        """The bytes from the start of the first row to the end of the last."""
-        return (height - 1) * self.pitch + width if width and height else 0
 
 
 @dataclass(eq=False)
@@ -86,7 +85,7 @@ class Runtime:
 
     # Streams and events
 
-    def find(self, name: str, kind: type[Any], handle: int | None) -> Any:
+    def find(self, name: str, kind: type[_T], handle: int | None) -> _T:
         """The object behind a handle; the call fails if the handle is null or invalid."""
         allowed = f"what {self.makers[kind]} made"
         if handle is None:
@@ -95,10 +94,7 @@ class Runtime:
 
     def stream(self, handle: int | None) -> Stream:
         """The stream behind a handle, the default stream for null; fails if it is invalid."""
-        if handle is None:
-            return self.default
-        found: Stream = self.find("stream", Stream, handle)
-        return found
+        return self.default if handle is None else self.find("stream", Stream, handle)
 
     def queue(self, stream: tuple[int | None, ...]) -> Stream | None:
         """The stream of an asynchronous call, from its arguments after the others.
@@ -107,17 +103,11 @@ class Runtime:
         """
         return self.stream(*stream) if stream else None
 
-    def event(self, handle: int | None, name: str = "event") -> Event:
-        """The event behind a handle; the call fails if the handle is null or invalid."""
-        found: Event = self.find(name, Event, handle)
-        return found
-
     def destroy(self, kind: type[Any], handle: int | None) -> None:
-        """Destroy a stream or event, after the queued work that uses it."""
+        """Destroy a stream, an event or a context."""
         name, allowed = kind.__name__.lower(), f"what {self.makers[kind]} made"
         if handle is None:  # the vendors' samples do this
             fail(f"{name}: null; allowed: {allowed}", is_mistake=False)
-        STREAMS.end(name, HANDLES.need(name, kind, handle, allowed))
         HANDLES.take(name, kind, handle, allowed)
 
     def synchronize(self, stream: int | None) -> None:
@@ -126,17 +116,17 @@ class Runtime:
 
     def record(self, event: int | None, stream: int | None) -> None:
         """Record the time and the preceding work of a stream in an event."""
-        found = self.event(event)
+        found = self.find("event", Event, event)
         found.clock = self.stream(stream).clock
         found.recorded, found.was_asked = time.perf_counter(), False
 
     def synchronize_event(self, event: int | None) -> None:
         """Wait for the work before an event."""
-        STREAMS.finish(self.event(event).clock)
+        STREAMS.finish(self.find("event", Event, event).clock)
 
     def wait(self, stream: int | None, event: int | None) -> None:
         """Make a stream's next work wait for an event."""
-        waiting, found = self.stream(stream), self.event(event)
+        waiting, found = self.stream(stream), self.find("event", Event, event)
         if not found.can_order:
             refuse("event", "one without ACL_EVENT_SYNC; allowed: one with it")
         STREAMS.wait(waiting, found.clock)
@@ -147,7 +137,7 @@ class Runtime:
         If its work is still queued, the first query answers False, and the second does the work, so
         that a program can ask until the answer is True.
         """
-        found = self.event(event)
+        found = self.find("event", Event, event)
         if found.recorded is None:
             return False
         if not found.was_asked and not STREAMS.is_done(found.clock):
@@ -161,14 +151,14 @@ class Runtime:
         where = out("ms", milliseconds)
         times = []
         for name, handle in (("start", start), ("end", end)):
-            event = self.event(handle, name)
+            event = self.find(name, Event, handle)
             if event.recorded is None:
                 refuse(name, "an event that was not recorded; allowed: one that was")
             if not event.has_time:
                 refuse(name, "one without a time; allowed: one that was made with it")
             STREAMS.ask(event.clock)
             times.append(event.recorded)
-        libc.store(ctypes.c_float, where, 1e3 * (times[1] - times[0]))
+        pointers.store(ctypes.c_float, where, 1e3 * (times[1] - times[0]))
 
     # Memory
 
@@ -179,7 +169,7 @@ class Runtime:
             block = BLOCKS.allocate(max(size, 1), device)
         except MemoryError:
             refuse("size", f"{size} bytes; allowed: what the machine has", self.no_memory)
-        libc.store(ctypes.c_void_p, where, block.address)
+        pointers.store(ctypes.c_void_p, where, block.address)
 
     def free(
         self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None
@@ -211,7 +201,7 @@ class Runtime:
                 refuse(name, f"null; allowed: {count} bytes of memory")
             return None
         block = BLOCKS.find(address)
-        strict = self.checks_sides and not host_memory_is_allowed()
+        strict = self.checks_sides and not is_host_memory_allowed()
         if block is None:
             if on_device and strict:
                 refuse(name, f"{address:#x} is no device memory; allowed: device memory")
@@ -245,58 +235,53 @@ class Runtime:
             most: the size in bytes of the destination, if the program states it.
             stream: see :meth:`queue`.
         """
-        # References keep the blocks' memory until the copy is done, if another thread frees them.
-        held = []
+        uses = []
         for side in (to, source):
             if side.pitch < width:
                 message = f"{side.pitch} bytes; allowed: {width} or more"
                 refuse(f"{side.name[0]}pitch", message)
-            length = side.length(width, height)
-            held.append(self.reach(side.name, side.address, length, side.on_device))
+            region = Region(side.address or 0, (height, width), (side.pitch, 1), 1)
+            first, end = region.bounds()
+            block = self.reach(side.name, side.address, end - first, side.on_device)
+            verb = "writes" if side is to else "reads"
+            uses.append((Use(side.name, verb, region, not (block and block.is_device)), block))
         if most is not None and width > most:
             refuse("count", f"{width} bytes; allowed: up to destMax, {most}")
         dst, src = to.address, source.address
         if dst is None or src is None or not (width and height):
             return
-        ends = ((to, dst, held[0]), (source, src, held[1]))
-
-        def uses() -> Iterable[Use]:
-            for side, address, block in ends:
-                region = Region(address, (height, width), (side.pitch, 1), 1)
-                verb = "writes" if side is to else "reads"
-                yield Use(side.name, verb, region, not (block and block.is_device))
-
-        def check() -> None:
-            for side, address, block in ends:
-                self._probe(side.name, address, side.length(width, height), block, side is to)
 
         def run() -> None:
             for row in range(height):
                 ctypes.memmove(dst + row * to.pitch, src + row * source.pitch, width)
 
-        check()
-        STREAMS.do(stream, uses, run, check)
+        self._do(stream, uses, run)
 
     def fill(
         self, name: str, address: int | None, value: int, count: int, stream: Stream | None = None
     ) -> None:
         """Set bytes of device memory: on a stream, or at once."""
-        held = self.reach(name, address, count, True)
-        if address is None or not count:
-            return
-        check = partial(self._probe, name, address, count, held, True)
-        check()
-        STREAMS.do(
-            stream,
-            lambda: (span(name, "writes", address, count),),
-            partial(ctypes.memset, address, value & 0xFF, count),
-            check,
-        )
+        block = self.reach(name, address, count, True)
+        if address is not None and count:
+            use = span(name, "writes", address, count)
+            run = partial(ctypes.memset, address, value & 0xFF, count)
+            self._do(stream, [(use, block)], run)
 
-    def _probe(
-        self, name: str, address: int, count: int, held: Block | None, writing: bool
+    @staticmethod
+    def _do(
+        stream: Stream | None,
+        uses: Sequence[tuple[Use, Block | None]],
+        run: Callable[[], object],
     ) -> None:
-        """Check that bytes outside all blocks can be accessed."""
-        problem = None if held is not None else pointers.problem(address, count, writing)
-        if problem is not None:
-            refuse(name, problem)
+        """Check that uses outside all blocks have memory, and run a call's work."""
+
+        # The blocks in ``uses`` stay until the work is done, if another thread frees them.
+        def check() -> None:
+            for use, block in uses:
+                first, end = use.region.bounds()
+                problem = None if block else pointers.problem(first, end - first, use.writes)
+                if problem is not None:
+                    refuse(use.name, problem)
+
+        check()
+        STREAMS.do(stream, lambda: [use for use, _ in uses], run, check)

@@ -1,7 +1,7 @@
-"""Checks of a program's pointers to host memory, by asking the system rather than by trying.
+"""A program's pointers to host memory: reading and writing through them, after checks.
 
-An access through a wrong pointer would end the process. So every range is checked before a call
-does anything. Memory that another thread unmaps after the check is not noticed.
+An access through a wrong pointer would end the process. So the system is asked about every range
+before a call does anything. Memory that another thread unmaps after the check is not noticed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,56 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..pages import fault
-from . import libc
 from .signatures import Pointer
 
 #: The maximum number of values of an array; functions refuse a larger number.
 MOST_VALUES = 1 << 20
+
+
+def c_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the C library, with the ctypes types of its result and its arguments."""
+    found = getattr(ctypes.CDLL(None), name)
+    found.restype, found.argtypes = result, arguments
+    return found
+
+
+_strnlen = c_function("strnlen", ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def store(kind: Any, address: int | None, value: Any) -> None:
+    """Write a value through a pointer.
+
+    Args:
+        kind: the value's ctypes type.
+        address: the pointer; not null.
+        value: the value.
+    """
+    kind.from_address(address).value = value
+
+
+@lru_cache(256)
+def _array(kind: Any, count: int) -> Any:
+    return kind * count
+
+
+def store_all(kind: Any, address: int, values: Sequence[Any]) -> None:
+    """Write values through a pointer, one after the other."""
+    _array(kind, len(values)).from_address(address)[:] = values
+
+
+def load(kind: Any, address: int | None, count: int) -> list[Any]:
+    """Read values through a pointer.
+
+    Args:
+        kind: the values' ctypes type.
+        address: the pointer; not null unless ``count`` is 0.
+        count: the number of values.
+    """
+    return _array(kind, count).from_address(address)[:] if count else []
 
 
 def problem(address: int, size: int, writing: bool) -> str | None:
@@ -64,7 +106,7 @@ def text(address: int) -> bytes:
                 f"no memory at {end:#x} to read from, byte {end - address} of a text; allowed: a "
                 "text that ends with a zero"
             )
-        length = libc.strnlen(end, page - end)
+        length = _strnlen(end, page - end)
         if length < page - end:
             return ctypes.string_at(address, end - address + length)
         end = page

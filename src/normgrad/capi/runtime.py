@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..loading import LOADING, leave_interrupts
-from . import libc
+from . import pointers
+from .calls import ERRORS
 from .declarations import digest, functions_of
-from .errors import ERRORS
 from .report import REPORT
 from .signatures import Function
 
@@ -53,13 +53,13 @@ def fill(
         )
     ERRORS.use(message, message_size, thread)
     functions = functions_of(library)
-    pointers = (ctypes.c_void_p * len(functions)).from_address(table)
+    targets = (ctypes.c_void_p * len(functions)).from_address(table)
     for index, function in enumerate(functions):
         module = importlib.import_module(f"{__package__}.{function.module}")
         python = getattr(module, function.name)
         callback = function.callback(_guarded(function, python, interrupted))
         _callbacks.append(callback)
-        pointers[index] = ctypes.cast(callback, ctypes.c_void_p).value
+        targets[index] = ctypes.cast(callback, ctypes.c_void_p).value
     if not _hooks:
         _set_hooks(hooks)
 
@@ -72,8 +72,8 @@ def _set_hooks(address: int) -> None:
     leave_interrupts()
     kind = ctypes.CFUNCTYPE(None)
     _hooks.extend(map(kind, (REPORT.last_words, LOADING.acquire, LOADING.release)))
-    pointers = [ctypes.cast(hook, ctypes.c_void_p).value for hook in _hooks]
-    libc.store_all(ctypes.c_void_p, address, pointers)
+    targets = [ctypes.cast(hook, ctypes.c_void_p).value for hook in _hooks]
+    pointers.store_all(ctypes.c_void_p, address, targets)
 
 
 def _guarded(
@@ -92,9 +92,9 @@ def _guarded(
                 value = python(*arguments)
             except BaseException as error:
                 value = failed(error)
-            libc.store(kind, result, value or 0)
+            pointers.store(kind, result, value or 0)
         except KeyboardInterrupt:  # an interrupt during the handling of an error
-            libc.store(ctypes.c_int, interrupted, 1)
+            pointers.store(ctypes.c_int, interrupted, 1)
 
     def failed(error: BaseException) -> int | None:
         status, message = getattr(error, "status", None), str(error)
@@ -103,7 +103,7 @@ def _guarded(
         value = failure if failure is None or status is None else int(status)
         ERRORS.record(value, message, getattr(error, "is_mistake", True))
         if isinstance(error, KeyboardInterrupt):
-            libc.store(ctypes.c_int, interrupted, 1)  # C raises it again after the call
+            pointers.store(ctypes.c_int, interrupted, 1)  # C raises it again after the call
         return value
 
     return call

@@ -23,41 +23,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from .. import layout
+from ..dialects import Use, shared_memory
 from . import pointers
-from .calls import CURRENT
-from .errors import ERRORS, are_checked
+from .calls import CURRENT, ERRORS, are_checked
 from .signatures import Function
-
-
-class Use(NamedTuple):
-    """A use of memory by a call.
-
-    Attributes:
-        name: the parameter's name.
-        verb: the kind of use, such as "reads".
-        region: the bytes.
-        is_host: whether the bytes are contiguous host memory, which the program may change without
-            a call.
-        in_place: whether the region may be exactly that of another use by the same call.
-    """
-
-    name: str
-    verb: str
-    region: layout.Region
-    is_host: bool = False
-    in_place: bool = False
-
-    @property
-    def writes(self) -> bool:
-        """Whether the use changes the bytes."""
-        return self.verb != "reads"
-
-
-def span(name: str, verb: str, address: int, count: int, is_host: bool = False) -> Use:
-    """A use of contiguous bytes."""
-    return Use(name, verb, layout.Region(address, (count,), (1,), 1), is_host)
-
 
 _numbers = itertools.count(1)
 
@@ -148,8 +117,9 @@ class Streams:
                 where = "" if stream is None else f" on {stream.name}"
                 self._compare(call + where, used, stream)
                 if stream is not None:
-                    if refuse is not None:
-                        _check_apart(used, refuse)
+                    shared = None if refuse is None else shared_memory(used)
+                    if refuse is not None and shared is not None:
+                        refuse(shared)
                     stream.count += 1
                     sums = [(each, _checksum(each)) for each in used if each.is_host]
                     work = _Work(
@@ -227,7 +197,7 @@ class Streams:
             if stream is not None and _is_before(work, stream.clock):
                 continue
             for theirs in work.uses:
-                mine = next((use for use in uses if _collide(use, theirs)), None)
+                mine = next((use for use in uses if use.collides(theirs)), None)
                 if mine is None:
                     continue
                 what = f"{theirs.verb} {theirs.name}; 2. {call} {mine.verb} it as {mine.name}"
@@ -270,21 +240,8 @@ class Streams:
         return True
 
 
-def _check_apart(uses: Sequence[Use], refuse: Callable[[str], NoReturn]) -> None:
-    for index, use in enumerate(uses):
-        for earlier in uses[:index]:
-            mine, other = (use, earlier) if use.writes else (earlier, use)
-            in_place = mine.in_place and mine.region == other.region
-            if not in_place and _collide(mine, other):
-                refuse(f"{mine.name}: shares memory with {other.name}; allowed: memory of its own")
-
-
 def _is_before(work: _Work, clock: Clock) -> bool:
     return work.place <= clock.get(work.stream, 0)
-
-
-def _collide(mine: Use, theirs: Use) -> bool:
-    return (mine.writes or theirs.writes) and layout.overlap(mine.region, theirs.region)
 
 
 def _bytes(use: Use) -> tuple[int, int]:

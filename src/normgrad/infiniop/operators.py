@@ -5,20 +5,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes, frameworks, layout
+from .. import frameworks, layout
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..options import Options
-from ..plans import CACHE_SIZE, Plan, keep
+from ..plans import Plan, keep
 from ..rules import (
-    Always,
+    ALWAYS,
     Aspect,
     Call,
     Contiguous,
@@ -36,7 +34,7 @@ from ..rules import (
 )
 from ..tensor import TensorSpec
 from ..unusable import described, shown
-from ..workspaces import Launcher, Memory, memory_of
+from ..workspaces import Launcher
 from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -64,9 +62,6 @@ _NAMES = {
     infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
 }
 
-#: An element type of the largest size.
-_WIDEST = "float64"
-
 
 # The contract
 
@@ -76,12 +71,12 @@ _AS_INPUT = (DtypeOf(("input",)),)
 
 def _data(name: str, is_output: bool = False) -> Parameter:
     shape = ShapeOf("input")
-    return Parameter(name, Always(), _AS_INPUT, (), Rank(3, 3), shape, Contiguous(), is_output)
+    return Parameter(name, ALWAYS, _AS_INPUT, (), Rank(3, 3), shape, Contiguous(), is_output)
 
 
 def _vector(name: str, is_output: bool = False) -> Parameter:
     length, strides = Length("C"), PositiveStrides()
-    return Parameter(name, Always(), _AS_INPUT, (), Rank(1, 1), length, strides, is_output)
+    return Parameter(name, ALWAYS, _AS_INPUT, (), Rank(1, 1), length, strides, is_output)
 
 
 def _channels(call: Call) -> Mapping[str, int]:
@@ -98,7 +93,7 @@ CONTRACT = Contract(
         _vector("grad_bias", True),
         Parameter(
             "input",
-            Always(),
+            ALWAYS,
             (OneOf(("float16", "float32", "bfloat16")),),
             rank=Rank(3, 3),
             strides=Contiguous(),
@@ -123,12 +118,6 @@ _STATUSES = {
 }
 
 
-def _refused(
-    function: str, name: str, message: str, status: Status = Status.INFINI_STATUS_BAD_PARAM
-) -> InfiniError:
-    return InfiniError(status, function, f"{name}: {message}", name)
-
-
 # Devices and handles
 
 
@@ -138,7 +127,7 @@ def infinirtInit() -> None:
 
 def infinirtGetDeviceCount(device: int) -> int:
     """The number of devices of a kind; there is one CPU and nothing else."""
-    kind = _member("infinirtGetDeviceCount", "device", infiniDevice_t, device)
+    kind = InfiniError.member("infinirtGetDeviceCount", "device", infiniDevice_t, device)
     return int(kind is infiniDevice_t.INFINI_DEVICE_CPU)
 
 
@@ -150,10 +139,10 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
             device number other than 0, BAD_PARAM for an unknown kind of device.
     """
     name = "infinirtSetDevice"
-    _supported(name, _member(name, "device", infiniDevice_t, device))
+    _supported(name, InfiniError.member(name, "device", infiniDevice_t, device))
     if _integer(name, "device_id", device_id) != 0:
         status = Status.INFINI_STATUS_DEVICE_NOT_FOUND
-        raise _refused(name, "device_id", f"{shown(device_id)}; allowed: 0", status)
+        raise InfiniError.of(name, "device_id", f"{shown(device_id)}; allowed: 0", status)
 
 
 def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
@@ -161,18 +150,10 @@ def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
     return infiniDevice_t.INFINI_DEVICE_CPU, 0
 
 
-def _member(function: str, name: str, kind: type[IntEnum], value: Any) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        message = f"{shown(value)}; allowed: an {kind.__name__}"
-        raise _refused(function, name, message) from None
-
-
 def _supported(function: str, kind: infiniDevice_t) -> None:
     if kind is not infiniDevice_t.INFINI_DEVICE_CPU:
         status = Status.INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED
-        raise _refused(function, "device", f"{kind.name}; allowed: INFINI_DEVICE_CPU", status)
+        raise InfiniError.of(function, "device", f"{kind.name}; allowed: INFINI_DEVICE_CPU", status)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -218,11 +199,11 @@ class infiniopBatchNormBackwardDescriptor_t(_Handle):
 
 def _living(function: str, name: str, value: Any, kind: type[_Handle]) -> Any:
     if value is None:
-        raise _refused(function, name, f"null; allowed: an {kind.__name__}")
+        raise InfiniError.of(function, name, f"null; allowed: an {kind.__name__}")
     if not isinstance(value, kind):
-        raise _refused(function, name, f"{described(value)}; allowed: an {kind.__name__}")
+        raise InfiniError.of(function, name, f"{described(value)}; allowed: an {kind.__name__}")
     if not value.alive:
-        raise _refused(function, name, "destroyed; allowed: one that is not")
+        raise InfiniError.of(function, name, "destroyed; allowed: one that is not")
     return value
 
 
@@ -256,17 +237,13 @@ def infiniopCreateTensorDescriptor(
     """
     name = "infiniopCreateTensorDescriptor"
     rank = _integer(name, "ndim", ndim)
-    dims = _integers(name, "shape", shape, rank)
-    if any(size < 0 for size in dims):
-        raise _refused(name, "shape", f"{dims} has a negative size; allowed: 0 or more")
-    steps = (
-        layout.contiguous_strides(dims)
-        if strides is None
-        else _integers(name, "strides", strides, rank)
-    )
-    kind = _member(name, "dtype", infiniDtype_t, dtype)
+    dims = InfiniError.sizes(name, "shape", _integers(name, "shape", shape, rank))
+    steps = layout.contiguous_strides(dims)
+    if strides is not None:
+        steps = _integers(name, "strides", strides, rank)
+    kind = InfiniError.member(name, "dtype", infiniDtype_t, dtype)
     try:
-        TensorSpec(dims, _WIDEST, layout.taken(dims, steps))
+        TensorSpec(dims, "float64", layout.taken(dims, steps))  # of the largest elements
     except ValueError as error:  # the tensor would exceed the address space
         raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
@@ -276,16 +253,13 @@ def _integer(function: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except Exception:  # a caller's object may raise any type of exception
-        raise _refused(function, name, f"{shown(value)}; allowed: an integer") from None
+        raise InfiniError.of(function, name, f"{shown(value)}; allowed: an integer") from None
 
 
 def _integers(function: str, name: str, values: Any, count: int) -> tuple[int, ...]:
-    try:
-        found = tuple([operator.index(value) for value in values])
-    except Exception:  # iterating over a caller's object may raise any type of exception
-        raise _refused(function, name, f"{shown(values)}; allowed: {count} integers") from None
+    found = InfiniError.integers(function, name, values, f"{count} integers")
     if len(found) != count:
-        raise _refused(function, name, f"{len(found)} entries; allowed: ndim, {count}")
+        raise InfiniError.of(function, name, f"{len(found)} entries; allowed: ndim, {count}")
     return found
 
 
@@ -347,22 +321,17 @@ def infiniopCreateBatchNormBackwardDescriptor(
 _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 
 
-@lru_cache(CACHE_SIZE)
-def _spec(dims: tuple[int, ...], strides: tuple[int, ...], dtype_name: str) -> TensorSpec:
-    """The spec of a tensor with a description."""
-    return TensorSpec(dims, dtypes.BY_NAME[dtype_name], layout.taken(dims, strides))
-
-
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
         check(CONTRACT, Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
     except ContractError as error:
-        status = _STATUSES[error.aspect or Aspect.SHAPE]
+        status = _STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:
         specs = {
-            name: _spec(each.dims, each.strides, each.dtype_name) for name, each in tensors.items()
+            name: TensorSpec(each.dims, each.dtype_name, layout.taken(each.dims, each.strides))
+            for name, each in tensors.items()
         }
         # The plan does no checks of its own: the dialect's contract accepts nothing that normgrad's
         # operator would not accept.
@@ -430,13 +399,13 @@ def infiniopBatchNormBackward(
     needed = op.plan.workspace_size
     if needed:
         if workspace is None:
-            raise _refused(_RUN, "workspace", f"null; allowed: {needed} bytes")
-        scratch = _memory("workspace", workspace, writing=True)
+            raise InfiniError.of(_RUN, "workspace", f"null; allowed: {needed} bytes")
+        scratch = InfiniError.memory(_RUN, "workspace", workspace, writing=True)
         size = scratch.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
             message = f"{shown(workspace_size)} bytes of {size}; allowed: {needed} or more"
             status = Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE
-            raise _refused(_RUN, "workspace", message, status)
+            raise InfiniError.of(_RUN, "workspace", message, status)
         workspace = scratch._replace(nbytes=needed).bytes()
 
     def run() -> None:
@@ -462,26 +431,19 @@ def infiniopBatchNormBackward(
         run()
 
 
-def _memory(name: str, value: Any, writing: bool) -> Memory:
-    try:
-        return memory_of(name, value, writing)
-    except (TypeError, ValueError) as error:
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error), name) from None
-
-
-def _array(name: str, memory: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:
+def _array(name: str, value: Any, spec: TensorSpec, writing: bool) -> npt.NDArray[Any]:
     """An array with a tensor's spec over its memory."""
     if not spec.elements:
         nothing = np.empty(1, spec.dtype.numpy)
         steps = [step * spec.dtype.itemsize for step in spec.strides]
         return np.lib.stride_tricks.as_strided(nothing, spec.shape, steps)
-    if memory is None:
-        raise _refused(_RUN, name, "null; allowed: the tensor's memory")
-    address, size, owner, *_ = _memory(name, memory, writing)
+    if value is None:
+        raise InfiniError.of(_RUN, name, "null; allowed: the tensor's memory")
+    address, size, owner, *_ = InfiniError.memory(_RUN, name, value, writing)
     _, high = layout.extent(spec.shape, spec.strides)
     needed = (high + 1) * spec.dtype.itemsize
     if size < needed:
-        raise _refused(_RUN, name, f"{size} bytes; allowed: {needed}")
+        raise InfiniError.of(_RUN, name, f"{size} bytes; allowed: {needed}")
     return array_at(address, spec.shape, spec.strides, spec.dtype.numpy, owner, writing)
 
 

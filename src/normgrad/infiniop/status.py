@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ..dialects import DialectError
+
 
 class infiniStatus_t(IntEnum):
     """The statuses that the C functions return."""
@@ -67,7 +69,7 @@ class infiniDtype_t(IntEnum):
 Status = infiniStatus_t
 
 
-class InfiniError(ValueError):
+class InfiniError(DialectError):
     """The error of a failed call.
 
     Attributes:
@@ -76,10 +78,5 @@ class InfiniError(ValueError):
         parameter: the name of the wrong argument, or None.
     """
 
-    def __init__(
-        self, status: infiniStatus_t, function: str, message: str, parameter: str | None = None
-    ) -> None:
-        super().__init__(f"{function}: {message}")
-        self.status = status
-        self.function = function
-        self.parameter = parameter
+    wrong_argument = Status.INFINI_STATUS_BAD_PARAM
+    status: infiniStatus_t
