@@ -31,6 +31,8 @@ LAYERS: dict[type[Module], type[Module]] = {
     for name, ours in vars(nn).items()
     if isinstance(ours, type) and ours.__module__ == nn.__name__ and hasattr(torch.nn, name)
 }
+for _theirs, _ours in LAYERS.items():
+    _ours.replaces = _theirs
 
 #: The names of PyTorch's functions that a subclass may call, and the functions that replace them.
 _NAMES = {"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"}
@@ -187,13 +189,3 @@ def _blank(theirs: type[Module]) -> Module:
         raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {found}")
     made: Module = object.__new__(found)
     return made
-
-
-#: The class of PyTorch that each normgrad layer replaces.
-_THEIRS = {ours: theirs for theirs, ours in LAYERS.items()}
-
-
-def replaced_by(ours: type[Module]) -> type[Module] | None:
-    """The class that a normgrad class replaces; None if the argument is not a normgrad class."""
-    found: type[Module] | None = ours.__dict__.get("replaces") or _THEIRS.get(ours)
-    return found
