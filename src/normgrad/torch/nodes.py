@@ -149,6 +149,9 @@ class Norm:
         plans, gradient_plans: the plans of their earlier calls.
         normalised: makes a Normalisation from the options that both operators have, the data and
             the statistics.
+        shared: takes those of the norm's options that the gradients' operator has too.
+        orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
+            the statistics, None) in the order of the gradients' operator.
         axis: the channel axis, if the gradients' operator has that option, which is its last.
         node, gradient_node: the classes of the two operators' autograd nodes.
     """
@@ -168,12 +171,12 @@ class Norm:
         ]
         if len(shared) == 1:  # with a slice, itemgetter returns a tuple of one option
             shared = [slice(shared[0], shared[0] + 1)]
-        self._shared = itemgetter(*shared)
-        inputs, self._orders = [*self.gradient.inputs], []
+        self.shared = itemgetter(*shared)
+        inputs, self.orders = [*self.gradient.inputs], []
         for training in (False, True):
             pool = (*_FIRST, *self.statistics((training,)))
             places = [pool.index(name) if name in pool else -1 for name in inputs]
-            self._orders.append(itemgetter(*places))
+            self.orders.append(itemgetter(*places))
         node: Any = type(shown, (Forward,), {"norm": self})
         own = {"norm": self, "normalised": staticmethod(normalised)}
         self.gradient_node = type(f"{shown}Backward", (Backward,), own)
@@ -190,26 +193,6 @@ class Norm:
         names = [name for name in self.gradient.inputs if name not in _FIRST]
         return names[-2:] if choices[0] else names[:2]
 
-    def in_order(self, choices: Any, *tensors: Any) -> Any:
-        """Arrange grad_out, input, weight and the statistics as the gradients' operator does."""
-        return self._orders[bool(choices[0])]((*tensors, None))
-
-    def kept(
-        self,
-        tensors: tuple[Any, ...],
-        choices: tuple[Any, ...],
-        results: tuple[Any, ...],
-        copies: Callable[[tuple[Any, ...]], tuple[Any, ...]] = clones,
-    ) -> tuple[Any, Any, Any]:
-        """What a node needs of a call: its tensors that have derivatives, statistics and options.
-
-        Tensors and options are in the declaration's order. In evaluation the node keeps ``copies``
-        of the running statistics, since a later batch may update them in place. They have no
-        gradients.
-        """
-        statistics = results[1:3] if choices[0] else copies(tensors[3:])
-        return tensors[:3], statistics, self._shared(choices)
-
 
 class Forward(Node):
     """The node of a norm's forward pass."""
@@ -219,8 +202,11 @@ class Forward(Node):
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
-        tensors, options = schema.read(arguments)
-        return cls.norm.kept(tuple(tensors.values()), tuple(options.values()), results)
+        given, options = schema.read(arguments)
+        tensors, choices = tuple(given.values()), tuple(options.values())
+        # A later batch may update the running statistics in place.
+        statistics = results[1:3] if choices[0] else clones(tensors[3:])
+        return tensors[:3], statistics, cls.norm.shared(choices)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
@@ -229,8 +215,9 @@ class Forward(Node):
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return None, *[None] * len(mask)
-        tensors = norm.in_order(ctx.choices, grad_out, *ctx.saved_tensors, *ctx.constants)
         choices = (*ctx.choices, mask, *norm.axis)
+        saved = ctx.saved_tensors
+        tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
         if not torch.is_grad_enabled() and unwatched():
             found = answered(norm.gradient_plans, tensors, None, choices)
             if found is None and kernels_suffice(grad_out):

@@ -19,7 +19,7 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 def unwatched() -> bool:
     """Whether no transform, mode, compiler or tracer is active that must see operators."""
     return not (
-        torch.compiler.is_compiling()
+        torch.compiler.is_dynamo_compiling()
         or _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._are_functorch_transforms_active()
