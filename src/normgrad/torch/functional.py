@@ -60,7 +60,8 @@ def batch_norm(
     """
     tensors = (input, weight, bias, running_mean, running_var)
     given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _norm(_BATCH_NORM, _takes_batch_norm, tensors, (training, momentum, eps, 1), given)
+    choices = (training, momentum, eps, 1)
+    return _norm(_BATCH_NORM, batch_norm, _takes_batch_norm, tensors, choices, given)
 
 
 def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
@@ -96,6 +97,7 @@ def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
 
 def _norm(
     norm: Norm,
+    function: Callable[..., Tensor],
     takes: Callable[[tuple[Any, ...], tuple[Any, ...]], bool],
     tensors: tuple[Any, ...],
     choices: tuple[Any, ...],
@@ -103,7 +105,8 @@ def _norm(
 ) -> Tensor:
     """Compute a norm of input, weight, bias and, in batch norm, running statistics.
 
-    ``takes`` tells whether normgrad takes the tensors and choices; otherwise PyTorch computes.
+    ``function`` is the caller, which PyTorch's protocols are told of. ``takes`` tells whether
+    normgrad takes the tensors and choices; otherwise PyTorch computes.
     ``choices`` are the other arguments in the order of normgrad's operator, ``given`` are all
     arguments in the order of PyTorch's function.
 
@@ -125,7 +128,7 @@ def _norm(
             return _with_node(norm, made, tensors, choices)
     alone = unwatched and watching.plain(*tensors)
     if not alone and has_torch_function(tensors):
-        found: Tensor = handle_torch_function(globals()[norm.name], tensors, *given)
+        found: Tensor = handle_torch_function(function, tensors, *given)
         return found
     if not takes(tensors, choices):
         theirs: Tensor = getattr(torch.nn.functional, norm.name)(*given)
@@ -331,7 +334,7 @@ def group_norm(
     """
     tensors, choices = (input, weight, bias), (num_groups, eps, 1)
     given = (input, num_groups, weight, bias, eps)
-    return _norm(_GROUP_NORM, _takes_group_norm, tensors, choices, given)
+    return _norm(_GROUP_NORM, group_norm, _takes_group_norm, tensors, choices, given)
 
 
 def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
@@ -370,7 +373,8 @@ def layer_norm(
     """
     shape = tuple(normalized_shape)
     given = (input, [*shape], weight, bias, eps)
-    return _norm(_LAYER_NORM, _takes_rows, (input, weight, bias), (shape, eps), given)
+    tensors = (input, weight, bias)
+    return _norm(_LAYER_NORM, layer_norm, _takes_rows, tensors, (shape, eps), given)
 
 
 def rms_norm(
@@ -392,7 +396,7 @@ def rms_norm(
     """
     shape = tuple(normalized_shape)
     given = (input, [*shape], weight, eps)
-    return _norm(_RMS_NORM, _takes_rows, (input, weight), (shape, eps), given)
+    return _norm(_RMS_NORM, rms_norm, _takes_rows, (input, weight), (shape, eps), given)
 
 
 def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:

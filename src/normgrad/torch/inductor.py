@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from ..contract import Kind
 from .kernels import FAKES, wide
+from .schemas import SCHEMAS
 
 aten = torch.ops.aten
 
@@ -58,33 +60,29 @@ def _native_layer_norm_backward(*arguments: Any) -> Any:
     return aten.native_layer_norm_backward(*arguments)
 
 
-def _if_small(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula that returns NotImplemented for tensors whose size is symbolic or not small."""
-
-    def checked(data: Tensor, *rest: Any) -> Any:
-        size: Any = data.numel()
-        return formula(data, *rest) if isinstance(size, int) and size < SMALL else NotImplemented
-
-    return checked
-
-
 _FORMULAS: dict[str, Callable[..., Any]] = {
     "native_batch_norm": _native_batch_norm,
     "native_batch_norm_backward": _native_batch_norm_backward,
     "native_group_norm": aten.native_group_norm,
     "native_group_norm_backward": aten.native_group_norm_backward,
-    "native_layer_norm": _if_small(aten.native_layer_norm),
-    "native_layer_norm_backward": _if_small(_native_layer_norm_backward),
+    "native_layer_norm": aten.native_layer_norm,
+    "native_layer_norm_backward": _native_layer_norm_backward,
 }
 
 
 def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's decomposition: a formula in float32 or float64, with the operator's outputs.
 
-    Its results have the dtypes and memory formats that the operator's fake kernel promises.
+    Its results have the dtypes and memory formats that the operator's fake kernel promises. It
+    returns NotImplemented where the kernel is to be called: for rows, if the size is symbolic or
+    not small.
     """
+    by_row = SCHEMAS[name].operator.statistics is Kind.ROW
 
     def decomposed(*arguments: Any) -> Any:
+        size: Any = arguments[0].numel()
+        if by_row and not (isinstance(size, int) and size < SMALL):
+            return NotImplemented
         promised = FAKES[name](*arguments)
         dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
         found = formula(

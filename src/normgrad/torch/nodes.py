@@ -28,7 +28,6 @@ from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, 
 from .schemas import NAMESPACE, SCHEMAS, Schema
 from .watching import kernels_suffice, unwatched
 
-_transforms_active = torch._C._are_functorch_transforms_active
 any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
@@ -424,9 +423,7 @@ def kernel(name: str) -> Callable[..., Any]:
         modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         results = results if isinstance(results, tuple) else (results,)
         tensors, *kept = node.read(schema, arguments, results)
-        if _transforms_active():
-            with enable_single_level_autograd_function():
-                return node.apply((results, *kept, modes), *tensors)
-        return node.apply((results, *kept, modes), *tensors)
+        with enable_single_level_autograd_function():
+            return node.apply((results, *kept, modes), *tensors)
 
     return differentiable

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -19,45 +18,31 @@ NAMESPACE = "normgrad"
 _RENAMED = {"train": "training", "weight": "gamma", "bias": "beta", "group": "num_groups"}
 
 
-@dataclass(frozen=True)
 class Schema:
     """The schema of an operator for PyTorch.
 
     Attributes:
         name: the name in the namespace, which is ATen's if ATen has the operator.
         operator: normgrad's declaration of what the operator computes.
-        arguments: the types and names of the arguments, as ``torch.library`` takes them.
+        text: the schema in the form that ``torch.library`` takes.
+        names: the names of the arguments, in PyTorch's order.
+        declared: the declaration's name of each argument.
+        inputs: the kinds of the tensors among the arguments, by name, in the declaration's order.
     """
 
-    name: str
-    operator: Operator
-    arguments: str
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of the arguments, in PyTorch's order."""
-        return tuple(argument.split()[1] for argument in self.arguments.split(", "))
-
-    @cached_property
-    def declared(self) -> dict[str, str]:
-        """The declaration's name of each argument."""
-        known = {*[each.name for each in self.operator.parameters], *self.operator.options}
-        return {
+    def __init__(self, name: str, operator: Operator, arguments: str) -> None:
+        """Take the name, the declaration, and the types and names of the arguments."""
+        self.name, self.operator = name, operator
+        results = ", ".join(f"Tensor {output.name}" for output in operator.all_outputs)
+        made = "Tensor" if operator.out_is_tensor else f"({results})"
+        self.text = f"{name}({arguments}) -> {made}"
+        self.names = tuple(argument.split()[1] for argument in arguments.split(", "))
+        known = {*operator.names, *operator.options}
+        self.declared = {
             name: _RENAMED[name] if _RENAMED.get(name) in known else name for name in self.names
         }
-
-    @cached_property
-    def inputs(self) -> dict[str, Kind]:
-        """The kinds of the tensors among the arguments, by name, in the declaration's order."""
         theirs = {declared: name for name, declared in self.declared.items()}
-        return {theirs[each.name]: each.kind for each in self.operator.parameters}
-
-    @property
-    def text(self) -> str:
-        """The schema in the form that ``torch.library`` takes."""
-        results = ", ".join(f"Tensor {output.name}" for output in self.operator.all_outputs)
-        made = "Tensor" if self.operator.out_is_tensor else f"({results})"
-        return f"{self.name}({self.arguments}) -> {made}"
+        self.inputs = {theirs[each.name]: each.kind for each in operator.parameters}
 
     def read(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The declaration's tensors and options, from PyTorch's arguments.
