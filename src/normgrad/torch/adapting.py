@@ -59,10 +59,6 @@ def _frozen_batch_norm(layer: Any, x: Any) -> Any:
     return functional.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
-def _frozen_batch_norm_act(layer: Any, x: Any) -> Any:
-    return layer.act(layer.drop(_frozen_batch_norm(layer, x)))
-
-
 def _rms_norm(layer: Any, x: Any) -> Any:
     """RMS norm in the dtype that multiplying by its weight gives."""
     if layer.weight is not None:
@@ -75,7 +71,9 @@ def _rms_norm(layer: Any, x: Any) -> Any:
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
     "torchvision.ops.misc.FrozenBatchNorm2d": _frozen_batch_norm,
     "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen_batch_norm,
-    "timm.layers.norm_act.FrozenBatchNormAct2d": _frozen_batch_norm_act,
+    "timm.layers.norm_act.FrozenBatchNormAct2d": lambda layer, x: layer.act(
+        layer.drop(_frozen_batch_norm(layer, x))
+    ),
     "timm.layers.norm.RmsNorm": _rms_norm,
 }
 
@@ -101,7 +99,7 @@ def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> No
     _class_for.cache_clear()
 
 
-_NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.RMSNorm, *LAYERS)
+_NORMS = (torch.nn.modules.batchnorm._NormBase, *LAYERS)
 
 
 def is_norm(layer: Module) -> bool:

@@ -23,27 +23,18 @@ from .schemas import SCHEMAS
 aten = torch.ops.aten
 
 
-def _native_batch_norm(
-    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *options: Any
-) -> Any:
-    if running_mean is None or running_var is None:
-        found = aten._native_batch_norm_legit.no_stats(input, weight, bias, *options)
-        return (*found, None, None)
-    return aten._native_batch_norm_legit_functional(
-        input, weight, bias, running_mean, running_var, *options
-    )
+def _native_batch_norm(*arguments: Any) -> Any:
+    if arguments[3] is None or arguments[4] is None:  # the running statistics
+        tensors, options = arguments[:3], arguments[5:]
+        return *aten._native_batch_norm_legit.no_stats(*tensors, *options), None, None
+    return aten._native_batch_norm_legit_functional(*arguments)
 
 
-def _native_batch_norm_backward(
-    grad_out: Tensor, input: Tensor, weight: Any, running_mean: Any, running_var: Any,
-    save_mean: Any, save_invstd: Any, train: bool, *rest: Any,
-) -> Any:  # fmt: skip
-    statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
-    if any(value is None for value in statistics):
+def _native_batch_norm_backward(*arguments: Any) -> Any:
+    running, saved, train = arguments[3:5], arguments[5:7], arguments[7]
+    if any(value is None for value in (saved if train else running)):
         return NotImplemented  # normgrad's operator computes the missing statistics
-    return aten.native_batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, *rest
-    )
+    return aten.native_batch_norm_backward(*arguments)
 
 
 #: Inductor generates layer norms of fewer elements, where normgrad's kernels gain less than their
