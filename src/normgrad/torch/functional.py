@@ -60,13 +60,13 @@ def batch_norm(
     """
     tensors = (input, weight, bias, running_mean, running_var)
     given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    choices = (training, momentum, eps, 1)
+    choices = (training, momentum, eps)
     return _norm(_BATCH_NORM, batch_norm, _takes_batch_norm, tensors, choices, given)
 
 
 def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
     input, weight, bias, *running = tensors
-    training, momentum, eps, _ = choices
+    training, momentum, eps = choices
     if not (
         _is_number(momentum)
         and _takes(input, (weight, bias, *running), slice(1, 2), eps)
@@ -107,8 +107,8 @@ def _norm(
 
     ``function`` is the caller, which PyTorch's protocols are told of. ``takes`` tells whether
     normgrad takes the tensors and choices; otherwise PyTorch computes.
-    ``choices`` are the other arguments in the order of normgrad's operator, ``given`` are all
-    arguments in the order of PyTorch's function.
+    ``choices`` are the other arguments in the order of normgrad's operator, but for the channel
+    axis, which is its last; ``given`` are all arguments in the order of PyTorch's function.
 
     Each time the dispatcher calls Python costs an operator some microseconds. If no transform,
     mode, tracer or tensor subclass needs to see the operator, the call bypasses PyTorch's
@@ -332,13 +332,13 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
-    tensors, choices = (input, weight, bias), (num_groups, eps, 1)
+    tensors, choices = (input, weight, bias), (num_groups, eps)
     given = (input, num_groups, weight, bias, eps)
     return _norm(_GROUP_NORM, group_norm, _takes_group_norm, tensors, choices, given)
 
 
 def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
-    (input, *parameters), (group, eps, _) = tensors, choices
+    (input, *parameters), (group, eps) = tensors, choices
     return (
         isinstance(group, (int, torch.SymInt))
         and not isinstance(group, bool)

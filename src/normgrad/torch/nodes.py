@@ -41,9 +41,12 @@ def operator(name: str) -> Any:
 
 
 def called(schema: Schema, values: Iterable[Any]) -> Any:
-    """Call a schema's operator with the values of its declaration's tensors, then its options."""
-    names = (*[each.name for each in schema.operator.parameters], *schema.operator.options)
-    given = dict(zip(names, values, strict=True))
+    """Call a schema's operator with the values of its declaration's tensors, then its options.
+
+    The last option of a declaration, the channel axis, is not an argument of PyTorch's.
+    """
+    names = (*schema.operator.names, *schema.operator.options)
+    given = dict(zip(names, values, strict=False))
     return operator(schema.name)(*schema.arguments_of(given))
 
 
@@ -151,7 +154,6 @@ class Norm:
         shared: takes those of the norm's options that the gradients' operator has too.
         orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
             the statistics, None) in the order of the gradients' operator.
-        axis: the channel axis, if the gradients' operator has that option, which is its last.
         node, gradient_node: the classes of the two operators' autograd nodes.
     """
 
@@ -162,7 +164,6 @@ class Norm:
         self.plans = ready_plans(self.schema.operator, read_next=True)
         self.gradient_plans = ready_plans(self.gradient.operator, read_next=True)
         options = self.gradient.operator.options
-        self.axis = (1,) if "channel_axis" in options else ()
         shared: list[Any] = [
             index
             for index, option in enumerate(self.schema.operator.options)
@@ -214,7 +215,7 @@ class Forward(Node):
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return None, *[None] * len(mask)
-        choices = (*ctx.choices, mask, *norm.axis)
+        choices = (*ctx.choices, mask)
         saved = ctx.saved_tensors
         tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
         if not torch.is_grad_enabled() and unwatched():
