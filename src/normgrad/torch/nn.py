@@ -156,7 +156,7 @@ class RMSNorm(Ours, torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` by normgrad: the last axes are ``normalized_shape``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the norm, of an argument that has another name in PyTorch's layer."""
+        """Compute the norm as the other layers do; PyTorch's layer has this name for its input."""
         return super().forward(x)
 
     def _computed(self, input: Tensor) -> Tensor:
