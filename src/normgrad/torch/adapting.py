@@ -31,6 +31,8 @@ LAYERS: dict[type[Module], type[Module]] = {
     for name, ours in vars(nn).items()
     if isinstance(ours, type) and ours.__module__ == nn.__name__ and hasattr(torch.nn, name)
 }
+for _theirs, _ours in LAYERS.items():
+    _ours.replaces = _theirs
 
 #: The names of PyTorch's functions that a subclass may call, and the functions that replace them.
 _NAMES = {"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"}
@@ -57,10 +59,6 @@ def _frozen_batch_norm(layer: Any, x: Any) -> Any:
     return functional.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
-def _frozen_batch_norm_act(layer: Any, x: Any) -> Any:
-    return layer.act(layer.drop(_frozen_batch_norm(layer, x)))
-
-
 def _rms_norm(layer: Any, x: Any) -> Any:
     """RMS norm in the dtype that multiplying by its weight gives."""
     if layer.weight is not None:
@@ -73,7 +71,9 @@ def _rms_norm(layer: Any, x: Any) -> Any:
 _forwards: dict[type[Module] | str, Callable[..., Any] | None] = {
     "torchvision.ops.misc.FrozenBatchNorm2d": _frozen_batch_norm,
     "detectron2.layers.batch_norm.FrozenBatchNorm2d": _frozen_batch_norm,
-    "timm.layers.norm_act.FrozenBatchNormAct2d": _frozen_batch_norm_act,
+    "timm.layers.norm_act.FrozenBatchNormAct2d": lambda layer, x: layer.act(
+        layer.drop(_frozen_batch_norm(layer, x))
+    ),
     "timm.layers.norm.RmsNorm": _rms_norm,
 }
 
@@ -99,7 +99,7 @@ def register(cls: type[Module], forward: Callable[..., Any] | None = None) -> No
     _class_for.cache_clear()
 
 
-_NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.RMSNorm, *LAYERS)
+_NORMS = (torch.nn.modules.batchnorm._NormBase, *LAYERS)
 
 
 def is_norm(layer: Module) -> bool:
@@ -187,13 +187,3 @@ def _blank(theirs: type[Module]) -> Module:
         raise TypeError(f"a converted {theirs.__qualname__} cannot be loaded: {found}")
     made: Module = object.__new__(found)
     return made
-
-
-#: The class of PyTorch that each normgrad layer replaces.
-_THEIRS = {ours: theirs for theirs, ours in LAYERS.items()}
-
-
-def replaced_by(ours: type[Module]) -> type[Module] | None:
-    """The class that a normgrad class replaces; None if the argument is not a normgrad class."""
-    found: type[Module] | None = ours.__dict__.get("replaces") or _THEIRS.get(ours)
-    return found

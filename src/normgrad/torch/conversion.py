@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torch.nn.modules.module import _WrappedHook
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import collectives, nn
-from .adapting import LAYERS, class_of, is_norm, replaced_by
+from .adapting import LAYERS, class_of, is_norm
 from .nn import Ours
 
 
@@ -105,7 +105,7 @@ def revert(module: Module) -> Module:
         TypeError: as for :func:`convert`.
     """
     check_module(module)
-    return _replaced(module, lambda layer: replaced_by(type(layer)))
+    return _replaced(module, lambda layer: vars(type(layer)).get("replaces"))
 
 
 def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
@@ -132,20 +132,16 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
         RuntimeError: a rank of the group died, or did not call this within the group's timeout.
     """
     check_module(module)
-    for name, layer in module.named_modules():
-        if _is_batch_norm(layer) and is_parametrized(layer):
+    norms = {name: layer for name, layer in module.named_modules() if _is_batch_norm(layer)}
+    for name, layer in norms.items():
+        if is_parametrized(layer):
             raise ValueError(
                 f"module: {name or 'it'} is parametrized; allowed: batch norms without "
                 "parametrizations"
             )
     whole = {torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward, nn.SyncBatchNorm.forward}
-    dropped = sorted(
-        {
-            type(layer).__qualname__
-            for layer in module.modules()
-            if _is_batch_norm(layer) and type(layer).forward not in whole
-        }
-    )
+    kinds = {type(layer) for layer in norms.values()}
+    dropped = sorted({kind.__qualname__ for kind in kinds if kind.forward not in whole})
     if dropped:
         warnings.warn(
             f"convert_sync_batchnorm: of {', '.join(dropped)} batch norm alone remains; what else "
@@ -154,7 +150,7 @@ def convert_sync_batchnorm(module: Module, process_group: Any = None) -> Module:
         )
     group = collectives.default_group() if process_group is None else process_group
     if group is not None:
-        _check_ranks_agree(module, group)
+        _check_ranks_agree(norms, group)
     made = _replaced(module, lambda layer: nn.SyncBatchNorm if _is_batch_norm(layer) else None)
     for layer in made.modules():
         if isinstance(layer, nn.SyncBatchNorm):
@@ -168,14 +164,13 @@ def _is_batch_norm(layer: Module) -> bool:
     )
 
 
-def _check_ranks_agree(module: Module, group: Any) -> None:
+def _check_ranks_agree(norms: Mapping[str, Any], group: Any) -> None:
     """Raise a ValueError on every rank if their models' batch norms differ."""
     mine = [
         f"{name or 'the module'}: {layer.num_features} features, eps {layer.eps}, momentum "
         f"{layer.momentum}, {'' if layer.affine else 'not '}affine, running statistics "
         f"{'' if layer.track_running_stats else 'not '}tracked"
-        for name, layer in module.named_modules()
-        if _is_batch_norm(layer)
+        for name, layer in norms.items()
     ]
     everyone = collectives.gather_objects("convert_sync_batchnorm: layers", mine, group)
     for other, theirs in enumerate(everyone):

@@ -7,7 +7,7 @@ function, which computes them or raises its own error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import contract, devices
-from . import collectives, eager, ops, watching
-from .nodes import called
+from .. import contract, devices, native
+from ..plans import answered, call
+from . import collectives, ops, watching
+from .kernels import output_for
+from .nodes import NORMS, Norm, any_requires_grad, called, clones
+
+_BATCH_NORM, _GROUP_NORM = NORMS["batch_norm"], NORMS["group_norm"]
+_LAYER_NORM, _RMS_NORM = NORMS["layer_norm"], NORMS["rms_norm"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -55,12 +60,13 @@ def batch_norm(
     """
     tensors = (input, weight, bias, running_mean, running_var)
     given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _norm(_BATCH_NORM, tensors, (training, momentum, eps, 1), given)
+    choices = (training, momentum, eps)
+    return _norm(_BATCH_NORM, batch_norm, _takes_batch_norm, tensors, choices, given)
 
 
 def _takes_batch_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
     input, weight, bias, *running = tensors
-    training, momentum, eps, _ = choices
+    training, momentum, eps = choices
     if not (
         _is_number(momentum)
         and _takes(input, (weight, bias, *running), slice(1, 2), eps)
@@ -89,39 +95,75 @@ def _update(running: tuple[Any, ...], new: Sequence[Tensor]) -> bool:
     return True
 
 
-_BATCH_NORM = eager.Norm(batch_norm, _takes_batch_norm, autocast=False)
-
-
 def _norm(
-    norm: eager.Norm, tensors: tuple[Any, ...], choices: tuple[Any, ...], given: tuple[Any, ...]
+    norm: Norm,
+    function: Callable[..., Tensor],
+    takes: Callable[[tuple[Any, ...], tuple[Any, ...]], bool],
+    tensors: tuple[Any, ...],
+    choices: tuple[Any, ...],
+    given: tuple[Any, ...],
 ) -> Tensor:
     """Compute a norm of input, weight, bias and, in batch norm, running statistics.
 
-    ``choices`` are the other arguments in the order of normgrad's operator, ``given`` are all
-    arguments in the order of PyTorch's function.
+    ``function`` is the caller, which PyTorch's protocols are told of. ``takes`` tells whether
+    normgrad takes the tensors and choices; otherwise PyTorch computes.
+    ``choices`` are the other arguments in the order of normgrad's operator, but for the channel
+    axis, which is its last; ``given`` are all arguments in the order of PyTorch's function.
+
+    Each time the dispatcher calls Python costs an operator some microseconds. If no transform,
+    mode, tracer or tensor subclass needs to see the operator, the call bypasses PyTorch's
+    dispatcher. The kernels and the autograd nodes are the same. A call that finds the plan of an
+    earlier one runs few Python functions: in a model, where other layers have evicted them from the
+    CPU's caches, each costs microseconds, which a benchmark of a single layer does not show.
     """
+    running = tensors[3:]
+    updated = running if running and choices[0] else ()  # batch norm's ``training``
+    out = (None, None, None, *updated) if updated else None
     unwatched = watching.unwatched()
-    if unwatched:
-        again: Tensor | None = eager.again(norm, tensors, choices)
-        if again is not None:
-            return again
+    if unwatched and not (running and any_requires_grad(*running)):
+        # Where a call below made an output of another layout than normgrad's own, the plan is of
+        # calls with such an output, and is not found.
+        made = answered(norm.plans, tensors, out, choices)
+        if made is not None:
+            return _with_node(norm, made, tensors, choices)
     alone = unwatched and watching.plain(*tensors)
     if not alone and has_torch_function(tensors):
-        found: Tensor = handle_torch_function(norm.function, tensors, *given)
+        found: Tensor = handle_torch_function(function, tensors, *given)
         return found
-    if not norm.takes(tensors, choices):
+    if not takes(tensors, choices):
         theirs: Tensor = getattr(torch.nn.functional, norm.name)(*given)
         return theirs
-    if norm.autocast and tensors[0].is_cuda and torch.is_autocast_enabled("cuda"):
+    # CUDA's autocast leaves batch norm as it is.
+    if not running and tensors[0].is_cuda and torch.is_autocast_enabled("cuda"):
         tensors = tuple(map(_as_autocast_has_it, tensors))
     if alone:
-        return eager.computed(norm, tensors, choices)
+        output, operator = output_for(tensors[0]), norm.schema.operator
+        if output is not None:
+            absent = len(operator.all_outputs) - 1 - len(updated)
+            out = (output, *[None] * absent, *updated)
+        made = call(operator, tensors, out, choices, read_next=True)
+        return _with_node(norm, made, tensors, choices)
     output, *statistics = called(norm.schema, (*tensors, *choices))
-    running = tensors[3:]
-    if running and choices[0] and running[0] is not None and not _update(running, statistics[2:]):
+    if updated and running[0] is not None and not _update(running, statistics[2:]):
         # PyTorch's function raises an error that names a remedy.
         return getattr(torch.nn.functional, norm.name)(*given)
     return output
+
+
+def _with_node(norm: Norm, made: Any, tensors: tuple[Any, ...], choices: Any) -> Tensor:
+    """The output, with an autograd node if gradients may be wanted."""
+    output: Tensor = made[0]
+    if not torch.is_grad_enabled() or not any_requires_grad(*tensors[:3]):
+        return output
+    if choices[0]:
+        statistics = made[1:3]
+    else:
+        # A later batch may update the running statistics in place. Copies in compiled code take a
+        # quarter of the time of clones in a layer.
+        statistics = native.copies(tensors[3:], torch.empty_like) or clones(tensors[3:])
+    kept = output, statistics, norm.shared(choices), None
+    result: Tensor = norm.node.apply(kept, *tensors[:3])
+    return result
 
 
 def _is_usable(index: int) -> bool:
@@ -290,12 +332,13 @@ def group_norm(
     Raises:
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
+    tensors, choices = (input, weight, bias), (num_groups, eps)
     given = (input, num_groups, weight, bias, eps)
-    return _norm(_GROUP_NORM, (input, weight, bias), (num_groups, eps, 1), given)
+    return _norm(_GROUP_NORM, group_norm, _takes_group_norm, tensors, choices, given)
 
 
 def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
-    (input, *parameters), (group, eps, _) = tensors, choices
+    (input, *parameters), (group, eps) = tensors, choices
     return (
         isinstance(group, (int, torch.SymInt))
         and not isinstance(group, bool)
@@ -305,9 +348,6 @@ def _takes_group_norm(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> boo
         # PyTorch raises an error if a single sample has a single value per group, and only then.
         and input.numel() != group
     )
-
-
-_GROUP_NORM = eager.Norm(group_norm, _takes_group_norm)
 
 
 def layer_norm(
@@ -332,9 +372,9 @@ def layer_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     shape = tuple(normalized_shape)
-    return _norm(
-        _LAYER_NORM, (input, weight, bias), (shape, eps), (input, [*shape], weight, bias, eps)
-    )
+    given = (input, [*shape], weight, bias, eps)
+    tensors = (input, weight, bias)
+    return _norm(_LAYER_NORM, layer_norm, _takes_rows, tensors, (shape, eps), given)
 
 
 def rms_norm(
@@ -355,7 +395,8 @@ def rms_norm(
         TypeError, ValueError, RuntimeError: as PyTorch's function.
     """
     shape = tuple(normalized_shape)
-    return _norm(_RMS_NORM, (input, weight), (shape, eps), (input, [*shape], weight, eps))
+    given = (input, [*shape], weight, eps)
+    return _norm(_RMS_NORM, rms_norm, _takes_rows, (input, weight), (shape, eps), given)
 
 
 def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
@@ -369,10 +410,6 @@ def _takes_rows(tensors: tuple[Any, ...], choices: tuple[Any, ...]) -> bool:
         # PyTorch's functions have special rules for empty inputs.
         and input.numel() != 0
     )
-
-
-_LAYER_NORM = eager.Norm(layer_norm, _takes_rows)
-_RMS_NORM = eager.Norm(rms_norm, _takes_rows)
 
 
 def instance_norm(

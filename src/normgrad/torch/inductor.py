@@ -16,32 +16,25 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from ..contract import Kind
 from .kernels import FAKES, wide
+from .schemas import SCHEMAS
 
 aten = torch.ops.aten
 
 
-def _native_batch_norm(
-    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *options: Any
-) -> Any:
-    if running_mean is None or running_var is None:
-        found = aten._native_batch_norm_legit.no_stats(input, weight, bias, *options)
-        return (*found, None, None)
-    return aten._native_batch_norm_legit_functional(
-        input, weight, bias, running_mean, running_var, *options
-    )
+def _native_batch_norm(*arguments: Any) -> Any:
+    if arguments[3] is None or arguments[4] is None:  # the running statistics
+        tensors, options = arguments[:3], arguments[5:]
+        return *aten._native_batch_norm_legit.no_stats(*tensors, *options), None, None
+    return aten._native_batch_norm_legit_functional(*arguments)
 
 
-def _native_batch_norm_backward(
-    grad_out: Tensor, input: Tensor, weight: Any, running_mean: Any, running_var: Any,
-    save_mean: Any, save_invstd: Any, train: bool, *rest: Any,
-) -> Any:  # fmt: skip
-    statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
-    if any(value is None for value in statistics):
+def _native_batch_norm_backward(*arguments: Any) -> Any:
+    running, saved, train = arguments[3:5], arguments[5:7], arguments[7]
+    if any(value is None for value in (saved if train else running)):
         return NotImplemented  # normgrad's operator computes the missing statistics
-    return aten.native_batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, *rest
-    )
+    return aten.native_batch_norm_backward(*arguments)
 
 
 #: Inductor generates layer norms of fewer elements, where normgrad's kernels gain less than their
@@ -58,33 +51,29 @@ def _native_layer_norm_backward(*arguments: Any) -> Any:
     return aten.native_layer_norm_backward(*arguments)
 
 
-def _if_small(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula that returns NotImplemented for tensors whose size is symbolic or not small."""
-
-    def checked(data: Tensor, *rest: Any) -> Any:
-        size: Any = data.numel()
-        return formula(data, *rest) if isinstance(size, int) and size < SMALL else NotImplemented
-
-    return checked
-
-
 _FORMULAS: dict[str, Callable[..., Any]] = {
     "native_batch_norm": _native_batch_norm,
     "native_batch_norm_backward": _native_batch_norm_backward,
     "native_group_norm": aten.native_group_norm,
     "native_group_norm_backward": aten.native_group_norm_backward,
-    "native_layer_norm": _if_small(aten.native_layer_norm),
-    "native_layer_norm_backward": _if_small(_native_layer_norm_backward),
+    "native_layer_norm": aten.native_layer_norm,
+    "native_layer_norm_backward": _native_layer_norm_backward,
 }
 
 
 def _decomposition(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
     """An operator's decomposition: a formula in float32 or float64, with the operator's outputs.
 
-    Its results have the dtypes and memory formats that the operator's fake kernel promises.
+    Its results have the dtypes and memory formats that the operator's fake kernel promises. It
+    returns NotImplemented where the kernel is to be called: for rows, if the size is symbolic or
+    not small.
     """
+    by_row = SCHEMAS[name].operator.statistics is Kind.ROW
 
     def decomposed(*arguments: Any) -> Any:
+        size: Any = arguments[0].numel()
+        if by_row and not (isinstance(size, int) and size < SMALL):
+            return NotImplemented
         promised = FAKES[name](*arguments)
         dtype = wide(*[value for value in arguments[:2] if isinstance(value, Tensor)])
         found = formula(

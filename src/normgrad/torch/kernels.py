@@ -29,14 +29,9 @@ def wide(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
-def absent(dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The empty tensor that stands for an absent result."""
-    return torch.empty(0, dtype=dtype, device=like.device)
-
-
 def absent_of(operator: Operator, input: Tensor) -> Tensor:
     """The empty tensor that stands for an absent result of an operator."""
-    return absent(input.dtype if operator.is_gradient else wide(input), input)
+    return input.new_empty(0, dtype=input.dtype if operator.is_gradient else wide(input))
 
 
 def output_for(input: Tensor) -> Tensor | None:
@@ -87,11 +82,6 @@ def _like(data: Tensor) -> Tensor:
     return torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
 
 
-def _output(input: Tensor) -> Tensor:
-    found = output_for(input)
-    return _like(input) if found is None else found
-
-
 def _fake(schema: Schema) -> Callable[..., Any]:
     operator = schema.operator
 
@@ -115,7 +105,8 @@ def _fake(schema: Schema) -> Callable[..., Any]:
             if not output.wanted or source is None:
                 results.append(absent_of(operator, data))
             elif output.kind is Kind.DATA:
-                results.append(_output(data) if output.name == OUTPUT.name else _like(data))
+                other = None if operator.is_gradient else output_for(data)
+                results.append(_like(data) if other is None else other)
             else:
                 dtype = wide(source) if output.is_wide else source.dtype
                 if output.kind is Kind.COUNT:

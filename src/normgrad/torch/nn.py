@@ -8,7 +8,6 @@ a layer calls PyTorch's function.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,10 +20,33 @@ from . import collectives, functional
 
 
 class Ours(Module):
-    """The base class of all normgrad layers."""
+    """The base class of all normgrad layers.
+
+    Attributes:
+        replaces: the class that the class replaces. A class that has none of its own, but inherits
+            one, replaces nothing.
+    """
+
+    replaces: type[Module]
 
     def __repr__(self) -> str:
         return f"normgrad.{super().__repr__()}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute the norm.
+
+        Args:
+            input: a tensor with the axes that the class names, in any memory layout; the result has
+                PyTorch's, which is channels-last where the input is.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as PyTorch's layer.
+        """
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        return self._computed(input)
+
+    _computed: Callable[[Tensor], Tensor]
 
     # Parameters and buffers are read from their tables, which avoids calls of ``__getattr__``. They
     # are plain attributes in pruned layers, replicas and layers with parametrizations.
@@ -55,18 +77,7 @@ def leaf(layer: Module, *args: Any, **kwargs: Any) -> Any:
 class _BatchNorm(Ours, torch.nn.modules.batchnorm._BatchNorm):
     """The common base of the batch norms; each also inherits from PyTorch's class."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Batch norm.
-
-        Args:
-            input: (N, C, ...) with as many axes as the class says, in any memory layout, which the
-                result keeps.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as PyTorch's layer.
-        """
-        if isinstance(input, Proxy):
-            return leaf(self, input)
+    def _computed(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         mean, var, batches = self._tracked()
         training = self.training
@@ -128,71 +139,34 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 class GroupNorm(Ours, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` by normgrad: (N, C, ...)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Group norm.
-
-        Args:
-            input: (N, C, ...), in any memory layout, which the result keeps.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as PyTorch's layer.
-        """
-        if isinstance(input, Proxy):
-            return leaf(self, input)
+    def _computed(self, input: Tensor) -> Tensor:
         weight, bias = self._affine()
         return functional.group_norm(input, self.num_groups, weight, bias, self.eps)
 
 
 class LayerNorm(Ours, torch.nn.LayerNorm):
-    """:class:`torch.nn.LayerNorm` by normgrad."""
+    """:class:`torch.nn.LayerNorm` by normgrad: the last axes are ``normalized_shape``."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Layer norm.
-
-        Args:
-            input: its last axes are ``normalized_shape``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as PyTorch's layer.
-        """
-        if isinstance(input, Proxy):
-            return leaf(self, input)
+    def _computed(self, input: Tensor) -> Tensor:
         weight, bias = self._affine()
         return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNorm(Ours, torch.nn.RMSNorm):
-    """:class:`torch.nn.RMSNorm` by normgrad."""
+    """:class:`torch.nn.RMSNorm` by normgrad: the last axes are ``normalized_shape``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """RMS norm.
+        """Compute the norm as the other layers do; PyTorch's layer has this name for its input."""
+        return super().forward(x)
 
-        Args:
-            x: its last axes are ``normalized_shape``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as PyTorch's layer.
-        """
-        if isinstance(x, Proxy):
-            return leaf(self, x)
-        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+    def _computed(self, input: Tensor) -> Tensor:
+        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
 
 class _InstanceNorm(Ours, torch.nn.modules.instancenorm._InstanceNorm):
     """The common base of the instance norms; each also inherits from PyTorch's class."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Instance norm.
-
-        Args:
-            input: (N, C, ...) or (C, ...), with as many axes as the class says.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as PyTorch's layer.
-        """
-        if isinstance(input, Proxy):
-            return leaf(self, input)
-        return super().forward(input)
+    _computed = torch.nn.modules.instancenorm._InstanceNorm.forward
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         return functional.instance_norm(
@@ -268,8 +242,7 @@ class SyncBatchNorm(_BatchNorm):
         group = self.process_group
         if isinstance(group, str):
             group = collectives.by_name(group)
-        synchronised = partial(functional.sync_batch_norm, process_group=group, key=self._key)
-        return synchronised(*arguments)
+        return functional.sync_batch_norm(*arguments, group, key=self._key)  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace the process group, which cannot leave its process, by its name."""

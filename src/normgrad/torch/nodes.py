@@ -22,14 +22,12 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .. import native
 from ..plans import answered, call, ready_plans
 from . import derivatives
 from .derivatives import Normalisation, SynchronisedNormalisation, formula_vjp, like
 from .schemas import NAMESPACE, SCHEMAS, Schema
 from .watching import kernels_suffice, unwatched
 
-_transforms_active = torch._C._are_functorch_transforms_active
 any_requires_grad = torch._C._any_requires_grad
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
@@ -43,9 +41,12 @@ def operator(name: str) -> Any:
 
 
 def called(schema: Schema, values: Iterable[Any]) -> Any:
-    """Call a schema's operator with the values of its declaration's tensors, then its options."""
-    names = (*[each.name for each in schema.operator.parameters], *schema.operator.options)
-    given = dict(zip(names, values, strict=True))
+    """Call a schema's operator with the values of its declaration's tensors, then its options.
+
+    The last option of a declaration, the channel axis, is not an argument of PyTorch's.
+    """
+    names = (*schema.operator.names, *schema.operator.options)
+    given = dict(zip(names, values, strict=False))
     return operator(schema.name)(*schema.arguments_of(given))
 
 
@@ -77,14 +78,17 @@ class Node(_SingleLevelFunction):
 
         ``made`` consists of the results, the constant tensors to save, the other values to save,
         and the pair of modes (reverse, forward) in which gradients were enabled for the operator,
-        since neither is here. The pair is None on the fast path of :mod:`.eager`, whose only result
-        is the output, and which never needs the pair.
+        since neither is here. The pair is None on the fast path of :mod:`.functional`, whose only
+        result is the output, and which never needs the pair. There no one else has the constants,
+        and as an attribute they cost less.
         """
         results, constants, ctx.choices, modes = made
-        ctx.save_for_backward(*tensors[: cls.saved], *constants)
         if modes is None:
+            ctx.constants = constants
+            ctx.save_for_backward(*tensors[: cls.saved])
             return results
-        ctx.modes = modes
+        ctx.constants, ctx.modes = (), modes
+        ctx.save_for_backward(*tensors[: cls.saved], *constants)
         ctx.save_for_forward(*tensors[: cls.saved], *constants)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
@@ -138,88 +142,100 @@ def of_primals(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
-def _statistics(gradient: Schema, choices: Any) -> list[str]:
-    """The names of the tensors from which a norm's gradients take the statistics.
+class Norm:
+    """A norm: its operator, that of its gradients, and how one's arguments follow from the other's.
 
-    In batch norm they depend on the first option, ``training``. The first option of other norms is
-    never 0 or empty, so it counts as true.
+    Attributes:
+        name: normgrad's name of the norm, which PyTorch's function has too.
+        schema, gradient: the schemas of the two operators.
+        plans, gradient_plans: the plans of their earlier calls.
+        normalised: makes a Normalisation from the options that both operators have, the data and
+            the statistics.
+        shared: takes those of the norm's options that the gradients' operator has too.
+        orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
+            the statistics, None) in the order of the gradients' operator.
+        node, gradient_node: the classes of the two operators' autograd nodes.
     """
-    names = [name for name in gradient.inputs if name not in _FIRST]
-    return names[-2:] if choices[0] else names[:2]
+
+    def __init__(self, name: str, shown: str, normalised: Callable[..., Normalisation]) -> None:
+        """Take the operator's name, the shown name of the node, and ``normalised``."""
+        self.schema, self.gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
+        self.name, self.normalised = self.schema.operator.name, normalised
+        self.plans = ready_plans(self.schema.operator, read_next=True)
+        self.gradient_plans = ready_plans(self.gradient.operator, read_next=True)
+        options = self.gradient.operator.options
+        shared: list[Any] = [
+            index
+            for index, option in enumerate(self.schema.operator.options)
+            if option in options and option != "channel_axis"
+        ]
+        if len(shared) == 1:  # with a slice, itemgetter returns a tuple of one option
+            shared = [slice(shared[0], shared[0] + 1)]
+        self.shared = itemgetter(*shared)
+        inputs, self.orders = [*self.gradient.inputs], []
+        for training in (False, True):
+            pool = (*_FIRST, *self.statistics((training,)))
+            places = [pool.index(name) if name in pool else -1 for name in inputs]
+            self.orders.append(itemgetter(*places))
+        node: Any = type(shown, (Forward,), {"norm": self})
+        own = {"norm": self, "normalised": staticmethod(normalised)}
+        self.gradient_node = type(f"{shown}Backward", (Backward,), own)
+        # PyTorch's own method looks for this function in every call, which takes 2 µs.
+        node._backward_cls.apply = node.backward
+        self.node = node
+
+    def statistics(self, choices: Any) -> list[str]:
+        """The names of the tensors from which the gradients take the statistics.
+
+        In batch norm they depend on the first option, ``training``. The first option of other norms
+        is never 0 or empty, so it counts as true.
+        """
+        names = [name for name in self.gradient.inputs if name not in _FIRST]
+        return names[-2:] if choices[0] else names[:2]
 
 
 class Forward(Node):
-    """The node of a norm's forward pass.
-
-    Attributes:
-        gradient: the schema of the operator of the norm's gradients.
-        plans: the plans of that operator's earlier calls.
-        shared: takes those of the options that the gradients' operator has too.
-        orders: functions, for evaluation and for training, that arrange (grad_out, input, weight,
-            the statistics, None) in the order of that operator's tensors.
-        axis: the channel axis, if the gradients' operator has that option, which is its last.
-        others: the number of results besides the output.
-        normalised: makes a Normalisation from the shared options, the data and the statistics.
-    """
+    """The node of a norm's forward pass."""
 
     saved = 2
-    gradient: ClassVar[Schema]
-    plans: ClassVar[dict[bytes, native.Ready]]
-    shared: ClassVar[Callable[[Any], Any]]
-    orders: ClassVar[tuple[Callable[[Any], Any], ...]]
-    axis: ClassVar[tuple[int, ...]]
-    others: ClassVar[int]
-    normalised: ClassVar[Callable[..., Normalisation]]
+    norm: ClassVar[Norm]
 
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
-        tensors, options = schema.read(arguments)
-        return cls.taken(tuple(tensors.values()), tuple(options.values()), results)
-
-    @classmethod
-    def taken(
-        cls,
-        tensors: tuple[Any, ...],
-        choices: tuple[Any, ...],
-        results: tuple[Any, ...],
-        copies: Callable[[tuple[Any, ...]], tuple[Any, ...]] = clones,
-    ) -> tuple[Any, Any, Any]:
-        """What :meth:`read` returns, from the tensors and options in the declaration's order.
-
-        In evaluation the node keeps ``copies`` of the running statistics, since a later batch may
-        update them in place. They have no gradients.
-        """
-        statistics = results[1:3] if choices[0] else copies(tensors[3:])
-        return tensors[:3], statistics, cls.shared(choices)
+        given, options = schema.read(arguments)
+        tensors, choices = tuple(given.values()), tuple(options.values())
+        # A later batch may update the running statistics in place.
+        statistics = results[1:3] if choices[0] else clones(tensors[3:])
+        return tensors[:3], statistics, cls.norm.shared(choices)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
         """The gradients, by the kernels if PyTorch need not see the call, else by the operator."""
-        node: type[Forward] = ctx._forward_cls
+        norm: Norm = ctx._forward_cls.norm
         mask = ctx.needs_input_grad[1:]
         if grad_out is None:
             return None, *[None] * len(mask)
-        gradient, ours = node.gradient, node.gradient.operator
-        tensors = node.orders[bool(ctx.choices[0])]((grad_out, *ctx.saved_tensors, None))
-        choices = (*ctx.choices, mask, *node.axis)
+        choices = (*ctx.choices, mask)
+        saved = ctx.saved_tensors
+        tensors = norm.orders[bool(choices[0])]((grad_out, *saved, *ctx.constants, None))
         if not torch.is_grad_enabled() and unwatched():
-            found = answered(node.plans, tensors, None, choices)
+            found = answered(norm.gradient_plans, tensors, None, choices)
             if found is None and kernels_suffice(grad_out):
-                found = call(ours, tensors, None, choices, read_next=True)
+                found = call(norm.gradient.operator, tensors, None, choices, read_next=True)
             if found is not None:
                 return None, *found
-        return None, *wanted(called(gradient, (*tensors, *choices)), mask)
+        return None, *wanted(called(norm.gradient, (*tensors, *choices)), mask)
 
     @staticmethod
     @of_primals
     def jvp(ctx: Any, kept: Any, _: Any, *tangents: Any) -> Any:
         """The Jacobian-vector product of the output."""
-        node: type[Forward] = ctx._forward_cls
+        norm: Norm = ctx._forward_cls.norm
         data, gamma, *statistics = kept
         input, weight, *bias = tangents
-        norm = node.normalised(ctx.choices, data, *statistics)
-        moved = norm.output_jvp(gamma, input, weight, *(bias or [None]))
-        return like(moved, data), *[None] * node.others
+        normalised = norm.normalised(ctx.choices, data, *statistics)
+        moved = normalised.output_jvp(gamma, input, weight, *(bias or [None]))
+        return like(moved, data), *[None] * (len(norm.schema.operator.all_outputs) - 1)
 
 
 class Gradients(Node):
@@ -247,13 +263,15 @@ class Gradients(Node):
 class Backward(Gradients):
     """The node of a norm's gradients, which also has forward-mode derivatives."""
 
+    norm: ClassVar[Norm]
+
     @classmethod
     def read(cls, schema: Any, arguments: Any, results: Any) -> Any:  # noqa: D102 - as Node's
         given, options = schema.read(arguments)
         tensors = dict(zip(schema.inputs, given.values(), strict=True))
         *choices, mask = options.values()
         forms = [(value.shape, value.dtype) for value in results]
-        statistics = [tensors[name] for name in _statistics(schema, choices)]
+        statistics = [tensors[name] for name in cls.norm.statistics(choices)]
         return [tensors[name] for name in _FIRST], statistics, (choices, wanted(forms, mask))
 
     @staticmethod
@@ -268,41 +286,6 @@ class Backward(Gradients):
             None if form is None else value.reshape(form[0]).to(form[1])
             for value, form in zip(moved, forms, strict=False)
         )
-
-
-def _nodes(
-    name: str, shown: str, normalised: Callable[..., Normalisation]
-) -> dict[str, type[Node]]:
-    """The nodes of the operator with this name and of the operator of its gradients."""
-    schema, gradient = SCHEMAS[name], SCHEMAS[f"{name}_backward"]
-    own: dict[str, Any] = {"normalised": staticmethod(normalised)}
-    orders = []
-    for training in (False, True):
-        pool = (*_FIRST, *_statistics(gradient, (training,)))
-        places = [pool.index(name) if name in pool else -1 for name in gradient.inputs]
-        orders.append(itemgetter(*places))
-    shared: list[Any] = [
-        index
-        for index, option in enumerate(schema.operator.options)
-        if option in gradient.operator.options and option != "channel_axis"
-    ]
-    if len(shared) == 1:  # with a slice, itemgetter returns a tuple of one option
-        shared = [slice(shared[0], shared[0] + 1)]
-    forward = {
-        "gradient": gradient,
-        "plans": ready_plans(gradient.operator, read_next=True),
-        "shared": itemgetter(*shared),
-        "orders": tuple(orders),
-        "axis": (1,) if "channel_axis" in gradient.operator.options else (),
-        "others": len(schema.operator.all_outputs) - 1,
-    }
-    made: Any = type(shown, (Forward,), {**own, **forward})
-    # PyTorch's own method looks for this function in every call, which takes 2 µs.
-    made._backward_cls.apply = made.backward
-    return {
-        name: made,
-        gradient.name: type(f"{shown}Backward", (Backward,), own),
-    }
 
 
 def _part(name: str, formula: Callable[..., Any], differentiable: int) -> type[Node]:
@@ -397,12 +380,21 @@ class SyncBatchNormBackward(Gradients):
     normalised = SynchronisedNormalisation
 
 
+#: The norms by normgrad's names.
+NORMS = {
+    norm.name: norm
+    for norm in (
+        Norm("native_batch_norm", "BatchNorm", derivatives.of_channels),
+        Norm("native_group_norm", "GroupNorm", derivatives.of_groups),
+        Norm("native_layer_norm", "LayerNorm", derivatives.of_rows),
+        Norm("_fused_rms_norm", "RmsNorm", derivatives.by_squares),
+    )
+}
+
 #: The class of each operator's node, by the operator's name.
 NODES: dict[str, Any] = {
-    **_nodes("native_batch_norm", "BatchNorm", derivatives.of_channels),
-    **_nodes("native_group_norm", "GroupNorm", derivatives.of_groups),
-    **_nodes("native_layer_norm", "LayerNorm", derivatives.of_rows),
-    **_nodes("_fused_rms_norm", "RmsNorm", derivatives.by_squares),
+    **{norm.schema.name: norm.node for norm in NORMS.values()},
+    **{norm.gradient.name: norm.gradient_node for norm in NORMS.values()},
     "batch_norm_elemt": BatchNormElemt,
     "all_reduce_sum": AllReduceSum,
     "sync_batch_norm": SyncBatchNorm,
@@ -432,9 +424,7 @@ def kernel(name: str) -> Callable[..., Any]:
         modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         results = results if isinstance(results, tuple) else (results,)
         tensors, *kept = node.read(schema, arguments, results)
-        if _transforms_active():
-            with enable_single_level_autograd_function():
-                return node.apply((results, *kept, modes), *tensors)
-        return node.apply((results, *kept, modes), *tensors)
+        with enable_single_level_autograd_function():
+            return node.apply((results, *kept, modes), *tensors)
 
     return differentiable

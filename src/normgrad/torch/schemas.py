@@ -3,79 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ..contract import GRAD_INPUT, Kind, Operator, Output, Parameter, only
 from ..operators.by_name import PLANNED
-from ..options import OPTIONS, flag, integer, mask, real, sizes
 from ..problem import Role
 
 #: The namespace of the operators in ``torch.ops``.
 NAMESPACE = "normgrad"
 
-_TYPES = {flag: "bool", real: "float", integer: "int", sizes: "SymInt[]"}
 #: The names that normgrad's declarations may use for PyTorch's arguments.
 _RENAMED = {"train": "training", "weight": "gamma", "bias": "beta", "group": "num_groups"}
-#: The types of arguments that a declaration may lack.
-_OTHERS = {
-    **dict.fromkeys(("N", "C", "HxW"), "SymInt"),
-    "eps": "float",
-    "bias": "Tensor?",
-    "group_name": "str",
-    "key": "int",
-}
 
 
-@dataclass(frozen=True)
 class Schema:
     """The schema of an operator for PyTorch.
 
     Attributes:
         name: the name in the namespace, which is ATen's if ATen has the operator.
         operator: normgrad's declaration of what the operator computes.
+        text: the schema in the form that ``torch.library`` takes.
         names: the names of the arguments, in PyTorch's order.
+        declared: the declaration's name of each argument.
+        inputs: the kinds of the tensors among the arguments, by name, in the declaration's order.
     """
 
-    name: str
-    operator: Operator
-    names: tuple[str, ...]
-
-    @cached_property
-    def declared(self) -> dict[str, str]:
-        """The declaration's name of each argument."""
-        known = {*[each.name for each in self.operator.parameters], *self.operator.options}
-        return {
+    def __init__(self, name: str, operator: Operator, arguments: str) -> None:
+        """Take the name, the declaration, and the types and names of the arguments."""
+        self.name, self.operator = name, operator
+        results = ", ".join(f"Tensor {output.name}" for output in operator.all_outputs)
+        made = "Tensor" if operator.out_is_tensor else f"({results})"
+        self.text = f"{name}({arguments}) -> {made}"
+        self.names = tuple(argument.split()[1] for argument in arguments.split(", "))
+        known = {*operator.names, *operator.options}
+        self.declared = {
             name: _RENAMED[name] if _RENAMED.get(name) in known else name for name in self.names
         }
-
-    @cached_property
-    def inputs(self) -> dict[str, Kind]:
-        """The kinds of the tensors among the arguments, by name, in the declaration's order."""
         theirs = {declared: name for name, declared in self.declared.items()}
-        return {theirs[each.name]: each.kind for each in self.operator.parameters}
-
-    @property
-    def text(self) -> str:
-        """The schema in the form that ``torch.library`` takes."""
-        arguments = ", ".join(f"{self._type_of(name)} {name}" for name in self.names)
-        results = ", ".join(f"Tensor {output.name}" for output in self.operator.all_outputs)
-        return f"{self.name}({arguments}) -> " + (
-            "Tensor" if self.operator.out_is_tensor else f"({results})"
-        )
-
-    def _type_of(self, argument: str) -> str:
-        operator, ours = self.operator, self.declared[argument]
-        for parameter in operator.parameters:
-            if parameter.name == ours:
-                return "Tensor" if parameter.required else "Tensor?"
-        if ours not in operator.options:
-            return _OTHERS[argument]
-        if OPTIONS[ours] is mask:
-            return f"bool[{len({each.mask for each in operator.all_outputs} - {None})}]"
-        return _TYPES[OPTIONS[ours]] + "?" * (ours == "eps" and operator.has_own_eps)
+        self.inputs = {theirs[each.name]: each.kind for each in operator.parameters}
 
     def read(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The declaration's tensors and options, from PyTorch's arguments.
@@ -111,36 +78,46 @@ def _check_sizes(input: Any, N: Any, C: Any, HxW: Any) -> None:  # noqa: N803 - 
         )
 
 
-_BATCH = "input weight bias running_mean running_var"
-_SIZES = "N C HxW group"
+_AFFINE = "Tensor input, Tensor? weight, Tensor? bias"
+_GRADIENT = "Tensor grad_out, Tensor input"
+_RUNNING = "Tensor? running_mean, Tensor? running_var"
+_GIVEN = "Tensor mean, Tensor invstd"
+_SIZES = "SymInt N, SymInt C, SymInt HxW, int group"
+_ROW = "SymInt[] normalized_shape"
 #: The arguments of ATen's operators; normgrad's names of these lack ``native_`` and ``_fused_``.
 _ARGUMENTS = {
-    "native_batch_norm": f"{_BATCH} training momentum eps",
+    "native_batch_norm": f"{_AFFINE}, {_RUNNING}, bool training, float momentum, float eps",
     "native_batch_norm_backward": (
-        "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask"
+        f"{_GRADIENT}, Tensor? weight, {_RUNNING}, Tensor? save_mean, Tensor? save_invstd, "
+        "bool train, float eps, bool[3] output_mask"
     ),
-    "batch_norm_stats": "input eps",
-    "batch_norm_elemt": "input weight bias mean invstd eps",
+    "batch_norm_stats": "Tensor input, float eps",
+    "batch_norm_elemt": f"{_AFFINE}, {_GIVEN}, float eps",
     "batch_norm_gather_stats_with_counts": (
-        "input mean invstd running_mean running_var momentum eps counts"
+        f"Tensor input, {_GIVEN}, {_RUNNING}, float momentum, float eps, Tensor counts"
     ),
-    "batch_norm_backward_reduce": "grad_out input mean invstd weight input_g weight_g bias_g",
-    "batch_norm_backward_elemt": "grad_out input mean invstd weight sum_dy sum_dy_xmu count",
-    "native_group_norm": f"input weight bias {_SIZES} eps",
-    "native_group_norm_backward": f"grad_out input mean rstd weight {_SIZES} output_mask",
-    "native_layer_norm": "input normalized_shape weight bias eps",
+    "batch_norm_backward_reduce": (
+        f"{_GRADIENT}, {_GIVEN}, Tensor? weight, bool input_g, bool weight_g, bool bias_g"
+    ),
+    "batch_norm_backward_elemt": (
+        f"{_GRADIENT}, {_GIVEN}, Tensor? weight, Tensor sum_dy, Tensor sum_dy_xmu, Tensor count"
+    ),
+    "native_group_norm": f"{_AFFINE}, {_SIZES}, float eps",
+    "native_group_norm_backward": (
+        f"{_GRADIENT}, Tensor mean, Tensor rstd, Tensor? weight, {_SIZES}, bool[3] output_mask"
+    ),
+    "native_layer_norm": f"Tensor input, {_ROW}, Tensor? weight, Tensor? bias, float eps",
     "native_layer_norm_backward": (
-        "grad_out input normalized_shape mean rstd weight bias output_mask"
+        f"{_GRADIENT}, {_ROW}, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
+        "bool[3] output_mask"
     ),
-    "_fused_rms_norm": "input normalized_shape weight eps",
-    "_fused_rms_norm_backward": "grad_out input normalized_shape rstd weight output_mask",
+    "_fused_rms_norm": f"Tensor input, {_ROW}, Tensor? weight, float? eps",
+    "_fused_rms_norm_backward": (
+        f"{_GRADIENT}, {_ROW}, Tensor rstd, Tensor? weight, bool[2] output_mask"
+    ),
 }
 _ROWS = [
-    Schema(
-        name,
-        PLANNED[name.removeprefix("native_").removeprefix("_fused_")],
-        tuple(arguments.split()),
-    )
+    Schema(name, PLANNED[name.removeprefix("native_").removeprefix("_fused_")], arguments)
     for name, arguments in _ARGUMENTS.items()
 ]
 #: The schemas of ATen's operators, by the names of normgrad's declarations.
@@ -156,7 +133,7 @@ _SYNCHRONISED = (
             options=("momentum", "eps"),
             all_outputs=(*_FORWARD.all_outputs, Output("count", Kind.COUNT, Role.COUNT)),
         ),
-        (*_BATCH.split(), "momentum", "eps", "group_name", "key"),
+        f"{_AFFINE}, {_RUNNING}, float momentum, float eps, str group_name, int key",
     ),
     Schema(
         "all_reduce_sum",
@@ -168,7 +145,7 @@ _SYNCHRONISED = (
             result=only,
             out_is_tensor=True,
         ),
-        ("values", "group_name"),
+        "Tensor values, str group_name",
     ),
     Schema(
         "sync_batch_norm_backward",
@@ -182,7 +159,7 @@ _SYNCHRONISED = (
             all_outputs=(GRAD_INPUT, *PLANNED["batch_norm_backward_reduce"].all_outputs[2:]),
             out_is_tensor=False,
         ),
-        ("grad_out", "input", "weight", "mean", "invstd", "count", "group_name", "output_mask"),
+        f"{_GRADIENT}, Tensor? weight, {_GIVEN}, Tensor count, str group_name, bool[3] output_mask",
     ),
 )
 

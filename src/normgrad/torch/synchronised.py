@@ -18,7 +18,7 @@ from ..operators.forward import batch_norm_elemt
 from ..operators.statistics import batch_norm_gather_stats_with_counts, batch_norm_stats
 from ..operators.sync_batch_norm import batch_norm_backward_elemt
 from . import collectives
-from .kernels import KERNELS, absent, output_for, wide
+from .kernels import KERNELS, output_for, wide
 
 _DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
@@ -108,7 +108,7 @@ def sync_batch_norm(
     )  # fmt: skip
     real = wide(input)
     mean, invstd = mean.to(real), invstd.to(real)
-    running = [absent(real, input) if new is None else new for new in running]
+    running = [mean.new_empty(0) if new is None else new for new in running]
     output = batch_norm_elemt(input, weight, bias, mean, invstd, out=output_for(input))
     return output, mean, invstd, *running, counts.sum().reshape(1)
 
@@ -133,7 +133,7 @@ def sync_batch_norm_backward(
     sum_dy, sum_dy_xmu, grad_weight, grad_bias = KERNELS["batch_norm_backward_reduce"](
         grad_out, input, mean.double(), invstd, mean if weight is None else weight, *output_mask
     )
-    grad_input = absent(input.dtype, input)
+    grad_input = input.new_empty(0)
     if output_mask[0]:
         both = torch.cat((sum_dy, sum_dy_xmu))
         collectives.all_reduce("sync_batch_norm: gradients", both, group)

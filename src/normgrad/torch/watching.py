@@ -19,7 +19,7 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 def unwatched() -> bool:
     """Whether no transform, mode, compiler or tracer is active that must see operators."""
     return not (
-        torch.compiler.is_compiling()
+        torch.compiler.is_dynamo_compiling()
         or _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._are_functorch_transforms_active()
@@ -49,17 +49,15 @@ def untraced(kernel: Callable[..., Any]) -> Callable[..., Any]:
     runs, including those that the dispatcher calls: it would compile the code of plans. Dynamo is
     looked up among the loaded modules, since importing it takes seconds and compiling loads it.
     """
-    hidden: list[Callable[..., Any]] = []
+    hidden = kernel
 
     @wraps(kernel)
     def call(*arguments: Any) -> Any:
-        if hidden:
-            return hidden[0](*arguments)
-        dynamo = sys.modules.get("torch._dynamo")
-        disable = getattr(dynamo, "disable", None)  # absent while Dynamo is being imported
-        if disable is None:
-            return kernel(*arguments)
-        hidden.append(disable(kernel))
-        return hidden[0](*arguments)
+        nonlocal hidden
+        if hidden is kernel:
+            dynamo = sys.modules.get("torch._dynamo")
+            disable = getattr(dynamo, "disable", None)  # absent while Dynamo is being imported
+            hidden = kernel if disable is None else disable(kernel)
+        return hidden(*arguments)
 
     return call
