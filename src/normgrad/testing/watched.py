@@ -20,6 +20,7 @@ class Watched:
     Attributes:
         value: the array.
         start: the offset of its first element from the start of that memory, in bytes.
+        size: the memory's size in bytes.
     """
 
     def __init__(self, value: Array) -> None:
@@ -29,6 +30,7 @@ class Watched:
             self._whole = self._whole.base
         self.start = value.ctypes.data - _bounds(self._whole)[0]
         self._before = self.bytes()
+        self.size = self._before.size
 
     def bytes(self) -> Array:
         """A copy of the memory as it is now."""

@@ -1,8 +1,9 @@
-"""The suite for libraries that speak infiniop."""
+"""Test libraries that speak infiniop: their calls, and the suite."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from ctypes import c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -10,14 +11,112 @@ from typing import Any
 import numpy as np
 
 from .. import reference
+from ..infiniop import infiniDevice_t, infiniDtype_t
 from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
 from . import changes
+from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
-from .infiniop_library import DTYPES, MAKERS, RUN, SIZE, Descriptors
-from .libraries import Change, LibraryCase, Request, Tensor, exact_of_variance, mishandled
+from .libraries import (
+    Change,
+    LibraryCase,
+    Request,
+    Steps,
+    Tensor,
+    both,
+    exact_of_variance,
+    mishandled,
+)
 from .neighbours import neighbours
 from .suite import LONG
 from .tensors import Array, Call, Shape, make
+
+_CREATE = "infiniopCreateBatchNormBackwardDescriptor"
+_SIZE = "infiniopGetBatchNormBackwardWorkspaceSize"
+_RUN = "infiniopBatchNormBackward"
+
+#: Each kind of object, with the functions that create and destroy it.
+_MAKERS = {
+    "handle": ("infiniopCreateHandle", "infiniopDestroyHandle"),
+    "tensor": ("infiniopCreateTensorDescriptor", "infiniopDestroyTensorDescriptor"),
+    "operator": (_CREATE, "infiniopDestroyBatchNormBackwardDescriptor"),
+}
+
+#: The rules' names for dtypes, by infiniop's words; infiniop does not take all of them.
+DTYPES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16", "F64": "float64", "I32": "I32"}
+_CODES = {name: infiniDtype_t[f"INFINI_DTYPE_{word}"] for word, name in DTYPES.items()}
+
+
+class Infiniop(Steps):
+    """One call: a handle, the tensors' descriptors, the operator's, and the computation.
+
+    :func:`mistakes` lists the mistakes that a request can contain.
+    """
+
+    dialect = "infiniop"
+    markers = (_CREATE,)
+    needed = (*(name for pair in _MAKERS.values() for name in pair), _SIZE, _RUN)
+    companions = ("libinfinirt.so",)
+    libraries = ("infiniop", "infinirt")
+
+    @staticmethod
+    def facts(path: str, functions: Functions) -> dict[str, str]:
+        return {"operators": "BatchNormBackward", "tensors": "CPU"}
+
+    @staticmethod
+    def prepare(functions: Functions) -> None:
+        """Choose the CPU."""
+        if "infinirtInit" in functions:
+            functions.call("infinirtInit")
+        if "infinirtSetDevice" in functions:
+            functions.call("infinirtSetDevice", infiniDevice_t.INFINI_DEVICE_CPU, 0)
+
+    def run(self) -> None:
+        handle = self._made("handle")
+        tensors = {name: self._described(each) for name, each in self.request.tensors.items()}
+        owner = self.given("handle", handle)
+        values = [self.given(name, each) for name, each in tensors.items()]
+        operator = self._made("operator", (owner,), values)
+        self.destroy(*tensors.values())  # the operator keeps its own copies
+        size = c_size_t()
+        self.functions.call(_SIZE, self.unless("operator: null", operator), self._to(_SIZE, size))
+        if self.request.computes:
+            self._compute(operator, size.value)
+        self.destroy(operator, handle)
+
+    def _compute(self, operator: int, size: int) -> None:
+        scratch = self.watch("workspace", np.zeros(size, np.uint8)).value
+        data = [
+            self.unless(f"{name}: null memory", each.array.ctypes.data)
+            for name, each in self.request.tensors.items()
+        ]
+        self.functions.call(
+            _RUN,
+            self.unless("operator: null when computing", self.given("operator", operator)),
+            *self.workspace(size, scratch.ctypes.data),
+            *data,
+            None,
+        )
+        if "infinirtDeviceSynchronize" in self.functions:
+            self.functions.call("infinirtDeviceSynchronize")
+
+    def _made(self, kind: str, before: tuple[Any, ...] = (), after: Any = ()) -> int:
+        """Create an object; the result's pointer stands between the arguments before and after."""
+        creator, destroyer = _MAKERS[kind]
+        made = c_void_p()
+        self.functions.call(creator, *before, self._to(creator, made), *after)
+        return self.made(made.value or 0, destroyer)
+
+    def _described(self, tensor: Tensor) -> int:
+        rank = len(tensor.dims)
+        dims, steps = (c_size_t * rank)(*tensor.dims), (c_ssize_t * rank)(*tensor.strides)
+        strides = None if tensor.null_strides else steps
+        return self._made("tensor", (), (rank, dims, strides, _CODES[tensor.dtype_name]))
+
+    def _to(self, function: str, result: Any) -> Any:
+        return self.unless(f"{function}: no place for the result", result)
+
+
+# The suite
 
 _DTYPES = ("float16", "float32", "bfloat16")
 _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
@@ -44,7 +143,7 @@ class Case(LibraryCase):
     loose: bool = False
 
     _always_said = ("shape", "dtype")
-    steps = Descriptors
+    steps = Infiniop
 
     @property
     def operator(self) -> str:
@@ -80,8 +179,8 @@ class Case(LibraryCase):
                 arguments[name] = replace(tensor, strides=loose)
         empty = (name for name, each in arrays.items() if self.null == "memory" and not each.size)
         wrong = frozenset(f"{name}: null memory" for name in empty)
-        request = Request(RUN, arguments, written, wrong)
-        return mistakes()[self.change].of(request) if self.is_mistake else request
+        request = Request(_RUN, arguments, written, wrong)
+        return mistakes()[self.change](request) if self.is_mistake else request
 
     def _vector_out(self, name: str, values: Array) -> Array:
         if name not in self.strided:
@@ -124,14 +223,14 @@ _PLAIN = Case(Topic.PLAIN)
 @cache
 def mistakes() -> Mapping[str, Change]:
     """The mistakes to try in the plain call, by name."""
-    near = neighbours(CONTRACT, ANY_PRODUCT, (ANY_PRODUCT,), _PLAIN.request(), DTYPES)
+    near = neighbours(CONTRACT, ANY_PRODUCT, _PLAIN.request(), DTYPES)
     found = dict(near.broken)
     for name in (*OUTPUTS, *INPUTS):
         found |= mishandled(f"{name}: destroyed", computes=False)
         found |= mishandled(f"{name}: null memory")
     found |= mishandled("handle: null", "handle: destroyed", "operator: null", computes=False)
     found |= mishandled("operator: null when computing", "operator: destroyed")
-    for creator, destroyer in (*MAKERS.values(), (SIZE, "")):
+    for creator, destroyer in (*_MAKERS.values(), (_SIZE, "")):
         found |= mishandled(f"{creator}: no place for the result", computes=False)
         if destroyer:
             found |= mishandled(f"{destroyer}: null", f"{destroyer}: twice", computes=False)
@@ -142,7 +241,7 @@ def mistakes() -> Mapping[str, Change]:
         ("weight: F64", "grad_bias: an element short"),
         ("grad_bias: an element short", "input: gaps between rows"),
     ):
-        found[f"{first}, and {second}"] = found[second] | found[first]
+        found[f"{first}, and {second}"] = both(found[second], found[first])
     return found
 
 
