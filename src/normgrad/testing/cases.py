@@ -30,6 +30,9 @@ class Topic(Enum):
     MISTAKES = "wrong arguments"
     DETERMINISM = "the same bits again"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 #: Values of ``Case.out`` besides layouts: the output is written over this input.
 IN_PLACE = {"over grad_out": "grad_out", "over input": "input"}

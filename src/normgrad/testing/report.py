@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .cases import Case, Topic
+from .cases import Topic
 from .outcomes import Judged, Verdict
 from .subjects import OTHER_BITS, THREADS
 from .trials import Trial
@@ -29,10 +29,12 @@ def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
     return (title, *numbers, "" if units is None else f"{units:.3g}")
 
 
-def rows(trial: Trial, title: Callable[[Case], str]) -> list[tuple[str, ...]]:
-    """A row for each title, over all cases with that title, in the order of the suite."""
-    titles = dict.fromkeys(title(each.case) for each in trial.judged)
-    return [row(one, (e for e in trial.judged if title(e.case) == one)) for one in titles]
+def rows(trial: Trial, attribute: str) -> list[tuple[str, ...]]:
+    """A row for each topic, or each value of another attribute of cases, in the suite's order."""
+    found: dict[str, list[Judged]] = {}
+    for each in trial.judged:
+        found.setdefault(str(getattr(each.case, attribute)), []).append(each)
+    return [row(title, judged) for title, judged in found.items()]
 
 
 @dataclass(frozen=True)
