@@ -127,6 +127,14 @@ class Case:
 
     def call(self) -> Call:
         """Make the call's tensors, with the same values each time."""
+        made = self.unchanged()
+        if self.change:
+            known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
+            known[self.change].make(made)
+        return made
+
+    def unchanged(self) -> Call:
+        """The call without its change."""
         made = make(
             self.kind,
             self.shape,
@@ -152,9 +160,6 @@ class Case:
             like = made.tensors["input"]
             assert like is not None
             made.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
-        if self.change:
-            known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
-            known[self.change].make(made)
         return made
 
 

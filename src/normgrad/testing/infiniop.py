@@ -10,22 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import reference
 from ..infiniop import infiniDevice_t, infiniDtype_t
 from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
 from . import changes
 from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
-from .libraries import (
-    Change,
-    LibraryCase,
-    Request,
-    Steps,
-    Tensor,
-    both,
-    exact_of_variance,
-    mishandled,
-)
+from .libraries import Change, LibraryCase, Request, Steps, Tensor, both, mishandled
 from .neighbours import neighbours
 from .suite import LONG
 from .tensors import Array, Call, Shape, make
@@ -125,6 +115,24 @@ _VECTORS = ("grad_weight", "grad_bias", "weight", "running_mean", "running_var")
 _NAMES = {**THEIR_NAMES, **{name: name for name in OUTPUTS}}
 
 
+_BASE = make("train", (3, 4, 40))
+
+#: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
+TWISTS: Mapping[str, changes.Change] = {
+    **{
+        name: twist
+        for name, twist in changes.TWISTS.items()
+        if twist.fits(_BASE) and twist.argument in _BASE.tensors and "invstd " not in name
+    },
+    **{
+        f"{word} variance": changes.of_tensor(
+            "save_invstd", partial(np.full_like, fill_value=value)
+        )
+        for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items()
+    },
+}
+
+
 @dataclass(frozen=True)
 class Case(LibraryCase):
     """One call of batch norm's gradients; its mistakes are those of :func:`mistakes`.
@@ -144,30 +152,29 @@ class Case(LibraryCase):
 
     _always_said = ("shape", "dtype")
     steps = Infiniop
+    twists = TWISTS
+    names = _NAMES
+    eps_of_variance = 0.0
 
     @property
     def operator(self) -> str:
         """infiniop's operator."""
         return "BatchNormBackward"
 
-    def call(self) -> Call:
+    def unchanged(self) -> Call:
         """The functional operator's call, except that save_invstd holds the variance."""
-        plain = replace(self, parameters=self.dtype, change="")
-        call = super(Case, plain).call()
+        call = super(Case, replace(self, parameters=self.dtype)).unchanged()
         x = call.tensors["input"]
         assert x is not None
         variance = x.astype(np.float64).var((0, 2)) if x.size else np.ones(x.shape[1])
         call.tensors["save_invstd"] = variance.astype(x.dtype)
-        if self.topic is Topic.SPECIAL:
-            TWISTS[self.change].make(call)
-        for name, theirs in THEIR_NAMES.items():
-            value = call.tensors[name]
-            assert value is not None
-            call.tensors[name] = self._vector_out(theirs, value)
+        for name, value in call.tensors.items():
+            if value is not None:
+                call.tensors[name] = self._vector_out(_NAMES[name], value)
         return call
 
     def request(self) -> Request:
-        arrays, written = self._memory(self.call(), _NAMES)
+        arrays, written = self._memory(self.call())
         arguments: dict[str, Any] = {
             row.name: Tensor.of(arrays[row.name], no_strides=self.null == "strides")
             for row in CONTRACT.rows
@@ -189,30 +196,6 @@ class Case(LibraryCase):
         wide = np.full(step * len(values), np.nan, values.dtype)
         wide[::step] = values
         return wide[::step]
-
-    def exact(self, call: Call) -> dict[str, reference.Exact]:
-        return exact_of_variance(call, eps=0.0)
-
-
-# Special values
-
-
-_BASE = make("train", (3, 4, 40))
-
-#: Changes to special values, by name. A change of ``save_invstd`` changes the variance it holds.
-TWISTS: Mapping[str, changes.Change] = {
-    **{
-        name: twist
-        for name, twist in changes.TWISTS.items()
-        if twist.fits(_BASE) and twist.argument in _BASE.tensors and "invstd " not in name
-    },
-    **{
-        f"{word} variance": changes.of_tensor(
-            "save_invstd", partial(np.full_like, fill_value=value)
-        )
-        for word, value in {"negative": -1.0, "tiny": 1e-12, "huge": 1e12}.items()
-    },
-}
 
 
 # Mistakes

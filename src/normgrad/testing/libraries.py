@@ -15,6 +15,8 @@ from .. import dtypes, layout, reference
 from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
+from .changes import TWISTS
+from .changes import Change as Twist
 from .outcomes import Outcome
 from .subjects import Implementation, NotOfferedError
 from .tensors import Array, Call
@@ -299,10 +301,46 @@ def our_library(steps: type[Steps]) -> Library:
 
 
 class LibraryCase(Case, ABC):
-    """A case of a dialect's suite. Its mistakes change the request, not the tensors."""
+    """A case of a dialect's suite. Its mistakes change the request, not the tensors.
+
+    Attributes:
+        steps: the dialect's calls.
+        twists: changes to special values, by name.
+    """
 
     is_of_library = True
     steps: ClassVar[type[Steps]]
+    twists: ClassVar[Mapping[str, Twist]] = TWISTS
+
+    @property
+    @abstractmethod
+    def names(self) -> Mapping[str, str]:
+        """The dialect's names of tensors and outputs, by the functional operator's."""
+
+    @property
+    @abstractmethod
+    def eps_of_variance(self) -> float | None:
+        """What the formula adds to save_invstd if that holds the variance; None if it does not."""
+
+    def call(self) -> Call:
+        made = self.unchanged()
+        if self.change in self.twists:
+            self.twists[self.change].make(made)
+        return made
+
+    def exact(self, call: Call) -> dict[str, reference.Exact]:
+        eps, variance = self.eps_of_variance, call.tensors.get("save_invstd")
+        if eps is not None and variance is not None:
+            # As float64, so that nothing is rounded before the formula.
+            wide = {
+                name: None if each is None else each.astype(np.float64)
+                for name, each in call.tensors.items()
+            }
+            with np.errstate(all="ignore"):
+                wide["save_invstd"] = 1 / np.sqrt(variance.astype(np.float64) + eps)
+            call = Call(call.name, wide, call.options)
+        found = call.exact()
+        return {self.names[name]: exact for name, exact in found.items()}
 
     def status(self) -> str:
         """The status with which normgrad's own dialect refuses the same wrong request."""
@@ -311,46 +349,30 @@ class LibraryCase(Case, ABC):
         return error[0]
 
     def _memory(
-        self, call: Call, names: Mapping[str, str], all_outputs: bool = True
+        self, call: Call, all_outputs: bool = True
     ) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """New memory for the functional operator's tensors, and the names of those written to.
+        """New memory for the dialect's tensors by name, and the names of those written to.
 
-        Names are the dialect's, which ``names`` has by the functional operator's; ``all_outputs``
-        says whether outputs that are not wanted have memory too.
+        ``all_outputs`` says whether outputs that are not wanted have memory too.
         """
-        arrays = {
-            names[name]: guarded(value) for name, value in call.tensors.items() if value is not None
-        }
-        data, parameters = arrays["input"], call.tensors.get("weight", call.tensors.get("gamma"))
-        dtype = (arrays[names["grad_out"]] if parameters is None else parameters).dtype
+        tensors = {name: each for name, each in call.tensors.items() if each is not None}
+        arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
+        data = tensors["input"]
+        parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
         for output in call.outputs:
-            name, given = names[output.name], call.first_out
+            name, given = self.names[output.name], call.first_out
             if not (output.wanted or all_outputs):
                 continue
             if output.kind is not Kind.DATA:
-                vector = np.full(data.shape[self.channel_axis], np.nan, dtype)
+                vector = np.full(data.shape[self.channel_axis], np.nan, parameters.dtype)
                 arrays[name] = guarded(self._vector_out(name, vector))
             elif self.out in IN_PLACE:
-                arrays[name] = arrays[names[IN_PLACE[self.out]]]
+                arrays[name] = arrays[self.names[IN_PLACE[self.out]]]
             else:
                 new = np.full(data.shape, np.nan, data.dtype) if given is None else given
                 arrays[name] = guarded(new)
-        return arrays, tuple(names[each.name] for each in call.outputs if each.wanted)
+        return arrays, tuple(self.names[each.name] for each in call.outputs if each.wanted)
 
     @abstractmethod
     def _vector_out(self, name: str, values: Array) -> Array:
         """An output with a value for each channel, in the memory layout of this case."""
-
-
-def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
-    """The oracle's outputs of a call whose save_invstd holds variances."""
-    # As float64, so that nothing is rounded before the formula.
-    wide = {
-        name: None if value is None else value.astype(np.float64)
-        for name, value in call.tensors.items()
-    }
-    variance = wide["save_invstd"]
-    if variance is not None:
-        with np.errstate(all="ignore"):
-            wide["save_invstd"] = 1 / np.sqrt(variance + eps)
-    return Call(call.name, wide, call.options).exact()

@@ -177,7 +177,7 @@ def _judge_mistake(case: Case, outcome: Outcome, strict: bool) -> Judged:
     if allowed:
         detail, is_right = f"{case.change}: {kind} ({text})", kind == allowed
     else:
-        named = mistakes(replace(case, change="").call())[case.change].argument
+        named = mistakes(case.unchanged())[case.change].argument
         allowed = f"a TypeError or ValueError that begins with {named}"
         is_named = kind in ("TypeError", "ValueError") and text.startswith(named)
         detail, is_right = f"{kind}: {text}", is_named or not strict
