@@ -149,16 +149,15 @@ class Case:
         )
         made.tensors.update(dict.fromkeys(self.absent))
         if self.vectors != "contiguous":
-            for name, value in made.tensors.items():
-                if value is not None and changes.is_vector(made, name):
+            for name, value in made.given.items():
+                if changes.is_vector(made, name):
                     made.tensors[name] = lay_out(value, self.vectors)
         if self.mask:
             made.options |= changes.masked(made, self.mask)
         if self.out in IN_PLACE:
             made.give(made.tensors[IN_PLACE[self.out]])
         elif self.out:
-            like = made.tensors["input"]
-            assert like is not None
+            like = made.given["input"]
             made.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
         return made
 

@@ -329,16 +329,12 @@ class LibraryCase(Case, ABC):
         return made
 
     def exact(self, call: Call) -> dict[str, reference.Exact]:
-        eps, variance = self.eps_of_variance, call.tensors.get("save_invstd")
-        if eps is not None and variance is not None:
+        if self.eps_of_variance is not None and "save_invstd" in call.given:
             # As float64, so that nothing is rounded before the formula.
-            wide = {
-                name: None if each is None else each.astype(np.float64)
-                for name, each in call.tensors.items()
-            }
+            wide = {name: value.astype(np.float64) for name, value in call.given.items()}
             with np.errstate(all="ignore"):
-                wide["save_invstd"] = 1 / np.sqrt(variance.astype(np.float64) + eps)
-            call = Call(call.name, wide, call.options)
+                wide["save_invstd"] = 1 / np.sqrt(wide["save_invstd"] + self.eps_of_variance)
+            call = Call(call.name, {**call.tensors, **wide}, call.options)
         found = call.exact()
         return {self.names[name]: exact for name, exact in found.items()}
 
@@ -355,7 +351,7 @@ class LibraryCase(Case, ABC):
 
         ``all_outputs`` says whether outputs that are not wanted have memory too.
         """
-        tensors = {name: each for name, each in call.tensors.items() if each is not None}
+        tensors = call.given
         arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
         data = tensors["input"]
         parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))

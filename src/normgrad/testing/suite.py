@@ -102,7 +102,7 @@ def _absent(kind: str) -> Iterator[Case]:
     base = _case(Topic.ABSENT, kind, (3, 4, 25))
     call = base.call()
     optional = [p.name for p in call.operator.parameters if not p.required]
-    given = [name for name in optional if call.tensors.get(name) is not None]
+    given = [name for name in optional if name in call.given]
     for count in range(1, len(given) + 1):
         for absent in itertools.combinations(given, count):
             yield replace(base, absent=absent)

@@ -71,11 +71,10 @@ def guarded(value: Array) -> Array:
     return view
 
 
-def reverse(arrays: Iterable[Array | None]) -> None:
+def reverse(arrays: Iterable[Array]) -> None:
     """Reverse the order of each array's elements in place; a second call undoes it."""
     for array in arrays:
-        if array is not None:
-            array[...] = np.flip(array).copy()
+        array[...] = np.flip(array).copy()
 
 
 def _bounds(value: Array) -> tuple[int, int]:
