@@ -17,8 +17,8 @@ from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied
 from .libraries import Change, LibraryCase, Request, Steps, Tensor, both, mishandled
 from .neighbours import neighbours
-from .suite import LONG
-from .tensors import Array, Call, Shape, make
+from .suite import LONG, RATIOS
+from .tensors import HALVES, Array, Call, Shape, make
 
 _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _SIZE = "infiniopGetBatchNormBackwardWorkspaceSize"
@@ -237,18 +237,14 @@ _SHAPES_OF_EDGES: tuple[Shape, ...] = (
 )
 _OF_MEANS: tuple[Shape, ...] = ((8, 4, 256), (64, 6, 33))
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 4, 0), (2, 0, 5), (0, 0, 0))
-_RATIOS = {
-    "float32": (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6),
-    **dict.fromkeys(("float16", "bfloat16"), (1.0, 10.0, 1e2)),
-}
 
 
 def _all() -> Iterator[Case]:
     yield _PLAIN
     values = Case(Topic.VALUES, normal=True)
     yield from varied(values, shape=_SHAPES_OF_VALUES, dtype=_DTYPES, null=("", "strides"))
-    for dtype, ratios in _RATIOS.items():
-        yield from varied(Case(Topic.MEAN, dtype=dtype), mean=ratios, shape=_OF_MEANS)
+    for dtype in ("float32", *HALVES):
+        yield from varied(Case(Topic.MEAN, dtype=dtype), mean=RATIOS[dtype], shape=_OF_MEANS)
     yield from varied(Case(Topic.ABSENT, null="memory"), shape=_EMPTY, dtype=_DTYPES)
     strided = (*((name,) for name in _VECTORS), _VECTORS, _VECTORS[::-1])
     shapes: tuple[Shape, ...] = ((3, 4, 30), (4, 64, 49))

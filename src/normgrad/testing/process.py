@@ -95,14 +95,14 @@ class Process:
             SubjectError: the implementation could not be loaded.
         """
         try:
-            header: dict[str, Any] = self._receive(PATIENCE)
+            found: dict[str, Any] | SubjectError = self._receive(PATIENCE)
         except Exception as error:  # what comes from a process gone wrong may raise anything
             has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
             reason = self._ending() if has_ended else "no answer"
             raise SubjectError(f"it cannot be loaded: {reason}") from None
-        if "failed" in header:
-            raise SubjectError(header["failed"])
-        return header
+        if isinstance(found, SubjectError):
+            raise found
+        return found
 
     def found(self, case: Case) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process crashes, hangs or was given up."""

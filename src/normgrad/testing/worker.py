@@ -38,7 +38,7 @@ def start() -> NoReturn:
     try:
         subject = load(spec)
     except SubjectError as error:
-        judge.send({"failed": str(error)})
+        judge.send(error)
     else:
         names = ("name", "suite", "strict", "facts")
         judge.send({name: getattr(subject, name) for name in names})
