@@ -105,16 +105,15 @@ def _opened(path: str) -> Library:
 
 
 def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
-    with suppress(OSError):
-        return _loaded(str(file))
     # The library may need others beside it, where the loader does not look, and those yet others.
     paths = [file.parent / name for name in companions]
     beside = [str(path) for path in paths if path.is_file()]
-    for _ in beside:
+    for _ in range(1 + len(beside)):
+        try:
+            return _loaded(str(file))
+        except OSError as error:
+            reason = error
         for each in beside:
             with suppress(OSError):
                 _loaded(each)
-    try:
-        return _loaded(str(file))
-    except OSError as error:
-        raise SubjectError(f"{file}: cannot be loaded: {error}") from None
+    raise SubjectError(f"{file}: cannot be loaded: {reason}")
