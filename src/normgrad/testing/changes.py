@@ -60,6 +60,12 @@ def _changed(call: Call, name: str, change: Callable[[Array], Array]) -> None:
     call.tensors[name] = change(call.given[name])
 
 
+def _fill(call: Call, values: Mapping[str, float]) -> None:
+    """Fill each of these tensors that the call has with one value."""
+    for name in call.given.keys() & values:
+        _changed(call, name, partial(np.full_like, fill_value=values[name]))
+
+
 def of_tensor(name: str, change: Callable[[Array], Array]) -> Change:
     """A change of one tensor; it fits calls that have the tensor."""
     return Change(name, lambda call: _changed(call, name, change), _has(name))
@@ -96,9 +102,7 @@ def _all_positive(call: Call) -> None:
     rng = np.random.default_rng(5)
     for name, old in _data(call).items():
         call.tensors[name] = (1 + rng.random(old.shape)).astype(old.dtype)
-    for name, value in (("mean", 0), ("invstd", 1), ("save_mean", 0), ("save_invstd", 1)):
-        if name in call.tensors:
-            _changed(call, name, partial(np.full_like, fill_value=value))
+    _fill(call, {"mean": 0, "invstd": 1, "save_mean": 0, "save_invstd": 1})
 
 
 def _thirds(call: Call) -> None:
@@ -120,8 +124,7 @@ def _thirds(call: Call) -> None:
         new = np.empty_like(old)
         new[...] = np.where(order % 4 == 0, high, low)
         call.tensors[name] = new
-    for name in call.given.keys() & _NEUTRAL:
-        _changed(call, name, partial(np.full_like, fill_value=_NEUTRAL[name]))
+    _fill(call, _NEUTRAL)
 
 
 #: Values of the given vectors with which results depend on the data alone.
@@ -136,12 +139,8 @@ def _factors(weight: float, invstd: float) -> Change:
 
     In the formula's order they do not.
     """
-
-    def put(call: Call) -> None:
-        _changed(call, "weight", lambda old: np.full_like(old, weight))
-        _changed(call, "save_invstd", lambda old: np.full_like(old, invstd))
-
-    return Change("weight", put, _has("weight", "save_invstd"))
+    values = {"weight": weight, "save_invstd": invstd}
+    return Change("weight", lambda call: _fill(call, values), _has(*values))
 
 
 def _forward(call: Call) -> bool:
