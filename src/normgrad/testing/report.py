@@ -52,21 +52,16 @@ class Finding:
 
 def findings(trial: Trial) -> list[Finding]:
     """A trial's findings: operators that never answer, then the others, worst verdicts first."""
-    silent: dict[str, list[Judged]] = {}
-    found: dict[tuple[Verdict, str], list[Judged]] = {}
-    for each in trial.defects:
-        if trial.is_silence(each):
-            silent.setdefault(f"{each.case.operator} {_SILENT}", []).append(each)
-        else:
-            title = f"{each.case.topic.value}, {each.case.kind}"
-            found.setdefault((each.verdict, title), []).append(each)
     order = [*(Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN), *Verdict]
+    found: dict[tuple[int, str], list[Judged]] = {}
+    for each in trial.defects:
+        rank, title = order.index(each.verdict), f"{each.case.topic.value}, {each.case.kind}"
+        if trial.is_silence(each):
+            rank, title = -1, f"{each.case.operator} {_SILENT}"
+        found.setdefault((rank, title), []).append(each)
     return [
-        *(Finding(title, tuple(judged)) for title, judged in silent.items()),
-        *(
-            Finding(title, tuple(found[verdict, title]))
-            for verdict, title in sorted(found, key=lambda key: order.index(key[0]))
-        ),
+        Finding(title, tuple(found[rank, title]))
+        for rank, title in sorted(found, key=lambda key: key[0])
     ]
 
 
