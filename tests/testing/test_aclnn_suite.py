@@ -9,8 +9,8 @@ from library_trials import allowed, compiled, defects, of, tried
 from support import FULL, sampled
 
 from normgrad.aclnn import products
-from normgrad.testing import SubjectError, Verdict, aclnn_suite
-from normgrad.testing.aclnn_library import OPERATORS
+from normgrad.aclnn.contracts import CONTRACTS
+from normgrad.testing import SubjectError, Verdict, aclnn
 from normgrad.testing.cases import Topic
 
 A2 = {"product": products.A2, "saveInvstd": "invstd"}
@@ -60,7 +60,7 @@ def test_variances_in_place_of_invstd(ours, monkeypatch):
 
 @pytest.mark.parametrize("product", [each.name for each in products.PRODUCTS])
 def test_every_mistake_of_aclnn_is_one(product):
-    cases = aclnn_suite.cases(False, {**A2, "product": product})
+    cases = aclnn.cases(False, {**A2, "product": product})
     kinds = ("train", "reduce", "elemt", "group_norm")
     expected = {
         "input: null": "PARAM_NULLPTR",
@@ -82,7 +82,7 @@ def test_every_mistake_of_aclnn_is_one(product):
         (case.kind, case.change): allowed(case).removeprefix("ACLNN_ERR_")
         for case in (*listed, *sampled(mistakes, 60, product))
     }
-    for kind, operator in zip(kinds, OPERATORS, strict=True):
+    for kind, operator in zip(kinds, CONTRACTS, strict=True):
         if operator in offered:
             assert {k: statuses[kind, k] for k in expected} == expected
         else:

@@ -9,7 +9,7 @@ import pytest
 from library_trials import allowed, compiled, defects, of, tried, verdicts
 
 from normgrad import testing
-from normgrad.testing import Verdict, infiniop_suite, report
+from normgrad.testing import Verdict, infiniop, report
 from normgrad.testing.cases import Topic
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -20,19 +20,19 @@ def test_our_infiniop_meets_all_of_its_suite(ours):
     assert defects(trial) == {}
     assert (trial.suite, trial.name, trial.strict) == ("infiniop", "libinfiniop.so", False)
     assert trial.facts["library"] == str(ours / "libinfiniop.so")
-    assert len(trial.judged) == len(infiniop_suite.cases(False, trial.facts))
+    assert len(trial.judged) == len(infiniop.cases(False, trial.facts))
 
 
 def test_a_library_in_this_process(ours):
     subject = testing.load(str(ours / "libinfiniop.so"))
-    case = infiniop_suite.cases(True, subject.facts)[0]
+    case = infiniop.cases(True, subject.facts)[0]
     assert testing.check(case, subject).verdict is Verdict.MET
 
 
 def test_every_mistake_of_infiniop_is_one():
     statuses = {
         case.change: allowed(case).removeprefix("INFINI_STATUS_")
-        for case in infiniop_suite.cases(False, {})
+        for case in infiniop.cases(False, {})
         if case.topic is Topic.MISTAKES
     }
     expected = {

@@ -172,7 +172,7 @@ def _print(trials: Sequence[Trial], path: Path | None) -> None:
     from ..testing import report
 
     for trial in trials:
-        rows = report.rows(trial, lambda case: case.topic.value)
+        rows = report.rows(trial, "topic")
         total = report.row("in all", trial.judged)
         claims = [f"{claim.title}: {claim.text}" for claim in report.claims(trial)]
         show.columns(("", *report.HEADER), [*rows, total], *claims, title=trial.name)

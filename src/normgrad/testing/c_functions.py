@@ -1,6 +1,7 @@
 """Call a dialect's C functions in the same way in a shared library and in normgrad itself.
 
-Arguments are plain numbers: pointers are addresses, and null pointers are None.
+Arguments are plain numbers: pointers are addresses, and null pointers are None. An object of ctypes
+is a place in memory, whose address is passed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _STATUSES: dict[str, type[IntEnum]] = {
     "aclnnStatus": aclnnStatus,
     "aclError": aclError,
 }
+
+#: Places in memory, for a value or for an array.
+_Place: Any = ctypes._SimpleCData | ctypes.Array
 
 
 class RefusedError(Exception):
@@ -54,7 +58,10 @@ class Functions:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Call a function and return its result: a status, a number, or an address."""
-        return self._found[name](*arguments)
+        addresses = (
+            ctypes.addressof(each) if isinstance(each, _Place) else each for each in arguments
+        )
+        return self._found[name](*addresses)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function that returns a status, and check that status.

@@ -30,6 +30,9 @@ class Topic(Enum):
     MISTAKES = "wrong arguments"
     DETERMINISM = "the same bits again"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 #: Values of ``Case.out`` besides layouts: the output is written over this input.
 IN_PLACE = {"over grad_out": "grad_out", "over input": "input"}
@@ -124,6 +127,14 @@ class Case:
 
     def call(self) -> Call:
         """Make the call's tensors, with the same values each time."""
+        made = self.unchanged()
+        if self.change:
+            known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
+            known[self.change].make(made)
+        return made
+
+    def unchanged(self) -> Call:
+        """The call without its change."""
         made = make(
             self.kind,
             self.shape,
@@ -138,20 +149,16 @@ class Case:
         )
         made.tensors.update(dict.fromkeys(self.absent))
         if self.vectors != "contiguous":
-            for name, value in made.tensors.items():
-                if value is not None and changes.is_vector(made, name):
+            for name, value in made.given.items():
+                if changes.is_vector(made, name):
                     made.tensors[name] = lay_out(value, self.vectors)
         if self.mask:
             made.options |= changes.masked(made, self.mask)
         if self.out in IN_PLACE:
             made.give(made.tensors[IN_PLACE[self.out]])
         elif self.out:
-            like = made.tensors["input"]
-            assert like is not None
+            like = made.given["input"]
             made.give(lay_out(np.full(like.shape, np.nan, like.dtype), self.out))
-        if self.change:
-            known = changes.mistakes(made) if self.is_mistake else changes.TWISTS
-            known[self.change].make(made)
         return made
 
 

@@ -47,14 +47,23 @@ def masked(call: Call, mask: tuple[bool, ...]) -> dict[str, Any]:
     return {"output_mask": mask}
 
 
+def _data(call: Call) -> dict[str, Array]:
+    kinds = _kinds(call)
+    return {name: value for name, value in call.given.items() if kinds[name] is Kind.DATA}
+
+
 def _has(*names: str) -> Callable[[Call], bool]:
-    return lambda call: all(call.tensors.get(name) is not None for name in names)
+    return lambda call: call.given.keys() >= set(names)
 
 
 def _changed(call: Call, name: str, change: Callable[[Array], Array]) -> None:
-    old = call.tensors[name]
-    assert old is not None
-    call.tensors[name] = change(old)
+    call.tensors[name] = change(call.given[name])
+
+
+def _fill(call: Call, values: Mapping[str, float]) -> None:
+    """Fill each of these tensors that the call has with one value."""
+    for name in call.given.keys() & values:
+        _changed(call, name, partial(np.full_like, fill_value=values[name]))
 
 
 def of_tensor(name: str, change: Callable[[Array], Array]) -> Change:
@@ -91,13 +100,9 @@ def _special_channel(name: str, value: float) -> Change:
 def _all_positive(call: Call) -> None:
     """Make all terms positive: each addition of a chain rounds, and sums keep growing."""
     rng = np.random.default_rng(5)
-    for name, kind in _kinds(call).items():
-        old = call.tensors.get(name)
-        if kind is Kind.DATA and old is not None:
-            call.tensors[name] = (1 + rng.random(old.shape)).astype(old.dtype)
-    for name, value in (("mean", 0), ("invstd", 1), ("save_mean", 0), ("save_invstd", 1)):
-        if name in call.tensors:
-            _changed(call, name, partial(np.full_like, fill_value=value))
+    for name, old in _data(call).items():
+        call.tensors[name] = (1 + rng.random(old.shape)).astype(old.dtype)
+    _fill(call, {"mean": 0, "invstd": 1, "save_mean": 0, "save_invstd": 1})
 
 
 def _thirds(call: Call) -> None:
@@ -112,21 +117,14 @@ def _thirds(call: Call) -> None:
     chain of L additions in float32 is off by about L/20 unit roundoffs, where random terms of one
     sign would be by about √L/4. The bound is 16.
     """
-    data = call.tensors["input"]
-    assert data is not None
-    samples, _, *rest = data.shape
-    order = np.arange(data.size // data.shape[1]).reshape(samples, 1, *rest)
-    for name, kind in _kinds(call).items():
-        old = call.tensors.get(name)
-        if old is None:
-            continue
-        if kind is Kind.DATA:
-            high, low = (8 / 3, 4 / 3) if name == "input" else (4 / 3, 0)
-            new = np.empty_like(old)
-            new[...] = np.where(order % 4 == 0, high, low)
-            call.tensors[name] = new
-        elif name in _NEUTRAL:
-            call.tensors[name] = np.full_like(old, _NEUTRAL[name])
+    for name, old in _data(call).items():
+        samples, channels, *rest = old.shape
+        order = np.arange(old.size // channels).reshape(samples, 1, *rest)
+        high, low = (8 / 3, 4 / 3) if name == "input" else (4 / 3, 0)
+        new = np.empty_like(old)
+        new[...] = np.where(order % 4 == 0, high, low)
+        call.tensors[name] = new
+    _fill(call, _NEUTRAL)
 
 
 #: Values of the given vectors with which results depend on the data alone.
@@ -141,12 +139,8 @@ def _factors(weight: float, invstd: float) -> Change:
 
     In the formula's order they do not.
     """
-
-    def put(call: Call) -> None:
-        _changed(call, "weight", lambda old: np.full_like(old, weight))
-        _changed(call, "save_invstd", lambda old: np.full_like(old, invstd))
-
-    return Change("weight", put, _has("weight", "save_invstd"))
+    values = {"weight": weight, "save_invstd": invstd}
+    return Change("weight", lambda call: _fill(call, values), _has(*values))
 
 
 def _forward(call: Call) -> bool:
@@ -232,22 +226,14 @@ def _reshaped(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
     """A change of all data tensors' shapes."""
 
     def put(call: Call) -> None:
-        for name, kind in _kinds(call).items():
-            if kind is Kind.DATA and call.tensors.get(name) is not None:
-                _changed(call, name, lambda old: old.reshape(shape(old.shape)))
+        call.tensors |= {name: old.reshape(shape(old.shape)) for name, old in _data(call).items()}
 
     return Change("input", put)
 
 
 def _given(make: Callable[[Array], Array]) -> Change:
     """A change that gives the call a data output, which ``make`` makes from the input."""
-
-    def put(call: Call) -> None:
-        like = call.tensors["input"]
-        assert like is not None
-        call.give(make(like))
-
-    return Change("out", put)
+    return Change("out", lambda call: call.give(make(call.given["input"])))
 
 
 def _read_only(like: Array) -> Array:
@@ -258,8 +244,7 @@ def _read_only(like: Array) -> Array:
 
 def _partly_over(call: Call) -> None:
     """Give an output whose memory begins one element after the start of the input's."""
-    old = call.tensors["input"]
-    assert old is not None
+    old = call.given["input"]
     memory = np.concatenate([old.reshape(-1), np.zeros(1, old.dtype)])
     call.tensors["input"] = memory[:-1].reshape(old.shape)
     call.give(memory[1:].reshape(old.shape))
@@ -306,11 +291,10 @@ def mistakes(call: Call) -> dict[str, Change]:
     found: dict[str, Change] = {}
     for parameter in call.operator.parameters:
         name = parameter.name
-        if call.tensors.get(name) is None:
+        if name not in call.given:
             continue
-        tried = dict(_TENSOR_MISTAKES[parameter.kind])
-        if name == "input":  # its shape is the one that the others are compared with
-            tried = {}
+        # The input's shape is the one that the others are compared with.
+        tried = {} if name == "input" else dict(_TENSOR_MISTAKES[parameter.kind])
         if parameter.kind is not Kind.COUNT:
             tried |= _FLOAT_MISTAKES
         found |= {f"{name}: {what}": of_tensor(name, change) for what, change in tried.items()}

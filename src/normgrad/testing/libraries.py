@@ -1,11 +1,11 @@
-"""Test shared libraries that speak a dialect: the calls made, step by step, and the outcomes."""
+"""Test shared libraries that speak a dialect: requests, mistakes in them, and attempts at them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,8 @@ from .. import dtypes, layout, reference
 from ..contract import Kind
 from .c_functions import Functions, RefusedError, our_own
 from .cases import IN_PLACE, Case
+from .changes import TWISTS
+from .changes import Change as Twist
 from .outcomes import Outcome
 from .subjects import Implementation, NotOfferedError
 from .tensors import Array, Call
@@ -88,50 +90,39 @@ class Request:
         return [each.array for name, each in self.tensors.items() if name not in self.written]
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change of a request.
+#: A change of a request, over the same memory.
+Change = Callable[[Request], Request]
 
-    Attributes:
-        wrong: additional mistakes.
-        said: the changed fields of tensors' descriptions, by the tensors' names.
-        values: the changed arguments that are not tensors, by name.
-        computed_by: the function that computes, if it changes.
-        computes: whether the call still computes, rather than only check the arguments.
-    """
 
-    wrong: tuple[str, ...] = ()
-    said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    values: Mapping[str, Argument] = field(default_factory=dict)
-    computed_by: str = ""
-    computes: bool = True
+def described(names: Iterable[str], fields: Mapping[str, Any], request: Request) -> Request:
+    """The request with other fields in these tensors' descriptions."""
+    changed = {name: replace(request.tensors[name], **fields) for name in names}
+    return replace(request, arguments={**request.arguments, **changed})
 
-    def of(self, request: Request) -> Request:
-        """The changed request, over the same memory."""
-        tensors = request.tensors
-        said = {name: replace(tensors[name], **fields) for name, fields in self.said.items()}
-        return replace(
-            request,
-            arguments={**request.arguments, **self.values, **said},
-            wrong=request.wrong.union(self.wrong),
-            computed_by=self.computed_by or request.computed_by,
-            computes=self.computes and request.computes,
-        )
 
-    def __or__(self, other: Change) -> Change:
-        """Both changes, which must be of different arguments."""
-        return Change(
-            (*self.wrong, *other.wrong),
-            {**self.said, **other.said},
-            {**self.values, **other.values},
-            self.computed_by or other.computed_by,
-            self.computes and other.computes,
-        )
+def giving(name: str, value: Argument, request: Request) -> Request:
+    """The request with another value of an argument that is not a tensor."""
+    return replace(request, arguments={**request.arguments, name: value})
+
+
+def only_checked(request: Request) -> Request:
+    """The request without its computation."""
+    return replace(request, computes=False)
+
+
+def both(first: Change, second: Change) -> Change:
+    """Both changes."""
+    return lambda request: second(first(request))
 
 
 def mishandled(*wrong: str, computes: bool = True) -> dict[str, Change]:
-    """A change for each of these mistakes, by the mistake's words."""
-    return {words: Change((words,), computes=computes) for words in wrong}
+    """A change that adds a mistake, for each of these mistakes, by the mistake's words."""
+
+    def with_mistake(words: str, request: Request) -> Request:
+        mistakes = request.wrong | {words}
+        return replace(request, wrong=mistakes, computes=request.computes and computes)
+
+    return {words: partial(with_mistake, words) for words in wrong}
 
 
 class Steps(ABC):
@@ -146,6 +137,8 @@ class Steps(ABC):
         stream: what ``prepare`` returned.
         memory: the watched memory of each tensor and of the workspace; tensors that share an
             array share it.
+        blocks: the address of a memory's copy on the device, where there is one.
+        living: the handles that are not yet destroyed, each with the function that destroys it.
         faults: what the call did that it must not, in words.
     """
 
@@ -160,8 +153,9 @@ class Steps(ABC):
         arrays = {id(each.array): each.array for each in request.tensors.values()}
         watched = {key: Watched(array) for key, array in arrays.items()}
         self.memory = {name: watched[id(t.array)] for name, t in request.tensors.items()}
+        self.blocks: dict[Watched, int] = {}
+        self.living: dict[int, str] = {}
         self.faults: list[str] = []
-        self._living: dict[int, str] = {}
 
     @staticmethod
     @abstractmethod
@@ -190,10 +184,6 @@ class Steps(ABC):
             NotOfferedError: the operator does not exist, or the mistake does not apply to it.
         """
 
-    def now(self, name: str) -> Array:
-        """The bytes of a tensor's memory as they are now."""
-        return self.memory[name].bytes()
-
     def outcome(self) -> Outcome:
         """Make all calls for the request, check the watched memory, and return the outcome.
 
@@ -212,27 +202,26 @@ class Steps(ABC):
         except RefusedError as refused:
             return Outcome(error=(refused.status, str(refused)), faults=tuple(self.faults))
         finally:
-            self.end()
-
-    def end(self) -> None:
-        """Destroy the handles that are left, which only a refused call leaves."""
-        for handle, destroyer in reversed(self._living.items()):
-            self.functions.ask(destroyer, handle)
+            for handle, destroyer in reversed(self.living.items()):  # those that are left
+                self.functions.ask(destroyer, handle)
 
     def outputs(self) -> dict[str, Array]:
         """The outputs' values now."""
-        found = {}
-        for name in self.request.written:
-            memory = self.memory[name]
-            found[name] = memory.view(self.now(name)).copy().view(memory.value.dtype)
-        return found
+        found = {name: self.memory[name] for name in self.request.written}
+        return {
+            name: memory.view(self.now(memory)).copy().view(memory.value.dtype)
+            for name, memory in found.items()
+        }
+
+    def now(self, memory: Watched) -> Array:
+        """The bytes of a tensor's memory as they are now."""
+        return memory.bytes()
 
     def _check(self, written: tuple[str, ...]) -> None:
         """Note a fault for all writes outside these tensors and the workspace."""
         own = {self.memory[name] for name in (*written, "workspace") if name in self.memory}
         for name, memory in self.memory.items():
-            fault = memory.fault(memory in own, self.now(name))
-            if fault:
+            if fault := memory.fault(memory in own, self.now(memory)):
                 self.faults.append(f"{name}: {fault}")
 
     # Steps common to all dialects
@@ -249,18 +238,18 @@ class Steps(ABC):
 
     def made(self, handle: int, destroyer: str) -> int:
         """Note how a new handle is to be destroyed, and return the handle."""
-        self._living[handle] = destroyer
+        self.living[handle] = destroyer
         return handle
 
     def destroy(self, *handles: int) -> None:
         """Destroy those of the handles that are not yet destroyed."""
         for handle in handles:
-            destroyer = self._living.get(handle)
+            destroyer = self.living.get(handle)
             if destroyer is None:
                 continue
             if f"{destroyer}: null" in self.request.wrong:
                 self.functions.call(destroyer, None)
-            del self._living[handle]
+            del self.living[handle]
             self.functions.call(destroyer, handle)
             if f"{destroyer}: twice" in self.request.wrong:
                 self.functions.call(destroyer, handle)
@@ -279,64 +268,6 @@ class Steps(ABC):
         return None if is_null else address, size - is_short
 
 
-class LibraryCase(Case, ABC):
-    """A case of a dialect's suite. Its mistakes change the request, not the tensors."""
-
-    is_of_library = True
-    steps: ClassVar[type[Steps]]
-
-    def status(self) -> str:
-        """The status with which normgrad's own dialect refuses the same wrong request."""
-        error = our_library(self.steps).once(self.request()).error
-        assert error is not None, f"{self}: our own dialect takes it"
-        return error[0]
-
-    def _memory(
-        self, call: Call, names: Mapping[str, str], all_outputs: bool = True
-    ) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """New memory for the functional operator's tensors, and the names of those written to.
-
-        Names are the dialect's, which ``names`` has by the functional operator's; ``all_outputs``
-        says whether outputs that are not wanted have memory too.
-        """
-        arrays = {
-            names[name]: guarded(value) for name, value in call.tensors.items() if value is not None
-        }
-        data, parameters = arrays["input"], call.tensors.get("weight", call.tensors.get("gamma"))
-        dtype = (arrays[names["grad_out"]] if parameters is None else parameters).dtype
-        for output in call.outputs:
-            name, given = names[output.name], call.first_out
-            if not (output.wanted or all_outputs):
-                continue
-            if output.kind is not Kind.DATA:
-                vector = np.full(data.shape[self.channel_axis], np.nan, dtype)
-                arrays[name] = guarded(self._vector_out(name, vector))
-            elif self.out in IN_PLACE:
-                arrays[name] = arrays[names[IN_PLACE[self.out]]]
-            else:
-                new = np.full(data.shape, np.nan, data.dtype) if given is None else given
-                arrays[name] = guarded(new)
-        return arrays, tuple(names[each.name] for each in call.outputs if each.wanted)
-
-    @abstractmethod
-    def _vector_out(self, name: str, values: Array) -> Array:
-        """An output with a value for each channel, in the memory layout of this case."""
-
-
-def exact_of_variance(call: Call, eps: float) -> dict[str, reference.Exact]:
-    """The oracle's outputs of a call whose save_invstd holds variances."""
-    # As float64, so that nothing is rounded before the formula.
-    wide = {
-        name: None if value is None else value.astype(np.float64)
-        for name, value in call.tensors.items()
-    }
-    variance = wide["save_invstd"]
-    if variance is not None:
-        with np.errstate(all="ignore"):
-            wide["save_invstd"] = 1 / np.sqrt(variance + eps)
-    return Call(call.name, wide, call.options).exact()
-
-
 class Library(Implementation):
     """A shared library under test, which speaks the dialect of ``steps``.
 
@@ -350,17 +281,94 @@ class Library(Implementation):
         self.name, self.suite = Path(path).name, steps.dialect
         self.facts = {"library": path, "dialect": steps.dialect, **steps.facts(path, functions)}
         self._steps, self._functions = steps, functions
-        self._prepared: tuple[Any, ...] = ()
+
+    @cached_property
+    def _stream(self) -> int | None:
+        return self._steps.prepare(self._functions)
 
     def once(self, call: Request) -> Outcome:
         try:
-            self._prepared = self._prepared or (self._steps.prepare(self._functions),)
+            steps = self._steps(self._functions, call, self._stream)
         except RefusedError as error:
             return Outcome(error=(error.status, str(error)))
-        return self._steps(self._functions, call, *self._prepared).outcome()
+        return steps.outcome()
 
 
 @cache
 def our_library(steps: type[Steps]) -> Library:
     """normgrad's own implementation of the dialect, called in Python without the C library."""
     return Library(steps.dialect, steps, Functions(steps.libraries, our_own))
+
+
+class LibraryCase(Case, ABC):
+    """A case of a dialect's suite. Its mistakes change the request, not the tensors.
+
+    Attributes:
+        steps: the dialect's calls.
+        twists: changes to special values, by name.
+    """
+
+    is_of_library = True
+    steps: ClassVar[type[Steps]]
+    twists: ClassVar[Mapping[str, Twist]] = TWISTS
+
+    @property
+    @abstractmethod
+    def names(self) -> Mapping[str, str]:
+        """The dialect's names of tensors and outputs, by the functional operator's."""
+
+    @property
+    @abstractmethod
+    def eps_of_variance(self) -> float | None:
+        """What the formula adds to save_invstd if that holds the variance; None if it does not."""
+
+    def call(self) -> Call:
+        made = self.unchanged()
+        if self.change in self.twists:
+            self.twists[self.change].make(made)
+        return made
+
+    def exact(self, call: Call) -> dict[str, reference.Exact]:
+        if self.eps_of_variance is not None and "save_invstd" in call.given:
+            # As float64, so that nothing is rounded before the formula.
+            wide = {name: value.astype(np.float64) for name, value in call.given.items()}
+            with np.errstate(all="ignore"):
+                wide["save_invstd"] = 1 / np.sqrt(wide["save_invstd"] + self.eps_of_variance)
+            call = Call(call.name, {**call.tensors, **wide}, call.options)
+        found = call.exact()
+        return {self.names[name]: exact for name, exact in found.items()}
+
+    def status(self) -> str:
+        """The status with which normgrad's own dialect refuses the same wrong request."""
+        error = our_library(self.steps).once(self.request()).error
+        assert error is not None, f"{self}: our own dialect takes it"
+        return error[0]
+
+    def _memory(
+        self, call: Call, all_outputs: bool = True
+    ) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """New memory for the dialect's tensors by name, and the names of those written to.
+
+        ``all_outputs`` says whether outputs that are not wanted have memory too.
+        """
+        tensors = call.given
+        arrays = {self.names[name]: guarded(value) for name, value in tensors.items()}
+        data = tensors["input"]
+        parameters = tensors.get("weight", tensors.get("gamma", tensors["grad_out"]))
+        for output in call.outputs:
+            name, given = self.names[output.name], call.first_out
+            if not (output.wanted or all_outputs):
+                continue
+            if output.kind is not Kind.DATA:
+                vector = np.full(data.shape[self.channel_axis], np.nan, parameters.dtype)
+                arrays[name] = guarded(self._vector_out(name, vector))
+            elif self.out in IN_PLACE:
+                arrays[name] = arrays[self.names[IN_PLACE[self.out]]]
+            else:
+                new = np.full(data.shape, np.nan, data.dtype) if given is None else given
+                arrays[name] = guarded(new)
+        return arrays, tuple(self.names[each.name] for each in call.outputs if each.wanted)
+
+    @abstractmethod
+    def _vector_out(self, name: str, values: Array) -> Array:
+        """An output with a value for each channel, in the memory layout of this case."""

@@ -9,13 +9,13 @@ legal call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import rules
 from ..layout import contiguous_strides
-from .libraries import Change, Request, Tensor
+from .libraries import Change, Request, Tensor, both, described, giving, mishandled, only_checked
 from .tensors import Shape
 
 #: Other descriptions of a tensor: a word for each, and the fields that differ.
@@ -81,39 +81,32 @@ def _of_dims(dims: Shape) -> dict[str, Any]:
 
 
 def neighbours(
-    contract: rules.Contract,
-    product: rules.Product,
-    products: Sequence[rules.Product],
-    plain: Request,
-    dtypes: Mapping[str, str],
+    contract: rules.Contract, product: rules.Product, plain: Request, dtypes: Mapping[str, str]
 ) -> Neighbours:
     """The calls near a legal one, which has all optional tensors, on both sides of each rule.
 
-    ``dtypes`` has the names of the dtypes to try, by the words for them in the calls' names.
+    The product must have the operator. ``dtypes`` has the names of the dtypes to try, by the words
+    for them in the calls' names.
     """
     kept: dict[str, Change] = {}
     broken: dict[str, Change] = {}
     for name, change in _changes(contract, product, plain, dtypes):
-        if not keeps(contract, product, products, change.of(plain)):
-            broken[name] = replace(change, computes=False)
-        elif _is_true(change, plain):
+        changed = change(plain)
+        if not keeps(contract, product, changed):
+            broken[name] = both(change, only_checked)
+        elif _is_true(contract, plain, changed):
             kept[name] = change
     return Neighbours(kept, broken)
 
 
-def keeps(
-    contract: rules.Contract,
-    product: rules.Product,
-    products: Sequence[rules.Product],
-    request: Request,
-) -> bool:
-    """Whether a request's arguments keep a contract."""
+def keeps(contract: rules.Contract, product: rules.Product, request: Request) -> bool:
+    """Whether a request's arguments keep a contract on a product that has the operator."""
     given: dict[str, Any] = {
         name: None if f"{name}: null" in request.wrong else value
         for name, value in request.arguments.items()
     }
     try:
-        rules.check(contract, rules.Call(product, given, given), products)
+        rules.check(contract, rules.Call(product, given, given), (product,))
     except rules.ContractError:
         return False
     return True
@@ -127,7 +120,7 @@ def _changes(
     for row in contract.parameters:
         if row.name not in tensors:
             continue
-        yield f"{row.name}: null", Change((f"{row.name}: null",))
+        yield from mishandled(f"{row.name}: null").items()
         of_row = row.on(product.name).rules
         groups = {row.name: [row.name]}
         if row.name == "input":
@@ -137,12 +130,12 @@ def _changes(
                 for word, said in _near(rule, tensors[row.name], dtypes):
                     is_other = any(getattr(tensors[row.name], k) != v for k, v in said.items())
                     if is_other and (title != "all" or "dtype_name" in said):
-                        yield f"{title}: {word}", Change(said=dict.fromkeys(names, said))
+                        yield f"{title}: {word}", partial(described, names, said)
     for scalar in contract.scalars:
         if scalar.is_pointer:
-            yield f"{scalar.name}: null", Change((f"{scalar.name}: null",))
+            yield from mishandled(f"{scalar.name}: null").items()
         for value in _near_value(plain.arguments[scalar.name]):
-            yield f"{scalar.name}: {value}", Change(values={scalar.name: value})
+            yield f"{scalar.name}: {value}", partial(giving, scalar.name, value)
 
 
 def _near_value(value: Any) -> Iterator[Any]:
@@ -153,13 +146,13 @@ def _near_value(value: Any) -> Iterator[Any]:
         yield from (0, -value, value - 1, value + 1)
 
 
-def _is_true(change: Change, plain: Request) -> bool:
+def _is_true(contract: rules.Contract, before: Request, after: Request) -> bool:
     """Whether the changed descriptions are still true of the tensors' memory."""
-    if change.wrong or change.values:
+    others = [scalar.name for scalar in contract.scalars]
+    if after.wrong or any(after.arguments[each] != before.arguments[each] for each in others):
         return False
-    before, after = plain.tensors, change.of(plain).tensors
     return all(
         (now.dtype_name, math.prod(now.dims)) == (was.dtype_name, math.prod(was.dims))
         and now.strides in (was.strides, contiguous_strides(now.dims))
-        for now, was in zip(after.values(), before.values(), strict=True)
+        for now, was in zip(after.tensors.values(), before.tensors.values(), strict=True)
     )

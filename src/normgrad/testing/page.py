@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import normgrad
 
@@ -51,25 +50,15 @@ def page(
     layouts = dict.fromkeys(layout for case in cases for layout in case.data_layout.split("+"))
     about = [(each.name.lower(), f"({each.value}) {explained.TOPICS[each]}") for each in topics]
     drawn = ((title, caption, draw(trials)) for title, draw, caption in _CAPTIONS)
-    parts: list[dict[str, Any]] = [
-        {
-            "trial": trial,
-            "claims": report.claims(trial),
-            "topics": report.rows(trial, lambda case: case.topic.value),
-            "kinds": report.rows(trial, lambda case: case.kind),
-            "findings": (found := report.findings(trial)),
-            "count": sum(len(finding.judged) for finding in found),
-            "refusals": report.refusals(trial),
-        }
-        for trial in trials
-    ]
     return environment.get_template("page.html.j2").render(
         trials=trials,
         command=command,
         when=when,
-        headline=report.headline(trials[0]),
-        repeat=report.command,
-        example=trials[0].judged[0].case.name,
+        machine=machine,
+        report=report,
+        verdicts=list(Verdict),
+        bad=[index for index, verdict in enumerate(Verdict) if verdict.is_defect],
+        summary=[report.row(trial.name, trial.judged) for trial in trials],
         words=(
             ("what the case is about", about),
             ("operator", [(kind, explained.KINDS[kind]) for kind in kinds]),
@@ -79,15 +68,9 @@ def page(
         any=f"{precision.ANY_DATA[dtypes.float32]:g}",
         normal=f"{precision.NORMAL_DATA[dtypes.float32]:g}",
         half=f"{precision.ANY_DATA[dtypes.bfloat16]:g}",
-        header=report.HEADER,
-        bad=[index for index, verdict in enumerate(Verdict) if verdict.is_defect],
-        summary=[report.row(trial.name, trial.judged) for trial in trials],
-        verdicts=list(Verdict),
         pictures=[
             (title, caption, base64.b64encode(picture).decode())
             for title, caption, picture in drawn
             if picture is not None
         ],
-        parts=parts,
-        machine=machine,
     )

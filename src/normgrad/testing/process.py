@@ -1,23 +1,27 @@
-"""The judging process's side of the process that runs an implementation."""
+"""Run an implementation in a separate process, where a crash loses only one case."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from multiprocessing.context import ForkProcess
+from typing import Any, NoReturn
 
 from .cases import Case
 from .outcomes import Judged, Outcome, Verdict
-from .subjects import SubjectError
+from .subjects import Implementation, SubjectError
+from .suites import load
 
 #: Seconds after which a case counts as hung. No case computes for a second, but a busy machine may
 #: have to compile kernels first.
@@ -40,11 +44,15 @@ _GLANCE = 1.0
 #: Not ``python -m``, which would let files in the current folder shadow libraries.
 _START = (
     "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
-    "from normgrad.testing.worker import start; start()"
+    "from normgrad.testing.process import start; start()"
 )
 
 
-def receive(connection: Connection, lives: Callable[[], bool], seconds: float = math.inf) -> Any:
+#: The constant in <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
+
+def _receive(connection: Connection, lives: Callable[[], bool], seconds: float = math.inf) -> Any:
     """Receive a message of a process of which ``lives`` says whether it still runs.
 
     The connection alone does not show it, since a helper that the implementation started may hold
@@ -95,14 +103,14 @@ class Process:
             SubjectError: the implementation could not be loaded.
         """
         try:
-            header: dict[str, Any] = self._receive(PATIENCE)
+            found: dict[str, Any] | SubjectError = self._receive(PATIENCE)
         except Exception as error:  # what comes from a process gone wrong may raise anything
             has_ended = isinstance(error, EOFError | OSError) and type(error) is not TimeoutError
             reason = self._ending() if has_ended else "no answer"
             raise SubjectError(f"it cannot be loaded: {reason}") from None
-        if "failed" in header:
-            raise SubjectError(header["failed"])
-        return header
+        if isinstance(found, SubjectError):
+            raise found
+        return found
 
     def found(self, case: Case) -> Outcome | Judged:
         """The outcome of a case, or its verdict if the process crashes, hangs or was given up."""
@@ -146,7 +154,7 @@ class Process:
         return outcome
 
     def _receive(self, patience: float) -> Any:
-        return receive(self._connection, lambda: self._process.poll() is None, patience)
+        return _receive(self._connection, lambda: self._process.poll() is None, patience)
 
     def _ending(self, code: int | None = None) -> str:
         """How the process or its child ended, and its last output since its last answer."""
@@ -172,3 +180,79 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
+
+
+# In the other process
+
+
+def start() -> NoReturn:
+    """Load the implementation, send its description, and answer questions until none can come.
+
+    The process's arguments are the implementation, as :func:`.suites.load` takes it; the descriptor
+    of the connection to the process that asks; and "forking" if cases run in a child, which is
+    replaced when it crashes: that is quick, where loading PyTorch again takes seconds.
+    """
+    spec, descriptor, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks will end this one
+    _end_with_parent()
+    os.set_inheritable(descriptor, False)  # programs that it starts must not hold the connection
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    judge: Connection = Connection(descriptor)
+    try:
+        subject = load(spec)
+    except SubjectError as error:
+        judge.send(error)
+    else:
+        names = ("name", "suite", "strict", "facts")
+        judge.send({name: getattr(subject, name) for name in names})
+        (_relay if mode == "forking" else _answer)(judge, subject)
+    # Exit at once, without waiting for threads that the implementation left running.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _questions(asked: Connection) -> Iterator[Case]:
+    """The cases to run, as they arrive, until the process that asks has ended."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            yield asked.recv()
+
+
+def _answer(judge: Connection, subject: Implementation, *others: Connection) -> None:
+    """Answer each question with the case and its outcome; close the other connections first."""
+    _end_with_parent()
+    for each in others:
+        each.close()
+    for case in _questions(judge):
+        judge.send(None)  # it is read: from here on a crash is this case's doing
+        outcome = subject.run(case)
+        sys.stdout.flush()
+        judge.send((case, outcome))
+
+
+def _relay(judge: Connection, subject: Implementation) -> None:
+    """Have a child answer; if it ends on a case, its exit code stands in the outcome's place."""
+    child: ForkProcess | None = None
+    for case in _questions(judge):
+        is_read, answer = False, None
+        while answer is None:
+            if child is None or not child.is_alive():
+                ours, theirs = Pipe()
+                child = ForkProcess(target=_answer, args=(theirs, subject, ours, judge))
+                child.start()
+                theirs.close()
+            try:
+                ours.send(case)
+                is_read = _receive(ours, child.is_alive) is None
+                answer = _receive(ours, child.is_alive)
+            except (EOFError, OSError):
+                child.join()
+                if is_read:  # else it ended on its own, and the next child answers
+                    answer = (case, child.exitcode)
+        judge.send(answer)
+
+
+def _end_with_parent() -> None:
+    """Have the system kill this process when its parent ends; only Linux can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

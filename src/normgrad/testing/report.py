@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .cases import Case, Topic
+from .cases import Topic
 from .outcomes import Judged, Verdict
 from .subjects import OTHER_BITS, THREADS
 from .trials import Trial
@@ -29,10 +29,12 @@ def row(title: str, judged: Iterable[Judged]) -> tuple[str, ...]:
     return (title, *numbers, "" if units is None else f"{units:.3g}")
 
 
-def rows(trial: Trial, title: Callable[[Case], str]) -> list[tuple[str, ...]]:
-    """A row for each title, over all cases with that title, in the order of the suite."""
-    titles = dict.fromkeys(title(each.case) for each in trial.judged)
-    return [row(one, (e for e in trial.judged if title(e.case) == one)) for one in titles]
+def rows(trial: Trial, attribute: str) -> list[tuple[str, ...]]:
+    """A row for each topic, or each value of another attribute of cases, in the suite's order."""
+    found: dict[str, list[Judged]] = {}
+    for each in trial.judged:
+        found.setdefault(str(getattr(each.case, attribute)), []).append(each)
+    return [row(title, judged) for title, judged in found.items()]
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,16 @@ class Finding:
 
 def findings(trial: Trial) -> list[Finding]:
     """A trial's findings: operators that never answer, then the others, worst verdicts first."""
-    silent: dict[str, list[Judged]] = {}
-    found: dict[tuple[Verdict, str], list[Judged]] = {}
-    for each in trial.defects:
-        if trial.is_silence(each):
-            silent.setdefault(f"{each.case.operator} {_SILENT}", []).append(each)
-        else:
-            title = f"{each.case.topic.value}, {each.case.kind}"
-            found.setdefault((each.verdict, title), []).append(each)
     order = [*(Verdict.CRASHED, Verdict.HUNG, Verdict.ACCEPTED, Verdict.BROKEN), *Verdict]
+    found: dict[tuple[int, str], list[Judged]] = {}
+    for each in trial.defects:
+        rank, title = order.index(each.verdict), f"{each.case.topic.value}, {each.case.kind}"
+        if trial.is_silence(each):
+            rank, title = -1, f"{each.case.operator} {_SILENT}"
+        found.setdefault((rank, title), []).append(each)
     return [
-        *(Finding(title, tuple(judged)) for title, judged in silent.items()),
-        *(
-            Finding(title, tuple(found[verdict, title]))
-            for verdict, title in sorted(found, key=lambda key: order.index(key[0]))
-        ),
+        Finding(title, tuple(found[rank, title]))
+        for rank, title in sorted(found, key=lambda key: key[0])
     ]
 
 
@@ -95,17 +92,34 @@ class Claim:
 
 def claims(trial: Trial) -> list[Claim]:
     """What the trial shows of an implementation's precision, determinism and contract."""
-    made = (make(trial) for make in (_operators, _precision, _determinism, _legal, _wrong))
-    return [claim for claim in made if claim is not None]
-
-
-def _operators(trial: Trial) -> Claim | None:
+    measured = [each for each in trial.judged if each.units is not None]
+    repeated = [
+        each
+        for each in trial.judged
+        if each.case.topic is Topic.DETERMINISM and each.verdict in (Verdict.MET, Verdict.BROKEN)
+    ]
+    offered = [each for each in trial.judged if each.verdict is not Verdict.ABSENT]
+    legal = [each for each in offered if not each.case.is_mistake]
+    wrong = [each for each in offered if each.case.is_mistake]
+    found = []
     if trial.silent:
-        what, first = _silence(trial), next(iter(trial.silent.values()))
+        found.append(_unanswered(_silence(trial), next(iter(trial.silent.values()))))
     elif trial.judged and not any(each.verdict is Verdict.MET for each in trial.judged):
-        what, first = "nothing is met", trial.judged[0]
-    else:
-        return None
+        found.append(_unanswered("nothing is met", trial.judged[0]))
+    if measured:
+        found.append(_precision(measured))
+    if repeated:
+        found.append(_determinism(repeated))
+    if legal:
+        found.append(_legal(legal))
+    if wrong:
+        met = sum(each.verdict is Verdict.MET for each in wrong)
+        text = f"{met} of {len(wrong)} refused"
+        found.append(Claim("wrong calls", text, met == len(wrong)))
+    return found
+
+
+def _unanswered(what: str, first: Judged) -> Claim:
     reason = f"{first.case.name}: {first.verdict.value}: {first.detail}"
     return Claim("operators", f"{what}; the first was {reason}", False)
 
@@ -115,10 +129,7 @@ def _silence(trial: Trial) -> str:
     return f"{names[0]} {_SILENT}" if len(names) == 1 else f"{', '.join(names)}: each {_SILENT}"
 
 
-def _precision(trial: Trial) -> Claim | None:
-    measured = [each for each in trial.judged if each.units is not None]
-    if not measured:
-        return None
+def _precision(measured: Sequence[Judged]) -> Claim:
     worst: dict[str, float] = {}
     for each in measured:
         worst[each.case.kind] = max(worst.get(each.case.kind, 0.0), each.units or 0.0)
@@ -131,49 +142,22 @@ def _precision(trial: Trial) -> Claim | None:
     return Claim("precision", text, True)
 
 
-def _determinism(trial: Trial) -> Claim | None:
-    tried = [each for each in trial.judged if each.case.topic is Topic.DETERMINISM]
-    tried = [each for each in tried if each.verdict in (Verdict.MET, Verdict.BROKEN)]
-    if not tried:
-        return None
-    other = [each.case.kind for each in tried if OTHER_BITS in each.detail]
+def _determinism(repeated: Sequence[Judged]) -> Claim:
+    other = dict.fromkeys(each.case.kind for each in repeated if OTHER_BITS in each.detail)
     if other:
-        kinds = ", ".join(dict.fromkeys(other))
-        return Claim("determinism", f"{OTHER_BITS} from call to call: {kinds}", False)
+        return Claim("determinism", f"{OTHER_BITS} from call to call: {', '.join(other)}", False)
     numbers = ", ".join(str(count or "all") for count in THREADS)
     text = f"the same bits from call to call, with {numbers} threads where it can be told to"
     return Claim("determinism", text, True)
 
 
-def _offered(trial: Trial, are_mistakes: bool) -> list[Judged]:
-    """The wrong calls, or the legal ones, that the implementation offers."""
-    return [
-        each
-        for each in trial.judged
-        if each.case.is_mistake == are_mistakes and each.verdict is not Verdict.ABSENT
-    ]
-
-
-def _legal(trial: Trial) -> Claim | None:
-    tried = _offered(trial, are_mistakes=False)
-    if not tried:
-        return None
-    refused, lost = (
-        sum(each.verdict in verdicts for each in tried)
-        for verdicts in ((Verdict.REFUSED,), (Verdict.CRASHED, Verdict.HUNG))
-    )
-    text = f"{len(tried) - refused - lost} of {len(tried)} answered"
+def _legal(legal: Sequence[Judged]) -> Claim:
+    refused = sum(each.verdict is Verdict.REFUSED for each in legal)
+    lost = sum(each.verdict in (Verdict.CRASHED, Verdict.HUNG) for each in legal)
+    text = f"{len(legal) - refused - lost} of {len(legal)} answered"
     text += f", {refused} refused" if refused else ""
     text += f", {lost} end the process or never come back" if lost else ""
     return Claim("legal calls", text, not refused and not lost)
-
-
-def _wrong(trial: Trial) -> Claim | None:
-    tried = _offered(trial, are_mistakes=True)
-    if not tried:
-        return None
-    met = sum(each.verdict is Verdict.MET for each in tried)
-    return Claim("wrong calls", f"{met} of {len(tried)} refused", met == len(tried))
 
 
 def headline(trial: Trial) -> str:

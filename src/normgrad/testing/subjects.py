@@ -237,7 +237,7 @@ class _Given:
         self._call = call
         self._to, self._from = CONVERSIONS[subject.framework](subject.device)
         first = call.first_out
-        given = {name: each for name, each in call.tensors.items() if each is not None}
+        given = call.given
         watched = given if first is None else {**given, "out": first}
         self._before = {name: Watched(each) for name, each in watched.items()}
         tensors = {name: self._to(each) for name, each in given.items()}
@@ -282,7 +282,7 @@ class _Given:
         for name, memory in self._before.items():
             if fault := memory.fault(memory.value is given and not refused):
                 yield f"{name}: {fault}"
-        others = {name: each for name, each in self._call.tensors.items() if each is not None}
+        others = self._call.given
         for name, value in outputs.items():
             if given is not None and name == first:
                 continue

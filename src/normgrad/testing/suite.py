@@ -18,13 +18,13 @@ from .tensors import FORWARD, GRADIENTS, HALVES, LAYOUTS, Shape, operator_of
 KINDS = (*GRADIENTS, *FORWARD)
 DTYPES = tuple(dtype.name for dtype in dtypes.FLOATS)
 
-#: Values of |mean|/std of the input.
-RATIOS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
-#: The same for halves. Beyond these, rounding makes most of the values equal.
-_HALF_RATIOS = (1.0, 10.0, 1e2)
+_RATIOS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
+#: Values of |mean|/std of the input, by dtype. Beyond those of halves, rounding makes most of the
+#: values equal.
+RATIOS = {**dict.fromkeys(DTYPES, _RATIOS), **dict.fromkeys(HALVES, _RATIOS[:3])}
 
 #: Shapes tried in every layout and dtype: short rows of odd length, long rows, and no rows.
-_SHAPES: tuple[Shape, ...] = ((4, 6, 9, 11), (2, 4, 1000), (33, 40))
+SHAPES: tuple[Shape, ...] = ((4, 6, 9, 11), (2, 4, 1000), (33, 40))
 _ODD: tuple[Shape, ...] = ((1, 4), (3, 4), (1, 4, 1, 1), (5, 1, 7), (2, 3, 257))
 _EMPTY: tuple[Shape, ...] = ((0, 4, 5), (2, 0, 5), (2, 4, 0))
 #: More elements than the engine computes in one piece.
@@ -72,7 +72,7 @@ def _plain(kind: str) -> Iterator[Case]:
 
 
 def _values(kind: str) -> Iterator[Case]:
-    for dtype, shape in itertools.product(DTYPES, _SHAPES):
+    for dtype, shape in itertools.product(DTYPES, SHAPES):
         base = _case(Topic.VALUES, kind, shape, dtype)
         for layout in LAYOUTS:
             yield replace(base, layout=layout, normal=_is_normal(kind, dtype, layout))
@@ -87,9 +87,8 @@ def _values(kind: str) -> Iterator[Case]:
 
 def _means(kind: str) -> Iterator[Case]:
     for dtype in ("float32", "bfloat16", "float64"):
-        ratios = _HALF_RATIOS if dtype == "bfloat16" else RATIOS
         base = _case(Topic.MEAN, kind, (8, 4, 16, 16), dtype)
-        yield from varied(base, mean=ratios, layout=_TWO_LAYOUTS)
+        yield from varied(base, mean=RATIOS[dtype], layout=_TWO_LAYOUTS)
 
 
 def _masks(kind: str) -> Iterator[Case]:
@@ -102,7 +101,7 @@ def _absent(kind: str) -> Iterator[Case]:
     base = _case(Topic.ABSENT, kind, (3, 4, 25))
     call = base.call()
     optional = [p.name for p in call.operator.parameters if not p.required]
-    given = [name for name in optional if call.tensors.get(name) is not None]
+    given = [name for name in optional if name in call.given]
     for count in range(1, len(given) + 1):
         for absent in itertools.combinations(given, count):
             yield replace(base, absent=absent)

@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import aclnn_suite, infiniop_suite, subjects
-from .aclnn_library import TwoPhases
+from . import aclnn, infiniop, subjects
 from .c_functions import Functions, of_libraries
-from .infiniop_library import Descriptors
 from .libraries import Library
 from .subjects import Implementation, Subject, SubjectError
 from .suite import cases
@@ -31,12 +29,12 @@ class Suite(NamedTuple):
 #: The suites, by :attr:`.subjects.Implementation.suite`.
 SUITES: Mapping[str, Suite] = {
     "operators": Suite(lambda quick, facts: cases(quick)),
-    "infiniop": Suite(infiniop_suite.cases),
-    "aclnn": Suite(aclnn_suite.cases),
+    "infiniop": Suite(infiniop.cases),
+    "aclnn": Suite(aclnn.cases),
 }
 
 #: The dialects that a shared library may speak.
-_DIALECTS = (Descriptors, TwoPhases)
+_DIALECTS = (infiniop.Infiniop, aclnn.Aclnn)
 
 #: Loads a library, and gives later ones its functions.
 _loaded = partial(ctypes.CDLL, mode=ctypes.RTLD_GLOBAL)
@@ -107,16 +105,15 @@ def _opened(path: str) -> Library:
 
 
 def _open(file: Path, companions: Sequence[str]) -> ctypes.CDLL:
-    with suppress(OSError):
-        return _loaded(str(file))
     # The library may need others beside it, where the loader does not look, and those yet others.
     paths = [file.parent / name for name in companions]
     beside = [str(path) for path in paths if path.is_file()]
-    for _ in beside:
+    for _ in range(1 + len(beside)):
+        try:
+            return _loaded(str(file))
+        except OSError as error:
+            reason = error
         for each in beside:
             with suppress(OSError):
                 _loaded(each)
-    try:
-        return _loaded(str(file))
-    except OSError as error:
-        raise SubjectError(f"{file}: cannot be loaded: {error}") from None
+    raise SubjectError(f"{file}: cannot be loaded: {reason}")

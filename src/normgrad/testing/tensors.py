@@ -96,17 +96,22 @@ class Call:
         return PLANNED[self.name]
 
     @property
-    def inputs(self) -> list[Array | None]:
+    def given(self) -> dict[str, Array]:
+        """The tensors that are there."""
+        return {name: value for name, value in self.tensors.items() if value is not None}
+
+    @property
+    def inputs(self) -> list[Array]:
         """The tensors, as the operator reads them."""
-        return list(self.tensors.values())
+        return list(self.given.values())
 
     @property
     def arithmetic(self) -> DType:
         """The dtype that the call is computed in, on which the bound depends."""
         # Merging the statistics of ranks reads no data tensors.
         names = ("mean", "invstd") if self.operator.gathers else ("grad_out", "input")
-        found = (self.tensors.get(name) for name in names)
-        return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in found if each is not None))
+        found = (each for name, each in self.given.items() if name in names)
+        return dtypes.arithmetic(*(dtypes.parse(each.dtype) for each in found))
 
     @property
     def choices(self) -> dict[str, Any]:

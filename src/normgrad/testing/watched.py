@@ -20,6 +20,7 @@ class Watched:
     Attributes:
         value: the array.
         start: the offset of its first element from the start of that memory, in bytes.
+        size: the memory's size in bytes.
     """
 
     def __init__(self, value: Array) -> None:
@@ -29,6 +30,7 @@ class Watched:
             self._whole = self._whole.base
         self.start = value.ctypes.data - _bounds(self._whole)[0]
         self._before = self.bytes()
+        self.size = self._before.size
 
     def bytes(self) -> Array:
         """A copy of the memory as it is now."""
@@ -69,11 +71,10 @@ def guarded(value: Array) -> Array:
     return view
 
 
-def reverse(arrays: Iterable[Array | None]) -> None:
+def reverse(arrays: Iterable[Array]) -> None:
     """Reverse the order of each array's elements in place; a second call undoes it."""
     for array in arrays:
-        if array is not None:
-            array[...] = np.flip(array).copy()
+        array[...] = np.flip(array).copy()
 
 
 def _bounds(value: Array) -> tuple[int, int]:

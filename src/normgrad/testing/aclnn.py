@@ -1,38 +1,214 @@
-"""The suite for libraries that speak aclnn, for the product that the library implements."""
+"""Test libraries that speak aclnn: their calls, and the suite for the product they implement."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from ctypes import c_bool, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from .. import aclnn, reference
-from ..aclnn import products
-from ..aclnn.contracts import CHANNEL_LAST, RANKS
+from .. import aclnn
+from ..aclnn import aclFormat, products
+from ..aclnn.contracts import CHANNEL_LAST, CONTRACTS, RANKS
+from ..aclnn.tensors import NUMPY
 from ..aclnn.translations import BATCH_NORM, ELEMT, GROUP_NORM, OPTIONS, REDUCE
 from ..capi.acl import aclrtSetDevice
+from ..capi.enums import aclError, aclrtMemcpyKind, aclrtMemMallocPolicy, aclSysParamOpt
 from ..rules import Product
 from . import suite
-from .aclnn_library import TwoPhases
+from .c_functions import Functions, RefusedError
 from .cases import Case as OperatorsCase
 from .cases import Topic, thinned, varied
 from .libraries import (
+    Argument,
     Change,
     LibraryCase,
     Request,
+    Steps,
     Tensor,
-    exact_of_variance,
+    both,
+    described,
     mishandled,
+    only_checked,
     our_library,
 )
 from .neighbours import Neighbours, keeps, neighbours
+from .outcomes import Outcome
+from .subjects import OTHER_BITS, NotOfferedError, SubjectError, unlike
 from .tensors import EPS, GRADIENTS, HALVES, Array, Call, Shape, lay_out, operator_of
-from .watched import guarded
+from .watched import Watched, guarded
+
+#: The function of phase 1 is the operator's with this at the end.
+_PHASE_1 = "GetWorkspaceSize"
+
+#: aclDataType by the dtypes' names.
+_CODES = {dtype.name: code for code, dtype in NUMPY.items()}
+
+
+class Aclnn(Steps):
+    """One call: its tensors' copies on the device, its handles and its two phases.
+
+    :func:`mistakes` lists the mistakes that a request can contain.
+    """
+
+    dialect = "aclnn"
+    markers = tuple(f"{operator}{_PHASE_1}" for operator in CONTRACTS)
+    needed = (
+        *("aclCreateTensor", "aclDestroyTensor", "aclCreateBoolArray", "aclDestroyBoolArray"),
+        *("aclInit", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream"),
+        *("aclrtMalloc", "aclrtFree", "aclrtMemcpy"),
+    )
+    companions = ("libascendcl.so", "libnnopbase.so")
+    libraries = ("opapi", "nnopbase", "ascendcl")
+
+    @staticmethod
+    def facts(path: str, functions: Functions) -> dict[str, str]:
+        """See :class:`.libraries.Steps`. Makes a program's first calls, since facts need them."""
+        try:
+            functions.call("aclInit", None)
+        except RefusedError as error:
+            if error.status != aclError.ACL_ERROR_REPEAT_INITIALIZE.name:
+                raise SubjectError(f"{path}: {error}: {error.status}; allowed: success") from None
+        chip = ""
+        if "aclrtGetSocName" in functions and (address := functions.ask("aclrtGetSocName")):
+            chip = ctypes.string_at(address).decode(errors="replace")
+        product = products.A2  # an unknown chip's too
+        with suppress(ValueError):
+            product = products.find(chip).name
+        try:
+            with aclnn.product(products.A2):
+                holds_variance = products.current().saved_variance
+        except ValueError as error:
+            raise SubjectError(f"{products.SAVE_INVSTD_VARIABLE}: {error}") from None
+        return {
+            "operators": ", ".join(name for name in CONTRACTS if f"{name}{_PHASE_1}" in functions),
+            "product": product,
+            "saveInvstd": "variance" if holds_variance else "invstd",
+            "chip": chip or "not said",
+        }
+
+    @staticmethod
+    def prepare(functions: Functions) -> int | None:
+        """Choose device 0, and create a stream."""
+        functions.call("aclrtSetDevice", 0)
+        if "aclrtCtxSetSysParamOpt" in functions:  # else some devices add in any order
+            functions.ask("aclrtCtxSetSysParamOpt", aclSysParamOpt.ACL_OPT_DETERMINISTIC, 1)
+        stream = c_void_p()
+        functions.call("aclrtCreateStream", stream)
+        return stream.value
+
+    def run(self) -> None:
+        request, functions = self.request, self.functions
+        self._needed(f"{request.operator}{_PHASE_1}", request.computed_by or request.operator)
+        handles = {name: self._argument(name, value) for name, value in request.arguments.items()}
+        size, executor = c_uint64(), c_void_p()
+        functions.call(
+            f"{request.operator}{_PHASE_1}",
+            *handles.values(),
+            self.unless("workspaceSize: no place for it", size),
+            self.unless("executor: no place for it", executor),
+        )
+        if request.computes:
+            if request.runs > 1 or "executor: destroyed" in request.wrong:
+                self._needed("aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
+                functions.call("aclSetAclOpExecutorRepeatable", executor.value)
+                self.given("executor", self.made(executor.value or 0, "aclDestroyAclOpExecutor"))
+            between = "destroyed between the phases"
+            self.destroy(
+                *(h for name, h in handles.items() if f"{name}: {between}" in request.wrong)
+            )
+            self._compute(executor.value, size.value)
+        self.destroy(*(each for each in self.living if each not in self.blocks.values()))
+
+    def _needed(self, *names: str) -> None:
+        for name in names:
+            if name not in self.functions:
+                raise NotOfferedError(f"no {name}")
+
+    def _block(self, name: str) -> int:
+        """The address of the device's copy of a tensor's memory, which may have several tensors."""
+        memory = self.memory[name]
+        if memory not in self.blocks:
+            values, address = memory.bytes(), c_void_p()
+            policy = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST
+            self.functions.call("aclrtMalloc", address, values.size, policy)
+            self.blocks[memory] = self.made(address.value or 0, "aclrtFree")
+            self._copy(self.blocks[memory], values.ctypes.data, values.size, "HOST_TO_DEVICE")
+        return self.blocks[memory]
+
+    def _copy(self, to: int, source: int, size: int, way: str) -> None:
+        kind = aclrtMemcpyKind[f"ACL_MEMCPY_{way}"]
+        self.functions.call("aclrtMemcpy", to, size, source, size, kind)
+
+    def now(self, memory: Watched) -> Array:
+        values = memory.bytes()
+        if memory in self.blocks:
+            self._copy(values.ctypes.data, self.blocks[memory], values.size, "DEVICE_TO_HOST")
+        return values
+
+    def _compute(self, executor: int | None, size: int) -> None:
+        request, functions = self.request, self.functions
+        address = None
+        if size:
+            scratch = self.watch("workspace", np.full(size, 0xFF, np.uint8))
+            address = self._block("workspace") + scratch.start
+        workspace = self.workspace(size, address)
+        given = self.unless("executor: null", executor)
+        name = request.computed_by or request.operator
+        before = Outcome()
+        for _ in range(2 if "executor: used again" in request.wrong else request.runs):
+            functions.call(name, *workspace, given, self.stream)
+            functions.call("aclrtSynchronizeStream", self.stream)
+            if request.runs > 1:
+                now = Outcome(self.outputs())
+                other = unlike(before, now)
+                self.faults += [f"{o}: {OTHER_BITS} when the executor runs again" for o in other]
+                before = now
+
+    def _argument(self, name: str, value: Argument) -> Any:
+        """Convert an argument to what phase 1 takes."""
+        if isinstance(value, Tensor):
+            return self.given(name, self._tensor(name, value))
+        if not isinstance(value, tuple):
+            return value
+        entries = (c_bool * len(value))(*value)
+        made = self._created("aclCreateBoolArray", "aclDestroyBoolArray", entries, len(value))
+        return self.given(name, made)
+
+    def _tensor(self, name: str, tensor: Tensor) -> int:
+        """Create a contiguous tensor at its own address, a view at its storage's with an offset."""
+        start, offset, storage = self.memory[name].start, 0, tensor.dims
+        if not tensor.array.flags.c_contiguous:
+            itemsize = tensor.array.itemsize
+            offset, start = start // itemsize, 0
+            storage = (self.memory[name].size // itemsize,)
+        dims, steps, sizes = (
+            (c_int64 * len(each))(*each) for each in (tensor.dims, tensor.strides, storage)
+        )
+        return self._created(
+            "aclCreateTensor",
+            "aclDestroyTensor",
+            *(dims, len(dims), _CODES[tensor.dtype_name]),
+            *(None if tensor.null_strides else steps, offset),
+            *(aclFormat[f"ACL_FORMAT_{tensor.format_name}"], sizes, len(sizes)),
+            self._block(name) + start,
+        )
+
+    def _created(self, creator: str, destroyer: str, *arguments: Any) -> int:
+        handle: int | None = self.functions.ask(creator, *arguments)
+        if not handle:
+            raise RefusedError("null", creator, self.functions.last_error())
+        return self.made(handle, destroyer)
+
+
+# The suite
 
 #: The aclnn names of operators and their arguments, by the kinds of calls.
 _TRANSLATIONS = {
@@ -71,7 +247,7 @@ class Case(LibraryCase):
     more: bool = False
     runs: int = 1
 
-    steps = TwoPhases
+    steps = Aclnn
     _never_said = (*OperatorsCase._never_said, "product", "saved_variance")
 
     @property
@@ -79,26 +255,27 @@ class Case(LibraryCase):
         """The aclnn operator."""
         return _TRANSLATIONS[self.kind].contract.name
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        return _TRANSLATIONS[self.kind].names
+
     def call(self) -> Call:
-        """The functional operator's call, except that save_invstd may hold variances."""
-        call = super(Case, replace(self, change="") if self.is_mistake else self).call()
-        counts, invstd = call.tensors.get("count"), call.tensors.get("save_invstd")
-        if counts is not None:
-            call.tensors["count"] = counts.astype(self.counter)
-        if self.saved_variance and invstd is not None:
+        call = super().call()
+        if "count" in call.given:
+            call.tensors["count"] = call.given["count"].astype(self.counter)
+        if self.saved_variance and "save_invstd" in call.given:
+            invstd = call.given["save_invstd"]
             with np.errstate(all="ignore"):
                 variance = (1 / invstd.astype(np.float64) ** 2 - EPS).astype(invstd.dtype)
             call.tensors["save_invstd"] = lay_out(variance, self.vectors)
         return call
 
-    def exact(self, call: Call) -> dict[str, reference.Exact]:
-        has_variance = self.saved_variance and call.tensors.get("save_invstd") is not None
-        found = exact_of_variance(call, call.choices["eps"]) if has_variance else call.exact()
-        names = _TRANSLATIONS[self.kind].names
-        return {names[name]: exact for name, exact in found.items()}
+    @property
+    def eps_of_variance(self) -> float | None:
+        return EPS if self.saved_variance else None
 
     def status(self) -> str:
-        our_library(TwoPhases)  # opening it calls aclInit
+        our_library(Aclnn)  # opening it calls aclInit
         aclrtSetDevice(0)  # this thread may have no device yet
         with aclnn.product(self.product.name, save_invstd="invstd"):
             return super().status()
@@ -106,7 +283,7 @@ class Case(LibraryCase):
     def request(self) -> Request:
         call = self.call()
         translation = _TRANSLATIONS[self.kind]
-        arrays, written = self._memory(call, translation.names, self.more)
+        arrays, written = self._memory(call, self.more)
         if self.more and self.kind == "eval":  # evaluation ignores the saved statistics
             nothing = np.zeros(0, arrays["input"].dtype)
             arrays["saveMean"], arrays["saveInvstd"] = guarded(nothing), guarded(nothing)
@@ -123,9 +300,9 @@ class Case(LibraryCase):
         arguments = {row.name: given.get(row.name) for row in translation.contract.rows}
         request = Request(self.operator, arguments, written, runs=self.runs)
         if self.said:
-            request = near(self.kind, self.product).kept[self.said].of(request)
+            request = near(self.kind, self.product).kept[self.said](request)
         if self.is_mistake:
-            request = mistakes(self.kind, self.product)[self.change].of(request)
+            request = mistakes(self.kind, self.product)[self.change](request)
         return request
 
     def _vector_out(self, name: str, values: Array) -> Array:
@@ -141,7 +318,7 @@ def near(kind: str, product: Product) -> Neighbours:
     plain = _plain(kind, product)
     contract = _TRANSLATIONS[kind].contract
     words = {name: name for name in ("float64", "int8", "bfloat16", "float16")}
-    return neighbours(contract, product, products.PRODUCTS, plain.request(), words)
+    return neighbours(contract, product, plain.request(), words)
 
 
 def _plain(kind: str, product: Product) -> Case:
@@ -163,7 +340,7 @@ def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
         found |= mishandled(f"{row.name}: destroyed", computes=False)
         if row.is_output:
             one_place = {"strides": (0,) * len(plain.tensors[row.name].dims)}
-            change = Change(said={row.name: one_place}, computes=False)
+            change = both(partial(described, [row.name], one_place), only_checked)
             found[f"{row.name}: one place for all elements"] = change
     if any(scalar.is_pointer for scalar in contract.scalars):
         found |= mishandled("outputMask: destroyed", computes=False)
@@ -171,20 +348,18 @@ def mistakes(kind: str, product: Product) -> Mapping[str, Change]:
     found |= mishandled(*places, computes=False)
     found |= mishandled("executor: null", "executor: used again", "executor: destroyed")
     for other in sorted(product.operators - {operator})[:1]:
-        found[f"executor: handed to {other}"] = Change(computed_by=other)
+        found[f"executor: handed to {other}"] = partial(replace, computed_by=other)
     found |= mishandled("workspace: null", "workspace: a byte short")
     names = ("gradOut", translation.outputs[0])
     found |= mishandled(*(f"{name}: destroyed between the phases" for name in names))
     # Of two mistakes, the null pointer must be reported.
     nulls = "gradOut: float64, and input: null"
-    found[nulls] = found["gradOut: float64"] | found["input: null"]
+    found[nulls] = both(found["gradOut: float64"], found["input: null"])
     return found
 
 
 # The cases
 
-_WIDE: Shape = (4, 6, 9, 11)
-_SHAPES: tuple[Shape, ...] = (_WIDE, (2, 4, 1000), (33, 40))
 _LAYOUTS = ("channels_last", "sliced", "transposed", "odd", "expanded")
 #: A shape for each number of axes that a format has.
 _OF_RANK: Mapping[int, Shape] = {
@@ -204,15 +379,15 @@ def _case(product: Product, computed: OperatorsCase, **more: Any) -> Case:
 def _is_legal(case: Case) -> bool:
     """Whether the product's contract allows the case's call."""
     contract = _TRANSLATIONS[case.kind].contract
-    return keeps(contract, case.product, products.PRODUCTS, case.request())
+    return keeps(contract, case.product, case.request())
 
 
 def _values(product: Product, kind: str) -> Iterator[Case]:
     (plain,) = suite.part(Topic.PLAIN, kind)
     for dtype in product.dtypes:
-        values = replace(plain, topic=Topic.VALUES, shape=_WIDE, dtype=dtype, normal=True)
+        values = replace(plain, topic=Topic.VALUES, shape=suite.SHAPES[0], dtype=dtype, normal=True)
         base = _case(product, values)
-        yield from varied(base, shape=_SHAPES)
+        yield from varied(base, shape=suite.SHAPES)
         yield from (replace(base, layout=e, normal=e != "expanded") for e in _LAYOUTS)
         yield replace(base, x_layout="channels_last")
         yield from filter(_is_legal, _perhaps_legal(base, product))
