@@ -182,11 +182,7 @@ class NumPy(Framework):
 
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.nbytes
-        if size < memory.ALIGNED:
-            flat = np.empty(size, np.uint8)
-        else:
-            flat = np.empty(size + memory.LINE, np.uint8)
-            flat = flat[-flat.ctypes.data % memory.LINE :][:size]
+        flat = np.empty(size, np.uint8) if size < memory.ALIGNED else memory.aligned(size)
         strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
         return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
 

@@ -56,6 +56,13 @@ def need(what: str, size: int) -> None:
         raise missing(what, size) from None
 
 
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    """New memory that starts at a cache line."""
+    memory = np.empty(size + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    return memory[start : start + size]
+
+
 class _Owned:
     """The base of an array over memory, which keeps the owner alive."""
 

@@ -44,9 +44,9 @@ TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
 #: Adjacent channels with fewer elements than this are read as columns, since one channel alone
 #: would not fill the lanes.
 COLUMN_RUN = 32
-#: The same limit where moments are computed: the moments of each row cost more to combine than sums
-#: do.
-MOMENTS_RUN = 128
+#: The same limits where moments are computed, in float64 and about means: moments take longer where
+#: a row does not fill its last lanes.
+EXACT_RUN, MOMENTS_RUN = 96, 104
 #: The same limit for tensors of FAR_APART bytes or more, if a channel's sums must be known before
 #: its dx: the channel's rows in the images of a batch are too far apart for the processor to
 #: prefetch them.
@@ -258,7 +258,9 @@ def _least_row(problem: Problem) -> int:
     """The length from which adjacent channels are read as rows rather than columns."""
     if waits(problem) and bytes_of(problem, problem.positions) >= FAR_APART:
         return FAR_RUN
-    return MOMENTS_RUN if problem.missing_mean else COLUMN_RUN
+    if not problem.missing_mean:
+        return COLUMN_RUN
+    return EXACT_RUN if _sums_exactly(problem) else MOMENTS_RUN
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:

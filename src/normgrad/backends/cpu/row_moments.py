@@ -20,33 +20,14 @@ from .intrinsics import (
     inlined,
     larger,
     not_inlined,
-    plain,
     shift,
     smaller,
 )
-from .lanes import (
-    EIGHT,
-    HALF,
-    LANES,
-    double_lanes,
-    halves_added,
-    put_lanes,
-    splat,
-    splat_like,
-    zero_lanes,
-)
+from .lanes import EIGHT, LANES, splat, splat_like, zero_lanes
+from .moments import add_part, fold_moments, keep_moments, points_of, start_moments
 from .parts import load_part
 from .rows import BLOCK, sums_of, sums_of_rows
-from .sums import (
-    LOTS,
-    add_chain,
-    add_deviation,
-    add_kept_totals,
-    add_sum,
-    fold_deviations,
-    start_total,
-    total_of,
-)
+from .sums import LOTS, add_chain, add_kept_totals, add_sum, start_total, total_of
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -108,27 +89,27 @@ def moments_about_means(operation, x, step, rows, run, about, sums, c):
 
 
 @helper
-def add_moments_of_part(zero, x, i, mean, s, q, e, part):
-    """Add the moments of a part of a row to two sums in lanes of float64, the first with error."""
-    value = double_lanes(load_part(x, i, part))
-    d, s, e = add_deviation(zero, x, value, mean, s, e, part)
-    return s, q + d * d, e
+def exact_moments_of_block(zero, x, step, rows, count, mean):
+    """The moments of some elements of some rows, in a chain of float64 lanes."""
+    inlined()
+    whole, points, moments = (
+        count // LANES * LANES,
+        points_of(zero, splat(mean)),
+        start_moments(zero),
+    )
+    for r in range(rows):
+        row = shift(x, r * step)
+        for i in range(0, whole, LANES):
+            moments = add_part(row, i, points, moments, None)
+        if whole < count:
+            moments = add_part(row, whole, points, moments, count - whole)
+    return moments
 
 
 @helper
-def exact_moments_of_block(zero, row, i, end, mean):
-    """The moments of a row's elements i to end, in a chain of float64 lanes.
-
-    They are the sum of deviations with its error, and the sum of squares.
-    """
-    none = splat(0.0)
-    s, q, e = none, none, none
-    while i + LANES <= end:
-        s, q, e = add_moments_of_part(zero, row, i, mean, s, q, e, None)
-        i += LANES
-    if i < end:
-        s, q, e = add_moments_of_part(zero, row, i, mean, s, q, e, end - i)
-    return s, e, q
+def in_whole_lanes(count):
+    """The number of elements, rounded up to whole lanes: the end of a row takes an addition too."""
+    return -(-count // LANES) * LANES
 
 
 @by_types
@@ -145,27 +126,31 @@ def exact_chain(zero):
 def exact_moments_of_rows(x, x_step, rows, count, mean, sums, c):
     """Add the moments of some rows to channel c's, chain by chain."""
     not_inlined()
-    zero, mu = zero_lanes(x, x), splat(mean)
+    zero = zero_lanes(x, x)
     chain = exact_chain(zero)
-    for r in range(rows):
-        row = shift(x, r * x_step)
+    height = larger(1, chain // in_whole_lanes(count))
+    for r in range(0, rows, height):
         for start in range(0, count, chain):
-            end = smaller(start + chain, count)
-            fold_deviations(zero, sums, c, exact_moments_of_block(zero, row, start, end, mu))
+            block, n = shift(x, r * x_step + start), smaller(height, rows - r)
+            width = smaller(chain, count - start)
+            moments = exact_moments_of_block(zero, block, x_step, n, width, mean)
+            fold_moments(zero, sums, c, moments)
 
 
 @helper
-def exact_moments_of_eight(x, apart, channels, run, means, sums, first):
-    """Add the moments of channels that have one short row each, eight channels at a time."""
+def exact_moments_of_eight(x, job, channels, first):
+    """Add the moments of channels whose rows are one chain together, eight channels at a time."""
     not_inlined()
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
+    step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
+    rows, run = get(job, B.J_ROWS), get(job, B.J_RUN)
+    sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     for start in range(0, channels, EIGHT):
         n = smaller(EIGHT, channels - start)
         for i in range(n):
-            row, mu = shift(x, (start + i) * apart), splat(get(means, first + start + i))
-            s, _, squares = exact_moments_of_block(zero, row, plain(0), run, mu)
-            put_lanes(kept[0], i * HALF, halves_added(s))
-            put_lanes(kept[1], i * HALF, halves_added(squares))
+            here, mean = shift(x, (start + i) * apart), get(means, first + start + i)
+            moments = exact_moments_of_block(zero, here, step, rows, run, mean)
+            keep_moments(zero, kept, i, moments)
         add_kept_totals(zero, kept, n, sums, first + start)
 
 
@@ -182,11 +167,11 @@ def moments_of_rows(operation, x, step, rows, run, about, sums, c):
 
 
 @by_types
-def is_exact_and_short(operation, zero, run):
-    """Whether a row's moments in float64 need one chain and no errors: it is short, and float32."""
+def is_one_chain(operation, zero, rows, run):
+    """Whether a channel's moments in float64 need one chain and no errors: few, of float32."""
     if operation.operation != "moments" and zero.real == types.float32:
-        return lambda operation, zero, run: run <= ONE_CHAIN
-    return lambda operation, zero, run: False
+        return lambda operation, zero, rows, run: rows * in_whole_lanes(run) <= ONE_CHAIN
+    return lambda operation, zero, rows, run: False
 
 
 @helper
@@ -196,8 +181,8 @@ def moments_of_channels(operation, x, job, c, end):
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run, per_group = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_PER_GROUP)
-    if per_group == 1 and rows == 1 and is_exact_and_short(operation, zero_lanes(x, x), run):
-        exact_moments_of_eight(x, apart, end - c, run, means, sums, c)
+    if per_group == 1 and is_one_chain(operation, zero_lanes(x, x), rows, run):
+        exact_moments_of_eight(x, job, end - c, c)
         return
     row = x
     while c < end:

@@ -62,3 +62,10 @@ def masks_halves() -> bool:
         }
     """)
     return "vmovdqu16" in code
+
+
+@cache
+def halves_vectors() -> bool:
+    """Whether it has vectors of AVX-512, but computes their halves one after the other: a Zen 4."""
+    _, name, _ = cpu_target.target_context.codegen().magic_tuple()
+    return bool(name == "znver4")
