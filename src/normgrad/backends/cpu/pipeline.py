@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite.binding import Linkage
 from numba import _dynfunc
-from numba.core import typed_passes, untyped_passes
+from numba.core import cgutils, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, _LowerResult
 from numba.core.compiler_machinery import PassManager
@@ -48,6 +48,14 @@ class _Part(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
 
+class _Lower(Lower):  # type: ignore[misc]
+    """Numba's step to LLVM's code, without the sizes of variables, which only debuggers need."""
+
+    def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
+        """Allocate a variable."""
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+
+
 def _lower_part(state: Any) -> None:
     """Lower Numba's code to LLVM's, as Numba's own pass does, but without machine code."""
     target, name, flags = state.targetctx, state.func_id.func_qualname, state.flags
@@ -58,7 +66,7 @@ def _lower_part(state: Any) -> None:
         abi_tags=[flags.get_mangle_string()],
     )  # fmt: skip
     with target.push_code_library(library):
-        lowering = Lower(target, library, described, state.func_ir, metadata=state.metadata)
+        lowering = _Lower(target, library, described, state.func_ir, metadata=state.metadata)
         lowering.lower()
     # Numba finds a function's code by this object; it cannot be called.
     key = _dynfunc.make_function(described.lookup_module(), name, "", 0, lowering.env, (library,))
