@@ -40,8 +40,7 @@ class Kind(Enum):
         return dtypes.COUNTS if self is Kind.COUNT else dtypes.FLOATS
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """The declaration of an input tensor.
 
     Attributes:
@@ -158,7 +157,7 @@ class Operator:
     def of_variance(self, name: str) -> Operator:
         """The same operator, except that the named input holds variances rather than 1/std."""
         parameters = tuple(
-            replace(each, is_variance=True) if each.name == name else each
+            each._replace(is_variance=each.is_variance or each.name == name)
             for each in self.parameters
         )
         return replace(self, parameters=parameters)

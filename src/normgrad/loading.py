@@ -101,14 +101,13 @@ def compiling() -> Iterator[None]:
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
     """A context that pauses Python's garbage collector, which takes a ninth of a compilation."""
-    if not gc.isenabled():
-        yield
-        return
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

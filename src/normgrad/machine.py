@@ -35,11 +35,6 @@ class Machine:
 CACHE_OF_A_CORE = 8 << 20
 
 
-def _size(text: str) -> int:
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-    return int(text.rstrip("KMG")) * factor
-
-
 @cache
 def this_machine() -> Machine:
     """The machine that this process runs on; unknown values are those of a small server."""
@@ -49,5 +44,6 @@ def this_machine() -> Machine:
         for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
             level = int((index / "level").read_text())
             if (index / "type").read_text().strip() != "Instruction" and level in sizes:
-                sizes[level] = _size((index / "size").read_text().strip())
+                # Linux writes the sizes of caches in KiB, such as 1024K.
+                sizes[level] = int((index / "size").read_text().strip().removesuffix("K")) << 10
     return Machine(cores or 1, sizes[2], sizes[3])
