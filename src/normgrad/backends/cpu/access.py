@@ -21,7 +21,8 @@ SPAN = 2048
 #: The most bytes in a row of several positions: the L1 cache then holds its sums and coefficients,
 #: and other rows too.
 REPEATED = 1 << 11
-#: Rows of columns summed in float32 before a fold into float64, as the error bound demands.
+#: Rows of columns whose moments are summed in float32 before a fold into float64, as the error
+#: bound demands, and the least rows of a part.
 ROWS = 16
 #: Rows of columns whose dx is written together, so that their coefficients are loaded once.
 DX_ROWS = 4
@@ -395,11 +396,11 @@ def streams(access: Access, machine: Machine) -> int:
 
 
 def fetches_ahead(access: Access, machine: Machine) -> bool:
-    """Whether loops that sum prefetch the next rows, which the hardware prefetcher would miss.
+    """Whether loops prefetch the next rows, which the hardware prefetcher would miss.
 
-    For rows, the next row is the channel's row in the next image. For columns, several rows are
-    prefetched, which are more streams than a hardware prefetcher follows. Rows of columns that hold
-    short channels lie in different images, too far apart, and are not prefetched.
+    For rows, the next row is the channel's row in the next image. For columns, several places in
+    memory are read in turn. Rows of columns that hold short channels lie in different images, too
+    far apart, and are not prefetched.
     """
     if not access.columns:
         return access.bytes > FETCHED_ROWS * machine.cache

@@ -11,7 +11,7 @@ from numba import types
 from . import block as B
 from .access import SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import BUFFER, LATER, ROWS, SPAN, fetch_later, gather_sums, start_sums
+from .columns import BUFFER, ROWS, SPAN, gather_sums, start_sums
 from .conversions import HalfStorage
 from .helpers import by_types, helper, passed
 from .intrinsics import (
@@ -56,6 +56,8 @@ GAIN, SHIFT, MEAN, SLOPE, SCALE, INVSTD = 0, ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS,
 NUMBERS = 6 * ROWS
 #: How many elements ahead rows are prefetched where several rows are read in turn.
 ON = 8 * LANES
+#: How many bytes ahead longer rows are prefetched while they are added to the parameters' sums.
+LATER = 1 << 14
 #: How many bytes ahead short rows are prefetched while rows are summed: the next sixteen rows.
 SOON = 1 << 13
 #: The size of buffers for a short row, beyond whose end the last lanes may reach.
@@ -117,6 +119,13 @@ def fetches_beside_sums(tensor):
     """
     beside = isinstance(tensor.dtype, HalfStorage) or has_many_registers()
     return lambda tensor: beside
+
+
+@helper
+def fetch_later(tensors, later, c):
+    """Prefetch what lies some bytes after a part of dy and x."""
+    prefetch_lanes(tensors[0], later // item_size(tensors[0]) + c)
+    prefetch_lanes(tensors[1], later // item_size(tensors[1]) + c)
 
 
 @helper
@@ -189,7 +198,7 @@ def add_row(arguments, c, part):
     """Add a part of row r to a chain of sums in the nearest caches, and write its dx if asked."""
     inlined()
     tensors, r, weights, numbers, chain, writes, streaming = arguments
-    fetch_later(tensors, LATER // item_size(tensors[1]), c)
+    fetch_later(tensors, LATER, c)
     weight, of_row = as_loaded(tensors[0], load_part(weights, c, part)), numbers_of(numbers, r)
     sums = load_part(chain[0], c, part), load_part(chain[1], c, part)
     sums = add_and_write(tensors, c, weight, of_row, sums, part, writes, streaming)
@@ -269,7 +278,7 @@ def sum_short_rows(operation, tensors, steps, rows, run, means, weight, sums, ah
         for i in range(smaller(EIGHT, rows - first)):
             if ahead:
                 for c in range(0, run, LANES):
-                    fetch_later(here, SOON // item_size(x), c)
+                    fetch_later(here, SOON, c)
             terms = splat_like(dy, x, get(means, first + i)), zero_lanes(dy, x), weight
             keep_short_row(operation, here, run, terms, kept, i)
             here = further(here, steps, 1)

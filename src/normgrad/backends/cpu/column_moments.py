@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import block as B
-from .columns import BUFFER, ROWS, along_row, fill, gather_sums, shape_of, start_sums
+from .columns import BUFFER, ROWS, along_row, gather_sums, shape_of, start_sums
 from .helpers import by_types, helper, passed
 from .intrinsics import double, double_buffer, get, inlined, larger, real_buffer, shift, smaller
 from .lanes import (
@@ -90,6 +90,13 @@ def add_squares_to_chain(arguments, c, part):
 
 
 @helper
+def fill(row, width, lanes):
+    """Set all elements of a row, lanes by lanes."""
+    for c in range(0, width, LANES):
+        put_lanes(row, c, lanes)
+
+
+@helper
 def fold_rounded(sums, first, second, width):
     """Add two chains, rounded to their type, to sums in float64, and set the chains to zero."""
     zero = zero_lanes(first, second)
@@ -155,7 +162,7 @@ def add_exact_moments(arguments, c, part):
 def add_moments(operation, x, step, rows, points, sums, width):
     """Add some rows to the moments of their elements, in the operation's way.
 
-    Where registers are few, half types are read row by row, as in add_some.
+    Where registers are few, half types are read row by row.
     """
 
     def exact(operation, x, step, rows, points, sums, width):

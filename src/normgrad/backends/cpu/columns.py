@@ -8,8 +8,6 @@ elements of each channel are added up.
 
 from __future__ import annotations
 
-from numba import types
-
 from . import access
 from . import block as B
 from .conversions import HalfStorage
@@ -19,13 +17,13 @@ from .intrinsics import (
     double_buffer,
     doubles_at,
     get,
-    inlined,
     item_size,
     load,
     not_inlined,
     plain,
     put,
     real_buffer,
+    shift,
     smaller,
     store,
 )
@@ -40,147 +38,63 @@ from .lanes import (
     zero_lanes,
 )
 from .parts import load_part, over_row, store_part
-from .rows import further, has_whole_lines, sums_of, three
-from .sums import add_columns, add_terms, clear_lanes, fold_sums
+from .rows import CHAIN, further, has_whole_lines, sums_of, three
+from .sums import add_columns, add_terms, clear_lanes, fold_lanes
 from .target import has_many_registers
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Rows of columns summed before a fold into float64, alternating between two chains of eight
-#: additions: one rounding fewer than in rows (see :data:`.rows.CHAIN`).
+#: Rows of columns whose moments are summed before a fold into float64.
 ROWS = access.ROWS
+#: A piece's rows are summed a row of each quarter at a time. Four rows that are added in registers
+#: load and store the sums of their elements once; and a processor foresees four ways through
+#: memory, though not four rows in turn. CHAIN such sums are added before a fold into float64, so
+#: that a term takes part in at most 10 additions in float32: in rows it is 9, and there may be a
+#: weight (see :data:`.rows.CHAIN`).
+QUARTERS = 4
 #: Fewer rows than these are summed in float64 from the start, since the rounding of each term shows
 #: in a sum of few terms.
 FEW_ROWS = 4
 DX_ROWS, PAGE = access.DX_ROWS, access.PAGE
 SPAN = access.SPAN
-#: How many bytes ahead, in memory's order, rows are prefetched: four pages.
-LATER = 1 << 14
-#: The size of buffers for a row, beyond whose end the last lanes may reach.
+#: How many bytes ahead each quarter is prefetched: a page.
+LATER = 1 << 12
+#: The size of buffers for a row, beyond whose end the last lanes may reach, and for two sums.
 BUFFER = SPAN + LANES
+BUFFER_OF_TWO = 2 * BUFFER
+
+
+@helper
+def fetch_later(tensors, later, c):
+    """Prefetch what is so many bytes after a part of dy and x."""
+    prefetch_lanes(tensors[0], later // item_size(tensors[0]) + c)
+    prefetch_lanes(tensors[1], later // item_size(tensors[1]) + c)
 
 
 @passed
 def add_rows(arguments, c, part):
-    """Add some rows to the sums of a part of their elements, alternating between two chains."""
-    operation, tensors, steps, rows, terms, sums, ahead, streaming = arguments
+    """Add some rows to a chain of the sums of a part of their elements, and fold it if it is full.
+
+    A chain is in the L1 cache, with a part's two sums side by side: apart, they would compete with
+    each other, and with what is read, for the same places.
+    """
+    operation, tensors, steps, rows, terms, chain, sums, ahead, is_full, streaming = arguments
     mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
     zero = zero_lanes(tensors[0], tensors[1])
-    a, b = (zero, zero), (zero, zero)
-    here = tensors
-    for _ in range(0, rows - 1, 2):
+    found = zero, zero
+    for _ in range(rows):
         if ahead:
-            prefetch_lanes(here[0], rows * steps[0] + c)
-            prefetch_lanes(here[1], rows * steps[1] + c)
-            prefetch_lanes(here[0], (rows + 1) * steps[0] + c)
-            prefetch_lanes(here[1], (rows + 1) * steps[1] + c)
-        a = added(operation, here, c, mean_and_gain, a, part, streaming)
-        here = further(here, steps, 1)
-        b = added(operation, here, c, mean_and_gain, b, part, streaming)
-        here = further(here, steps, 1)
-    if rows % 2 > 0:
-        a = added(operation, here, c, mean_and_gain, a, part, streaming)
-    fold_sums(zero, sums, c, a, b)
-
-
-@by_types
-def fetch_later(tensors, later, c):
-    """Prefetch a part of dy and x that is read later, unless ``later`` is None."""
-    if isinstance(later, types.NoneType):
-        return lambda tensors, later, c: None
-
-    def fetch(tensors, later, c):
-        prefetch_lanes(tensors[0], later + c)
-        prefetch_lanes(tensors[1], later + c)
-
-    return fetch
-
-
-@passed
-def add_row(arguments, c, part):
-    """Add a part of a row to a chain of its elements' sums, and prefetch a later part."""
-    inlined()
-    operation, tensors, later, terms, chain, streaming = arguments
-    fetch_later(tensors, later, c)
-    mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
-    sums = get_lanes(chain[0], c), get_lanes(chain[1], c)
-    sums = added(operation, tensors, c, mean_and_gain, sums, part, streaming)
-    put_lanes(chain[0], c, sums[0])
-    put_lanes(chain[1], c, sums[1])
-
-
-@helper
-def fill(row, width, lanes):
-    """Set all elements of a row, lanes by lanes."""
-    for c in range(0, width, LANES):
-        put_lanes(row, c, lanes)
-
-
-@helper
-def fold_chains(zero, columns, width, chains):
-    """Add two chains of sums to the sums in float64."""
-    (a, a2), (b, b2) = chains
-    for c in range(0, width, LANES):
-        first, second = (get_lanes(a, c), get_lanes(a2, c)), (get_lanes(b, c), get_lanes(b2, c))
-        fold_sums(zero, columns, c, first, second)
-
-
-@helper
-def add_in_order(operation, tensors, steps, rows, terms, columns, width, later, streaming):
-    """Add some rows to the sums of their elements, row by row, with the sums in the L1 cache."""
-    dy, x, _ = tensors
-    chains = (
-        (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
-        (real_buffer(BUFFER, dy, x), real_buffer(BUFFER, dy, x)),
-    )
-    zero = zero_lanes(dy, x)
-    fill(chains[0][0], width, zero)
-    fill(chains[0][1], width, zero)
-    fill(chains[1][0], width, zero)
-    fill(chains[1][1], width, zero)
-    for r in range(rows):
-        chain = chains[0] if r % 2 == 0 else chains[1]
-        over_row(add_row, (operation, tensors, later, terms, chain, streaming), width)
+            fetch_later(tensors, LATER, c)
+        found = added(operation, tensors, c, mean_and_gain, found, part, streaming)
         tensors = further(tensors, steps, 1)
-    fold_chains(zero, columns, width, chains)
-
-
-@by_types
-def how_far_on(tensor):
-    """How many elements ahead rows are prefetched, or None where that costs more than it gains."""
-    if has_many_registers():
-        return lambda tensor: LATER // item_size(tensor)
-    return lambda tensor: None
-
-
-@by_types
-def add_some(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-    """Add some rows to the sums of their elements. The additions are the same in every way.
-
-    Data that come from memory are read in memory's order, row by row. So are all data of float32
-    and float64 where registers do not hold two chains of two sums. Where they do, half types, which
-    need more sums for each byte, have them there, and the rows are prefetched.
-    """
-
-    def in_registers(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-        arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
-        over_row(add_rows, arguments, width)
-
-    def in_order(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-        add_in_order(operation, tensors, steps, rows, terms, columns, width, None, streaming)
-
-    def by_size(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
-        if ahead:
-            later = how_far_on(tensors[0])
-            add_in_order(operation, tensors, steps, rows, terms, columns, width, later, streaming)
-        else:
-            arguments = (operation, tensors, steps, rows, terms, columns, ahead, streaming)
-            over_row(add_rows, arguments, width)
-
-    halves = isinstance(tensors[0].dtype, HalfStorage)
-    if has_many_registers():
-        return in_registers if halves else by_size
-    return by_size if halves else in_order
+    first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
+    dy, products = get_lanes(first, 0) + found[0], get_lanes(second, 0) + found[1]
+    if is_full:
+        fold_lanes(zero, sums[0], sums[1], c, dy)
+        fold_lanes(zero, sums[2], sums[3], c, products)
+        dy, products = zero, zero
+    put_lanes(first, 0, dy)
+    put_lanes(second, 0, products)
 
 
 @passed
@@ -250,6 +164,30 @@ def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
 
 
 @helper
+def add_quarters(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
+    """Add rows to the sums of their elements, a row of each quarter at a time."""
+    dy, x, _ = tensors
+    chain, zero = real_buffer(BUFFER_OF_TWO, dy, x), zero_lanes(dy, x)
+    for c in range(0, width, LANES):
+        put_lanes(chain, 2 * c, zero)
+        put_lanes(chain, 2 * c + LANES, zero)
+    quarter = rows // QUARTERS
+    apart = quarter * steps[0], quarter * steps[1], quarter * steps[2]
+    for r in range(quarter):
+        is_full = (r + 1) % CHAIN == 0 or r + 1 == quarter
+        arguments = (
+            operation, further(tensors, steps, r), apart, QUARTERS, terms, chain, columns, ahead,
+            is_full, streaming,
+        )  # fmt: skip
+        over_row(add_rows, arguments, width)
+    left = rows - QUARTERS * quarter
+    if left > 0:
+        here = further(tensors, steps, QUARTERS * quarter)
+        arguments = operation, here, steps, left, terms, chain, columns, ahead, True, streaming
+        over_row(add_rows, arguments, width)
+
+
+@helper
 def sums(operation, dy, x, dx, job):
     """Add Σdy and Σdy·(x − mean) of each channel to its sums."""
     first, channels, run, repeat = shape_of(job)
@@ -267,18 +205,16 @@ def sums(operation, dy, x, dx, job):
     ahead = get(job, B.J_AHEAD) != 0
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, apart[2])
     start_sums(columns, width, zero)
-    i = 0
+    rows = count // repeat if count >= FEW_ROWS * repeat else 0
+    if rows > 0:
+        add_quarters(operation, (dy, x, dx), apart, rows, terms, columns, width, ahead, streaming)
+    i = rows * repeat
     while i < count:
+        # One row, or the rest of one.
+        m = smaller(repeat, count - i)
         here = further((dy, x, dx), steps, i)
-        rows = smaller(ROWS, (count - i) // repeat)
-        if rows >= FEW_ROWS:
-            add_some(operation, here, apart, rows, terms, columns, width, ahead, streaming)
-            i += rows * repeat
-        else:
-            # One row, or the rest of one.
-            m = smaller(repeat, count - i)
-            over_row(add_single, (operation, here, terms, columns), channels * run * m)
-            i += m
+        over_row(add_single, (operation, here, terms, columns), channels * run * m)
+        i += m
     gather_sums(columns, first, channels, run, repeat, dy, zero, sums_of(job))
 
 
