@@ -28,8 +28,8 @@ TASKS = 64
 #: cut into parts.
 ENOUGH_TASKS = 16
 #: The number of tasks that keeps a few cores busy. The work is not cut further where dx does not
-#: depend on sums.
-FEW_TASKS = 8
+#: depend on sums, or where tasks would have fewer elements than TASK.
+FEW_TASKS, TASK = 8, 1 << 16
 #: The number of parts that columns are cut into if each part then has at least PART_OF_COLUMNS
 #: elements.
 FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
@@ -232,6 +232,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
+    enough = min(ENOUGH_TASKS, max(FEW_TASKS, sets * channels * per_channel // TASK))
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
     if sets == 1 and not waits(problem):
@@ -241,12 +242,12 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         block = min(channels, rounded_up(max(1, wanted), unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
-        wanted = channels * sets // ENOUGH_TASKS * per_channel
+        wanted = channels * sets // enough * per_channel
         most = max(SMALL, min(IN_CACHE // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
-    if found.tasks < ENOUGH_TASKS:
+    if found.tasks < enough:
         most = positions
         if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
             most = positions // ROWS
