@@ -41,7 +41,7 @@ def broken_by(contract, product, allowed, request):
         for name, each in request.arguments.items()
     }
     with pytest.raises(rules.ContractError) as caught:
-        rules.check(contract, rules.Call(product, given, given), allowed)
+        rules.check(contract, rules.Call(product, given), allowed)
     return caught.value.parameter, caught.value.aspect
 
 

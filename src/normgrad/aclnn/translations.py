@@ -82,9 +82,9 @@ class Translation:
 
     def form(self, call: Call, saved_variance: bool) -> Form:
         """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
-        data: Any = call.tensors["input"]
+        data = call.arguments["input"]
         axis = -1 if data.format_name in CHANNEL_LAST else 1
-        return self._form(saved_variance, axis, *[call.scalars[name] for name in self.scalars])
+        return self._form(saved_variance, axis, *[call.arguments[name] for name in self.scalars])
 
     @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are four translations
     def _form(self, saved_variance: bool, axis: int, *scalars: Any) -> Form:
@@ -107,7 +107,7 @@ ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
 
 def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
-    sizes = call.scalars
+    sizes = call.arguments
     data = sizes["N"], sizes["C"], sizes["HxW"]
     statistic, parameter = (sizes["N"], sizes["group"]), (sizes["C"],)
     return {

@@ -67,9 +67,7 @@ def _vector(name: str, is_output: bool = False) -> rules.Parameter:
 
 
 def _channels(call: rules.Call) -> Mapping[str, int]:
-    data = call.tensors["input"]
-    assert data is not None
-    return {"C": data.dims[1]}
+    return {"C": call.arguments["input"].dims[1]}
 
 
 CONTRACT = rules.Contract(
@@ -311,7 +309,7 @@ _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
-        rules.check(CONTRACT, rules.Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
+        rules.check(CONTRACT, rules.Call(ANY_PRODUCT, tensors), (ANY_PRODUCT,))
     except rules.ContractError as error:
         status = _STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None

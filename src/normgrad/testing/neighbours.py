@@ -113,7 +113,7 @@ def keeps(
         for name, value in request.arguments.items()
     }
     try:
-        rules.check(contract, rules.Call(product, given, given), products)
+        rules.check(contract, rules.Call(product, given), products)
     except rules.ContractError:
         return False
     return True
