@@ -107,9 +107,9 @@ class Use(NamedTuple):
         return (self.writes or other.writes) and layout.overlap(self.region, other.region)
 
 
-def span(name: str, verb: str, address: int, count: int, is_host: bool = False) -> Use:
+def span(name: str, verb: str, address: int, count: int) -> Use:
     """A use of contiguous bytes."""
-    return Use(name, verb, layout.Region(address, (count,), (1,), 1), is_host)
+    return Use(name, verb, layout.Region(address, (count,), (1,), 1))
 
 
 def shared_memory(uses: Sequence[Use]) -> str | None:

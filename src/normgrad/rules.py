@@ -78,8 +78,7 @@ class Call:
     """
 
     product: Product
-    tensors: Mapping[str, Tensor | None]
-    scalars: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     malformed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
@@ -142,7 +141,7 @@ class DtypeOf(DtypeRule):
 
     def allowed(self, call: Call) -> tuple[str, ...] | None:
         for name in self.others:
-            tensor = call.tensors.get(name)
+            tensor = call.arguments.get(name)
             if tensor is not None:
                 more = ("float32",) if self.or_float32 and tensor.dtype_name != "float32" else ()
                 return (tensor.dtype_name, *more)
@@ -189,7 +188,7 @@ class FormatOf(Rule):
     other: str
 
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        other = call.tensors.get(self.other)
+        other = call.arguments.get(self.other)
         if other is None or tensor.format_name == other.format_name:
             return None
         return f"format {tensor.format_name}", f"{other.format_name}, as {self.other}"
@@ -223,7 +222,7 @@ class ShapeOf(Rule):
     otherwise: str | None = None
 
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        other = call.tensors.get(self.other)
+        other = call.arguments.get(self.other)
         if other is not None:
             if tensor.dims == other.dims:
                 return None
@@ -261,9 +260,8 @@ class Length(Rule):
 
     def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
         size = call.sizes[self.size]
-        if tensor.dims == (size,):
-            return None
-        if self.or_empty_unless and tensor.dims == (0,) and not call.scalars[self.or_empty_unless]:
+        may_be_empty = self.or_empty_unless and not call.arguments[self.or_empty_unless]
+        if tensor.dims == (size,) or (may_be_empty and tensor.dims == (0,)):
             return None
         return f"shape {tensor.dims}", f"({size},), the length of {self.size}"
 
@@ -346,7 +344,7 @@ class When:
             return self.flag
         if self.flag in call.malformed:
             return False
-        value = call.scalars[self.flag]
+        value = call.arguments[self.flag]
         if self.entry is not None:
             value = self.entry < len(value) and value[self.entry]
         return value is True
@@ -457,11 +455,11 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
     Nulls are checked first, then whether the product has the operator, then everything else.
     """
     for scalar in contract.scalars:
-        if scalar.is_pointer and call.scalars[scalar.name] is None:
+        if scalar.is_pointer and call.arguments[scalar.name] is None:
             raise ContractError(scalar.name, f"null; allowed: {scalar.text}", Aspect.NULL)
     checked: dict[str, Tensor] = {}
     for parameter in contract.parameters:
-        tensor, when = call.tensors[parameter.name], parameter.when
+        tensor, when = call.arguments[parameter.name], parameter.when
         if tensor is not None:
             if when.always_checked or when.needed(call):
                 checked[parameter.name] = tensor
@@ -476,7 +474,7 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         name = next(row.name for row in contract.rows if row.name in call.malformed)
         raise _invalid(name, call.malformed[name], call)
     for scalar in contract.scalars:
-        broken = scalar.broken(call.scalars[scalar.name], call)
+        broken = scalar.broken(call.arguments[scalar.name], call)
         if broken is not None:
             raise _invalid(scalar.name, broken, call)
     for step in contract.steps_on(call.product.name):

@@ -373,8 +373,8 @@ def test_operators_of_one_look_are_planned_once(monkeypatch):
         checks.append(contract.name)
         right(contract, *rest)
 
-    right = operators.check
-    monkeypatch.setattr(operators, "check", check)
+    right = operators.rules.check
+    monkeypatch.setattr(operators.rules, "check", check)
     operators._plans.clear()
     first, second = create(), create()
     assert first is not second

@@ -79,7 +79,7 @@ def _group(value: Any, call: Call) -> tuple[str, str] | None:
     broken = _int64(value)
     if broken is not None:
         return broken
-    channels = call.scalars["C"]
+    channels = call.arguments["C"]
     if value <= 0 or channels % value:
         return f"{value}", f"a positive divisor of C, {channels}"
     if call.product.name in (A2, A3) and channels // value > MOST_CHANNELS_OF_GROUP:
@@ -94,13 +94,12 @@ _OUTPUT_MASK = Scalar("outputMask", "aclBoolArray of size 3", _mask, is_pointer=
 
 
 def _channels(call: Call) -> Mapping[str, int]:
-    data = call.tensors["input"]
-    assert data is not None
+    data = call.arguments["input"]
     return {"C": data.dims[-1 if data.format_name in CHANNEL_LAST else 1]}
 
 
 def _of_group_norm(call: Call) -> Mapping[str, int]:
-    return {name: call.scalars[name] for name in ("N", "C", "HxW", "group")}
+    return {name: call.arguments[name] for name in ("N", "C", "HxW", "group")}
 
 
 # Tables

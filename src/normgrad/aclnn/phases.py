@@ -132,7 +132,7 @@ def phase_1(translation: Translation, arguments: Mapping[str, Any]) -> tuple[int
     if found is None:
         call = _read(contract, device, arguments)
         if not (is_plain or call.malformed):
-            key = _key(contract, device, call.scalars)
+            key = _key(contract, device, call.arguments)
             found = _prepared.get(key)
     if found is None:
         try:
@@ -169,7 +169,7 @@ def _read(contract: Contract, device: Device, arguments: Mapping[str, Any]) -> C
             malformed[row.name] = described(value), "an aclTensor, from aclCreateTensor"
     for scalar in contract.scalars:
         read[scalar.name] = _plain(scalar.name, read[scalar.name], malformed)
-    return Call(device.product, read, read, malformed)
+    return Call(device.product, read, malformed)
 
 
 def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
@@ -196,7 +196,7 @@ def _plain(name: str, value: Any, malformed: dict[str, tuple[str, str]]) -> Any:
 def _prepare(translation: Translation, device: Device, call: Call) -> _Prepared:
     contract = translation.contract
     check(contract, call, PRODUCTS)
-    tensors: Mapping[str, Any] = call.tensors
+    tensors = call.arguments
     form = translation.form(call, device.saved_variance)
     asked = (*translation.inputs, *filter(None, form.results))
     used = {name: tensor for name in asked if (tensor := tensors[name]) is not None}

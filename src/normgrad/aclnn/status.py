@@ -31,7 +31,8 @@ class AclnnError(DialectError):
     wrong_argument = Status.ACLNN_ERR_PARAM_INVALID
     status: Status
 
-    @property
-    def operator(self) -> str:
-        """The function's name without ``GetWorkspaceSize``."""
-        return self.function
+    def __init__(
+        self, status: Status, operator: str, message: str, parameter: str | None = None
+    ) -> None:
+        super().__init__(status, operator, message, parameter)
+        self.operator = operator

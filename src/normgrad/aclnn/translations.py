@@ -82,15 +82,15 @@ class Translation:
 
     def form(self, call: Call, saved_variance: bool) -> Form:
         """The form of a call; ``saved_variance`` is as in :class:`.products.Device`."""
-        data: Any = call.tensors["input"]
+        data = call.arguments["input"]
         axis = -1 if data.format_name in CHANNEL_LAST else 1
-        return self._form(saved_variance, axis, *[call.scalars[name] for name in self.scalars])
+        named = {OPTIONS[name]: call.arguments[name] for name in self.scalars}
+        return self._form(saved_variance, channel_axis=axis, **named)
 
     @lru_cache(CACHE_SIZE, typed=True)  # noqa: B019 - there are four translations
-    def _form(self, saved_variance: bool, axis: int, *scalars: Any) -> Form:
+    def _form(self, saved_variance: bool, **named: Any) -> Form:
         operator = (self.saving_variance if saved_variance else None) or self.operator
-        values = {OPTIONS[name]: value for name, value in zip(self.scalars, scalars, strict=True)}
-        options = operator.read_options(**values, channel_axis=axis)
+        options = operator.read_options(**named)
         outputs = zip(operator.outputs(options), self.outputs, strict=True)
         results = tuple(theirs if ours.wanted else "" for ours, theirs in outputs)
         return Form(operator, options, results)
@@ -107,7 +107,7 @@ ELEMT = Translation(contracts.ELEMT_CONTRACT, BATCH_NORM_BACKWARD_ELEMT)
 
 def _grouped_dims(call: Call) -> Mapping[str, Dims]:
     """The shapes by which tensors are read, since a tensor of any shape counts as (N, C, HxW)."""
-    sizes = call.scalars
+    sizes = call.arguments
     data = sizes["N"], sizes["C"], sizes["HxW"]
     statistic, parameter = (sizes["N"], sizes["group"]), (sizes["C"],)
     return {

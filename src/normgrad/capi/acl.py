@@ -98,7 +98,7 @@ def has_device() -> bool:
     """Whether this thread has a context that is alive, or a default device."""
     thread = ERRORS.thread()
     if thread.life == STATE.life:
-        return not thread.context or HANDLES.is_living(thread.context)
+        return not thread.context or isinstance(HANDLES.find(thread.context), Context)
     return STATE.has_default
 
 

@@ -146,7 +146,7 @@ def aclCreateScalar(value: int | None, data_type: int) -> int:
         refuse("dataType", f"{data_type}; allowed: an aclDataType of numbers")
     kind = aclDataType(data_type)
     size = NUMPY[kind].itemsize
-    problem = pointers.problem(value, size, False)
+    problem = pointers.problem(value, value + size, False)
     if problem is not None:
         refuse("value", problem)
     number = np.frombuffer(ctypes.string_at(value, size), NUMPY[kind])[0]

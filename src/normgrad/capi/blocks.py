@@ -152,7 +152,7 @@ def checked(memory: Memory, first: int, end: int, writing: bool) -> Memory:
     """The same memory, with a problem if it is outside all blocks and cannot be accessed."""
     if memory.owner is not FOREIGN:
         return memory
-    return memory._replace(problem=pointers.problem(first, end - first, writing))
+    return memory._replace(problem=pointers.problem(first, end, writing))
 
 
 #: The owner of memory outside all blocks.

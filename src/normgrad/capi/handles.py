@@ -101,10 +101,6 @@ class Handles:
             return Unusable("a handle that was ended long ago")
         return Unusable(f"{handle:#x}, which is no handle")
 
-    def is_living(self, handle: int) -> bool:
-        """Whether a handle has not ended."""
-        return handle in self._entries
-
     def living(self) -> dict[int, Entry]:
         """All handles that have not ended, oldest first."""
         return dict(self._entries)

@@ -278,8 +278,8 @@ class Runtime:
         # The blocks in ``uses`` stay until the work is done, if another thread frees them.
         def check() -> None:
             for use, block in uses:
-                first, end = use.region.bounds()
-                problem = None if block else pointers.problem(first, end - first, use.writes)
+                bounds = use.region.bounds()
+                problem = None if block else pointers.problem(*bounds, use.writes)
                 if problem is not None:
                     refuse(use.name, problem)
 

@@ -61,15 +61,15 @@ def load(kind: Any, address: int | None, count: int) -> list[Any]:
     return _array(kind, count).from_address(address)[:] if count else []
 
 
-def problem(address: int, size: int, writing: bool) -> str | None:
-    """The message on bytes that cannot be read, or written; None if they can."""
-    at = fault(address, address + size, writing)
+def problem(first: int, end: int, writing: bool) -> str | None:
+    """The message on a range of bytes that cannot be read, or written; None if it can."""
+    at = fault(first, end, writing)
     if at is None:
         return None
     use, allowed = ("write to", "written") if writing else ("read from", "read")
     return (
-        f"no memory at {at:#x} to {use}, byte {at - address} of {size}; allowed: memory that can "
-        f"be {allowed}"
+        f"no memory at {at:#x} to {use}, byte {at - first} of {end - first}; allowed: "
+        f"memory that can be {allowed}"
     )
 
 
@@ -85,7 +85,7 @@ def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, s
         page = address // mmap.PAGESIZE, writing
         if page == seen and (address + size - 1) // mmap.PAGESIZE == page[0]:
             continue
-        found = problem(address, size, writing)
+        found = problem(address, address + size, writing)
         if found is not None:
             return pointer.name, found
         seen = page

@@ -57,7 +57,8 @@ def fill(
     for index, function in enumerate(functions):
         module = importlib.import_module(f"{__package__}.{function.module}")
         python = getattr(module, function.name)
-        callback = function.callback(_guarded(function, python, interrupted))
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *function.arguments)
+        callback = kind(_guarded(function, python, interrupted))
         _callbacks.append(callback)
         targets[index] = ctypes.cast(callback, ctypes.c_void_p).value
     if not _hooks:

@@ -37,17 +37,13 @@ _COUNTED_BY = {
 _COUNTS = {"count_array": len(infiniDevice_t)}
 
 
-#: The Python module that each library's functions call.
-_MODULES = {
-    "ascendcl": "acl", "nnopbase": "aclnn", "opapi": "aclnn",
-    "infinirt": "infini", "infiniop": "infini",
-}  # fmt: skip
-
-#: The status of each module's functions for wrong arguments.
-_REFUSALS: dict[str, IntEnum] = {
-    "acl": aclError.ACL_ERROR_RT_PARAM_INVALID,
-    "aclnn": aclnnStatus.ACLNN_ERR_PARAM_INVALID,
-    "infini": infiniStatus_t.INFINI_STATUS_BAD_PARAM,
+#: The Python module that each library's functions call, and their status for wrong arguments.
+_LIBRARIES: dict[str, tuple[str, IntEnum]] = {
+    "ascendcl": ("acl", aclError.ACL_ERROR_RT_PARAM_INVALID),
+    "nnopbase": ("aclnn", aclnnStatus.ACLNN_ERR_PARAM_INVALID),
+    "opapi": ("aclnn", aclnnStatus.ACLNN_ERR_PARAM_INVALID),
+    "infinirt": ("infini", infiniStatus_t.INFINI_STATUS_BAD_PARAM),
+    "infiniop": ("infini", infiniStatus_t.INFINI_STATUS_BAD_PARAM),
 }
 #: The status for unforeseen errors, by the C type of the result.
 _FAILURES = {
@@ -97,12 +93,12 @@ class Function:
     @property
     def module(self) -> str:
         """The Python module that implements the function."""
-        return _MODULES[self.lib]
+        return _LIBRARIES[self.lib][0]
 
     @property
     def refusal(self) -> IntEnum:
         """The status for wrong arguments."""
-        return _REFUSALS[self.module]
+        return _LIBRARIES[self.lib][1]
 
     @property
     def failure(self) -> int | None:
@@ -144,11 +140,6 @@ class Function:
                 counted_by = names.index(_COUNTED_BY[name])
             found.append(Pointer(index, name, is_result, size, count, counted_by))
         return tuple(found)
-
-    @property
-    def callback(self) -> Any:
-        """The ctypes type of the callback, whose first argument is the address of the result."""
-        return ctypes.CFUNCTYPE(None, ctypes.c_void_p, *self.arguments)
 
 
 def _ctype(c_type: str) -> Any:

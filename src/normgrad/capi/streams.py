@@ -231,7 +231,7 @@ class Streams:
         """
         for use, before in work.sums:
             if _checksum(use) != before:
-                gone = pointers.problem(*_bytes(use), use.writes) is not None
+                gone = pointers.problem(*use.region.bounds(), use.writes) is not None
                 how = "took away" if gone else "changed"
                 what = f"{use.verb} {use.name}; 2. the program {how} that memory before it was done"
                 self._report(work, what, ("host", use.name))
@@ -244,17 +244,12 @@ def _is_before(work: _Work, clock: Clock) -> bool:
     return work.place <= clock.get(work.stream, 0)
 
 
-def _bytes(use: Use) -> tuple[int, int]:
-    start, end = use.region.bounds()
-    return start, end - start
-
-
 def _checksum(use: Use) -> int | None:
     """The checksum of a use's host memory; None if it cannot be read."""
-    address, count = _bytes(use)
-    if pointers.problem(address, count, False) is not None:
+    first, end = use.region.bounds()
+    if pointers.problem(first, end, False) is not None:
         return None
-    return zlib.crc32((ctypes.c_char * count).from_address(address))
+    return zlib.crc32((ctypes.c_char * (end - first)).from_address(first))
 
 
 STREAMS = Streams()

@@ -10,28 +10,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .. import frameworks, layout
+from .. import frameworks, layout, rules
 from ..memory import array_at
 from ..operators.batch_norm import BATCH_NORM_BACKWARD
 from ..options import Options
 from ..plans import Plan, keep
-from ..rules import (
-    ALWAYS,
-    Aspect,
-    Call,
-    Contiguous,
-    Contract,
-    ContractError,
-    DtypeOf,
-    Length,
-    OneOf,
-    Parameter,
-    PositiveStrides,
-    Product,
-    Rank,
-    ShapeOf,
-    check,
-)
 from ..tensor import TensorSpec
 from ..unusable import described, shown
 from ..workspaces import Launcher
@@ -66,37 +49,39 @@ _NAMES = {
 # The contract
 
 
-_AS_INPUT = (DtypeOf(("input",)),)
+_AS_INPUT = (rules.DtypeOf(("input",)),)
 
 
-def _data(name: str, is_output: bool = False) -> Parameter:
-    shape = ShapeOf("input")
-    return Parameter(name, ALWAYS, _AS_INPUT, (), Rank(3, 3), shape, Contiguous(), is_output)
+def _data(name: str, is_output: bool = False) -> rules.Parameter:
+    shape = rules.ShapeOf("input")
+    return rules.Parameter(
+        name, rules.ALWAYS, _AS_INPUT, (), rules.Rank(3, 3), shape, rules.Contiguous(), is_output
+    )
 
 
-def _vector(name: str, is_output: bool = False) -> Parameter:
-    length, strides = Length("C"), PositiveStrides()
-    return Parameter(name, ALWAYS, _AS_INPUT, (), Rank(1, 1), length, strides, is_output)
+def _vector(name: str, is_output: bool = False) -> rules.Parameter:
+    length, strides = rules.Length("C"), rules.PositiveStrides()
+    return rules.Parameter(
+        name, rules.ALWAYS, _AS_INPUT, (), rules.Rank(1, 1), length, strides, is_output
+    )
 
 
-def _channels(call: Call) -> Mapping[str, int]:
-    data = call.tensors["input"]
-    assert data is not None
-    return {"C": data.dims[1]}
+def _channels(call: rules.Call) -> Mapping[str, int]:
+    return {"C": call.arguments["input"].dims[1]}
 
 
-CONTRACT = Contract(
+CONTRACT = rules.Contract(
     _CREATE,
     (
         _data("grad_input", True),
         _vector("grad_weight", True),
         _vector("grad_bias", True),
-        Parameter(
+        rules.Parameter(
             "input",
-            ALWAYS,
-            (OneOf(("float16", "float32", "bfloat16")),),
-            rank=Rank(3, 3),
-            strides=Contiguous(),
+            rules.ALWAYS,
+            (rules.OneOf(("float16", "float32", "bfloat16")),),
+            rank=rules.Rank(3, 3),
+            strides=rules.Contiguous(),
         ),
         _data("grad_output"),
         _vector("weight"),
@@ -105,16 +90,16 @@ CONTRACT = Contract(
     ),
     _channels,
     ("input",),
-    ((Aspect.DTYPE,), (Aspect.SHAPE,), (Aspect.STRIDES,)),
+    ((rules.Aspect.DTYPE,), (rules.Aspect.SHAPE,), (rules.Aspect.STRIDES,)),
 )
 
 #: The one product of this dialect, since InfiniCore does not distinguish products.
-ANY_PRODUCT = Product("", (), frozenset({_CREATE}))
+ANY_PRODUCT = rules.Product("", (), frozenset({_CREATE}))
 
 _STATUSES = {
-    Aspect.DTYPE: Status.INFINI_STATUS_BAD_TENSOR_DTYPE,
-    Aspect.SHAPE: Status.INFINI_STATUS_BAD_TENSOR_SHAPE,
-    Aspect.STRIDES: Status.INFINI_STATUS_BAD_TENSOR_STRIDES,
+    rules.Aspect.DTYPE: Status.INFINI_STATUS_BAD_TENSOR_DTYPE,
+    rules.Aspect.SHAPE: Status.INFINI_STATUS_BAD_TENSOR_SHAPE,
+    rules.Aspect.STRIDES: Status.INFINI_STATUS_BAD_TENSOR_STRIDES,
 }
 
 
@@ -324,8 +309,8 @@ _plans: dict[Hashable, tuple[Plan, Mapping[str, TensorSpec]]] = {}
 def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]]:
     """Check the descriptions of an operator's tensors, and make its plan and their specs."""
     try:
-        check(CONTRACT, Call(ANY_PRODUCT, tensors, {}), (ANY_PRODUCT,))
-    except ContractError as error:
+        rules.check(CONTRACT, rules.Call(ANY_PRODUCT, tensors), (ANY_PRODUCT,))
+    except rules.ContractError as error:
         status = _STATUSES[error.aspect]
         raise InfiniError(status, _CREATE, str(error), error.parameter) from None
     try:

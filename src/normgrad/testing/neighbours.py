@@ -106,7 +106,7 @@ def keeps(contract: rules.Contract, product: rules.Product, request: Request) ->
         for name, value in request.arguments.items()
     }
     try:
-        rules.check(contract, rules.Call(product, given, given), (product,))
+        rules.check(contract, rules.Call(product, given), (product,))
     except rules.ContractError:
         return False
     return True
