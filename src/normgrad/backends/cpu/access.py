@@ -24,8 +24,6 @@ REPEATED = 1 << 11
 #: Rows of columns whose moments are summed in float32 before a fold into float64, as the error
 #: bound demands, and the least rows of a part.
 ROWS = 16
-#: Rows of columns whose dx is written together, so that their coefficients are loaded once.
-DX_ROWS = 4
 #: The channels of a tile (see walk.py). A task has whole tiles, since their channels share cache
 #: lines.
 TILE_CHANNELS = 64
@@ -191,7 +189,7 @@ def _repeated(channels: int, most: int, itemsize: int) -> int:
     fit = _aligned(channels, most, max(channels, REPEATED // itemsize))
     step = LANES // gcd(channels, LANES)
     fewer = range(fit, max(0, fit - 4 * step), -step)
-    # The number of rows of dy, x and dx together that are read and written at once.
+    # About so many lines of dy, x and dx, and those that are prefetched, are in use at once.
     rows = 3 * ROWS
     return max(fewer, key=lambda n: (min(rows, held_at_once(n * channels * itemsize)), n))
 

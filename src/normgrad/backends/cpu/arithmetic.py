@@ -38,14 +38,21 @@ from .vectors import SOME, spread, write_parameters
 
 @helper
 def combine(block, bank, c0, c1):
-    """Add all parts' sums to the first part's sums, in the order of the parts."""
+    """Add all parts' sums to the first part's sums, in the order of the parts.
+
+    In float32 arithmetic only the first part has errors (see ``run_task``).
+    """
     not_inlined()
     every, at = get(block, B.BANKS) * get(block, B.CHANNELS), bank * get(block, B.CHANNELS) + c0
     sums, xmus = pairs(block, B.W_SUM_DY, at), pairs(block, B.W_SUM_DY_XMU, at)
     for _ in range(1, get(block, B.PARTS_OF_SUMS)):
         at += every
-        add_pairs(sums, pairs(block, B.W_SUM_DY, at), c1 - c0)
-        add_pairs(xmus, pairs(block, B.W_SUM_DY_XMU, at), c1 - c0)
+        if get(block, B.SINGLE) != 0:
+            add_numbers(sums[0], array(block, B.W_SUM_DY, at), c1 - c0)
+            add_numbers(xmus[0], array(block, B.W_SUM_DY_XMU, at), c1 - c0)
+        else:
+            add_pairs(sums, pairs(block, B.W_SUM_DY, at), c1 - c0)
+            add_pairs(xmus, pairs(block, B.W_SUM_DY_XMU, at), c1 - c0)
 
 
 @helper

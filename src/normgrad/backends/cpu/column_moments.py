@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import block as B
 from .columns import BUFFER, ROWS, along_row, gather_sums, shape_of, start_sums
 from .helpers import by_types, helper, passed
-from .intrinsics import double, double_buffer, get, inlined, larger, real_buffer, shift, smaller
+from .intrinsics import double, double_buffer, get, inlined, plain, real_buffer, shift, smaller
 from .lanes import (
     LANES,
     double_lanes,
@@ -24,6 +24,9 @@ from .target import has_many_registers
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+#: Exact moments take a row of each eighth of a piece at a time, as the sums of two tensors take a
+#: row of each quarter (see :data:`.columns.QUARTERS`).
+EIGHTHS = 8
 #: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
 #: cache when they are read again.
 ABOUT_ONE = 4 * ROWS
@@ -159,31 +162,38 @@ def add_exact_moments(arguments, c, part):
 
 
 @by_types
-def add_moments(operation, x, step, rows, points, sums, width):
-    """Add some rows to the moments of their elements, in the operation's way.
+def add_about_means(x, step, rows, points, sums, width):
+    """Add some rows to the moments of their elements: where registers are few, row by row."""
 
-    Where registers are few, half types are read row by row.
-    """
-
-    def exact(operation, x, step, rows, points, sums, width):
-        over_row(add_exact_moments, (x, step, rows, points, sums), width)
-
-    def about_means(operation, x, step, rows, points, sums, width):
+    def in_registers(x, step, rows, points, sums, width):
         over_row(add_moments_about_means, (x, step, rows, points, sums), width)
 
-    def in_order(operation, x, step, rows, points, sums, width):
+    def in_order(x, step, rows, points, sums, width):
         add_moments_in_order(x, step, rows, points, sums, width)
 
-    if operation.operation == "exact moments":
-        return exact
-    return about_means if has_many_registers() else in_order
+    return in_registers if has_many_registers() else in_order
 
 
 @by_types
-def rows_about_one(operation):
-    """The number of rows whose moments are taken about one point."""
-    found = ROWS if operation.operation == "exact moments" else ABOUT_ONE
-    return lambda operation: found
+def add_moments(operation, x, step, rows, points, sums, width):
+    """Add rows to the moments of their elements, in the operation's way."""
+
+    def exact(operation, x, step, rows, points, sums, width):
+        eighth = rows // EIGHTHS
+        for r in range(eighth):
+            here = shift(x, r * step)
+            over_row(add_exact_moments, (here, eighth * step, EIGHTHS, points, sums), width)
+        left = rows - EIGHTHS * eighth
+        if left > 0:
+            here = shift(x, EIGHTHS * eighth * step)
+            over_row(add_exact_moments, (here, step, left, points, sums), width)
+
+    def about_means(operation, x, step, rows, points, sums, width):
+        for r in range(0, rows, ABOUT_ONE):
+            some = smaller(ABOUT_ONE, rows - r)
+            add_about_means(shift(x, r * step), step, some, points, sums, width)
+
+    return exact if operation.operation == "exact moments" else about_means
 
 
 @helper
@@ -197,13 +207,11 @@ def moments(operation, dy, x, dx, job):
     )  # fmt: skip
     zero = zero_lanes(x, x)
     along_row(job, B.J_MEAN, get(job, B.J_PER_GROUP), x, means)
-    start_sums(columns, channels * run * repeat, zero)
-    i = 0
-    while i < count:
-        # Some rows, or the rest of one.
-        rows = larger(1, smaller(rows_about_one(operation), (count - i) // repeat))
-        m = smaller(repeat, count - i)
-        here = shift(x, i * step)
-        add_moments(operation, here, repeat * step, rows, means, columns, channels * run * m)
-        i += rows * m
+    width = channels * run * repeat
+    start_sums(columns, width, zero)
+    rows = count // repeat
+    add_moments(operation, x, repeat * step, rows, means, columns, width)
+    if rows * repeat < count:  # the rest of a row
+        here, m = shift(x, rows * repeat * step), count - rows * repeat
+        add_moments(operation, here, step, plain(1), means, columns, channels * run * m)
     gather_sums(columns, first, channels, run, repeat, x, zero, sums_of(job))

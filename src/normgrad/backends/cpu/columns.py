@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from . import access
 from . import block as B
-from .conversions import HalfStorage
 from .elements import added, coefficients_used, written
-from .helpers import by_types, helper, passed
+from .helpers import helper, passed
 from .intrinsics import (
     double_buffer,
     doubles_at,
@@ -40,22 +39,20 @@ from .lanes import (
 from .parts import load_part, over_row, store_part
 from .rows import CHAIN, further, has_whole_lines, sums_of, three
 from .sums import add_columns, add_terms, clear_lanes, fold_lanes
-from .target import has_many_registers
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Rows of columns whose moments are summed before a fold into float64.
 ROWS = access.ROWS
-#: A piece's rows are summed a row of each quarter at a time. Four rows that are added in registers
-#: load and store the sums of their elements once; and a processor foresees four ways through
-#: memory, though not four rows in turn. CHAIN such sums are added before a fold into float64, so
-#: that a term takes part in at most 10 additions in float32: in rows it is 9, and there may be a
-#: weight (see :data:`.rows.CHAIN`).
+#: A piece's rows are summed, or written, a row of each quarter at a time. A processor foresees four
+#: ways through memory, though not four rows in turn. Coefficients are loaded once for four rows,
+#: and if these are added in registers, so are the sums of their elements. CHAIN such additions come
+#: before a fold into float64, so that a term takes part in at most 10 additions in float32: in rows
+#: it is 9, and there may be a weight (see :data:`.rows.CHAIN`).
 QUARTERS = 4
 #: Fewer rows than these are summed in float64 from the start, since the rounding of each term shows
 #: in a sum of few terms.
 FEW_ROWS = 4
-DX_ROWS, PAGE = access.DX_ROWS, access.PAGE
 SPAN = access.SPAN
 #: How many bytes ahead each quarter is prefetched: a page.
 LATER = 1 << 12
@@ -164,6 +161,13 @@ def gather_sums(columns, first, channels, run, repeat, tensor, zero, sums):
 
 
 @helper
+def quarters(rows, steps):
+    """The number of rows in each quarter of some rows, and the tensors' steps between quarters."""
+    quarter = rows // QUARTERS
+    return quarter, (quarter * steps[0], quarter * steps[1], quarter * steps[2])
+
+
+@helper
 def add_quarters(operation, tensors, steps, rows, terms, columns, width, ahead, streaming):
     """Add rows to the sums of their elements, a row of each quarter at a time."""
     dy, x, _ = tensors
@@ -171,13 +175,11 @@ def add_quarters(operation, tensors, steps, rows, terms, columns, width, ahead, 
     for c in range(0, width, LANES):
         put_lanes(chain, 2 * c, zero)
         put_lanes(chain, 2 * c + LANES, zero)
-    quarter = rows // QUARTERS
-    apart = quarter * steps[0], quarter * steps[1], quarter * steps[2]
+    quarter, far = quarters(rows, steps)
     for r in range(quarter):
-        is_full = (r + 1) % CHAIN == 0 or r + 1 == quarter
+        is_full, here = (r + 1) % CHAIN == 0 or r + 1 == quarter, further(tensors, steps, r)
         arguments = (
-            operation, further(tensors, steps, r), apart, QUARTERS, terms, chain, columns, ahead,
-            is_full, streaming,
+            operation, here, far, QUARTERS, terms, chain, columns, ahead, is_full, streaming
         )  # fmt: skip
         over_row(add_rows, arguments, width)
     left = rows - QUARTERS * quarter
@@ -226,49 +228,20 @@ def write_part(arguments, c, part):
         get_lanes(terms[0], c), get_lanes(terms[1], c), get_lanes(terms[2], c),
         get_lanes(terms[3], c), get_lanes(terms[4], c),
     )  # fmt: skip
-    here = tensors
     for _ in range(rows):
         if ahead and coefficients_used(operation) == len(terms):
-            prefetch_lanes(here[0], c - 2 * rows * steps[0])
-            prefetch_lanes(here[1], c - 2 * rows * steps[1])
-        store_part(here[2], c, written(operation, here, c, lanes, part), part, streaming)
-        here = further(here, steps, 1)
-
-
-@helper
-def rows_before(end, repeat):
-    """The number of rows to write next, before position ``end``, and the number of their positions.
-
-    It is several rows, whose coefficients are loaded once; but first, at the end of a piece, the
-    rest of a row and the rows that are left over.
-    """
-    left = end % (repeat * DX_ROWS)
-    if left == 0:
-        return DX_ROWS, repeat * DX_ROWS
-    return 1, end % repeat or repeat
-
-
-@by_types
-def gains_in_order(operation, dx, step):
-    """Whether row after row gains more than to load the coefficients once for several rows.
-
-    It does if at least two of these hold: a single tensor is read, registers are few, elements are
-    wider than a half type's. It also does if rows lie whole pages apart: a row's loads then wait
-    for the stores of the row before, if x and y begin at the same offset in their pages, as large
-    tensors do.
-    """
-    reads_one = operation.operation in ("normalise", "scale")
-    wide = not isinstance(dx.dtype, HalfStorage)
-    if reads_one + wide + (not has_many_registers()) >= 2:
-        return lambda operation, dx, step: True
-    return lambda operation, dx, step: step * item_size(dx) % PAGE == 0
+            fetch_later(tensors, LATER, c)
+        found = written(operation, tensors, c, lanes, part)
+        store_part(tensors[2], c, found, part, streaming)
+        tensors = further(tensors, steps, 1)
 
 
 @helper
 def write(operation, dy, x, dx, job):
-    """Write dx or y, the last rows first, since they were summed last.
+    """Write dx or y, a row of each quarter at a time, whose coefficients are loaded once.
 
-    Where they bypass the caches, rows may be written one by one in the order of memory instead.
+    The last rows come first, since they were summed last; but where they bypass the caches, rows
+    come in the order of memory.
     """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
@@ -280,18 +253,17 @@ def write(operation, dy, x, dx, job):
     for i in range(coefficients_used(operation)):
         # Each channel has its own gain and shift.
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
-    ahead = get(job, B.J_AHEAD) != 0
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, channels * run * repeat, apart[2])
-    in_order = streaming and gains_in_order(operation, dx, apart[2])
-    start, end = 0, get(job, B.J_ROWS)
-    while start < end:
-        if in_order:
-            at, rows, m = start, 1, smaller(repeat, end - start)
-            start += m
-        else:
-            rows, m = rows_before(end, repeat)
-            end -= m
-            at = end
-        here = further((dy, x, dx), steps, at)
-        arguments = (operation, here, apart, rows, terms, ahead, streaming)
-        over_row(write_part, arguments, channels * run * (m // rows))
+    count, width, ahead = get(job, B.J_ROWS), channels * run * repeat, get(job, B.J_AHEAD) != 0
+    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, apart[2])
+    rows = count // repeat
+    quarter, far = quarters(rows, apart)
+    # The rest of a row, and the rows that are left over.
+    for r in range(rows, QUARTERS * quarter - 1, -1):
+        m = smaller(repeat, count - r * repeat)
+        here = further((dy, x, dx), apart, r)
+        arguments = operation, here, apart, 1, terms, ahead, streaming
+        over_row(write_part, arguments, channels * run * m)
+    for r in range(quarter):
+        here = further((dy, x, dx), apart, r if streaming else quarter - 1 - r)
+        arguments = operation, here, far, QUARTERS, terms, ahead, streaming
+        over_row(write_part, arguments, width)

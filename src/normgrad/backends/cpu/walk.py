@@ -355,7 +355,7 @@ def run_task(block, step, task):
                     call(coefficients, (block, s, bank, b0, b1))
             start_job(block, job, bank, part)
             if sums != 0:
-                for i in range(4):
+                for i in range(0, 4, 2 if part > 0 and get(block, B.SINGLE) != 0 else 1):
                     clear(get(job, B.J_SUMS + i) + b0 * DOUBLE, b1 - b0)
                 uses = get(step, B.SUMS_USES)
                 walk(block, step, sums, uses, job, s, b0, b1, first, last, plain(0))
