@@ -44,12 +44,13 @@ ROWS_OF_PART = 256
 #: depend on sums. Memory is read in long runs, each of which has several channels of one image.
 CONTIGUOUS = 1 << 20
 #: How many rows of a channel are read before the next channel's rows even then, and at most how
-#: many elements these rows have: each piece has a fixed cost.
-ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
-#: Rows with fewer elements than SHORT_ROW are read in that order even where dx depends on a
-#: channel's sums, if the tensors have at least BEYOND_CACHE bytes, which exceed a core's cache: the
-#: next channel's row is nearer in memory than the row in the next image.
-SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
+#: many elements these rows have: each piece has a fixed cost. All rows are read if the tensors have
+#: fewer than BEYOND_CACHE bytes, which a core's cache keeps.
+ROWS_IN_ORDER, ELEMENTS_IN_ORDER, BEYOND_CACHE = 4, 1 << 12, 2 << 20
+#: Rows with fewer elements than SHORT_ROW are read in that order, twice as many at a time, even
+#: where dx depends on a channel's sums: the next channel's row is nearer in memory than the row in
+#: the next image.
+SHORT_ROW = 1 << 8
 #: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
 #: Batch norm's columns run through the whole batch, and gain nothing from this.
 SAMPLE = 4 << 20
@@ -152,9 +153,8 @@ def _rows_of_piece(access: Access) -> int:
     problem, size = access.problem, access.run * access.dtype.itemsize
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
         return 1
-    waiting = waits(problem)
-    short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
-    if access.columns or (waiting and not short):
+    waiting, near = waits(problem), access.bytes < BEYOND_CACHE
+    if access.columns or (waiting and (near or access.run >= SHORT_ROW)):
         return access.positions
     if all(abs(row) <= abs(step) for row, step in zip(rows.strides, channels.strides, strict=True)):
         return access.positions
@@ -163,10 +163,12 @@ def _rows_of_piece(access: Access) -> int:
         for dtype, step in zip(access.data, rows.strides, strict=True)
         if step > 0
     ]
-    most = [ROWS_IN_ORDER, *(held_at_once(step) // len(steps) for step in steps)]
-    if not waiting:
-        most.append(ELEMENTS_IN_ORDER // access.run)
-    return max(1, min(most))
+    most = [held_at_once(step) // len(steps) for step in steps]
+    if waiting:
+        most.append(2 * ROWS_IN_ORDER)
+    elif not near:
+        most += [ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run]
+    return max(1, min(access.positions, *most))
 
 
 def _unit(access: Access) -> int:
@@ -252,7 +254,7 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
             most = positions // ROWS
         elif not waits(problem):
-            most = positions // whole.piece_rows
+            most = positions // min(whole.piece_rows, ROWS_IN_ORDER)
         most = max(1, min(most, per_channel * block // PART))
         parts = min(ceil_div(TASKS, found.tasks), most)
     if parts == 1 and sets > 1:
