@@ -27,8 +27,8 @@ TASKS = 64
 #: The number of tasks from which tasks are made larger instead. If there are fewer, channels are
 #: cut into parts.
 ENOUGH_TASKS = 16
-#: The number of tasks that keeps a few cores busy. The work is not cut further where dx does not
-#: depend on sums, or where tasks would have fewer elements than TASK.
+#: The number of tasks that keeps a few cores busy. The work is not cut further where tasks would
+#: have fewer elements than TASK.
 FEW_TASKS, TASK = 8, 1 << 16
 #: The number of parts that columns are cut into if each part then has at least PART_OF_COLUMNS
 #: elements.
@@ -229,18 +229,29 @@ def _of_positions(access: Access, whole: Tiling) -> Tiling:
     return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
 
+def _most_parts(access: Access, whole: Tiling) -> int:
+    """The most parts of channels: each has whole pieces, or a few of their rows."""
+    least = 1
+    if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
+        least = ROWS
+    elif not waits(access.problem):
+        least = min(whole.piece_rows, ROWS_IN_ORDER)
+    return max(1, access.positions // least)
+
+
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
     """The tiling by channels, for rows or columns of short channels; in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
     enough = min(ENOUGH_TASKS, max(FEW_TASKS, sets * channels * per_channel // TASK))
+    cuts = _most_parts(access, whole)
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
     if sets == 1 and not waits(problem):
-        # A task reads long runs of memory, image after image.
-        size = access.run * read_bytes(problem)
-        wanted = min(CONTIGUOUS // size, ceil_div(channels, FEW_TASKS))
+        # A task reads long runs of memory, image after image: of some images rather than channels.
+        size, blocks = access.run * read_bytes(problem), ceil_div(ENOUGH_TASKS, cuts)
+        wanted = min(CONTIGUOUS // size, ceil_div(channels, blocks))
         block = min(channels, rounded_up(max(1, wanted), unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
@@ -250,13 +261,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < enough:
-        most = positions
-        if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
-            most = positions // ROWS
-        elif not waits(problem):
-            most = positions // min(whole.piece_rows, ROWS_IN_ORDER)
-        most = max(1, min(most, per_channel * block // PART))
-        parts = min(ceil_div(TASKS, found.tasks), most)
+        most = min(cuts, per_channel * block // PART)
+        parts = min(ceil_div(TASKS, found.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
         wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
