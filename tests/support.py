@@ -132,6 +132,7 @@ def cut_finely() -> Iterator[None]:
     with (
         on_device(FINE),
         mock.patch.object(tiling, "SMALL", 1),
+        mock.patch.object(tiling, "TASK", 1),
         mock.patch.object(tiling, "PART", 8),
         mock.patch.object(tiling, "IN_CACHE", 64),
         mock.patch.object(tiling, "CHANNELS_PER_TASK", 2),

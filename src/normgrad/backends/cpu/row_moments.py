@@ -36,7 +36,7 @@ from .sums import LOTS, add_chain, add_kept_totals, add_sum, start_total, total_
 ABOUT_ONE = 4 * BLOCK
 #: The longest chain, in elements, of float32 data's moments in float64, whose roundings are as far
 #: below float32's.
-ONE_CHAIN = 8 * BLOCK
+ONE_CHAIN = 32 * BLOCK
 
 
 @helper

@@ -27,8 +27,8 @@ TASKS = 64
 #: The number of tasks from which tasks are made larger instead. If there are fewer, channels are
 #: cut into parts.
 ENOUGH_TASKS = 16
-#: The number of tasks that keeps a few cores busy. The work is not cut further where dx does not
-#: depend on sums, or where tasks would have fewer elements than TASK.
+#: The number of tasks that keeps a few cores busy. The work is not cut further where tasks would
+#: have fewer elements than TASK.
 FEW_TASKS, TASK = 8, 1 << 16
 #: The number of parts that columns are cut into if each part then has at least PART_OF_COLUMNS
 #: elements.
@@ -44,12 +44,13 @@ ROWS_OF_PART = 256
 #: depend on sums. Memory is read in long runs, each of which has several channels of one image.
 CONTIGUOUS = 1 << 20
 #: How many rows of a channel are read before the next channel's rows even then, and at most how
-#: many elements these rows have: each piece has a fixed cost.
-ROWS_IN_ORDER, ELEMENTS_IN_ORDER = 4, 1 << 12
-#: Rows with fewer elements than SHORT_ROW are read in that order even where dx depends on a
-#: channel's sums, if the tensors have at least BEYOND_CACHE bytes, which exceed a core's cache: the
-#: next channel's row is nearer in memory than the row in the next image.
-SHORT_ROW, BEYOND_CACHE = 1 << 8, 2 << 20
+#: many elements these rows have: each piece has a fixed cost. All rows are read if the tensors have
+#: fewer than BEYOND_CACHE bytes, which a core's cache keeps.
+ROWS_IN_ORDER, ELEMENTS_IN_ORDER, BEYOND_CACHE = 4, 1 << 12, 2 << 20
+#: Rows with fewer elements than SHORT_ROW are read in that order, twice as many at a time, even
+#: where dx depends on a channel's sums: the next channel's row is nearer in memory than the row in
+#: the next image.
+SHORT_ROW = 1 << 8
 #: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
 #: Batch norm's columns run through the whole batch, and gain nothing from this.
 SAMPLE = 4 << 20
@@ -152,9 +153,8 @@ def _rows_of_piece(access: Access) -> int:
     problem, size = access.problem, access.run * access.dtype.itemsize
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
         return 1
-    waiting = waits(problem)
-    short = access.run < SHORT_ROW and access.bytes >= BEYOND_CACHE
-    if access.columns or (waiting and not short):
+    waiting, near = waits(problem), access.bytes < BEYOND_CACHE
+    if access.columns or (waiting and (near or access.run >= SHORT_ROW)):
         return access.positions
     if all(abs(row) <= abs(step) for row, step in zip(rows.strides, channels.strides, strict=True)):
         return access.positions
@@ -163,10 +163,12 @@ def _rows_of_piece(access: Access) -> int:
         for dtype, step in zip(access.data, rows.strides, strict=True)
         if step > 0
     ]
-    most = [ROWS_IN_ORDER, *(held_at_once(step) // len(steps) for step in steps)]
-    if not waiting:
-        most.append(ELEMENTS_IN_ORDER // access.run)
-    return max(1, min(most))
+    most = [held_at_once(step) // len(steps) for step in steps]
+    if waiting:
+        most.append(2 * ROWS_IN_ORDER)
+    elif not near:
+        most += [ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run]
+    return max(1, min(access.positions, *most))
 
 
 def _unit(access: Access) -> int:
@@ -227,18 +229,29 @@ def _of_positions(access: Access, whole: Tiling) -> Tiling:
     return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
 
+def _most_parts(access: Access, whole: Tiling) -> int:
+    """The most parts of channels: each has whole pieces, or a few of their rows."""
+    least = 1
+    if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
+        least = ROWS
+    elif not waits(access.problem):
+        least = min(whole.piece_rows, ROWS_IN_ORDER)
+    return max(1, access.positions // least)
+
+
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
     """The tiling by channels, for rows or columns of short channels; in parts if they are few."""
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
     enough = min(ENOUGH_TASKS, max(FEW_TASKS, sets * channels * per_channel // TASK))
+    cuts = _most_parts(access, whole)
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
     if sets == 1 and not waits(problem):
-        # A task reads long runs of memory, image after image.
-        size = access.run * read_bytes(problem)
-        wanted = min(CONTIGUOUS // size, ceil_div(channels, FEW_TASKS))
+        # A task reads long runs of memory, image after image: of some images rather than channels.
+        size, blocks = access.run * read_bytes(problem), ceil_div(ENOUGH_TASKS, cuts)
+        wanted = min(CONTIGUOUS // size, ceil_div(channels, blocks))
         block = min(channels, rounded_up(max(1, wanted), unit))
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
@@ -248,13 +261,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < enough:
-        most = positions
-        if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
-            most = positions // ROWS
-        elif not waits(problem):
-            most = positions // whole.piece_rows
-        most = max(1, min(most, per_channel * block // PART))
-        parts = min(ceil_div(TASKS, found.tasks), most)
+        most = min(cuts, per_channel * block // PART)
+        parts = min(ceil_div(TASKS, found.tasks), max(1, most))
     if parts == 1 and sets > 1:
         # A task has several blocks, one after the other, as long as there are enough tasks.
         wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
