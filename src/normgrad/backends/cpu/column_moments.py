@@ -11,6 +11,7 @@ from .lanes import (
     double_lanes,
     finite,
     get_lanes,
+    product,
     put_lanes,
     single_lanes,
     splat,
@@ -151,8 +152,10 @@ def add_exact_moments(arguments, c, part):
     x, step, rows, points, sums = arguments
     zero = zero_lanes(x, x)
     mean = double_lanes(get_lanes(points, c))
-    s, q, e = splat(0.0), splat(0.0), splat(0.0)
-    for r in range(rows):
+    none, value = splat(0.0), double_lanes(load_part(x, c, part))
+    d, s, e = add_deviation(zero, x, value, mean, none, none, part)
+    q = product(d, d)  # see elements.py, with_terms
+    for r in range(1, rows):
         value = double_lanes(load_part(x, r * step + c, part))
         d, s, e = add_deviation(zero, x, value, mean, s, e, part)
         q = q + d * d
