@@ -78,12 +78,14 @@ def add_rows(arguments, c, part):
     operation, tensors, steps, rows, terms, chain, sums, ahead, is_full, streaming = arguments
     mean_and_gain = get_lanes(terms[0], c), get_lanes(terms[1], c), terms[0]
     zero = zero_lanes(tensors[0], tensors[1])
-    found = zero, zero
-    for _ in range(rows):
+    if ahead:
+        fetch_later(tensors, LATER, c)
+    found = added(operation, tensors, c, mean_and_gain, None, part, streaming)
+    for _ in range(1, rows):
+        tensors = further(tensors, steps, 1)
         if ahead:
             fetch_later(tensors, LATER, c)
         found = added(operation, tensors, c, mean_and_gain, found, part, streaming)
-        tensors = further(tensors, steps, 1)
     first, second = shift(chain, 2 * c), shift(chain, 2 * c + LANES)
     dy, products = get_lanes(first, 0) + found[0], get_lanes(second, 0) + found[1]
     if is_full:

@@ -12,7 +12,7 @@ from numba.core.extending import models, register_model
 
 from .access import ALONG
 from .helpers import by_types
-from .lanes import as_loaded
+from .lanes import as_loaded, product, zero_lanes
 from .parts import load_part, merge_part, store_part
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -38,8 +38,9 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
 def added(operation, tensors, k, terms, sums, part, streaming):
     """Add a part of a row to two sums: dy and dy·(x − mean), or nothing and (x − mean)².
 
-    ``terms`` are the mean and gain in lanes, and the weights along the row. In evaluation
-    dx = gain · dy is written here too, after dy and x are read: dx may be x's memory.
+    ``terms`` are the mean and gain in lanes, and the weights along the row. Products start the sums
+    if ``sums`` is None. In evaluation dx = gain · dy is written here too, after dy and x are read:
+    dx may be x's memory.
     """
     if operation.operation == "moments":
 
@@ -58,9 +59,25 @@ def added(operation, tensors, k, terms, sums, part, streaming):
             store_part(dx, k, terms[1] * d, part, streaming)
         if along:
             d = d * as_loaded(dy, load_part(terms[2], k, part))
-        return sums[0] + d, merge_part(dy, sums[1] + d * centred, sums[1], part)
+        return with_terms(sums, dy, x, d, centred, part)
 
     return products
+
+
+@by_types
+def with_terms(sums, dy, x, d, centred, part):
+    """Add d and d·centred to two sums, or start these if ``sums`` is None.
+
+    The first product is rounded: were it added to 0, LLVM would choose, for each processor, which
+    of the first two products it rounds and which it fuses.
+    """
+    if isinstance(sums, types.NoneType):
+        return lambda sums, dy, x, d, centred, part: (
+            d, merge_part(dy, product(d, centred), zero_lanes(dy, x), part)
+        )  # fmt: skip
+    return lambda sums, dy, x, d, centred, part: (
+        sums[0] + d, merge_part(dy, sums[1] + d * centred, sums[1], part)
+    )  # fmt: skip
 
 
 @by_types
