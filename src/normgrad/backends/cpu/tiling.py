@@ -20,8 +20,9 @@ from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_onc
 SMALL = 1 << 14
 #: The least elements of a part: cutting a channel or sample further does not pay.
 PART = 1 << 13
-#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx.
-IN_CACHE = 1 << 18
+#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and where
+#: short rows are read in the order of memory (see SHORT_ROW), whose runs should be long.
+IN_CACHE, RUNS_IN_CACHE = 1 << 18, 1 << 20
 #: The number of tasks that keeps a large server busy, and whose sums still cost little to add up.
 TASKS = 64
 #: The number of tasks from which tasks are made larger instead. If there are fewer, channels are
@@ -256,7 +257,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
         wanted = channels * sets // enough * per_channel
-        most = max(SMALL, min(IN_CACHE // read_bytes(problem), wanted))
+        cache = IN_CACHE if whole.piece_rows == positions else RUNS_IN_CACHE
+        most = max(SMALL, min(cache // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
