@@ -412,6 +412,17 @@ def test_rows_at_once(shape, dtype, rows):
     assert found == rows
 
 
+def test_rows_that_compete_for_the_cache_are_normalised_image_by_image():
+    def rows_at_once(shape, dtype):
+        plan = ng.plan("batch_norm", input=TensorSpec(shape, dtype), training=True)
+        (step,) = plan._program.steps
+        return step.tiling.piece_rows
+
+    assert rows_at_once((16, 384, 28, 28), "float32") == 2
+    assert rows_at_once((16, 64, 28, 28), "float32") == 16  # small enough for the caches
+    assert rows_at_once((16, 387, 28, 28), "float32") == 16  # not a multiple of pages
+
+
 def test_rows_of_whole_lines_without_sums_are_written_in_the_order_of_memory():
     def rows_at_once(shape, operator, **tensors):
         spec = TensorSpec(shape, "float32")
