@@ -135,6 +135,7 @@ def cut_finely() -> Iterator[None]:
         mock.patch.object(tiling, "TASK", 1),
         mock.patch.object(tiling, "PART", 8),
         mock.patch.object(tiling, "IN_CACHE", 64),
+        mock.patch.object(tiling, "RUNS_IN_CACHE", 64),
         mock.patch.object(tiling, "CHANNELS_PER_TASK", 2),
         mock.patch.object(tiling, "ROWS_OF_PART", 1),
         mock.patch.object(tiling, "CONTIGUOUS", 8),

@@ -20,8 +20,9 @@ from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_onc
 SMALL = 1 << 14
 #: The least elements of a part: cutting a channel or sample further does not pay.
 PART = 1 << 13
-#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx.
-IN_CACHE = 1 << 18
+#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and where
+#: images are read one after the other even so (see SHORT_ROW), whose runs should be long.
+IN_CACHE, RUNS_IN_CACHE = 1 << 18, 1 << 20
 #: The number of tasks that keeps a large server busy, and whose sums still cost little to add up.
 TASKS = 64
 #: The number of tasks from which tasks are made larger instead. If there are fewer, channels are
@@ -51,6 +52,9 @@ ROWS_IN_ORDER, ELEMENTS_IN_ORDER, BEYOND_CACHE = 4, 1 << 12, 2 << 20
 #: where dx depends on a channel's sums: the next channel's row is nearer in memory than the row in
 #: the next image.
 SHORT_ROW = 1 << 8
+#: The least bytes of a row, and of the tensors, that a forward pass reads in that order because the
+#: channel's rows compete for the same places in the L1 cache (see WAYS in access.py).
+COMPETING_ROW, COMPETING = 1 << 10, 8 << 20
 #: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
 #: Batch norm's columns run through the whole batch, and gain nothing from this.
 SAMPLE = 4 << 20
@@ -154,7 +158,7 @@ def _rows_of_piece(access: Access) -> int:
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
         return 1
     waiting, near = waits(problem), access.bytes < BEYOND_CACHE
-    if access.columns or (waiting and (near or access.run >= SHORT_ROW)):
+    if access.columns or (waiting and near):
         return access.positions
     if all(abs(row) <= abs(step) for row, step in zip(rows.strides, channels.strides, strict=True)):
         return access.positions
@@ -164,6 +168,10 @@ def _rows_of_piece(access: Access) -> int:
         if step > 0
     ]
     most = [held_at_once(step) // len(steps) for step in steps]
+    large = problem.forward and access.bytes >= COMPETING and size >= COMPETING_ROW
+    competing = large and min(most) < access.positions
+    if waiting and access.run >= SHORT_ROW and not competing:
+        return access.positions
     if waiting:
         most.append(2 * ROWS_IN_ORDER)
     elif not near:
@@ -256,7 +264,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     else:
         # A task has as few channels as are worth a task, and no more than stay in cache.
         wanted = channels * sets // enough * per_channel
-        most = max(SMALL, min(IN_CACHE // read_bytes(problem), wanted))
+        cache = IN_CACHE if whole.piece_rows == positions else RUNS_IN_CACHE
+        most = max(SMALL, min(cache // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
