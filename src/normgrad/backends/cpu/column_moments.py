@@ -11,12 +11,12 @@ from .lanes import (
     double_lanes,
     finite,
     get_lanes,
-    product,
     put_lanes,
     single_lanes,
     splat,
     zero_lanes,
 )
+from .moments import add_part, lanes_of, points_of, start_moments
 from .parts import load_part, merge_part, over_row
 from .rows import sums_of
 from .sums import add_errors, fold_lanes
@@ -151,14 +151,11 @@ def add_exact_moments(arguments, c, part):
     """Add some rows to the moments of a part of their elements, in float64."""
     x, step, rows, points, sums = arguments
     zero = zero_lanes(x, x)
-    mean = double_lanes(get_lanes(points, c))
-    none, value = splat(0.0), double_lanes(load_part(x, c, part))
-    d, s, e = add_deviation(zero, x, value, mean, none, none, part)
-    q = product(d, d)  # see elements.py, with_terms
-    for r in range(1, rows):
-        value = double_lanes(load_part(x, r * step + c, part))
-        d, s, e = add_deviation(zero, x, value, mean, s, e, part)
-        q = q + d * d
+    mean, found = double_lanes(get_lanes(points, c)), start_moments(zero)
+    about = points_of(zero, mean)
+    for r in range(rows):
+        found = add_part(x, r * step + c, about, found, part)
+    s, e, q = lanes_of(zero, found)
     fold_lanes(zero, sums[0], sums[1], c, s)
     add_errors(zero, sums[1], c, e)
     fold_lanes(zero, sums[2], sums[3], c, q)

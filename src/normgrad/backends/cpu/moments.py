@@ -20,6 +20,7 @@ from .lanes import (
     Lanes,
     constants,
     double_lanes,
+    fused,
     llvm_function,
     minus,
     put_lanes,
@@ -154,7 +155,7 @@ def add_part(x, i, points, moments, part):
         none = splat(0.0)
         d, rest = merge_part(x, d, none, part), merge_part(x, rest, none, part)
         total, left = two_sum(s, d)
-        return total, q + d * d, e + (left + rest)
+        return total, fused(d, d, q), e + (left + rest)
 
     def whole(x, i, points, moments, part):
         return _added(deviations(x, i, points), moments)
