@@ -77,7 +77,7 @@ def test_what_no_program_can_hold_is_read_twice():
     # Few channels: positions are cut so that all processors have something to do.
     assert program.launches[0].programs >= 4 * H200.processors
     # The second pass begins where the first has left the cache filled.
-    assert program.launches[-1].config.reverse
+    assert program.launches[-1].config.coefficients
 
 
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():

@@ -51,9 +51,7 @@ def firsts(a, at):
 @helper
 def of_group(a, at, offset, WHICH: tl.constexpr):
     """Pointers to the groups' elements of one of the workspace's arrays."""
-    row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = access.in_workspace(a, offset, 1)
-    return base + (row * a.sizes.groups.to(tl.int64) + at.group)
+    return access.in_workspace(a, offset, WHICH, at.set, a.sizes.groups, at.group, 1)
 
 
 @helper
@@ -230,9 +228,8 @@ def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the channels' sums in the workspace, or to one of the sums' errors."""
     CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
-    row = row * a.sizes.sets.to(tl.int64) + at.set
-    base = access.in_workspace(a, a.work.sums, CODE)
-    return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
+    width = a.sizes.channels
+    return access.in_workspace(a, a.work.sums, row, at.set, width, at.channel, CODE)
 
 
 @helper
@@ -270,11 +267,11 @@ def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
     CODE: tl.constexpr = 1 if C.wide else 0
     of_set = a.sizes.positions // C.sharing
     parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
-    of_slot = a.sizes.sets * of_set
-    place = access.in_workspace(a, a.work.columns, CODE) + (slot * of_slot + s * of_set + parameter)
-    tl.store(place, kept(columns.total, C.wide), mask=parameter < of_set)
-    place += slots * of_slot
-    tl.store(place, kept(columns.projection, C.wide), mask=parameter < of_set)
+    there = parameter < of_set
+    place = access.in_workspace(a, a.work.columns, slot, s, of_set, parameter, CODE)
+    tl.store(place, kept(columns.total, C.wide), mask=there)
+    place = access.in_workspace(a, a.work.columns, slots + slot, s, of_set, parameter, CODE)
+    tl.store(place, kept(columns.projection, C.wide), mask=there)
 
 
 @helper
@@ -428,9 +425,8 @@ def given(a, at, C: tl.constexpr):
 def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the coefficients of channels, in the workspace."""
     CODE: tl.constexpr = 1 if C.wide else 0
-    row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = access.in_workspace(a, a.work.coefficients, CODE)
-    return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
+    width = a.sizes.channels
+    return access.in_workspace(a, a.work.coefficients, WHICH, at.set, width, at.channel, CODE)
 
 
 @helper
@@ -449,10 +445,7 @@ def load_coefficient(a, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def load_coefficients(a, at, C: tl.constexpr):
-    """Read the coefficients from the workspace."""
+    """Read the coefficients from the workspace; y uses only the three that are stored for it."""
     mean, shift = load_coefficient(a, at, 0, C), load_coefficient(a, at, 1, C)
-    scale = load_coefficient(a, at, 2, C)
-    gain, slope = scale, scale
-    if not C.forward:
-        gain, slope = load_coefficient(a, at, 3, C), load_coefficient(a, at, 4, C)
-    return Coefficients(mean, shift, scale, gain, slope)
+    scale, gain = load_coefficient(a, at, 2, C), load_coefficient(a, at, 3, C)
+    return Coefficients(mean, shift, scale, gain, load_coefficient(a, at, 4, C))

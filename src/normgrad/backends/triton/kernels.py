@@ -55,7 +55,8 @@ def sums(a, C: tl.constexpr):
 def write(a, C: tl.constexpr):
     """Write dx or y of each part of each tile, from coefficients or given statistics."""
     task = tl.program_id(0)
-    if C.reverse:
+    if C.coefficients:
+        # The sums have left the last tiles in the L2 cache, so these come first.
         task = tl.num_programs(0) - 1 - task
     at, first, _, start, end = task_of(task, a, C)
     if C.coefficients:

@@ -105,7 +105,6 @@ class Builder:
         launches: the launches that were added so far.
         work: the offsets of the arrays in the workspace.
         about, invstd: the sources of the mean and 1/std, as in :class:`.config.Config`.
-        parameter_sizes: as in :class:`.lines.Lines`.
     """
 
     problem: Problem
@@ -116,7 +115,6 @@ class Builder:
     work: Work = field(default_factory=Work)
     about: int = GIVEN
     invstd: int = GIVEN
-    parameter_sizes: tuple[int, ...] = ()
 
     @property
     def wide(self) -> bool:
@@ -244,7 +242,7 @@ class Builder:
             channels=problem.channel.size,
             per_group=problem.per_group,
             groups=groups_of(problem),
-            sharing=problem.sharing if isinstance(problem, Lines) else 1,
+            sharing=problem.sharing,
             positions=problem.positions,
             step=tile.step,
             parts=parts,
@@ -314,7 +312,7 @@ class Builder:
             return Steps(Strides(vector.outer_strides, set_sizes), Strides((vector.stride,)))
         along = Strides(
             (*vector.outer_strides, vector.stride),
-            self.parameter_sizes if vector.outer_strides else (),
+            self.problem.parameter_sizes if vector.outer_strides else (),
         )
         return Steps(Strides((vector.set_stride,)), along)
 

@@ -122,12 +122,14 @@ def parameters_of(problem: Problem) -> Problem:
     one = Axis(1, (1, 1, 1))
     if not problem.by_row:
         return problem._replace(sets=one)
+    lines = _rows_as_lines(problem)
     return problem._replace(
         sets=one,
         outer=(),
         channel=Axis(problem.parameters, (1, 1, 1)),
         inner=one,
-        vectors=_rows_as_lines(problem).vectors,
+        vectors=lines.vectors,
+        parameter_sizes=lines.parameter_sizes,
         by_row=False,
         outer_rows=0,
     )

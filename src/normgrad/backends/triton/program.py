@@ -82,8 +82,6 @@ def build(problem: Problem, device: Device) -> Program:
         )
     invstd = VARIANCE if problem.invstd_is_variance else GIVEN
     builder = Builder(problem, device, layout, invstd=invstd)
-    if whole.by_row:
-        builder.parameter_sizes = lines_of(whole).parameter_sizes
     passes = ""
     if problem.gathers:
         if problem.channel.size:
@@ -161,7 +159,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         builder.lines(cut, keeps_sums=True, columns=columns)
         builder.finish(cut.pieces, coefficients=True, outputs=forward)
         part = cut.tile.positions
-        builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True, reverse=True)
+        builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True)
     elif columns:
         builder.lines(cut, columns=True)
     if columns:
@@ -248,7 +246,7 @@ def _sums_and_write(builder: Builder) -> str:
         builder.reserve_coefficients()
         builder.over_parts("sums", tile, parts, part)
         builder.finish(parts, coefficients=True, outputs=outputs)
-        builder.over_parts("write", tile, parts, part, coefficients=True, reverse=True)
+        builder.over_parts("write", tile, parts, part, coefficients=True)
     if later:
         builder.outputs(parts, short=short)
     return passes
