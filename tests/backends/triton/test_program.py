@@ -334,6 +334,6 @@ def test_the_same_program_whatever_else_was_planned():
 
 
 def test_a_made_up_device():
-    tiny = Device("tiny", (9, 0), 1, 32, 1, 16)
+    tiny = Device("tiny", 1, 32, 1, 16)
     assert train((4, 4, 8, 8), "float32", device=tiny).passes == "two passes"
     assert TensorSpec((1,), "float32").nbytes == 4

@@ -194,16 +194,6 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 
 
 @helper
-def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
-    """Write the statistics that are wanted, and update the running statistics."""
-    first = firsts(a, at)
-    access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
-    access.write(a, at.set, at.group, first, invstd, access.OUT_INVSTD, C)
-    m = number(a.numbers.divisor)
-    update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
-
-
-@helper
 def update_running(a, at, mean, variance, n, C: tl.constexpr):
     """Update running statistics: (1 − momentum)·old + momentum·new.
 
@@ -390,10 +380,14 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 @helper
 def finished(a, at, centre, sums, C: tl.constexpr):
     """Compute the coefficients from all sums, and write the per-channel outputs."""
+    m = number(a.numbers.divisor)
     if C.forward:
         mean, r, variance = statistics(a, centre, sums, C)
         if C.outputs:
-            write_statistics(a, at, mean, r, variance, C)
+            first = firsts(a, at)
+            access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
+            access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
+            update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
         return normalising(a, at, mean, r, C)
     else:
         sums = centred(a, at, sums, C)
@@ -404,7 +398,7 @@ def finished(a, at, centre, sums, C: tl.constexpr):
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, r.value * projection, 0.0)
             write_gradients(a, at, sums, Pair(scaled, r.error * projection), C)
-        return gradient(a, at, sums, number(a.numbers.divisor), number(a.numbers.inverse), C)
+        return gradient(a, at, sums, m, number(a.numbers.inverse), C)
 
 
 @helper

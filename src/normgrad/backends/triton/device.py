@@ -20,7 +20,6 @@ class Device:
 
     Attributes:
         name: the model's name.
-        capability: the compute capability.
         processors: the number of streaming multiprocessors.
         threads: the number of threads of a program that loops over a tensor in tiles.
         programs_each: the wanted number of programs per processor where positions are divided into
@@ -31,7 +30,6 @@ class Device:
     """
 
     name: str = "NVIDIA H200"
-    capability: tuple[int, int] = (9, 0)
     processors: int = 132
     threads: int = 256
     programs_each: int = 8
@@ -52,7 +50,6 @@ def of(index: int) -> Device:
     properties: Any = torch.cuda.get_device_properties(index)
     return Device(
         name=properties.name,
-        capability=(properties.major, properties.minor),
         processors=properties.multi_processor_count,
     )
 

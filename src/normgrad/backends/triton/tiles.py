@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from . import access
-from .access import pointers, positions_from
+from .access import pointers
 from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
 from .jit import helper
 
@@ -240,35 +240,3 @@ def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
         return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
     else:
         return written(weight * dy, x, c, C)
-
-
-# Parts
-
-
-@helper
-def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
-    """Sum over the positions of a part; in evaluation the same loop writes dx."""
-    zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
-    sums = Sums(exact(zero), exact(zero))
-    for here in range(start, end, C.positions):
-        p, there = positions_from(a, here, end, at, C)
-        dy, x = load_both(a, at.set, first, p, there, C)
-        sums = both(sums, sums_of_tile(dy, x, about, there, C), C.wide)
-        if C.writes:
-            store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
-    return along(sums, 0, C.wide)
-
-
-@helper
-def write_part(a, at, first, c, start, end, C: tl.constexpr):
-    """Write dx or y at the positions of a part."""
-    for here in range(start, end, C.positions):
-        p, there = positions_from(a, here, end, at, C)
-        # In evaluation dx does not depend on x, and the compiler leaves out that load.
-        dy, x = load_both(a, at.set, first, p, there, C)
-        if C.sharing > 0:
-            weight, bias = parameters(a, at.set, here, C)
-            value = written_to_lines(dy, x, c, weight, bias, C)
-        else:
-            value = written(dy, x, c, C)
-        store_dx(a, at.set, first, p, there, value, C)
