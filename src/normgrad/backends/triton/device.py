@@ -54,18 +54,6 @@ def of(index: int) -> Device:
     )
 
 
-@cache
-def _missing() -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return f"Triton is not installed (normgrad needs {LEAST_TRITON} or later on a GPU)"
-    import triton
-
-    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if found < tuple(map(int, LEAST_TRITON.split("."))):
-        return f"Triton {triton.__version__} is too old (normgrad needs {LEAST_TRITON} or later)"
-    return None
-
-
 def unusable(index: int | None = None) -> str | None:
     """The reason why CUDA tensors, or those on one device, are not supported; None if they are.
 
@@ -78,9 +66,15 @@ def unusable(index: int | None = None) -> str | None:
         return "PyTorch was built for ROCm; normgrad's kernels are tested for CUDA alone"
     if not torch.cuda.is_available():
         return "PyTorch sees no CUDA device"
-    reason = _missing()
-    if reason is not None or index is None:
-        return reason
+    if importlib.util.find_spec("triton") is None:
+        return f"Triton is not installed (normgrad needs {LEAST_TRITON} or later on a GPU)"
+    import triton
+
+    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if found < tuple(map(int, LEAST_TRITON.split("."))):
+        return f"Triton {triton.__version__} is too old (normgrad needs {LEAST_TRITON} or later)"
+    if index is None:
+        return None
     capability = torch.cuda.get_device_capability(index)
     if capability < LEAST_CAPABILITY:
         major, minor = LEAST_CAPABILITY

@@ -23,7 +23,17 @@ from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .lines import Cut, Lines, cut_of, lines_of, parameters_of, reads_lines
-from .tiling import LEAST, SHORT, Tile, element_bytes, layout_of, persistent_tile, tile_of, tiles_of
+from .tiling import (
+    LEAST,
+    SHORT,
+    Tile,
+    element_bytes,
+    groups_of,
+    layout_of,
+    persistent_tile,
+    tile_of,
+    tiles_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +157,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
     # In layer norm the sets share the parameters, so each set has slots of its own.
     slots = cut.slots * (lines.sets.size if problem.by_row else 1)
     if columns:
-        builder.reserve_columns(slots, problem.parameters)
+        builder.reserve("columns", 2 * slots * problem.parameters * lines.arithmetic.itemsize)
     passes = ""
     if writes and cut.whole:
         passes = "one pass"
@@ -189,7 +199,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         vectors = {} if mean is None else {Role.MEAN: mean}
         builder.problem = problem._replace(forward=True, result=None, vectors=vectors)
     if rounds:
-        builder.reserve_statistics()
+        builder.reserve("statistics", 4 * 8 * problem.sets.size * groups_of(problem))
     for which in rounds:
         if cut:
             parts = cut.pieces
@@ -215,7 +225,7 @@ def _sums_alone(builder: Builder) -> None:
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.result is not None and problem.constant
-    if parts == 1 and builder.single and not problem.grouped:
+    if parts == 1 and problem.per_group == 1 and not problem.grouped:
         builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)

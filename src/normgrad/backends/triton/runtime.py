@@ -82,9 +82,8 @@ class Ready:
         ]
         self._kernels = [(launch, kernel) for launch, _, kernel in launches]
         self._hooks = knobs.runtime
-        self._driver = driver.launcher()
-        if not all(driver.suits(kernel, launch) for launch, kernel in self._kernels):
-            self._driver = None
+        suitable = all(driver.suits(kernel, launch) for launch, kernel in self._kernels)
+        self._driver = driver.launcher() if suitable else None
         # The blocks that no call is using; a thread that finds none makes a new block.
         self._blocks: list[driver.Block] = []
 
