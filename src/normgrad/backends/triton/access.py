@@ -224,12 +224,6 @@ def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.con
 
 
 @helper
-def read_statistic(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read statistics of groups."""
-    return read(a, at.set, at.group, at.there, SLOT, DEFAULT, C)
-
-
-@helper
 def write(a, s, index, there, value, SLOT: tl.constexpr, C: tl.constexpr):
     """Round and write numbers to a per-channel output, if it is wanted."""
     CODE: tl.constexpr = (C.vectors >> (3 * SLOT)) & 7

@@ -72,7 +72,7 @@ def given_mean(a, at, C: tl.constexpr):
     if C.about == SAVED:
         return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
-        return access.read_statistic(a, at, access.MEAN, 0.0, C)
+        return access.read(a, at.set, at.group, at.there, access.MEAN, 0.0, C)
 
 
 @helper
@@ -85,7 +85,7 @@ def given_invstd(a, at, C: tl.constexpr):
         else:
             return exact(value)
     else:
-        value = access.read_statistic(a, at, access.INVSTD, 1.0, C)
+        value = access.read(a, at.set, at.group, at.there, access.INVSTD, 1.0, C)
         if C.invstd == VARIANCE:
             value = tl.rsqrt(value + number(a.numbers.eps))
         return exact(value)
