@@ -26,7 +26,7 @@ PASSES = {
 #: The kernels that read dy and x in tiles.
 OVER_TENSORS = ("sums", "write", "persistent", "lines")
 
-A100 = Device("NVIDIA A100", (8, 0), 108)
+A100 = Device("NVIDIA A100", 108)
 
 
 def spec(shape: tuple[int, ...], dtype: str, layout: str = "contiguous") -> TensorSpec:

@@ -77,7 +77,7 @@ def test_what_no_program_can_hold_is_read_twice():
     # Few channels: positions are cut so that all processors have something to do.
     assert program.launches[0].programs >= 4 * H200.processors
     # The second pass begins where the first has left the cache filled.
-    assert program.launches[-1].config.reverse
+    assert program.launches[-1].config.coefficients
 
 
 def test_parameters_of_group_norm_are_summed_over_samples_in_the_end():
@@ -334,6 +334,6 @@ def test_the_same_program_whatever_else_was_planned():
 
 
 def test_a_made_up_device():
-    tiny = Device("tiny", (9, 0), 1, 32, 1, 16)
+    tiny = Device("tiny", 1, 32, 1, 16)
     assert train((4, 4, 8, 8), "float32", device=tiny).passes == "two passes"
     assert TensorSpec((1,), "float32").nbytes == 4

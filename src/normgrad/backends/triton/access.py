@@ -55,9 +55,14 @@ def pointer(address, CODE: tl.constexpr):
 
 
 @helper
-def in_workspace(a, offset, CODE: tl.constexpr):
-    """A pointer to elements of a dtype, at an offset in bytes from the workspace's start."""
-    return pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
+def in_workspace(a, offset, row, s, width, index, CODE: tl.constexpr):
+    """Pointers into an array of the workspace at an offset in bytes: by row, set and index.
+
+    Each row has ``width`` elements for each set.
+    """
+    base = pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
+    row = row * a.sizes.sets.to(tl.int64) + s
+    return base + (row * width.to(tl.int64) + index)
 
 
 @helper
@@ -216,12 +221,6 @@ def read_along(a, s, start, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.con
     parameter = (start + tl.arange(0, C.positions)) // C.sharing
     there = parameter < a.sizes.positions // C.sharing
     return real(read(a, s, parameter, there, SLOT, DEFAULT, C), C.wide)[:, None]
-
-
-@helper
-def read_statistic(a, at, SLOT: tl.constexpr, DEFAULT: tl.constexpr, C: tl.constexpr):
-    """Read statistics of groups."""
-    return read(a, at.set, at.group, at.there, SLOT, DEFAULT, C)
 
 
 @helper

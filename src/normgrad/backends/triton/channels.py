@@ -51,9 +51,7 @@ def firsts(a, at):
 @helper
 def of_group(a, at, offset, WHICH: tl.constexpr):
     """Pointers to the groups' elements of one of the workspace's arrays."""
-    row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = access.in_workspace(a, offset, 1)
-    return base + (row * a.sizes.groups.to(tl.int64) + at.group)
+    return access.in_workspace(a, offset, WHICH, at.set, a.sizes.groups, at.group, 1)
 
 
 @helper
@@ -74,7 +72,7 @@ def given_mean(a, at, C: tl.constexpr):
     if C.about == SAVED:
         return load_saved(a, at, SAVED_MEAN, 0.0)
     else:
-        return access.read_statistic(a, at, access.MEAN, 0.0, C)
+        return access.read(a, at.set, at.group, at.there, access.MEAN, 0.0, C)
 
 
 @helper
@@ -87,7 +85,7 @@ def given_invstd(a, at, C: tl.constexpr):
         else:
             return exact(value)
     else:
-        value = access.read_statistic(a, at, access.INVSTD, 1.0, C)
+        value = access.read(a, at.set, at.group, at.there, access.INVSTD, 1.0, C)
         if C.invstd == VARIANCE:
             value = tl.rsqrt(value + number(a.numbers.eps))
         return exact(value)
@@ -196,16 +194,6 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
 
 
 @helper
-def write_statistics(a, at, mean, invstd, variance, C: tl.constexpr):
-    """Write the statistics that are wanted, and update the running statistics."""
-    first = firsts(a, at)
-    access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
-    access.write(a, at.set, at.group, first, invstd, access.OUT_INVSTD, C)
-    m = number(a.numbers.divisor)
-    update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
-
-
-@helper
 def update_running(a, at, mean, variance, n, C: tl.constexpr):
     """Update running statistics: (1 − momentum)·old + momentum·new.
 
@@ -230,9 +218,8 @@ def sums_at(a, part, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the channels' sums in the workspace, or to one of the sums' errors."""
     CODE: tl.constexpr = 0 if C.short_sums and not C.wide else 1
     row = WHICH * a.sizes.parts.to(tl.int64) + part
-    row = row * a.sizes.sets.to(tl.int64) + at.set
-    base = access.in_workspace(a, a.work.sums, CODE)
-    return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
+    width = a.sizes.channels
+    return access.in_workspace(a, a.work.sums, row, at.set, width, at.channel, CODE)
 
 
 @helper
@@ -270,11 +257,11 @@ def put_columns(a, slot, slots, s, start, columns, C: tl.constexpr):
     CODE: tl.constexpr = 1 if C.wide else 0
     of_set = a.sizes.positions // C.sharing
     parameter = start // C.sharing + tl.arange(0, C.positions // C.sharing)
-    of_slot = a.sizes.sets * of_set
-    place = access.in_workspace(a, a.work.columns, CODE) + (slot * of_slot + s * of_set + parameter)
-    tl.store(place, kept(columns.total, C.wide), mask=parameter < of_set)
-    place += slots * of_slot
-    tl.store(place, kept(columns.projection, C.wide), mask=parameter < of_set)
+    there = parameter < of_set
+    place = access.in_workspace(a, a.work.columns, slot, s, of_set, parameter, CODE)
+    tl.store(place, kept(columns.total, C.wide), mask=there)
+    place = access.in_workspace(a, a.work.columns, slots + slot, s, of_set, parameter, CODE)
+    tl.store(place, kept(columns.projection, C.wide), mask=there)
 
 
 @helper
@@ -393,10 +380,14 @@ def write_gradients(a, at, sums, scaled, C: tl.constexpr):
 @helper
 def finished(a, at, centre, sums, C: tl.constexpr):
     """Compute the coefficients from all sums, and write the per-channel outputs."""
+    m = number(a.numbers.divisor)
     if C.forward:
         mean, r, variance = statistics(a, centre, sums, C)
         if C.outputs:
-            write_statistics(a, at, mean, r, variance, C)
+            first = firsts(a, at)
+            access.write(a, at.set, at.group, first, mean, access.OUT_MEAN, C)
+            access.write(a, at.set, at.group, first, r, access.OUT_INVSTD, C)
+            update_running(a, at, mean, variance * number(a.numbers.unbiased), m, C)
         return normalising(a, at, mean, r, C)
     else:
         sums = centred(a, at, sums, C)
@@ -407,7 +398,7 @@ def finished(a, at, centre, sums, C: tl.constexpr):
             there = a.sizes.parts.to(tl.int32) > 0
             scaled = tl.where(there, r.value * projection, 0.0)
             write_gradients(a, at, sums, Pair(scaled, r.error * projection), C)
-        return gradient(a, at, sums, number(a.numbers.divisor), number(a.numbers.inverse), C)
+        return gradient(a, at, sums, m, number(a.numbers.inverse), C)
 
 
 @helper
@@ -428,9 +419,8 @@ def given(a, at, C: tl.constexpr):
 def coefficient_at(a, at, WHICH: tl.constexpr, C: tl.constexpr):
     """Pointers to one of the coefficients of channels, in the workspace."""
     CODE: tl.constexpr = 1 if C.wide else 0
-    row = WHICH * a.sizes.sets.to(tl.int64) + at.set
-    base = access.in_workspace(a, a.work.coefficients, CODE)
-    return base + (row * a.sizes.channels.to(tl.int64) + at.channel)
+    width = a.sizes.channels
+    return access.in_workspace(a, a.work.coefficients, WHICH, at.set, width, at.channel, CODE)
 
 
 @helper
@@ -449,10 +439,7 @@ def load_coefficient(a, at, WHICH: tl.constexpr, C: tl.constexpr):
 
 @helper
 def load_coefficients(a, at, C: tl.constexpr):
-    """Read the coefficients from the workspace."""
+    """Read the coefficients from the workspace; y uses only the three that are stored for it."""
     mean, shift = load_coefficient(a, at, 0, C), load_coefficient(a, at, 1, C)
-    scale = load_coefficient(a, at, 2, C)
-    gain, slope = scale, scale
-    if not C.forward:
-        gain, slope = load_coefficient(a, at, 3, C), load_coefficient(a, at, 4, C)
-    return Coefficients(mean, shift, scale, gain, slope)
+    scale, gain = load_coefficient(a, at, 2, C), load_coefficient(a, at, 3, C)
+    return Coefficients(mean, shift, scale, gain, load_coefficient(a, at, 4, C))

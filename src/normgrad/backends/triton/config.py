@@ -56,7 +56,6 @@ class Config(NamedTuple):
             line's 1/std, rather than from sums of every set.
         short_sums: whether sums are stored rounded to the arithmetic's type, which is allowed if
             only the gradients of parameters are made from them.
-        reverse: whether to begin with the last tiles, which the sums have left in the L2 cache.
     """
 
     forward: bool
@@ -89,7 +88,6 @@ class Config(NamedTuple):
     keeps_sums: bool = False
     columns: bool = False
     short_sums: bool = False
-    reverse: bool = False
     centred: bool = True
 
 

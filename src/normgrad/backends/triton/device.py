@@ -20,7 +20,6 @@ class Device:
 
     Attributes:
         name: the model's name.
-        capability: the compute capability.
         processors: the number of streaming multiprocessors.
         threads: the number of threads of a program that loops over a tensor in tiles.
         programs_each: the wanted number of programs per processor where positions are divided into
@@ -31,7 +30,6 @@ class Device:
     """
 
     name: str = "NVIDIA H200"
-    capability: tuple[int, int] = (9, 0)
     processors: int = 132
     threads: int = 256
     programs_each: int = 8
@@ -52,21 +50,8 @@ def of(index: int) -> Device:
     properties: Any = torch.cuda.get_device_properties(index)
     return Device(
         name=properties.name,
-        capability=(properties.major, properties.minor),
         processors=properties.multi_processor_count,
     )
-
-
-@cache
-def _missing() -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return f"Triton is not installed (normgrad needs {LEAST_TRITON} or later on a GPU)"
-    import triton
-
-    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if found < tuple(map(int, LEAST_TRITON.split("."))):
-        return f"Triton {triton.__version__} is too old (normgrad needs {LEAST_TRITON} or later)"
-    return None
 
 
 def unusable(index: int | None = None) -> str | None:
@@ -81,9 +66,15 @@ def unusable(index: int | None = None) -> str | None:
         return "PyTorch was built for ROCm; normgrad's kernels are tested for CUDA alone"
     if not torch.cuda.is_available():
         return "PyTorch sees no CUDA device"
-    reason = _missing()
-    if reason is not None or index is None:
-        return reason
+    if importlib.util.find_spec("triton") is None:
+        return f"Triton is not installed (normgrad needs {LEAST_TRITON} or later on a GPU)"
+    import triton
+
+    found = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if found < tuple(map(int, LEAST_TRITON.split("."))):
+        return f"Triton {triton.__version__} is too old (normgrad needs {LEAST_TRITON} or later)"
+    if index is None:
+        return None
     capability = torch.cuda.get_device_capability(index)
     if capability < LEAST_CAPABILITY:
         major, minor = LEAST_CAPABILITY

@@ -44,7 +44,15 @@ def sums(a, C: tl.constexpr):
     c = centre
     if C.constant:
         c = channels.scaling(a, at, C)
-    found = tiles.sums_of_part(a, at, first, centre, c, start, end, C)
+    zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
+    found = tiles.Sums(exact(zero), exact(zero))
+    for here in range(start, end, C.positions):
+        p, there = access.positions_from(a, here, end, at, C)
+        dy, x = tiles.load_both(a, at.set, first, p, there, C)
+        found = tiles.both(found, tiles.sums_of_tile(dy, x, centre, there, C), C.wide)
+        if C.writes:
+            tiles.store_dx(a, at.set, first, p, there, tiles.written(dy, x, c, C), C)
+    found = tiles.along(found, 0, C.wide)
     if C.outputs:
         channels.finished(a, at, centre, found, C)
     else:
@@ -55,14 +63,24 @@ def sums(a, C: tl.constexpr):
 def write(a, C: tl.constexpr):
     """Write dx or y of each part of each tile, from coefficients or given statistics."""
     task = tl.program_id(0)
-    if C.reverse:
+    if C.coefficients:
+        # The sums have left the last tiles in the L2 cache, so these come first.
         task = tl.num_programs(0) - 1 - task
     at, first, _, start, end = task_of(task, a, C)
     if C.coefficients:
         c = channels.load_coefficients(a, at, C)
     else:
         c = channels.given(a, at, C)
-    tiles.write_part(a, at, first, c, start, end, C)
+    for here in range(start, end, C.positions):
+        p, there = access.positions_from(a, here, end, at, C)
+        # In evaluation dx does not depend on x, and the compiler leaves out that load.
+        dy, x = tiles.load_both(a, at.set, first, p, there, C)
+        if C.sharing > 0:
+            weight, bias = tiles.parameters(a, at.set, here, C)
+            value = tiles.written_to_lines(dy, x, c, weight, bias, C)
+        else:
+            value = tiles.written(dy, x, c, C)
+        tiles.store_dx(a, at.set, first, p, there, value, C)
 
 
 # Kernels whose programs have whole groups

@@ -105,7 +105,6 @@ class Builder:
         launches: the launches that were added so far.
         work: the offsets of the arrays in the workspace.
         about, invstd: the sources of the mean and 1/std, as in :class:`.config.Config`.
-        parameter_sizes: as in :class:`.lines.Lines`.
     """
 
     problem: Problem
@@ -116,46 +115,32 @@ class Builder:
     work: Work = field(default_factory=Work)
     about: int = GIVEN
     invstd: int = GIVEN
-    parameter_sizes: tuple[int, ...] = ()
 
     @property
     def wide(self) -> bool:
         """Whether the arithmetic is float64."""
         return self.problem.arithmetic is dtypes.float64
 
-    @property
-    def single(self) -> bool:
-        """Whether each channel is a group of its own."""
-        return self.problem.per_group == 1
-
     # The workspace
 
-    def _reserve(self, name: str, size: int) -> None:
+    def reserve(self, name: str, size: int) -> None:
         """Reserve bytes for one of the arrays in :class:`.config.Work`."""
         self.work = self.work._replace(**{name: self.end})
         self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
-
-    def reserve_statistics(self) -> None:
-        """Reserve room for the statistics of every group."""
-        self._reserve("statistics", 4 * 8 * self.problem.sets.size * groups_of(self.problem))
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Reserve room for the sums of a number of parts; earlier sums are no longer used."""
         problem = self.problem
         sums = (4 if self.wide else 2) * parts * problem.sets.size * problem.channel.size
-        self._reserve("sums", sums * itemsize)
+        self.reserve("sums", sums * itemsize)
         if self.about == PILOT:
-            self._reserve("pilots", problem.sets.size * groups_of(problem) * 8)
+            self.reserve("pilots", problem.sets.size * groups_of(problem) * 8)
 
     def reserve_coefficients(self) -> None:
         """Reserve room for the coefficients of every channel."""
         problem = self.problem
         numbers = 5 * problem.sets.size * problem.channel.size
-        self._reserve("coefficients", numbers * problem.arithmetic.itemsize)
-
-    def reserve_columns(self, slots: int, parameters: int) -> None:
-        """Reserve room for every parameter's sums over each of ``slots`` parts of the lines."""
-        self._reserve("columns", 2 * slots * parameters * self.problem.arithmetic.itemsize)
+        self.reserve("coefficients", numbers * problem.arithmetic.itemsize)
 
     # Launches
 
@@ -244,7 +229,7 @@ class Builder:
             channels=problem.channel.size,
             per_group=problem.per_group,
             groups=groups_of(problem),
-            sharing=problem.sharing if isinstance(problem, Lines) else 1,
+            sharing=problem.sharing,
             positions=problem.positions,
             step=tile.step,
             parts=parts,
@@ -273,7 +258,7 @@ class Builder:
             channels=tile.channels,
             leading=tile.leading,
             adjacent=tile.adjacent,
-            single=self.single,
+            single=problem.per_group == 1,
             sharing=problem.padded if isinstance(problem, Lines) else 0,
             groups=tile.groups,
             rank=len(layout.axes),
@@ -314,7 +299,7 @@ class Builder:
             return Steps(Strides(vector.outer_strides, set_sizes), Strides((vector.stride,)))
         along = Strides(
             (*vector.outer_strides, vector.stride),
-            self.parameter_sizes if vector.outer_strides else (),
+            self.problem.parameter_sizes if vector.outer_strides else (),
         )
         return Steps(Strides((vector.set_stride,)), along)
 

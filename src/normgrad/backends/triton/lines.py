@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 
 from ... import dtypes
 from ...layout import Axis, ceil_div
@@ -56,8 +55,8 @@ class Lines(Problem):
 
     Attributes:
         sharing: the number of consecutive elements of a line that share a parameter.
-        rows: in layer norm, the axes of rows that take the place of sets; ``sets`` then has no
-            strides.
+        rows: in layer norm, the axes of rows that take the place of sets, whose axis has no
+            strides; empty if rows have one axis.
         parameter_sizes: the sizes of the axes of the parameters, except the first.
     """
 
@@ -83,7 +82,6 @@ def reads_lines(problem: Problem) -> bool:
 
 def _rows_as_lines(problem: Problem) -> Lines:
     """Layer norm as lines: its rows are the lines, and their outer axes take the place of sets."""
-    rows = problem.outer[: problem.outer_rows] or (Axis(1, (1, 1, 1)),)
     positions = [*problem.outer[problem.outer_rows :], problem.inner]
     # The strides of each vector of parameters over the positions' axes.
     strides = {
@@ -108,8 +106,7 @@ def _rows_as_lines(problem: Problem) -> Lines:
 
     vectors = {role: seen_by_lines(role, vector) for role, vector in problem.vectors.items()}
     return Lines(*problem)._replace(
-        sets=Axis(prod(axis.size for axis in rows), (0, 0, 0)),
-        rows=rows,
+        rows=problem.outer[: problem.outer_rows],
         outer=tuple(positions[:-1]),
         inner=positions[-1],
         vectors=vectors,
@@ -122,12 +119,14 @@ def parameters_of(problem: Problem) -> Problem:
     one = Axis(1, (1, 1, 1))
     if not problem.by_row:
         return problem._replace(sets=one)
+    lines = _rows_as_lines(problem)
     return problem._replace(
         sets=one,
         outer=(),
         channel=Axis(problem.parameters, (1, 1, 1)),
         inner=one,
-        vectors=_rows_as_lines(problem).vectors,
+        vectors=lines.vectors,
+        parameter_sizes=lines.parameter_sizes,
         by_row=False,
         outer_rows=0,
     )

@@ -23,7 +23,17 @@ from .device import Device
 from .launches import ALIGNMENT as ALIGNMENT
 from .launches import Builder, Launch
 from .lines import Cut, Lines, cut_of, lines_of, parameters_of, reads_lines
-from .tiling import LEAST, SHORT, Tile, element_bytes, layout_of, persistent_tile, tile_of, tiles_of
+from .tiling import (
+    LEAST,
+    SHORT,
+    Tile,
+    element_bytes,
+    groups_of,
+    layout_of,
+    persistent_tile,
+    tile_of,
+    tiles_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +92,6 @@ def build(problem: Problem, device: Device) -> Program:
         )
     invstd = VARIANCE if problem.invstd_is_variance else GIVEN
     builder = Builder(problem, device, layout, invstd=invstd)
-    if whole.by_row:
-        builder.parameter_sizes = lines_of(whole).parameter_sizes
     passes = ""
     if problem.gathers:
         if problem.channel.size:
@@ -149,7 +157,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
     # In layer norm the sets share the parameters, so each set has slots of its own.
     slots = cut.slots * (lines.sets.size if problem.by_row else 1)
     if columns:
-        builder.reserve_columns(slots, problem.parameters)
+        builder.reserve("columns", 2 * slots * problem.parameters * lines.arithmetic.itemsize)
     passes = ""
     if writes and cut.whole:
         passes = "one pass"
@@ -161,7 +169,7 @@ def _line_by_line(builder: Builder, lines: Lines, problem: Problem) -> str:
         builder.lines(cut, keeps_sums=True, columns=columns)
         builder.finish(cut.pieces, coefficients=True, outputs=forward)
         part = cut.tile.positions
-        builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True, reverse=True)
+        builder.over_parts("write", cut.tile, cut.pieces, part, coefficients=True)
     elif columns:
         builder.lines(cut, columns=True)
     if columns:
@@ -191,7 +199,7 @@ def _find_statistics(builder: Builder, cut: Cut | None = None) -> None:
         vectors = {} if mean is None else {Role.MEAN: mean}
         builder.problem = problem._replace(forward=True, result=None, vectors=vectors)
     if rounds:
-        builder.reserve_statistics()
+        builder.reserve("statistics", 4 * 8 * problem.sets.size * groups_of(problem))
     for which in rounds:
         if cut:
             parts = cut.pieces
@@ -217,7 +225,7 @@ def _sums_alone(builder: Builder) -> None:
     tile = persistent_tile(problem, layout, device) or tile_of(problem, layout, device)
     parts, part = _parts(builder, tile)
     writes = problem.result is not None and problem.constant
-    if parts == 1 and builder.single and not problem.grouped:
+    if parts == 1 and problem.per_group == 1 and not problem.grouped:
         builder.over_parts("sums", tile, 1, part, outputs=True, writes=writes)
         return
     builder.reserve_sums(parts)
@@ -248,7 +256,7 @@ def _sums_and_write(builder: Builder) -> str:
         builder.reserve_coefficients()
         builder.over_parts("sums", tile, parts, part)
         builder.finish(parts, coefficients=True, outputs=outputs)
-        builder.over_parts("write", tile, parts, part, coefficients=True, reverse=True)
+        builder.over_parts("write", tile, parts, part, coefficients=True)
     if later:
         builder.outputs(parts, short=short)
     return passes

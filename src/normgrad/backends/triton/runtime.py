@@ -21,6 +21,7 @@ from .tiling import ITEMSIZES
 #: more programs, and spills registers.
 OPTIONS = {"enable_fp_fusion": False, "maxnreg": 128}
 
+#: The lock on compiling and loading kernels, which only one thread at a time may do.
 _compiling = threading.Lock()
 
 
@@ -48,7 +49,8 @@ _kernels: dict[Any, Any] = {}
 def compiled(launch: Launch, config: Config, target: Any, index: int | None = None) -> Any:
     """The compiled kernel of a launch, which Triton also caches on disk.
 
-    Each device has its own, since a loaded kernel belongs to one device.
+    Each device has its own, since a loaded kernel belongs to one device. Only one thread at a time
+    may call this.
     """
     import triton
 
@@ -56,12 +58,9 @@ def compiled(launch: Launch, config: Config, target: Any, index: int | None = No
     key = launch.kernel, config, launch.warps, target, ranks, index
     found = _kernels.get(key)
     if found is None:
-        with _compiling:
-            found = _kernels.get(key)
-            if found is None:
-                made = source(launch.kernel, launch.arguments, config)
-                options = {"num_warps": launch.warps, **OPTIONS}
-                found = _kernels[key] = triton.compile(made, target=target, options=options)
+        made = source(launch.kernel, launch.arguments, config)
+        options = {"num_warps": launch.warps, **OPTIONS}
+        found = _kernels[key] = triton.compile(made, target=target, options=options)
     return found
 
 
@@ -83,9 +82,8 @@ class Ready:
         ]
         self._kernels = [(launch, kernel) for launch, _, kernel in launches]
         self._hooks = knobs.runtime
-        self._driver = driver.launcher()
-        if not all(driver.suits(kernel, launch) for launch, kernel in self._kernels):
-            self._driver = None
+        suitable = all(driver.suits(kernel, launch) for launch, kernel in self._kernels)
+        self._driver = driver.launcher() if suitable else None
         # The blocks that no call is using; a thread that finds none makes a new block.
         self._blocks: list[driver.Block] = []
 
@@ -160,11 +158,11 @@ class Runner:
 
         target = triton_driver.active.get_current_target()
         launches = []
-        for launch in self._launches:
-            config = aligned(launch.config, key)
-            launches.append((launch, config, compiled(launch, config, target, self._index)))
-        # Triton loads the kernels here, which only one thread at a time may do.
+        # Triton also loads the kernels here.
         with _compiling:
+            for launch in self._launches:
+                config = aligned(launch.config, key)
+                launches.append((launch, config, compiled(launch, config, target, self._index)))
             return Ready(launches)
 
 

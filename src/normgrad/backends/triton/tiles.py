@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from . import access
-from .access import pointers, positions_from
+from .access import pointers
 from .arithmetic import Pair, added, exact, kept, masked, real, rounded, sum_along, times, two_sum
 from .jit import helper
 
@@ -50,29 +50,17 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @helper
-def load_x(a, s, first, p, there, C: tl.constexpr):
-    """Load a tile of x in the arithmetic's type; 0 outside the tensor."""
-    T: tl.constexpr = C.x
-    at = pointers(a.at.x, a.x, s, first, p, a.axes, T, C)
-    return real(tl.load(at, mask=there, other=0.0), C.wide)
-
-
-@helper
-def load_dy(a, s, first, p, there, C: tl.constexpr):
-    """Load a tile of dy in the arithmetic's type; 0 outside the tensor."""
-    T: tl.constexpr = C.dy
-    at = pointers(a.at.dy, a.dy, s, first, p, a.axes, T, C)
-    return real(tl.load(at, mask=there, other=0.0), C.wide)
-
-
-@helper
 def load_both(a, s, first, p, there, C: tl.constexpr):
-    """Load tiles of dy and x; in the forward pass, x twice."""
-    x = load_x(a, s, first, p, there, C)
-    if C.forward:
-        return x, x
-    else:
-        return load_dy(a, s, first, p, there, C), x
+    """Load tiles of dy and x in the arithmetic's type, 0 outside; in the forward pass, x twice."""
+    X: tl.constexpr = C.x
+    at = pointers(a.at.x, a.x, s, first, p, a.axes, X, C)
+    x = real(tl.load(at, mask=there, other=0.0), C.wide)
+    dy = x
+    if not C.forward:
+        DY: tl.constexpr = C.dy
+        at = pointers(a.at.dy, a.dy, s, first, p, a.axes, DY, C)
+        dy = real(tl.load(at, mask=there, other=0.0), C.wide)
+    return dy, x
 
 
 @helper
@@ -252,38 +240,3 @@ def written_to_lines(dy, x, c, weight, bias, C: tl.constexpr):
         return tl.fma(weight * c.scale[None, :], x - c.mean[None, :], bias)
     else:
         return written(weight * dy, x, c, C)
-
-
-# Parts
-
-
-@helper
-def sums_of_part(a, at, first, about, c, start, end, C: tl.constexpr):
-    """Sum over the positions of a part; in evaluation the same loop writes dx."""
-    zero = tl.full([C.positions // (C.leading * C.adjacent), C.channels], 0.0, tl.float64)
-    sums = Sums(exact(zero), exact(zero))
-    for here in range(start, end, C.positions):
-        p, there = positions_from(a, here, end, at, C)
-        dy, x = load_both(a, at.set, first, p, there, C)
-        sums = both(sums, sums_of_tile(dy, x, about, there, C), C.wide)
-        if C.writes:
-            store_dx(a, at.set, first, p, there, written(dy, x, c, C), C)
-    return along(sums, 0, C.wide)
-
-
-@helper
-def write_part(a, at, first, c, start, end, C: tl.constexpr):
-    """Write dx or y at the positions of a part."""
-    for here in range(start, end, C.positions):
-        p, there = positions_from(a, here, end, at, C)
-        if C.constant:
-            dy = load_dy(a, at.set, first, p, there, C)
-            x = dy
-        else:
-            dy, x = load_both(a, at.set, first, p, there, C)
-        if C.sharing > 0:
-            weight, bias = parameters(a, at.set, here, C)
-            value = written_to_lines(dy, x, c, weight, bias, C)
-        else:
-            value = written(dy, x, c, C)
-        store_dx(a, at.set, first, p, there, value, C)
