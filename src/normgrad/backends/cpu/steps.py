@@ -218,15 +218,6 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     return steps
 
 
-def walks_again(access: Access) -> bool:
-    """Whether several steps read the tensors, even where a task has all positions of a channel."""
-    problem = access.problem
-    if problem.forward:
-        return len(_rounds(problem, 0)) > 1
-    first = access.along and problem.wants_parameters and sums_apart(access)
-    return problem.missing_mean or problem.missing_invstd or (first and problem.result is not None)
-
-
 def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     """The steps for tensors without elements, whose sums are 0."""
     channels = problem.channel.size if problem.forward else problem.parameters
@@ -244,7 +235,10 @@ def _gather(problem: Problem) -> Step:
 
 
 def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
-    """A problem's steps; ``tiles`` is the tiling of its passes over tensors, if it has any."""
+    """A problem's steps, which run one after the other, the tasks of each in any order.
+
+    ``tiles`` is the tiling of its passes over tensors, if it has any.
+    """
     problem = access.problem
     if tiles is not None:
         make = _forward if problem.forward else _backward
