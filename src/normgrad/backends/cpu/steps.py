@@ -218,8 +218,11 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     return steps
 
 
-def _for_nothing(problem: Problem) -> tuple[Step, ...]:
-    """The steps for tensors without elements, whose sums are 0."""
+def _without_tensors(problem: Problem) -> tuple[Step, ...]:
+    """The step that combines the ranks' statistics; or those for no elements, whose sums are 0."""
+    if problem.gathers and not problem.is_empty:
+        ranks = problem.counts.elements if problem.counts else 1
+        return (Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER),)
     channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
@@ -228,21 +231,12 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     return (Step(in_one_task(channels), last=B.DO_OUTPUTS),)
 
 
-def _gather(problem: Problem) -> Step:
-    """The step that combines the ranks' statistics."""
-    ranks = problem.counts.elements if problem.counts else 1
-    return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
-
-
 def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
     """A problem's steps, which run one after the other, the tasks of each in any order.
 
     ``tiles`` is the tiling of its passes over tensors, if it has any.
     """
-    problem = access.problem
-    if tiles is not None:
-        make = _forward if problem.forward else _backward
-        return tuple(make(access, _Over(access, tiles)))
-    return (
-        (_gather(problem),) if problem.gathers and not problem.is_empty else _for_nothing(problem)
-    )
+    if tiles is None:
+        return _without_tensors(access.problem)
+    make = _forward if access.problem.forward else _backward
+    return tuple(make(access, _Over(access, tiles)))
