@@ -93,10 +93,13 @@ def test_not_for_what_is_read_from_disk(monkeypatch, told):
     assert len(told()) == 1
 
 
-def test_nothing_is_compiled_where_it_is_only_read():
-    with disk.beforehand(compiles=False), pytest.raises(disk.NotKeptError):
-        compile_one()
-    compile_one()
+def test_what_is_on_disk_is_known_without_compiling(monkeypatch, told):
+    monkeypatch.setattr(kernels, "compiled_anew", lambda unit: pytest.fail("compiled"))
+    assert not kernels.is_kept("arithmetic: count")
+    monkeypatch.setattr(disk._Files, "load", lambda files, key: "kept")
+    assert kernels.is_kept("arithmetic: count")
+    monkeypatch.setattr(disk._Files, "load", lambda files, key: 1 / 0)
+    assert not kernels.is_kept("arithmetic: count")
 
 
 @pytest.mark.parametrize("enabled", [True, False])

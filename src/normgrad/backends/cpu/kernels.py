@@ -34,7 +34,7 @@ from . import (
     walk,
 )
 from .access import ALONG
-from .disk import cache_for
+from .disk import KernelCache, cache_for
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
 from .pipeline import OPTIONS, UnitCompiler
@@ -144,6 +144,13 @@ def compiled(unit: str) -> CFunc:
     """A unit, compiled or read from disk when this process first asks for it."""
     # If two threads compile a unit at once, both use the address of one.
     return _compiled.get(unit) or _compiled.setdefault(unit, compiled_anew(unit))
+
+
+def is_kept(unit: str) -> bool:
+    """Whether a unit is on disk."""
+    made, cache = c_function(unit), cache_for(SOURCES[unit].function)
+    where = made._sig, made._targetdescr.target_context
+    return isinstance(cache, KernelCache) and cache.holds(*where)
 
 
 def usable() -> list[str]:

@@ -92,23 +92,14 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors and over channels."""
+    """The tilings of a problem's steps: over tensors and over channels.
 
-    access: Access
+    ``copies`` is the number of values for each channel, one for each part or set.
+    """
+
     tiles: Tiling
-
-    @property
-    def copies(self) -> int:
-        """The number of values for each channel, one for each part or set."""
-        return max(self.tiles.parts, self.access.sets.size, self.tiles.blocks)
-
-    @property
-    def channels(self) -> Tiling:
-        """The tiling over channels."""
-        access = self.access
-        return over_channels(
-            access.channel.size, self.copies, access.sets.size, access.problem.per_group
-        )
+    channels: Tiling
+    copies: int
 
 
 def _apart(
@@ -238,5 +229,7 @@ def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
     """
     if tiles is None:
         return _without_tensors(access.problem)
-    make = _forward if access.problem.forward else _backward
-    return tuple(make(access, _Over(access, tiles)))
+    channels, sets, problem = access.channel.size, access.sets.size, access.problem
+    copies = max(tiles.parts, sets, tiles.blocks)
+    over = _Over(tiles, over_channels(channels, copies, sets, problem.per_group), copies)
+    return tuple(_forward(access, over) if problem.forward else _backward(access, over))
