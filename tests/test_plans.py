@@ -14,7 +14,6 @@ from support import FLOATS, OPERATORS, Case, bits, cut_finely, make, named, run
 import normgrad as ng
 from normgrad import TensorSpec, plans
 from normgrad.backends.cpu import block
-from normgrad.backends.cpu.steps import walks_again
 from normgrad.operators.by_name import PLANNED
 from normgrad.testing.tensors import FORWARD
 
@@ -521,7 +520,7 @@ def test_named_results():
 
 @pytest.mark.cpu
 def test_banks_are_of_all_steps_that_read_the_tensors():
-    """Workspaces are sized before there are steps, from whether several will read the tensors."""
+    """Each set has a bank of its own if several steps read the tensors."""
     compared, kinds = set(), (*OPERATORS, *FORWARD)
     shapes = ((3, 4, 5, 6), (2, 64, 40, 40), (70, 40), (4, 8, 5000))
     layouts, dtypes = ("contiguous", "channels_last"), ("float32", "bfloat16", "float64")
@@ -531,6 +530,7 @@ def test_banks_are_of_all_steps_that_read_the_tensors():
         if program.tiling is None or program.tiling.parts > 1:
             continue
         reading = [step for step in program.steps if step.sums or step.write or step.along]
-        assert walks_again(program.access) == (len(reading) > 1)
+        sets = 1 if len(reading) > 1 else program.tiling.sets_per_task
+        assert program.template()[block.BANK_SETS] == sets
         compared.add(len(reading) > 1)
     assert compared == {False, True}

@@ -78,7 +78,7 @@ def _compile(units: Sequence[str], advance: Callable[..., Any]) -> None:
 
     rest = []
     for unit in units:
-        if processes.is_kept(unit):
+        if kernels.is_kept(unit):
             advance(unit)
         else:
             rest.append(unit)

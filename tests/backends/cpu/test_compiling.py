@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from normgrad.backends.cpu import compiling, disk, kernels
+from normgrad.backends.cpu import disk, kernels
 
 TOLD = "compiling kernels, which is done once and takes some seconds: they are kept on disk. "
 
@@ -35,7 +35,7 @@ def told(caplog):
 
 
 def compile_one():
-    compiling.compiled(*kernels.SOURCES["arithmetic: count"])
+    kernels.compiled_anew("arithmetic: count")
 
 
 def test_once_and_while_there_is_something_to_wait_for(monkeypatch, told):
@@ -80,23 +80,26 @@ def test_not_for_a_moment_or_beforehand(monkeypatch, told):
 
 def test_not_for_what_is_read_from_disk(monkeypatch, told):
     compile_one()
-    compiled = compiling.compiled(*kernels.SOURCES["arithmetic: count"])
+    compiled = kernels.compiled_anew("arithmetic: count")
     kept = []
     monkeypatch.setattr(disk._Files, "save", lambda files, key, data: kept.append(data))
     compile_one()
     monkeypatch.setattr(disk, "_compiling", disk._Compiling())
     monkeypatch.setattr(disk._Files, "load", lambda files, key: kept[0])
     for _ in range(3):
-        assert compiling.compiled(*kernels.SOURCES["arithmetic: count"]).cache_hits == 1
+        assert kernels.compiled_anew("arithmetic: count").cache_hits == 1
     assert disk._compiling._seconds == 0
     assert compiled.cache_hits == 0
     assert len(told()) == 1
 
 
-def test_nothing_is_compiled_where_it_is_only_read():
-    with disk.beforehand(compiles=False), pytest.raises(disk.NotKeptError):
-        compile_one()
-    compile_one()
+def test_what_is_on_disk_is_known_without_compiling(monkeypatch, told):
+    monkeypatch.setattr(kernels, "compiled_anew", lambda unit: pytest.fail("compiled"))
+    assert not kernels.is_kept("arithmetic: count")
+    monkeypatch.setattr(disk._Files, "load", lambda files, key: "kept")
+    assert kernels.is_kept("arithmetic: count")
+    monkeypatch.setattr(disk._Files, "load", lambda files, key: 1 / 0)
+    assert not kernels.is_kept("arithmetic: count")
 
 
 @pytest.mark.parametrize("enabled", [True, False])

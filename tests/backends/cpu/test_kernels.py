@@ -20,7 +20,7 @@ from support import OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
-from normgrad.backends.cpu import access, compiling, disk, kernels, units
+from normgrad.backends.cpu import access, disk, kernels, units
 
 X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
@@ -28,7 +28,7 @@ CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
 
 def assembly(pattern: str, operation: str, code: int) -> str:
     """A kernel's machine code; compiled anew, as a cached one shows none."""
-    function = compiling.c_function(*kernels.SOURCES[units.kernel(pattern, operation, code)])
+    function = kernels.c_function(units.kernel(pattern, operation, code))
     function.compile()
     return function._library.get_asm_str()
 
@@ -285,12 +285,12 @@ def test_kernels_are_kept_and_found_again(monkeypatch):
     case = make("train", (3, 4, 5))
     case.call()
     unit = units.kernel("rows", "sums", 0)
-    kernel, source = kernels.compiled(unit), kernels.SOURCES[unit]
-    again = compiling.compiled(*source)
+    kernel = kernels.compiled(unit)
+    again = kernels.compiled_anew(unit)
     assert again.cache_hits == 1
     assert again.address != 0
     # ... until a source changes.
-    kept = disk.KernelCache(source.function)
+    kept = disk.KernelCache(kernels.SOURCES[unit].function)
     where = kernel._sig, kernel._targetdescr.target_context
     assert kept.load_overload(*where) is not None
     monkeypatch.setattr(disk, "sources", lambda: "changed")

@@ -57,7 +57,6 @@ def library(folder, monkeypatch):
 
     def look():
         packaged.library.cache_clear()
-        packaged.address.cache_clear()
         return packaged.library()
 
     for name in packaged.SETTINGS:

@@ -23,6 +23,10 @@ class _Fields:
         self.end += count
         return start
 
+    def each(self, count: int) -> range:
+        """Fields of one number each."""
+        return range(self(count), self.end)
+
 
 _block = _Fields()
 
@@ -63,47 +67,47 @@ POSITIONS = _block()
 
 # The problem's facts and scalars. EPS, DIVISOR and MOMENTUM (the weight of new statistics in
 # running ones) hold the bits of a float64. SINGLE: the arithmetic is float32.
-FORWARD, GIVEN_SUMS = _block(), _block()
-EPS, DIVISOR, MOMENTUM = _block(), _block(), _block()
-PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block(), _block(), _block()
+FORWARD, GIVEN_SUMS = _block.each(2)
+EPS, DIVISOR, MOMENTUM = _block.each(3)
+PER_GROUP, INVSTD_IS_VARIANCE, SINGLE = _block.each(3)
 # Whether the mean and 1/std come from x; the code of x's dtype; whether there is a mean at all.
-MISSING_MEAN, MISSING_INVSTD, X_CODE, CENTRED = _block(), _block(), _block(), _block()
+MISSING_MEAN, MISSING_INVSTD, X_CODE, CENTRED = _block.each(4)
 COUNT_MAX = 8
-COUNT_CODE, COUNT_RANK = _block(), _block()
+COUNT_CODE, COUNT_RANK = _block.each(2)
 COUNT_SIZES, COUNT_STRIDES = _block(COUNT_MAX), _block(COUNT_MAX)
 
 # What the workspace holds: a bank has the statistics and coefficients of one set at a time, and the
 # BANK_SETS sets of a task take turns in it. Sums are kept for each part.
-BANKS, BANK_SETS, PARTS_OF_SUMS = _block(), _block(), _block()
+BANKS, BANK_SETS, PARTS_OF_SUMS = _block.each(3)
 # Byte offsets in the workspace; all arrays but weight and bias are float64. Of two fields the first
 # is for numbers, the second for their errors (see pairs.py). Each statistics group in a bank has
 # the mean rounded to the arithmetic's type, with the rounding error of a computed mean; invstd with
 # its error; slope and scale of dx = scale * (gain * dy - (shift + slope * (x - mean))). Each
 # channel has gain and shift.
 W_MEAN, W_INVSTD = _block(2), _block(2)
-W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block(), _block(), _block(), _block()
+W_SLOPE, W_SCALE, W_GAIN, W_SHIFT = _block.each(4)
 # The sums for each part, bank and channel, with their errors.
 W_SUM_DY, W_SUM_DY_XMU = _block(2), _block(2)
 # Partial sums of grad_bias and grad_weight for each slot and parameter, with their errors. There
 # are fewer parameters than channels where several samples are treated as one.
 W_BIASES, W_WEIGHTS = _block(2), _block(2)
-SLOTS, PARAMETERS = _block(), _block()
+SLOTS, PARAMETERS = _block.each(2)
 # The total of the counts, then the least and the largest nonzero magnitude of weights along rows.
 W_COUNT = _block()
 # Where a row's elements have the parameters (ALONG): weight and bias in the arithmetic's type if
 # they have to be copied, and their addresses, which a first step finds; and the number of
 # parameters that a set has of its own, or 0 where all sets share them.
-ALONG, W_WEIGHT, W_BIAS, ROW_WEIGHT, ROW_BIAS = _block(), _block(), _block(), _block(), _block()
+ALONG, W_WEIGHT, W_BIAS, ROW_WEIGHT, ROW_BIAS = _block.each(5)
 OWN_PARAMETERS = _block()
 
 # Whether the pattern is columns rather than rows; the tensors that are copied to tiles first, as
 # bits; whether dx's memory has dy's copy from the sums on; the tensors' item sizes; the addresses
 # of the copying functions and of their caller.
-COLUMNS, MOVED, DY_IN_DX = _block(), _block(), _block()
+COLUMNS, MOVED, DY_IN_DX = _block.each(3)
 DATA_SIZES, MOVERS, IN_TILES = _block(3), _block(3), _block()
 # The positions in a row of columns; whether dx is written with non-temporal stores (in a template,
 # the most threads with which it is); whether the next rows are prefetched.
-REPEAT, STREAM, AHEAD = _block(), _block(), _block()
+REPEAT, STREAM, AHEAD = _block.each(3)
 BLOCK_FIELDS = _block.end
 
 _step = _Fields()
@@ -111,18 +115,16 @@ _step = _Fields()
 # channels (CHANNEL_BLOCK of ALL_CHANNELS) and a part of the positions. A task takes AT_ONCE
 # channels at a time, and a kernel PIECE_CHANNELS of these and PIECE_ROWS rows. THREADS is 0 where
 # one thread does all tasks.
-TASKS, SETS_PER_TASK, ALL_CHANNELS, CHANNEL_BLOCK = _step(), _step(), _step(), _step()
-PARTS, PART_SIZE = _step(), _step()
-AT_ONCE, PIECE_CHANNELS, PIECE_ROWS = _step(), _step(), _step()
+TASKS, SETS_PER_TASK, ALL_CHANNELS, CHANNEL_BLOCK = _step.each(4)
+PARTS, PART_SIZE = _step.each(2)
+AT_ONCE, PIECE_CHANNELS, PIECE_ROWS = _step.each(3)
 THREADS = _step()
 # What a task does: the arithmetic before the sums (BEFORE), after them (AFTER), and after all of
 # the task's sets (LAST), as flags; and the kernels that sum, write, and sum the parameters of rows,
 # as addresses or 0. ..._USES: the data tensors that a kernel reads or writes, as bits.
-RUN_TASKS, ARITHMETIC, COEFFICIENTS = _step(), _step(), _step()
-BEFORE, SUMS_KERNEL, AFTER, WRITE_KERNEL, PARAMETER_KERNEL, LAST = (
-    _step(), _step(), _step(), _step(), _step(), _step()
-)  # fmt: skip
-SUMS_USES, WRITE_USES, PARAMETER_USES = _step(), _step(), _step()
+RUN_TASKS, ARITHMETIC, COEFFICIENTS = _step.each(3)
+BEFORE, SUMS_KERNEL, AFTER, WRITE_KERNEL, PARAMETER_KERNEL, LAST = _step.each(6)
+SUMS_USES, WRITE_USES, PARAMETER_USES = _step.each(3)
 USES_DY, USES_X, USES_DX = 1, 2, 4
 STEP_FIELDS = _step.end
 
@@ -130,29 +132,25 @@ _job = _Fields()
 # A job tells a kernel what to do with a piece of the tensors, whose addresses are arguments beside
 # the job. J_CHANNEL is the number of the first channel; J_GAIN to J_SUMS are addresses of the
 # arrays above, for channel and group 0.
-J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = (
-    _job(), _job(), _job(), _job(), _job(), _job()
-)  # fmt: skip
+J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = _job.each(6)
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
-J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = (
-    _job(), _job(), _job(), _job(), _job(), _job()
-)  # fmt: skip
+J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = _job.each(6)
 J_SUMS = _job(4)
-J_STREAM, J_AHEAD = _job(), _job()
+J_STREAM, J_AHEAD = _job.each(2)
 # The addresses of weight and bias along the rows; the index of the row's first element among the
 # parameters; whether dx is written with the parameters' sums, and whether there are such sums.
-J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job(), _job(), _job(), _job(), _job()
+J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job.each(5)
 # For kernels that compute a row's coefficients: the block's DIVISOR, EPS and CENTRED, and the
 # address of the weights' range (W_COUNT).
-J_DIVISOR, J_EPS, J_CENTRED, J_RANGE = _job(), _job(), _job(), _job()
+J_DIVISOR, J_EPS, J_CENTRED, J_RANGE = _job.each(4)
 JOB_FIELDS = _job.end
 
 _team = _Fields()
 # A team of threads: either the address of the function that starts Numba's threads on a step; or 0,
 # the addresses of OpenMP's functions, that of each thread's function, and its block and step.
 START = _team()
-PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team(), _team(), _team(), _team()
-TEAM_BLOCK, TEAM_STEP = _team(), _team()
+PARALLEL, THREAD_NUMBER, THREAD_COUNT, SHARE = _team.each(4)
+TEAM_BLOCK, TEAM_STEP = _team.each(2)
 TEAM_FIELDS = _team.end
 
 # The kinds of arithmetic, in their order; a plan's path names them.
@@ -170,16 +168,14 @@ HAS_BYTES, MAY_BE = 1, 1
 ALIAS_MADVISE = ALIAS_SLOT * PLACES
 ALIAS_MSYNC, ALIAS_PAGE, ALIAS_FIELDS = ALIAS_MADVISE + 1, ALIAS_MADVISE + 2, ALIAS_MADVISE + 3
 
-# A plan's entry table (see enter.py): the address of native.py's table, the driver and its
-# arguments, the bytes of the workspace. Then the numbers of inputs and results, the slot of each
-# among the addresses, and the signature of all: its length and its words, which are int64.
+# A plan's entry table (see enter.py): the address of native.py's table, the driver and what it
+# runs, the bytes of the workspace. Then the numbers of inputs and results, the slot of each among
+# the addresses, and the signature of all: its length and its words, which are int64.
 _entry = _Fields()
-E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = (
-    _entry(), _entry(), _entry(), _entry(), _entry(), _entry(), _entry()
-)  # fmt: skip
+E_KNOWN, E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = _entry.each(7)
 ENTRIES_MAX, WORDS_MAX = 16, 320
 E_INPUTS, E_RESULTS, E_SLOTS = _entry(), _entry(), _entry(ENTRIES_MAX)
-E_READS_DY, E_READS_X, E_PARALLEL = _entry(), _entry(), _entry()
+E_READS_DY, E_READS_X, E_PARALLEL = _entry.each(3)
 # The input that is the model for each new result; the addresses of the caller's outputs and of the
 # workspace that the last call found writable.
 E_LIKES, E_PROBED = _entry(ENTRIES_MAX), _entry(ENTRIES_MAX + 1)

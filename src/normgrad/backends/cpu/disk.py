@@ -86,26 +86,19 @@ def _warn(why: object) -> None:
 LONG = 2.0
 
 
-class NotKeptError(Exception):
-    """A kernel is not on disk, and compiling is not allowed."""
-
-
 class _Compiling:
-    """The state of compiling in this process: whether it is allowed, and was announced.
+    """The state of compiling in this process.
 
     Attributes:
-        allowed: whether anything may be compiled, rather than read from disk.
         told: whether the message that kernels are compiled once was printed, or is not wanted.
     """
 
     def __init__(self) -> None:
-        self.allowed, self.told = True, False
+        self.told = False
         self._seconds = self._start = 0.0
 
     def begins(self) -> None:
         """Note that a kernel is compiled now. A fork waits for the message too: see loading.py."""
-        if not self.allowed:
-            raise NotKeptError
         if not self.told and self._seconds >= LONG:
             self.told = True
             _tell()
@@ -131,20 +124,16 @@ def _tell() -> None:
 
 
 @contextmanager
-def beforehand(compiles: bool = True) -> Iterator[None]:
-    """A context in which kernels are compiled for later calls, or only read, without a message.
+def beforehand() -> Iterator[None]:
+    """A context in which kernels are compiled for later calls, without a message.
 
     It holds for the whole process.
-
-    Raises:
-        NotKeptError: inside, where a kernel would have to be compiled but ``compiles`` is false.
     """
-    before = _compiling.allowed, _compiling.told
-    _compiling.allowed, _compiling.told = compiles, True
+    before, _compiling.told = _compiling.told, True
     try:
         yield
     finally:
-        _compiling.allowed, _compiling.told = before
+        _compiling.told = before
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
@@ -156,6 +145,13 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         self._cache_file = _Files(self.cache_path, self._impl.filename_base)
+
+    def holds(self, sig: Any, target_context: Any) -> bool:
+        """Whether a kernel is on disk."""
+        with suppress(Exception):
+            key = self._index_key(sig, target_context.codegen())
+            return self._cache_file.load(key) is not None
+        return False
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """A kernel from disk; or None, and Numba compiles it next."""

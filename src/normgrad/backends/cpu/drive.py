@@ -7,32 +7,30 @@ from numba import prange, types
 from ... import pages
 from . import block as B
 from .helpers import helper
-from .intrinsics import address_of, call, get, int_buffer, integers_at, put, shift
+from .intrinsics import address_of, call, get, int_buffer, integers_at, put, shift, word
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them.
 BLOCK_FIELDS, TEAM_FIELDS = B.BLOCK_FIELDS, B.TEAM_FIELDS
-SIGNATURE = types.int64(*[types.int64] * 9)
+SIGNATURE = types.int64(*[types.int64] * 6)
 START_SIGNATURE = types.void(*[types.int64] * 2)
 SHARE_SIGNATURE = types.void(types.int64)
 
 
 def start_numba(block, step):
     """Share a step's tasks among as many of Numba's threads as it is set to use."""
-    for task in prange(get(integers_at(step), B.TASKS)):
-        call(get(integers_at(step), B.RUN_TASKS), (block, step, task, task + 1))
+    for task in prange(word(step, B.TASKS)):
+        call(word(step, B.RUN_TASKS), (block, step, task, task + 1))
 
 
 def share(words):
     """Do one OpenMP thread's share of a step's tasks."""
-    told = integers_at(words)
-    me = call(get(told, B.THREAD_NUMBER), ())
-    threads = call(get(told, B.THREAD_COUNT), ())
-    block, step = integers_at(get(told, B.TEAM_BLOCK)), integers_at(get(told, B.TEAM_STEP))
-    tasks = get(step, B.TASKS)
+    me, threads = call(word(words, B.THREAD_NUMBER), ()), call(word(words, B.THREAD_COUNT), ())
+    step = word(words, B.TEAM_STEP)
+    tasks = word(step, B.TASKS)
     first, last = me * tasks // threads, (me + 1) * tasks // threads
-    call(get(step, B.RUN_TASKS), (block, step, first, last))
+    call(word(step, B.RUN_TASKS), (word(words, B.TEAM_BLOCK), step, first, last))
 
 
 @helper
@@ -106,38 +104,37 @@ def passes(aliases, given, unprobed, addresses):
     return True
 
 
-def drive(template, steps, step_count, team, threads, aliases, given, unprobed, places):
-    """Run a program: copy its block, fill in the addresses, and call its steps one by one.
+def drive(plan, team, threads, given, unprobed, places):
+    """Run a plan's program: copy its block, fill in the addresses, and call its steps one by one.
 
-    The ``threads`` of a team share the tasks of parallel steps. Returns 0 if the steps were run, or
-    1 if the alias check (see ``passes``) failed first; the check is skipped if ``given`` is below
-    0.
+    ``plan`` is the address of its entry table. The ``threads`` of a team share the tasks of
+    parallel steps. Returns 0 if the steps were run, or 1 if the alias check (see ``passes``) failed
+    first; the check is skipped if ``given`` is below 0.
     """
     addresses = integers_at(places)
-    if given >= 0 and not passes(integers_at(aliases), given, unprobed, addresses):
+    if given >= 0 and not passes(integers_at(word(plan, B.E_ALIASES)), given, unprobed, addresses):
         return 1
     block = int_buffer(BLOCK_FIELDS)
     for slot in range(B.ADDRESSES):
         put(block, slot, get(addresses, slot))
-    for word in range(B.ADDRESSES, B.BLOCK_FIELDS):
-        put(block, word, get(integers_at(template), word))
+    for field in range(B.ADDRESSES, B.BLOCK_FIELDS):
+        put(block, field, word(word(plan, B.E_TEMPLATE), field))
     put(block, B.STREAM, threads <= get(block, B.STREAM))
     if get(block, B.DX) == get(block, B.X):  # the memory of dx has x, which is still read
         put(block, B.DY_IN_DX, 0)
     if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
         put(block, B.STREAM, 0)
     here = address_of(block)
-    for index in range(step_count):
-        step = steps + 8 * B.STEP_FIELDS * index
-        if get(integers_at(step), B.THREADS) == 0 or threads <= 1:
-            tasks = get(integers_at(step), B.TASKS)
-            call(get(integers_at(step), B.RUN_TASKS), (here, step, 0, tasks))
-        elif get(integers_at(team), B.START) != 0:
-            call(get(integers_at(team), B.START), (here, step))
+    for index in range(word(plan, B.E_STEP_COUNT)):
+        step = word(plan, B.E_STEPS) + 8 * B.STEP_FIELDS * index
+        if word(step, B.THREADS) == 0 or threads <= 1:
+            call(word(step, B.RUN_TASKS), (here, step, 0, word(step, B.TASKS)))
+        elif word(team, B.START) != 0:
+            call(word(team, B.START), (here, step))
         else:
             told = int_buffer(TEAM_FIELDS)
-            for word in range(B.TEAM_BLOCK):
-                put(told, word, get(integers_at(team), word))
+            for field in range(B.TEAM_BLOCK):
+                put(told, field, word(team, field))
             put(told, B.TEAM_BLOCK, here)
             put(told, B.TEAM_STEP, step)
             call(get(told, B.PARALLEL), (get(told, B.SHARE), told, threads, 0))

@@ -12,6 +12,7 @@ from numba import types
 
 from ... import native
 from . import block as B
+from . import objects as py
 from .helpers import helper
 from .intrinsics import (
     bits_of,
@@ -24,37 +25,6 @@ from .intrinsics import (
     plain,
     put,
     word,
-)
-from .objects import (
-    ADDRESS,
-    BYTES,
-    FLAGS,
-    LENGTH,
-    REFERENT,
-    TYPE,
-    allocate,
-    bytes_from,
-    call_nothing,
-    call_object,
-    clear_error,
-    copy_of,
-    describe,
-    entry,
-    find,
-    float_value,
-    free,
-    holds_all,
-    integer,
-    is_tuple,
-    list_entry,
-    long_value,
-    new_tuple,
-    raised,
-    refer,
-    release,
-    retain,
-    set_entry,
-    set_list_entry,
 )
 from .program import ALIGNMENT
 
@@ -78,16 +48,16 @@ tuple_entry = external("PyTuple_GetItem")
 @helper
 def describe_choice(known, value, words, at):
     """Append an argument that is no tensor to a key; returns the key's new length, or -1."""
-    kind = word(value, TYPE)
+    kind = word(value, py.TYPE)
     put(words, at, kind)
     if kind == word(known, native.BOOL) or value == word(known, native.NONE):
         put(words, at + 1, value)
     elif kind == word(known, native.FLOAT):
-        put(words, at + 1, bits_of(float_value((value,))))
+        put(words, at + 1, bits_of(py.float_value((value,))))
     elif kind == word(known, native.INT):
-        put(words, at + 1, long_value((value,)))
-        if raised(()) != 0:
-            clear_error(())
+        put(words, at + 1, py.long_value((value,)))
+        if py.raised(()) != 0:
+            py.clear_error(())
             return -1
     else:
         return -1
@@ -98,37 +68,37 @@ def describe_choice(known, value, words, at):
 def describe_all(known, values, words, at):
     """Append the signature of a tuple of tensors; returns the new number of words, or -1."""
     found = int_buffer(3)
-    for index in range(word(values, LENGTH)):
+    for index in range(word(values, py.LENGTH)):
         if at < 0 or index >= B.ENTRIES_MAX:
             return -1
-        at = describe(known, entry(known, values, index), words, at, found)
+        at = py.describe(known, py.entry(known, values, index), words, at, found)
     return at
 
 
 @helper
 def key_of(known, tensors, out, choices, words):
     """Write a call's key: the signature and the other arguments. Returns its length, or -1."""
-    if not (is_tuple(known, tensors) and is_tuple(known, choices)):
+    if not (py.is_tuple(known, tensors) and py.is_tuple(known, choices)):
         return -1
     at = describe_all(known, tensors, words, plain(0))
     if at < 0:
         return -1
-    if is_tuple(known, out):
+    if py.is_tuple(known, out):
         put(words, at, _RESULTS)
         at = describe_all(known, out, words, at + 1)
     else:
-        at = describe(known, out, words, at, int_buffer(3))
-    for index in range(word(choices, LENGTH)):
-        choice = entry(known, choices, index)
+        at = py.describe(known, out, words, at, int_buffer(3))
+    for index in range(word(choices, py.LENGTH)):
+        choice = py.entry(known, choices, index)
         if at < 0 or index >= B.ENTRIES_MAX:
             return -1
-        if is_tuple(known, choice):
-            put(words, at, word(choice, LENGTH))
+        if py.is_tuple(known, choice):
+            put(words, at, word(choice, py.LENGTH))
             at += 1
-            for inner in range(word(choice, LENGTH)):
+            for inner in range(word(choice, py.LENGTH)):
                 if at < 0 or inner >= B.ENTRIES_MAX:
                     return -1
-                at = describe_choice(known, entry(known, choice, inner), words, at)
+                at = describe_choice(known, py.entry(known, choice, inner), words, at)
         else:
             at = describe_choice(known, choice, words, at)
     return at
@@ -138,7 +108,7 @@ def key_of(known, tensors, out, choices, words):
 def is_brought(known, out, index):
     """Whether the caller gave a tensor for a result; ``out`` is None or a tuple."""
     nothing = word(known, native.NONE)
-    return out != nothing and entry(known, out, index) != nothing
+    return out != nothing and py.entry(known, out, index) != nothing
 
 
 @helper
@@ -151,23 +121,25 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
     """
     not_inlined()
     found = int_buffer(3)
-    for index in range(word(tensors, LENGTH)):
-        value = entry(known, tensors, index)
-        end = describe(known, value, words, at, found)
+    for index in range(word(tensors, py.LENGTH)):
+        value = py.entry(known, tensors, index)
+        end = py.describe(known, value, words, at, found)
         if end < 0:
             return -1
         for at_word in range(at, end):
             if get(words, at_word) != word(plan, B.E_WORDS + at_word):
                 return -1
         brought = first > 0 and is_brought(known, out, index)
-        if (first == 0 or brought) and not holds_all(known, value, words, at, get(found, BYTES)):
+        if (first == 0 or brought) and not py.holds_all(
+            known, value, words, at, get(found, py.BYTES)
+        ):
             return -1
-        if brought and get(found, FLAGS) & native.ARRAY_WRITEABLE == 0:
+        if brought and get(found, py.FLAGS) & native.ARRAY_WRITEABLE == 0:
             return -1
         at = end
         slot = word(plan, B.E_SLOTS + first + index)
         if slot >= 0:
-            put(addresses, slot, get(found, ADDRESS))
+            put(addresses, slot, get(found, py.ADDRESS))
     return at
 
 
@@ -181,33 +153,33 @@ def aligned(address):
 def room_of(plan, known, workspace, words):
     """The first aligned address of a workspace that is large enough; else 0."""
     found, at = int_buffer(3), plain(0)
-    if describe(known, workspace, words, at, found) < 0 or get(words, 0) == 0:
+    if py.describe(known, workspace, words, at, found) < 0 or get(words, 0) == 0:
         return 0
     whole = get(words, 4)
     if get(words, 1) != word(known, native.NDARRAY):
-        whole *= get(found, BYTES)
-        if get(words, 4) != 1 or not holds_all(
-            known, workspace, words, plain(0), get(found, BYTES)
+        whole *= get(found, py.BYTES)
+        if get(words, 4) != 1 or not py.holds_all(
+            known, workspace, words, plain(0), get(found, py.BYTES)
         ):
             return 0
-    elif get(found, FLAGS) & native.ARRAY_FLAT == 0 or get(words, 3) < 2:
+    elif get(found, py.FLAGS) & native.ARRAY_FLAT == 0 or get(words, 3) < 2:
         return 0
     if (
         get(words, 2) != 1
-        or get(found, FLAGS) & native.ARRAY_WRITEABLE == 0
+        or get(found, py.FLAGS) & native.ARRAY_WRITEABLE == 0
         or whole * get(words, 3) < word(plan, B.E_WORKSPACE)
     ):
         return 0
-    return aligned(get(found, ADDRESS))
+    return aligned(get(found, py.ADDRESS))
 
 
 @helper
 def was_probed(plan, known, probed, index, value, address):
     """Whether the last call found this result (or workspace, the last index) writable."""
-    reference = list_entry((probed, index))
+    reference = py.list_entry((probed, index))
     return (
         reference != word(known, native.NONE)
-        and word(reference, REFERENT) == value
+        and word(reference, py.REFERENT) == value
         and word(plan, B.E_PROBED + index) == address
     )
 
@@ -215,12 +187,12 @@ def was_probed(plan, known, probed, index, value, address):
 @helper
 def remember(plan, probed, index, value, address):
     """Remember what a call found writable, by a weak reference, since its memory may be reused."""
-    reference = refer((value, 0))
+    reference = py.refer((value, 0))
     if reference == 0:
-        clear_error(())
+        py.clear_error(())
     else:
         put(integers_at(plan), B.E_PROBED + index, address)
-        set_list_entry((probed, index, reference))
+        py.set_list_entry((probed, index, reference))
 
 
 @helper
@@ -230,7 +202,7 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(B.PLACES):
         put(addresses, slot, 0)
-    inputs = word(tensors, LENGTH)
+    inputs = word(tensors, py.LENGTH)
     at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), addresses)
     if at < 0:
         return 1
@@ -242,18 +214,18 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
         put(addresses, B.X, get(addresses, B.DY))
     if word(plan, B.E_READS_X) != 0:
         put(addresses, B.DY, get(addresses, B.X))
-    slots, unprobed, count = 0, 0, word(results, LENGTH)
+    slots, unprobed, count = 0, 0, word(results, py.LENGTH)
     for index in range(count):
         slot = word(plan, B.E_SLOTS + inputs + index)
         if slot >= 0 and is_brought(known, out, index):
             slots |= 1 << slot
-            value, address = entry(known, results, index), get(addresses, slot)
+            value, address = py.entry(known, results, index), get(addresses, slot)
             if not was_probed(plan, known, probed, index, value, address):
                 unprobed |= 1 << slot
     scratch, own = 0, 0
     if word(plan, B.E_WORKSPACE) > 0:
         if workspace == word(known, native.NONE):
-            own = allocate((word(plan, B.E_WORKSPACE),))
+            own = py.allocate((word(plan, B.E_WORKSPACE),))
             scratch = aligned(own)
         else:
             slots |= 1 << B.WORKSPACE
@@ -264,28 +236,15 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
             return 1
     put(addresses, B.WORKSPACE, scratch)
     state = let_others_run(())
-    status = call(
-        word(plan, B.E_DRIVE),
-        (
-            word(plan, B.E_TEMPLATE),
-            word(plan, B.E_STEPS),
-            word(plan, B.E_STEP_COUNT),
-            team,
-            threads,
-            word(plan, B.E_ALIASES),
-            slots,
-            unprobed,
-            addresses,
-        ),
-    )
+    status = call(word(plan, B.E_DRIVE), (plan, team, threads, slots, unprobed, addresses))
     come_back((state,))
-    free((own,))
+    py.free((own,))
     if status != 0 or unprobed == 0:
         return status
     for index in range(count):
         slot = word(plan, B.E_SLOTS + inputs + index)
         if slot >= 0 and unprobed >> slot & 1:
-            value, address = entry(known, results, index), get(addresses, slot)
+            value, address = py.entry(known, results, index), get(addresses, slot)
             remember(plan, probed, index, value, address)
     if unprobed >> B.WORKSPACE & 1:
         remember(plan, probed, count, workspace, scratch)
@@ -295,48 +254,51 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
 @helper
 def results_of(plan, known, makers, tensors, out):
     """Make the tuple of results, the caller's and new ones; 0 if Python raised an exception."""
-    results, argument = new_tuple((word(makers, LENGTH),)), int_buffer(1)
+    results, argument = py.new_tuple((word(makers, py.LENGTH),)), int_buffer(1)
     if results == 0:
         return 0
-    for index in range(word(makers, LENGTH)):
-        maker = entry(known, makers, index)
+    for index in range(word(makers, py.LENGTH)):
+        maker = py.entry(known, makers, index)
         if is_brought(known, out, index):
-            value = entry(known, out, index)
-            retain((value,))
+            value = py.entry(known, out, index)
+            py.retain((value,))
         elif maker == word(known, native.NONE):
             value = maker
-            retain((value,))
+            py.retain((value,))
         else:
-            put(argument, 0, entry(known, tensors, word(plan, B.E_LIKES + index)))
-            value = call_object((maker, argument, 1, 0))
+            put(argument, 0, py.entry(known, tensors, word(plan, B.E_LIKES + index)))
+            value = py.call_object((maker, argument, 1, 0))
             if value == 0:
-                release((results,))
+                py.release((results,))
                 return 0
-        set_entry((results, index, value))
+        py.set_entry((results, index, value))
     return results
 
 
 @helper
 def compute(known, ready, tensors, out, workspace, team, threads):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised."""
-    plan, makers = long_value((entry(known, ready, 0),)), entry(known, ready, 1)
+    plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
     nothing = word(known, native.NONE)
-    retain((nothing,))
+    py.retain((nothing,))
     if not (
-        is_tuple(known, tensors)
-        and word(tensors, LENGTH) == word(plan, B.E_INPUTS)
-        and (out == nothing or (is_tuple(known, out) and word(out, LENGTH) == word(makers, LENGTH)))
+        py.is_tuple(known, tensors)
+        and word(tensors, py.LENGTH) == word(plan, B.E_INPUTS)
+        and (
+            out == nothing
+            or (py.is_tuple(known, out) and word(out, py.LENGTH) == word(makers, py.LENGTH))
+        )
     ):
         return nothing
     results = results_of(plan, known, makers, tensors, out)
     status = 1
     if results != 0:
-        probed = entry(known, ready, 2)
+        probed = py.entry(known, ready, 2)
         status = run(plan, known, probed, team, threads, tensors, results, out, workspace)
     if results == 0 or status == 0:
-        release((nothing,))
+        py.release((nothing,))
         return results
-    release((results,))
+    py.release((results,))
     return nothing
 
 
@@ -347,25 +309,25 @@ def enter(ready, arguments, count):
     A team's address and size may follow as arguments. If the plan is not ready for these tensors,
     it does nothing and returns None.
     """
-    known = word(long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
+    known = word(py.long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
     tensors, out, workspace = word(arguments, 0), word(arguments, 1), word(arguments, 2)
     team, threads = plain(0), plain(1)
     if count == 5:
-        team, threads = integer(word(arguments, 3)), integer(word(arguments, 4))
+        team, threads = py.integer(word(arguments, 3)), py.integer(word(arguments, 4))
     return compute(known, ready, tensors, out, workspace, team, threads)
 
 
 @helper
 def compute_alone(known, ready, tensors, out):
     """As ``compute``, with a new workspace and this thread's team."""
-    plan, nothing = long_value((entry(known, ready, 0),)), word(known, native.NONE)
+    plan, nothing = py.long_value((py.entry(known, ready, 0),)), word(known, native.NONE)
     if word(plan, B.E_PARALLEL) == 0:
         return compute(known, ready, tensors, out, nothing, plain(0), plain(1))
-    team = call_nothing((word(known, native.TEAM),))
+    team = py.call_nothing((word(known, native.TEAM),))
     if team == 0 or team == word(known, native.NONE):
         return team
-    address, threads = integer(entry(known, team, 0)), integer(entry(known, team, 1))
-    release((team,))
+    address, threads = py.integer(py.entry(known, team, 0)), py.integer(py.entry(known, team, 1))
+    py.release((team,))
     return compute(known, ready, tensors, out, nothing, address, threads)
 
 
@@ -376,26 +338,26 @@ def answer(table, arguments):
     The arguments are the plans by the keys of their calls, the tensors, results or None, and the
     other arguments. A key is bytes, or None if compiled code cannot read an argument.
     """
-    known = long_value((table,))
+    known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
     words = int_buffer(KEY_MAX)
     at = key_of(known, tensors, out, word(arguments, 3), words)
     if at < 0:
-        retain((word(known, native.NONE),))
+        py.retain((word(known, native.NONE),))
         return word(known, native.NONE)
-    key = bytes_from((words, 8 * at))
+    key = py.bytes_from((words, 8 * at))
     if key == 0 or plans == word(known, native.NONE):
         return key
-    ready = find((plans, key))
+    ready = py.find((plans, key))
     if ready != 0:
         # Another thread may drop the plan meanwhile.
-        retain((ready,))
+        py.retain((ready,))
         results = compute_alone(known, ready, tensors, out)
-        release((ready,))
+        py.release((ready,))
         if results == word(known, native.NONE):
-            release((results,))
+            py.release((results,))
         else:
-            release((key,))
+            py.release((key,))
             return results
     return key
 
@@ -406,18 +368,18 @@ def copies(table, arguments):
 
     The arguments are the vectors and a function that makes a tensor like its argument.
     """
-    known = long_value((table,))
+    known = py.long_value((table,))
     values, make = word(arguments, 0), word(arguments, 1)
-    nothing, count = word(known, native.NONE), word(values, LENGTH)
-    retain((nothing,))
-    results = new_tuple((count,))
+    nothing, count = word(known, native.NONE), word(values, py.LENGTH)
+    py.retain((nothing,))
+    results = py.new_tuple((count,))
     for index in range(count if results != 0 else 0):
-        made = copy_of(known, make, entry(known, values, index))
+        made = py.copy_of(known, make, py.entry(known, values, index))
         if made == 0:
-            release((results,))
+            py.release((results,))
             return nothing
-        set_entry((results, index, made))
-    release((nothing,))
+        py.set_entry((results, index, made))
+    py.release((nothing,))
     return results
 
 

@@ -1,23 +1,27 @@
-"""The sources of units: the function and type that each unit is compiled from, by its name.
+"""The sources of units, by name, and their compilation to C functions, with a cache on disk.
 
 This module imports Numba, and is imported only when something has to be compiled.
 """
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from typing import Any, NamedTuple
 
 from numba import types
 from numba.core.ccallback import CFunc
+from numba.core.compiler import Compiler
+from numba.core.errors import NumbaPerformanceWarning
 
 from ... import dtypes
+from ...loading import compiling
 from . import (
     along,
     arithmetic,
     coefficients,
     column_moments,
     columns,
-    compiling,
     drive,
     enter,
     forward_along,
@@ -30,38 +34,36 @@ from . import (
     walk,
 )
 from .access import ALONG
-from .disk import cache_for
+from .disk import KernelCache, cache_for
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
+from .pipeline import OPTIONS, UnitCompiler
+from .steps import EXACT
 
-#: The kernels' modules and functions, by operation. On rows, a suffix of the operation's name tells
-#: that weights lie along the row.
-_LOOPS = {
-    "sums": "sums",
-    "evaluate": "sums",
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "forward": "forward",
-    "moments": "moments",
-    "exact moments": "moments",
-    "apply": "write",
-    "scale": "write",
-    "normalise": "write",
+_SINGLE, _DOUBLE = dtypes.float32.code, dtypes.float64.code
+#: The kernels' functions, by access pattern and operation.
+_KERNELS = {
+    "rows": {
+        **dict.fromkeys(("sums", "evaluate", "sums" + ALONG), rows.sums),
+        **dict.fromkeys(("moments", EXACT), row_moments.moments),
+        **dict.fromkeys(("apply", "scale", "normalise"), rows.write),
+        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), rows.write),
+        "parameters" + ALONG: along.parameters,
+        "gradients" + ALONG: along.gradients,
+        "forward" + ALONG: forward_along.forward,
+    },
+    "columns": {
+        **dict.fromkeys(("sums", "evaluate"), columns.sums),
+        **dict.fromkeys(("moments", EXACT), column_moments.moments),
+        **dict.fromkeys(("apply", "scale", "normalise"), columns.write),
+    },
 }
-#: The modules of the operations that only rows have that are statistics groups.
-_ALONG = {"parameters": along, "gradients": along, "forward": forward_along}
-_PATTERNS = {"rows": rows, "columns": columns}
-_MOMENTS = {"rows": row_moments, "columns": column_moments}
-#: The codes of float32 and float64; and the dtype codes for which an operation has no kernel.
-_WHOLE = dtypes.float32.code, dtypes.float64.code
-_UNUSED = {"moments": _WHOLE, "gradients along": _WHOLE[1:], "forward along": _WHOLE[1:]}
-#: All kernels, as pattern and operation.
-_KERNELS = (
-    *[("rows", name) for name in _LOOPS if name not in _ALONG],
-    *[("rows", name + ALONG) for name in ("sums", "apply", "normalise")],
-    *[("columns", name) for name in _LOOPS if name not in _ALONG],
-    *[("rows", name + ALONG) for name in _ALONG],
-)
+#: The codes of the dtypes for which an operation has no kernel.
+_UNUSED = {
+    "moments": (_SINGLE, _DOUBLE),
+    "gradients" + ALONG: (_DOUBLE,),
+    "forward" + ALONG: (_DOUBLE,),
+}
 #: The units of per-channel arithmetic, by a program's name for it; each is compiled separately.
 _ARITHMETIC = {
     "channels": (arithmetic.arithmetic, arithmetic.SIGNATURE),
@@ -81,17 +83,8 @@ class Source(NamedTuple):
     signature: Any
 
 
-def _kernel(pattern: str, operation: str, code: int) -> Source:
-    name = operation.removesuffix(ALONG)
-    modules = _MOMENTS if _LOOPS[name] == "moments" else _PATTERNS
-    function = getattr(_ALONG.get(name, modules[pattern]), _LOOPS[name])
-    signature = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
-    return Source(function.py_func, signature)
-
-
 def _sources() -> dict[str, Source]:
     codes = [dtype.code for dtype in dtypes.FLOATS]
-    singles, doubles = _WHOLE
     found = {
         units.DRIVER: Source(drive.drive, drive.SIGNATURE),
         units.ENTRY: Source(enter.function, enter.SIGNATURE),
@@ -102,16 +95,16 @@ def _sources() -> dict[str, Source]:
     }
     for name, source in _ARITHMETIC.items():
         found[units.arithmetic(name)] = Source(*source)
-    for pattern, operation in _KERNELS:
-        for code in codes:
+    for pattern, functions in _KERNELS.items():
+        for (operation, function), code in itertools.product(functions.items(), codes):
             if code not in _UNUSED.get(operation, ()):
-                found[units.kernel(pattern, operation, code)] = _kernel(pattern, operation, code)
-    for tile in codes:
-        for code in codes:
-            if tile in (code, singles, doubles):
-                found[units.mover(code, tile)] = Source(
-                    moves.mover, moves.mover_signature(code, tile)
-                )
+                kind = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
+                unit = units.kernel(pattern, operation, code)
+                found[unit] = Source(function.py_func, kind)
+    for tile, code in itertools.product(codes, codes):
+        if tile in (code, _SINGLE, _DOUBLE):
+            kind = moves.mover_signature(code, tile)
+            found[units.mover(code, tile)] = Source(moves.mover, kind)
     return found
 
 
@@ -122,14 +115,42 @@ SOURCES = _sources()
 _compiled: dict[str, CFunc] = {}
 
 
-def compiled(unit: str) -> CFunc:
+def c_function(unit: str) -> CFunc:
+    """A unit's C function, which is not compiled yet."""
+    function, signature = SOURCES[unit]
+    # A parallel loop takes all of Numba's own passes.
+    parallel = unit == units.NUMBA
+    return CFunc(
+        function,
+        (signature.args, signature.return_type),
+        locals={},
+        options={**OPTIONS, "parallel": parallel},
+        pipeline_class=Compiler if parallel else UnitCompiler,
+    )
+
+
+def compiled_anew(unit: str) -> CFunc:
     """A unit, compiled now or read from disk."""
-    made = _compiled.get(unit)
-    if made is None:
-        made = compiling.compiled(*SOURCES[unit], parallel=unit == units.NUMBA)
-        # Two threads may have compiled the unit; all use the address of one.
-        made = _compiled.setdefault(unit, made)
+    made = c_function(unit)
+    made._cache = cache_for(SOURCES[unit].function)
+    with compiling(), warnings.catch_warnings():
+        # Numba warns of functions without a parallel loop that a parallel function calls.
+        warnings.simplefilter("ignore", NumbaPerformanceWarning)
+        made.compile()
     return made
+
+
+def compiled(unit: str) -> CFunc:
+    """A unit, compiled or read from disk when this process first asks for it."""
+    # If two threads compile a unit at once, both use the address of one.
+    return _compiled.get(unit) or _compiled.setdefault(unit, compiled_anew(unit))
+
+
+def is_kept(unit: str) -> bool:
+    """Whether a unit is on disk."""
+    made, cache = c_function(unit), cache_for(SOURCES[unit].function)
+    where = made._sig, made._targetdescr.target_context
+    return isinstance(cache, KernelCache) and cache.holds(*where)
 
 
 def usable() -> list[str]:

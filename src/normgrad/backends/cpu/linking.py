@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ...capi.build import c_compiler
 from . import packaged, units
@@ -54,7 +53,7 @@ def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as work:
         made = [Path(work, f"{packaged.symbol(unit)}.o") for unit in chosen]
         for unit, file in zip(chosen, made, strict=True):
-            file.write_bytes(_object(level, packaged.symbol(unit), *kernels.SOURCES[unit]))
+            file.write_bytes(_object(level, unit))
         beside = Path(work, "beside.c")
         text = _BESIDE.format(
             sources=packaged.SOURCES,
@@ -67,18 +66,18 @@ def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
         subprocess.run([*command, str(folder / packaged.file_of(level))], check=True)
 
 
-def _object(level: str, symbol: str, function: Any, signature: Any) -> bytes:
-    """An object file with one symbol: a function, compiled for a level."""
+def _object(level: str, unit: str) -> bytes:
+    """An object file with one symbol: a unit's, compiled for a level."""
     from llvmlite import binding as llvm
 
-    from .compiling import c_function
+    from . import kernels
 
-    made = c_function(function, signature)
+    made = kernels.c_function(unit)
     made.compile()
     module = llvm.parse_assembly(made.inspect_llvm())
     for value in (*module.functions, *module.global_variables):
         if value.name == made.native_name:
-            value.name = symbol
+            value.name = packaged.symbol(unit)
         elif not value.is_declaration:
             value.linkage = "internal"
     machine = llvm.Target.from_triple(module.triple).create_target_machine(

@@ -68,7 +68,6 @@ def library() -> tuple[str, ctypes.CDLL] | None:
     return None
 
 
-@cache
 def address(unit: str) -> int | None:
     """The address of a unit's machine code; None where it has to be compiled."""
     used = library()

@@ -76,11 +76,6 @@ def _lower_part(state: Any) -> None:
     state.metadata["prune_stats"] = None
 
 
-def _lower_unit(state: Any) -> None:
-    """Lower Numba's code to LLVM's, optimise it, and emit machine code."""
-    NativeLowering().run_pass(state)
-
-
 def _without_dead_branches(state: Any) -> None:
     """Remove branches that constants or the arguments' types decide."""
     code = state.func_ir
@@ -130,17 +125,17 @@ class _Passes(PassManager):  # type: ignore[misc]
         typed_passes.NoPythonBackend().run_pass(state)
 
 
-class PartCompiler(CompilerBase):  # type: ignore[misc]
+class UnitCompiler(CompilerBase):  # type: ignore[misc]
+    """The compiler of units, whose code LLVM optimises and turns into machine code."""
+
+    _lower = staticmethod(NativeLowering().run_pass)
+
+    def define_pipelines(self) -> list[PassManager]:
+        """As Numba's method."""
+        return [_Passes("normgrad", self._lower)]
+
+
+class PartCompiler(UnitCompiler):
     """The compiler of helpers."""
 
-    def define_pipelines(self) -> list[PassManager]:
-        """As Numba's method."""
-        return [_Passes("normgrad part", _lower_part)]
-
-
-class UnitCompiler(CompilerBase):  # type: ignore[misc]
-    """The compiler of units."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        """As Numba's method."""
-        return [_Passes("normgrad unit", _lower_unit)]
+    _lower = staticmethod(_lower_part)

@@ -25,16 +25,6 @@ UNITS = 4
 _LONGEST = ("arithmetic: channels", "sums", "parameters", "entry", "tasks", "evaluate", "moments")
 
 
-def is_kept(unit: str) -> bool:
-    """Whether a unit is on disk."""
-    try:
-        with disk.beforehand(compiles=False):
-            kernels.compiled(unit)
-    except disk.NotKeptError:
-        return False
-    return True
-
-
 def _rank(unit: str) -> int:
     places = (place for place, start in enumerate(_LONGEST) if unit.startswith(start))
     return next(places, len(_LONGEST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...overlap import Places
 from . import alias_check, teams, units
 from . import block as B
 from .program import Program
-from .teams import ALONE, Team
+from .teams import ALONE
 
 
 class _Method(ctypes.Structure):
@@ -54,10 +55,6 @@ def answer() -> Callable[..., Any]:
 UNCHECKED = -1
 
 
-def _not_ready(tensors: tuple[Any, ...], out: Any, workspace: Any) -> None:
-    """The entry before a signature was learned."""
-
-
 class Runner:
     """A program with its units, ready for a call's tensors or for their addresses."""
 
@@ -94,30 +91,21 @@ class Runner:
         for index, place in enumerate((*inputs, *outputs)):
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
-        #: The function that computes if the tensors have the signature that was learned. It takes
-        #: the operator's tensors, with None for absent ones; a tuple of the caller's outputs, or
-        #: None; and the caller's workspace, or None. It returns the results as a tuple; if the
+        #: The function that computes if the tensors have the signature that ``learn`` stored. It
+        #: takes the operator's tensors, with None for absent ones; a tuple of the caller's outputs,
+        #: or None; and the caller's workspace, or None. It returns the results as a tuple; if the
         #: signature differs it does nothing and returns None. Exceptions from the allocation of
         #: results propagate.
-        self.enter: Callable[[tuple[Any, ...], Any, Any], Any] = _not_ready
+        self.enter: Callable[[tuple[Any, ...], Any, Any], Any]
         native.answer = native.copies = answer()
-        self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(driver)
+        self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(driver)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order; the GIL is released."""
         places = np.array(addresses, np.int64)
-
-        def drive(team: Team) -> None:
-            template, steps, *_ = self._arrays
-            program = template.ctypes.data, steps.ctypes.data, len(steps)
-            self._drive(*program, *team, 0, UNCHECKED, 0, places.ctypes.data)
-
-        team = teams.ready() if self._parallel else ALONE
-        if team is not None:
-            drive(team)
-        else:
-            with teams.made() as made:
-                drive(made)
+        ready = teams.ready() if self._parallel else ALONE
+        with teams.made() if ready is None else nullcontext(ready) as team:
+            self._drive(self._table.ctypes.data, *team, UNCHECKED, 0, places.ctypes.data)
 
     def learn(
         self,

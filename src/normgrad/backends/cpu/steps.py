@@ -92,23 +92,14 @@ def _uses(operation: str | None) -> int:
 
 
 class _Over(NamedTuple):
-    """The tilings of a problem's steps: over tensors and over channels."""
+    """The tilings of a problem's steps: over tensors and over channels.
 
-    access: Access
+    ``copies`` is the number of values for each channel, one for each part or set.
+    """
+
     tiles: Tiling
-
-    @property
-    def copies(self) -> int:
-        """The number of values for each channel, one for each part or set."""
-        return max(self.tiles.parts, self.access.sets.size, self.tiles.blocks)
-
-    @property
-    def channels(self) -> Tiling:
-        """The tiling over channels."""
-        access = self.access
-        return over_channels(
-            access.channel.size, self.copies, access.sets.size, access.problem.per_group
-        )
+    channels: Tiling
+    copies: int
 
 
 def _apart(
@@ -218,17 +209,11 @@ def _backward(access: Access, over: _Over) -> list[Step]:
     return steps
 
 
-def walks_again(access: Access) -> bool:
-    """Whether several steps read the tensors, even where a task has all positions of a channel."""
-    problem = access.problem
-    if problem.forward:
-        return len(_rounds(problem, 0)) > 1
-    first = access.along and problem.wants_parameters and sums_apart(access)
-    return problem.missing_mean or problem.missing_invstd or (first and problem.result is not None)
-
-
-def _for_nothing(problem: Problem) -> tuple[Step, ...]:
-    """The steps for tensors without elements, whose sums are 0."""
+def _without_tensors(problem: Problem) -> tuple[Step, ...]:
+    """The step that combines the ranks' statistics; or those for no elements, whose sums are 0."""
+    if problem.gathers and not problem.is_empty:
+        ranks = problem.counts.elements if problem.counts else 1
+        return (Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER),)
     channels = problem.channel.size if problem.forward else problem.parameters
     if not problem.wants_parameters or channels == 0:
         return ()
@@ -237,18 +222,14 @@ def _for_nothing(problem: Problem) -> tuple[Step, ...]:
     return (Step(in_one_task(channels), last=B.DO_OUTPUTS),)
 
 
-def _gather(problem: Problem) -> Step:
-    """The step that combines the ranks' statistics."""
-    ranks = problem.counts.elements if problem.counts else 1
-    return Step(over_channels(problem.channel.size, ranks), last=B.DO_GATHER)
-
-
 def steps_of(access: Access, tiles: Tiling | None) -> tuple[Step, ...]:
-    """A problem's steps; ``tiles`` is the tiling of its passes over tensors, if it has any."""
-    problem = access.problem
-    if tiles is not None:
-        make = _forward if problem.forward else _backward
-        return tuple(make(access, _Over(access, tiles)))
-    return (
-        (_gather(problem),) if problem.gathers and not problem.is_empty else _for_nothing(problem)
-    )
+    """A problem's steps, which run one after the other, the tasks of each in any order.
+
+    ``tiles`` is the tiling of its passes over tensors, if it has any.
+    """
+    if tiles is None:
+        return _without_tensors(access.problem)
+    channels, sets, problem = access.channel.size, access.sets.size, access.problem
+    copies = max(tiles.parts, sets, tiles.blocks)
+    over = _Over(tiles, over_channels(channels, copies, sets, problem.per_group), copies)
+    return tuple(_forward(access, over) if problem.forward else _backward(access, over))

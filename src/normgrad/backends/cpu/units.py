@@ -58,13 +58,13 @@ def of_step(program: Program, step: Step) -> dict[int, str]:
     """The units of a step, by the step's fields for their addresses."""
     access = program.access
     found = {B.RUN_TASKS: TASKS, B.ARITHMETIC: arithmetic(_ALONE.get(step.last, "channels"))}
-    for field, pattern, operation in (
-        (B.SUMS_KERNEL, access.pattern, step.sums),
-        (B.WRITE_KERNEL, access.pattern, None if step.along else step.write),
-        (B.PARAMETER_KERNEL, access.pattern, step.along),
+    for field, operation in (
+        (B.SUMS_KERNEL, step.sums),
+        (B.WRITE_KERNEL, None if step.along else step.write),
+        (B.PARAMETER_KERNEL, step.along),
     ):
         if operation:
-            found[field] = kernel(pattern, operation, access.dtype.code)
+            found[field] = kernel(access.pattern, operation, access.dtype.code)
     if (step.before | step.after) & B.DO_COEFFICIENTS:
         found[B.COEFFICIENTS] = arithmetic(program.coefficients)
     return found

@@ -156,7 +156,6 @@ def call_on_tile(block, kernel, moved, whole, s, c, channels, position, rows, k,
     for field in range(JOB_FIELDS):
         put(job, field, get(whole, field))
     start_piece(block, job, s, c, channels, position, rows, k, run)
-    put(job, B.J_REPEAT, 1)
     if moved & B.USES_DX:
         put(job, B.J_STREAM, 0)
     put(job, B.J_AHEAD, 0)
