@@ -114,7 +114,8 @@ class Call(hostile.Short):
 
     def watched(self, masked: bool = True) -> hostile.Watched:
         """A watch on all memory; unless ``masked``, outputs that are not asked for may change."""
-        outputs = [self.views[name] for name, wanted in self.wanted.items() if wanted or not masked]
+        names = [name for name, wanted in self.wanted.items() if wanted or not masked]
+        outputs = [self.views[name] for name in names if name in self.views]
         return hostile.Watched([view.arena for view in self.views.values()], outputs)
 
     def read(self, name: str) -> np.ndarray:
