@@ -167,7 +167,7 @@ def _rows_of_piece(access: Access) -> int:
         for dtype, step in zip(access.data, rows.strides, strict=True)
         if step > 0
     ]
-    most = [held_at_once(step) // len(steps) for step in steps]
+    most = [access.positions, *(held_at_once(step) // len(steps) for step in steps)]
     large = problem.forward and access.bytes >= COMPETING and size >= COMPETING_ROW
     competing = large and min(most) < access.positions
     if waiting and access.run >= SHORT_ROW and not competing:
@@ -176,7 +176,7 @@ def _rows_of_piece(access: Access) -> int:
         most.append(2 * ROWS_IN_ORDER)
     elif not near:
         most += [ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run]
-    return max(1, min(access.positions, *most))
+    return max(1, min(most))
 
 
 def _unit(access: Access) -> int:
