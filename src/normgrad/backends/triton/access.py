@@ -6,13 +6,18 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from ...problem import Role
+from ... import problem
+from ...problem import DATA, Role
 from . import config
 from .arithmetic import real, rounded
 from .jit import constant, helper
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+#: The places of addresses: of the data tensors, the vector in the first slot, the counts, and the
+#: workspace.
+DY, X, DX, FIRST_VECTOR, COUNT = (constant(int(role)) for role in (*DATA, Role.MEAN, Role.COUNT))
+WORKSPACE = constant(problem.WORKSPACE)
 #: The slots of per-channel vectors.
 MEAN, INVSTD, WEIGHT, BIAS, SUM_DY, SUM_DY_XMU, RUNNING_MEAN, RUNNING_VAR = (
     constant(config.slot(role))
@@ -60,7 +65,7 @@ def in_workspace(a, offset, row, s, width, index, CODE: tl.constexpr):
 
     Each row has ``width`` elements for each set.
     """
-    base = pointer(a.at.workspace.to(tl.int64) + offset.to(tl.int64), CODE)
+    base = pointer(a.at[WORKSPACE].to(tl.int64) + offset.to(tl.int64), CODE)
     row = row * a.sizes.sets.to(tl.int64) + s
     return base + (row * width.to(tl.int64) + index)
 
@@ -192,7 +197,7 @@ def vector_at(a, s, index, SLOT: tl.constexpr, CODE: tl.constexpr):
     """Pointers to elements of a per-channel vector."""
     steps = a.vectors[SLOT]
     offset = offset_of(s, steps.sets) + offset_of(index, steps.channels)
-    return pointer(a.at.vectors[SLOT], CODE) + offset
+    return pointer(a.at[FIRST_VECTOR + SLOT], CODE) + offset
 
 
 @helper
@@ -240,5 +245,5 @@ def write_parameter(a, at, value, SLOT: tl.constexpr, C: tl.constexpr):
 @helper
 def count_at(a, element, there, C: tl.constexpr):
     """Read elements of the counts, by their row-major index, as float64; 0 outside the mask."""
-    place = pointer(a.at.count, C.counts) + offset_of(element, a.counts)
+    place = pointer(a.at[COUNT], C.counts) + offset_of(element, a.counts)
     return tl.load(place, mask=there, other=0).to(tl.float64)

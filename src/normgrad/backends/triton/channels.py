@@ -113,7 +113,7 @@ def about(a, at, C: tl.constexpr):
         offset = access.offset_of(at.set, a.x.sets)
         first = at.group * a.sizes.per_group.to(tl.int32)
         offset += first.to(tl.int64) * a.x.channels.to(tl.int64)
-        value = tl.load(access.pointer(a.at.x, C.x.code) + offset, mask=at.there, other=0.0)
+        value = tl.load(access.pointer(a.at[access.X], C.x.code) + offset, mask=at.there, other=0.0)
         value = value.to(tl.float64)
         centre = tl.where(is_finite(value), value, 0.0)
     else:

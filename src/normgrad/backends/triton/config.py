@@ -112,20 +112,6 @@ def pack(codes: dict[int, int]) -> int:
     return sum(codes.get(slot, ABSENT) << (3 * slot) for slot in range(len(VECTORS)))
 
 
-class Addresses(NamedTuple):
-    """All addresses in the order of :class:`normgrad.problem.Role`, and the workspace's.
-
-    The per-channel vectors are in the order of their slots.
-    """
-
-    dy: Any
-    x: Any
-    dx: Any
-    vectors: Any
-    count: Any
-    workspace: Any
-
-
 class Axis(NamedTuple):
     """An axis that positions run over: its size, and the numbers for division by the size."""
 
@@ -222,7 +208,11 @@ class Work(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """All arguments of a kernel except its :class:`Config`."""
+    """All arguments of a kernel except its :class:`Config`.
+
+    ``at`` are the addresses in the order of :class:`normgrad.problem.Role`, and the workspace's.
+    ``vectors`` are in the order of their slots.
+    """
 
     at: Any
     sizes: Any

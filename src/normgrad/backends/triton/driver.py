@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from ...problem import Role
+from ...problem import OTHERS
 from .launches import Launch
 
-#: The number of addresses, which are a kernel's first parameters: one per role, and the
-#: workspace's.
-_PLACES = len(Role) + 1
 #: The values of the two parameters for scratch memory that Triton adds to every kernel.
 _NO_SCRATCH = (0, 0)
 
@@ -108,5 +105,6 @@ class Block:
     """The memory for the parameters of a program's launches, in use by one call at a time."""
 
     def __init__(self, launches: Sequence[tuple[Launch, Any]]) -> None:
-        self.addresses: Any = (ctypes.c_int64 * _PLACES)()
+        # The addresses are a kernel's first parameters: one per role, and the workspace's.
+        self.addresses: Any = (ctypes.c_int64 * OTHERS)()
         self.launches = [_Launch(launch, kernel, self.addresses) for launch, kernel in launches]

@@ -10,13 +10,12 @@ from typing import Any
 
 from ... import dtypes
 from ...layout import ceil_div
-from ...problem import STATISTICS, VECTORS, Problem, Role, Vector
+from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
 from ...tensor import TensorSpec
 from .config import (
     ABSENT,
     GIVEN,
     PILOT,
-    Addresses,
     Arguments,
     Config,
     Numbers,
@@ -80,14 +79,7 @@ class Launch:
 
     def at(self, addresses: Sequence[int]) -> Arguments:
         """The arguments with these addresses, which are in the order of roles."""
-        return self.arguments._replace(at=_addresses(addresses))
-
-
-def _addresses(flat: Sequence[int]) -> Addresses:
-    """Convert addresses in the order of roles to named ones."""
-    dy, x, dx, *rest = flat
-    count = len(VECTORS)
-    return Addresses(dy, x, dx, tuple(rest[:count]), *rest[count : count + 2])
+        return self.arguments._replace(at=tuple(addresses[:OTHERS]))
 
 
 def _bits(value: float) -> int:
@@ -279,7 +271,7 @@ class Builder:
             for index in range(3)
         )
         arguments = Arguments(
-            at=_addresses([0] * (len(Role) + 1)),
+            at=(0,) * OTHERS,
             sizes=sizes,
             axes=tuple(axis_words(axis.size) for axis in layout.axes),
             dy=dy,

@@ -53,12 +53,12 @@ def along(sums, AXIS: tl.constexpr, WIDE: tl.constexpr):
 def load_both(a, s, first, p, there, C: tl.constexpr):
     """Load tiles of dy and x in the arithmetic's type, 0 outside; in the forward pass, x twice."""
     X: tl.constexpr = C.x
-    at = pointers(a.at.x, a.x, s, first, p, a.axes, X, C)
+    at = pointers(a.at[access.X], a.x, s, first, p, a.axes, X, C)
     x = real(tl.load(at, mask=there, other=0.0), C.wide)
     dy = x
     if not C.forward:
         DY: tl.constexpr = C.dy
-        at = pointers(a.at.dy, a.dy, s, first, p, a.axes, DY, C)
+        at = pointers(a.at[access.DY], a.dy, s, first, p, a.axes, DY, C)
         dy = real(tl.load(at, mask=there, other=0.0), C.wide)
     return dy, x
 
@@ -67,7 +67,7 @@ def load_both(a, s, first, p, there, C: tl.constexpr):
 def store_dx(a, s, first, p, there, value, C: tl.constexpr):
     """Store a tile of dx or y, rounded."""
     T: tl.constexpr = C.dx
-    at = pointers(a.at.dx, a.dx, s, first, p, a.axes, T, C)
+    at = pointers(a.at[access.DX], a.dx, s, first, p, a.axes, T, C)
     tl.store(at, rounded(value, C.dx.code), mask=there)
 
 
