@@ -13,7 +13,7 @@ from support import FLOATS, OPERATORS, bits, make, named
 import normgrad as ng
 from normgrad import TensorSpec, dlpack, frameworks, plans
 from normgrad.backends import choice
-from normgrad.backends.cpu import alias_check
+from normgrad.problem import WORKSPACE
 
 torch = pytest.importorskip("torch")
 
@@ -596,7 +596,7 @@ def test_memory_is_checked_before_the_interpreter(interpreted):
         scratch = np.full(made.workspace_size + 64, 0xFF, np.uint8)
         made.run(**case.tensors, workspace=scratch[offset : offset + made.workspace_size])
         (_, addresses) = interpreted.launches[-1]
-        assert addresses[alias_check.WORKSPACE] % stand_in.ALIGNMENT == 0
+        assert addresses[WORKSPACE] % stand_in.ALIGNMENT == 0
     made.run(**case.tensors, workspace=bytearray(made.workspace_size))
 
 
