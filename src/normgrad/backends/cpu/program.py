@@ -36,19 +36,24 @@ _Fields = dict[int, int | Sequence[int]]
 class Program:
     """The program that a plan runs on the CPU.
 
+    Its steps are made when they are first needed, mostly by the first run.
+
     Attributes:
         access: how the tensors are read, which decides what kernels are compiled for.
         machine: the machine that the program will run on.
         tiling: the tiling of its passes over tensors; None if it has none.
-        steps: see ``steps_of``.
         input_is_grad_out: whether x is not needed, and dy is read in its place.
     """
 
     access: Access
     machine: Machine
     tiling: Tiling | None
-    steps: tuple[Step, ...]
     input_is_grad_out: bool
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """See ``steps_of``."""
+        return steps_of(self.access, self.tiling)
 
     @cached_property
     def workspace_size(self) -> int:
@@ -162,8 +167,9 @@ def _workspace(program: Program) -> tuple[_Fields, int]:
         return {}, 0
     double, real = dtypes.float64.itemsize, problem.arithmetic.itemsize
     # Each set needs a bank of its own if a later step reads what an earlier step wrote to it.
-    over_sets = [step for step in program.steps if step.tiling.sets]
-    bank_sets = tiling.sets_per_task if len(over_sets) == 1 else 1
+    bank_sets = tiling.sets_per_task
+    if bank_sets > 1 and sum(step.tiling.sets > 0 for step in program.steps) > 1:
+        bank_sets = 1
     slots = banks = ceil_div(access.sets.size, bank_sets)
     if access.along:
         summing = next((step.tiling for step in program.steps if step.along), tiling)
@@ -201,5 +207,4 @@ def build(problem: Problem, machine: Machine) -> Program:
     """The program for a problem on a machine."""
     input_is_grad_out = problem.input_is_grad_out
     access = access_of(problem.reading_one())
-    tiling = tiling_of(access)
-    return Program(access, machine, tiling, steps_of(access, tiling), input_is_grad_out)
+    return Program(access, machine, tiling_of(access), input_is_grad_out)
