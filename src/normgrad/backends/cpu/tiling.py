@@ -153,14 +153,13 @@ def _rows_of_piece(access: Access) -> int:
     together. If no sums are needed, rows of whole cache lines are written one by one, in the order
     of memory.
     """
-    rows, channels = access.rows, access.channel
-    problem, size = access.problem, access.run * access.dtype.itemsize
+    rows, problem, size = access.rows, access.problem, access.run * access.dtype.itemsize
     if not (access.columns or problem.needs_sums) and access.run >= SHORT_ROW and size % LINE == 0:
         return 1
     waiting, near = waits(problem), access.bytes < BEYOND_CACHE
     if access.columns or (waiting and near):
         return access.positions
-    if all(abs(row) <= abs(step) for row, step in zip(rows.strides, channels.strides, strict=True)):
+    if _lie_in_images(access):
         return access.positions
     steps = [
         dtype.itemsize * step
@@ -177,6 +176,12 @@ def _rows_of_piece(access: Access) -> int:
     elif not near:
         most += [ROWS_IN_ORDER, ELEMENTS_IN_ORDER // access.run]
     return max(1, min(most))
+
+
+def _lie_in_images(access: Access) -> bool:
+    """Whether a channel's rows are nearer to each other in memory than to the next channel's."""
+    steps = zip(access.rows.strides, access.channel.strides, strict=True)
+    return all(abs(row) <= abs(step) for row, step in steps)
 
 
 def _unit(access: Access) -> int:
@@ -237,14 +242,13 @@ def _of_positions(access: Access, whole: Tiling) -> Tiling:
     return whole._replace(sets_per_task=1, parts=ceil_div(access.positions, size), part_size=size)
 
 
-def _most_parts(access: Access, whole: Tiling) -> int:
-    """The most parts of channels: each has whole pieces, or a few of their rows."""
-    least = 1
+def _rows_of_part(access: Access, whole: Tiling) -> int:
+    """The least rows in a part of channels: whole images, or some rows of different images."""
     if access.columns:  # with fewer rows, a part's cost for each channel outweighs its sums
-        least = ROWS
-    elif not waits(access.problem):
-        least = min(whole.piece_rows, ROWS_IN_ORDER)
-    return max(1, access.positions // least)
+        return ROWS
+    if waits(access.problem):
+        return 1
+    return access.rows.size if _lie_in_images(access) else min(whole.piece_rows, ROWS_IN_ORDER)
 
 
 def _of_channels(access: Access, whole: Tiling) -> Tiling:
@@ -253,7 +257,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
     enough = min(ENOUGH_TASKS, max(FEW_TASKS, sets * channels * per_channel // TASK))
-    cuts = _most_parts(access, whole)
+    least = _rows_of_part(access, whole)
+    cuts = max(1, positions // least)
     if access.together > 1:
         return whole._replace(sets_per_task=turn)
     if sets == 1 and not waits(problem):
@@ -277,6 +282,8 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         wanted = rounded_up(ceil_div(channels, ceil_div(TASKS, found.turns)), unit)
         return found._replace(channel_block=max(block, wanted))
     size = ceil_div(positions, parts)
+    if _lie_in_images(access) and not access.columns:
+        size = rounded_up(size, least)
     return found._replace(parts=ceil_div(positions, size), part_size=size)
 
 
