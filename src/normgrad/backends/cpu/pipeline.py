@@ -1,7 +1,9 @@
 """Numba's compiler, cut down to what kernels need.
 
 Kernels have no Python objects, arrays, closures or reference counts. Numba spends most of its time
-on analyses for these, in Python; without them, all kernels compile in three quarters of the time.
+on analyses for these, in Python; without them, a first training step's units compile in three
+quarters of the time.
+
 Numba also makes every function that it compiles ready to run: LLVM optimises it, with all functions
 that it calls, and emits machine code. Here only units run. A helper is kept as LLVM's intermediate
 code, which is optimised once for each unit.

@@ -256,11 +256,11 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
     problem, per_channel, unit = access.problem, access.per_channel, _unit(access)
     sets, channels, positions = whole.sets, whole.all_channels, access.positions
     turn = min(sets, max(ceil_div(sets, TASKS), ceil_div(SMALL, channels * per_channel)))
+    if access.together > 1:
+        return whole._replace(sets_per_task=turn)
     enough = min(ENOUGH_TASKS, max(FEW_TASKS, sets * channels * per_channel // TASK))
     least = _rows_of_part(access, whole)
     cuts = max(1, positions // least)
-    if access.together > 1:
-        return whole._replace(sets_per_task=turn)
     if sets == 1 and not waits(problem):
         # A task reads long runs of memory, image after image: of some images rather than channels.
         size, blocks = access.run * read_bytes(problem), ceil_div(ENOUGH_TASKS, cuts)
