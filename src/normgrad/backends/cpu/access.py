@@ -57,9 +57,12 @@ LONGEST_ROW = 1 << 13
 #: server's L3 (doubled for rows with partial lines), the others for an L3 that belongs to these
 #: cores alone: for rows of whole lines, and for rows with partial lines.
 STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
-#: Where the L3 belongs to these cores alone, the share of it beyond which non-temporal stores pay:
-#: for columns, for rows of whole cache lines, and for rows that end in partial lines.
-STREAMED_COLUMNS, STREAMED_LINES, STREAMED_PARTS = 0.25, 0.5, 2.0
+#: The share of an L3 that belongs to these cores alone beyond which a single thread's non-temporal
+#: stores of whole lines pay, in bytes that are read. With several threads, and for rows that end in
+#: partial lines, they pay beyond all of it: these stores are as slow as memory is, however many
+#: threads there are, and others are not. The share from which columns of half types gain with any
+#: number of threads.
+STREAMED_BY_ONE, STREAMED_HALF_COLUMNS = 0.5, 0.25
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
 #: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
@@ -155,6 +158,8 @@ def read_bytes(problem: Problem) -> int:
     """The bytes of dy and x that are read for each element."""
     if problem.forward:
         return problem.input.itemsize
+    if problem.constant and not problem.needs_sums:
+        return problem.grad_out.itemsize
     return problem.grad_out.itemsize + problem.input.itemsize
 
 
@@ -383,14 +388,16 @@ def streams(access: Access, machine: Machine) -> int:
         if most >= machine.cores:
             return MOST_THREADS
         return 0 if _sums_exactly(problem) and not access.columns else most
-    if access.columns:
-        return MOST_THREADS if access.bytes > STREAMED_COLUMNS * machine.cache else 0
-    if row % LINE:
-        least, share = STREAMED_PARTS_OF_FEW, STREAMED_PARTS
-    else:
-        least, share = STREAMED_ROW_OF_FEW, STREAMED_LINES
-    beyond = access.bytes > share * machine.cache and row >= least
-    return MOST_THREADS if beyond else 0
+    least = STREAMED_PARTS_OF_FEW if row % LINE else STREAMED_ROW_OF_FEW
+    if not access.columns and row < least:
+        return 0
+    read = elements * read_bytes(problem)
+    if read > machine.cache:
+        return MOST_THREADS
+    if access.columns and problem.result.itemsize == dtypes.float16.itemsize:
+        return MOST_THREADS if read > STREAMED_HALF_COLUMNS * machine.cache else 0
+    whole_lines = access.columns or row % LINE == 0
+    return 1 if whole_lines and read > STREAMED_BY_ONE * machine.cache else 0
 
 
 def fetches_ahead(access: Access, machine: Machine) -> bool:
