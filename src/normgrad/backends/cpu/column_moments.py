@@ -27,9 +27,10 @@ from .target import has_many_registers
 #: Exact moments take a row of each eighth of a piece at a time, as the sums of two tensors take a
 #: row of each quarter (see :data:`.columns.QUARTERS`).
 EIGHTHS = 8
-#: Rows of columns whose moments are taken about one point; 16 KiB of their lines are in the L1
-#: cache when they are read again.
+#: Rows of columns whose moments are taken about one mean, and their numbers, which are kept for the
+#: squares: lines of rows that lie pages apart evict each other, and are gone when read again.
 ABOUT_ONE = 4 * ROWS
+KEPT = ABOUT_ONE * LANES
 
 
 @helper
@@ -53,23 +54,25 @@ def mean_of(total, rows):
 def add_moments_about_means(arguments, c, part):
     """Add some rows to the moments of a part of their elements, about these rows' own means."""
     x, step, rows, points, sums = arguments
-    zero = zero_lanes(x, x)
+    zero, kept = zero_lanes(x, x), real_buffer(KEPT, x, x)
     total, squares = splat(0.0), splat(0.0)
     for first in range(0, rows, ROWS):
         s = zero
         for r in range(first, smaller(first + ROWS, rows)):
-            s = s + load_part(x, r * step + c, part)
+            value = load_part(x, r * step + c, part)
+            put_lanes(kept, r * LANES, value)
+            s = s + value
         total = total + double_lanes(s)
     mean = mean_of(total, rows)
     for first in range(0, rows, ROWS):
         q, q2 = zero, zero
-        i, last = first * step + c, smaller(first + ROWS, rows)
+        i, last = first * LANES, smaller(first + ROWS, rows)
         for _ in range(first, last - 1, 2):
-            d, d2 = load_part(x, i, part) - mean, load_part(x, i + step, part) - mean
+            d, d2 = get_lanes(kept, i) - mean, get_lanes(kept, i + LANES) - mean
             q, q2 = q + d * d, q2 + d2 * d2
-            i += 2 * step
+            i += 2 * LANES
         if (last - first) % 2 > 0:
-            d = load_part(x, i, part) - mean
+            d = get_lanes(kept, i) - mean
             q = q + d * d
         squares = squares + double_lanes(merge_part(x, q + q2, zero, part))
     add_about(x, rows, points, c, sums, part, total, mean, squares)
