@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from . import results, targets
 from .results import Results, Row, spelled_bytes, spelled_threads
 from .startup import TIMES
-from .suite import DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
+from .suite import BFLOAT16, DENSE, FLOAT32, GPU_BATCH, RESNET_50, Layout, Operator, Part
 from .targets import geometric_mean
 
 #: One name of a timed call, for its microseconds, or two, for the ratio of their times.
@@ -52,6 +53,19 @@ FIGURES: dict[str, Figure] = {
 }
 #: The titles of timed calls in tables.
 TITLES = {"ours": "ours", "plan": "plan", "numpy": "NumPy", "torch": "torch", "bound": "triad"}
+
+
+#: The README's lines: their names, their cases' operators, and whether the cases are large.
+_GAINS: tuple[tuple[str, tuple[Operator, ...], bool], ...] = (
+    ("BatchNorm2d in training, from 2¹⁵ elements", (Operator.LAYER_BATCH_NORM,), True),
+    ("BatchNorm2d in evaluation, from 2¹⁵ elements", (Operator.LAYER_EVAL,), True),
+    ("GroupNorm, from 2¹⁵ elements", (Operator.LAYER_GROUP_NORM,), True),
+    ("BatchNorm2d, smaller", (Operator.LAYER_BATCH_NORM, Operator.LAYER_EVAL), False),
+    ("GroupNorm, smaller", (Operator.LAYER_GROUP_NORM,), False),
+    ("training step of resnet18 (batch norm)", (Operator.RESNET18,), True),
+    ("training step of mobilenet_v2 (batch norm)", (Operator.MOBILENET_V2,), True),
+    ("training step of a U-Net (group norm)", (Operator.UNET,), True),
+)
 
 
 class ReportError(Exception):
@@ -247,6 +261,33 @@ def summary(found: Results) -> str:
     return f"{_where(found)}\n\nGeometric means over {cases} cases:\n\n{table}"
 
 
+def _range(values: Sequence[float]) -> str:
+    """The mean of some figures and in brackets the least and the greatest; or the only one."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else shown(None)
+    mean, least, most = (
+        f"{value:#.2g}".removesuffix(".")
+        for value in (statistics.geometric_mean(values), min(values), max(values))
+    )
+    return f"{mean} ({least}–{most})"
+
+
+def gains(found: Results) -> str:
+    """The README's table: torch's time over ours with one thread, of layers and training steps."""
+    kinds = list(itertools.product((FLOAT32, BFLOAT16), DENSE))
+    titles = [f"{dtype}, {layout.value}" for dtype, layout in kinds]
+    table = Table(["forward and backward", *titles], [])
+    rows = [row for row in found.rows if row.threads == 1 and "torch" in row.us]
+    for name, operators, is_large in _GAINS:
+        mine = [row for row in rows if row.case.operator in operators]
+        mine = [row for row in mine if is_large == (row.case.elements >= targets.LARGE_LAYER)]
+        table.lines.append([name])
+        for kind in kinds:
+            some = [row for row in mine if (row.case.dtype, row.case.layout) == kind]
+            table.lines[-1].append(_range([row.figure("torch", "ours") for row in some]))
+    return f"{table}\n\n{found.device}, one thread, {found.facts['date'][:10]}."
+
+
 def replace_between(text: str, content: str, begin: str = BEGIN, end: str = END) -> str | None:
     """Replace the text between the markers; return None if there are no markers.
 
@@ -292,7 +333,7 @@ def write(folder: Path, checkout: Path) -> list[Path]:
     on_cpus, on_gpus = (
         "\n\n".join(details(*run, performance.parent) for run in some) for some in (runs, gpus)
     )
-    contents = {readme: "\n\n".join(summary(found) for found, _, _ in runs), performance: on_cpus}
+    contents = {readme: "\n\n".join(gains(found) for found, _, _ in runs), performance: on_cpus}
     changed = {}
     for document in filter(Path.exists, contents):
         old = document.read_text(encoding="utf-8")

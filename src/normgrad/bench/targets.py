@@ -55,8 +55,10 @@ _GRADIENTS, _FORWARD, _LAYERS = (Part.GRADIENTS,), (Part.FORWARD,), (Part.LAYERS
 _CALLS, _ACLNN = (Part.CALLS,), (Part.ACLNN,)
 _SPEEDUP, _PLAN, _SHARE = ("torch", "ours"), ("torch", "plan"), ("ours", "torch")
 
+#: The elements from which on a layer, with autograd, takes longer than what calling it costs.
+LARGE_LAYER = 1 << 15
 #: Below 2¹⁶ elements the fixed cost of a call dominates. Below 2¹² it is all that counts, and the
-#: targets for calls cover it. For layers, which include autograd, that is so below 2¹⁵.
+#: targets for calls cover it.
 TARGETS = (
     Target("torch / plan.run, geometric mean of gradients", _GRADIENTS, _PLAN, 2.5, True, True),
     Target("torch / plan.run, geometric mean of forward passes", _FORWARD, _PLAN, 1.6, True, True),
@@ -70,11 +72,12 @@ TARGETS = (
     Target("calls: public function / torch's operator", _CALLS, _SHARE, 0.9),
     Target("calls: plan.run / torch's operator", _CALLS, ("plan", "torch"), 0.7),
     Target("calls: public function on NumPy arrays, µs", _CALLS, ("numpy",), 12.0),
-    Target("layers: ours / torch's, each below 2¹⁵ elements", _LAYERS, _SHARE, 1.25, below=1 << 15),
+    Target("layers: ours / torch's, each below 2¹⁵ elements",
+           _LAYERS, _SHARE, 1.25, below=LARGE_LAYER),
     Target("layers: ours / torch's, geometric mean from 2¹⁵ elements on",
-           _LAYERS, _SHARE, 0.75, mean=True, least=1 << 15),
+           _LAYERS, _SHARE, 0.75, mean=True, least=LARGE_LAYER),
     Target("layers: ours / torch's, each from 2¹⁵ elements on",
-           _LAYERS, _SHARE, 1.1, least=1 << 15),
+           _LAYERS, _SHARE, 1.1, least=LARGE_LAYER),
     Target("training steps: converted / stock, each", (Part.STEPS,), _SHARE, 1.0),
     Target("aclnn's phase 1 of a new signature, µs",
            _ACLNN, ("ours",), 80.0, operator=Operator.ACLNN_NEW),
