@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from .operators.batch_norm import BatchNormGradients, batch_norm_backward
-from .operators.by_name import plan
-from .operators.forward import (
+from .operators.batch_norm import (
+    BatchNormGradients,
     BatchNormOutput,
-    GroupNormOutput,
     batch_norm,
-    batch_norm_elemt,
-    group_norm,
+    batch_norm_backward,
 )
-from .operators.group_norm import GroupNormGradients, group_norm_backward
+from .operators.by_name import plan
+from .operators.group_norm import (
+    GroupNormGradients,
+    GroupNormOutput,
+    group_norm,
+    group_norm_backward,
+)
 from .operators.layer_norm import (
     LayerNormGradients,
     LayerNormOutput,
@@ -19,16 +22,15 @@ from .operators.layer_norm import (
     layer_norm_backward,
 )
 from .operators.rms_norm import RmsNormGradients, RmsNormOutput, rms_norm, rms_norm_backward
-from .operators.statistics import (
-    BatchNormStatistics,
-    GatheredStatistics,
-    batch_norm_gather_stats_with_counts,
-    batch_norm_stats,
-)
 from .operators.sync_batch_norm import (
     BatchNormReductions,
+    BatchNormStatistics,
+    GatheredStatistics,
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
+    batch_norm_elemt,
+    batch_norm_gather_stats_with_counts,
+    batch_norm_stats,
 )
 from .plans import Plan
 from .tensor import TensorSpec

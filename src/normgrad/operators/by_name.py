@@ -13,7 +13,7 @@ from ..contract import Kind, Operator
 from ..plans import Plan
 from ..tensor import TensorSpec, naming
 from ..unusable import shown
-from . import batch_norm, forward, group_norm, layer_norm, rms_norm, statistics, sync_batch_norm
+from . import batch_norm, group_norm, layer_norm, rms_norm, sync_batch_norm
 
 #: Every operator with its public function, whose signature has the defaults; the gradients first.
 _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
@@ -23,11 +23,13 @@ _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
     group_norm.GROUP_NORM_BACKWARD: group_norm.group_norm_backward,
     layer_norm.LAYER_NORM_BACKWARD: layer_norm.layer_norm_backward,
     rms_norm.RMS_NORM_BACKWARD: rms_norm.rms_norm_backward,
-    forward.BATCH_NORM: forward.batch_norm,
-    statistics.BATCH_NORM_STATS: statistics.batch_norm_stats,
-    statistics.BATCH_NORM_GATHER_STATS_WITH_COUNTS: statistics.batch_norm_gather_stats_with_counts,
-    forward.BATCH_NORM_ELEMT: forward.batch_norm_elemt,
-    forward.GROUP_NORM: forward.group_norm,
+    batch_norm.BATCH_NORM: batch_norm.batch_norm,
+    sync_batch_norm.BATCH_NORM_STATS: sync_batch_norm.batch_norm_stats,
+    sync_batch_norm.BATCH_NORM_GATHER_STATS_WITH_COUNTS: (
+        sync_batch_norm.batch_norm_gather_stats_with_counts
+    ),
+    sync_batch_norm.BATCH_NORM_ELEMT: sync_batch_norm.batch_norm_elemt,
+    group_norm.GROUP_NORM: group_norm.group_norm,
     layer_norm.LAYER_NORM: layer_norm.layer_norm,
     rms_norm.RMS_NORM: rms_norm.rms_norm,
 }

@@ -1,12 +1,84 @@
-"""The gradients of group norm."""
+"""Group norm: the forward pass, and the gradients."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, Kind, Operator, Output, Parameter
+from ..contract import GRAD_INPUT, GRAD_OUT, INPUT, OUTPUT, Kind, Operator, Output, Parameter
 from ..plans import call
 from ..problem import Role
+
+
+class GroupNormOutput(NamedTuple):
+    """The result of :func:`group_norm`."""
+
+    output: Any
+    mean: Any
+    rstd: Any
+
+
+GROUP_NORM = Operator(
+    "group_norm",
+    parameters=(
+        INPUT,
+        Parameter("gamma", Kind.CHANNEL, Role.WEIGHT),
+        Parameter("beta", Kind.CHANNEL, Role.BIAS),
+    ),
+    options=("num_groups", "eps", "channel_axis"),
+    all_outputs=(
+        OUTPUT,
+        Output("mean", Kind.GROUP, Role.OUT_MEAN, is_wide=True),
+        Output("rstd", Kind.GROUP, Role.OUT_INVSTD, is_wide=True),
+    ),
+    result=GroupNormOutput._make,
+    statistics=Kind.GROUP,
+)
+
+
+def group_norm(
+    input: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    num_groups: int,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: tuple[Any, Any, Any] | None = None,
+) -> GroupNormOutput:
+    """Group norm's forward pass.
+
+    ``input`` is (N, C, ...), HxW the product of the rest, and channel c belongs to group
+    c // (C / num_groups). With Σ over a group's channels and positions of one sample, and
+    D = C / num_groups · HxW::
+
+        mean   = Σ x / D
+        rstd   = 1 / sqrt(Σ (x − mean)² / D + eps)
+        output = gamma·rstd·(x − mean) + beta
+
+    (Wu and He, "Group Normalization", ECCV 2018.) mean and rstd are rounded to the arithmetic's
+    type before x is normalised with them.
+
+    Args:
+        input: x: 2 to 8 axes, the first of N and ``channel_axis`` of C elements; float32, float16,
+            bfloat16 or float64.
+        gamma, beta: shape (C,); None for ones and for zeros.
+        num_groups: a divisor of C.
+        eps: added to the variance.
+        channel_axis: 1, or -1 for channels-last shapes.
+        out: tensors to write to, in the order of the result; None, or None entries, for new ones.
+            ``output`` may have exactly the memory of ``input``.
+
+    Returns:
+        (output, mean, rstd). A new output has the dtype and memory layout of ``input``; mean and
+        rstd have shape (N, num_groups), in float32, or float64 for a float64 input, and are 0 for
+        an input without elements.
+
+    Raises:
+        TypeError: an unsupported dtype, or something that is not a tensor.
+        ValueError: a wrong shape, a number of groups, a device, read-only or overlapping outputs.
+    """
+    choices = (num_groups, eps, channel_axis)
+    return call(GROUP_NORM, (input, gamma, beta), out, choices)  # type: ignore[no-any-return]
 
 
 class GroupNormGradients(NamedTuple):

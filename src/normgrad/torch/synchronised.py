@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from .. import dtypes
-from ..operators.forward import batch_norm_elemt
-from ..operators.statistics import batch_norm_gather_stats_with_counts, batch_norm_stats
-from ..operators.sync_batch_norm import batch_norm_backward_elemt
+from ..operators.sync_batch_norm import (
+    batch_norm_backward_elemt,
+    batch_norm_elemt,
+    batch_norm_gather_stats_with_counts,
+    batch_norm_stats,
+)
 from . import collectives
 from .kernels import KERNELS, output_for, wide
 
