@@ -429,23 +429,25 @@ class Contract:
         return tuple(row for row in self.rows if isinstance(row, Scalar))
 
     @cache  # noqa: B019 - a few tables, which live as long as the process
-    def steps_on(self, product: str) -> tuple[tuple[str, Rule] | None, ...]:
-        """The rules for one product, each with its tensor's name, in the order of the checks.
+    def steps_on(self, product: str) -> tuple[tuple[str, list[Rule]] | None, ...]:
+        """The rules for one product, in the order of the checks, with their tensors' names.
 
         None stands where the sizes are computed.
         """
-        steps: list[tuple[str, Rule] | None] = []
+        steps: list[tuple[str, list[Rule]] | None] = []
         for stage in self.stages:
             has_shapes = Aspect.SHAPE in stage
-            late: list[tuple[str, Rule]] = []
+            early: dict[str, list[Rule]] = {}
+            late: dict[str, list[Rule]] = {}
             for parameter in self.parameters:
                 row = parameter.on(product)
                 sizing = has_shapes and row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
-                        early = sizing and rule is not row.shape
-                        (steps if early else late).append((row.name, rule))
-            steps += [None, *late] if has_shapes else late
+                        when = early if sizing and rule is not row.shape else late
+                        when.setdefault(row.name, []).append(rule)
+            steps += early.items()
+            steps += [None, *late.items()] if has_shapes else late.items()
         return tuple(steps)
 
 
@@ -481,11 +483,14 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         if step is None:
             call.sizes.update(contract.sizes(call))
             continue
-        name, rule = step
+        name, rules = step
         tensor = checked.get(name)
-        broken = None if tensor is None else rule.broken(tensor, call)
-        if broken is not None:
-            raise _invalid(name, broken, call, rule.aspect)
+        if tensor is None:
+            continue
+        for rule in rules:
+            broken = rule.broken(tensor, call)
+            if broken is not None:
+                raise _invalid(name, broken, call, rule.aspect)
 
 
 def _invalid(
