@@ -1,4 +1,4 @@
-"""The lock on imports and compilations, which forks and interrupts must not cut short."""
+"""Imports and compilations: the lock that forks and interrupts must not cut short, and errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import logging  # noqa: F401 - see where the hooks are registered
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,14 @@ PATIENCE = 60.0
 #: The bytes of memory that must be free before anything is compiled, since LLVM ends the process
 #: when memory runs out. No kernel took more than 28 MiB to compile, or 5 to read from disk.
 ROOM = 64 << 20
+
+#: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
+#: address space.
+NUMBA = 256 << 20
+
+
+class KernelError(RuntimeError):
+    """Kernels cannot be compiled in this process, or give wrong results on a GPU."""
 
 
 #: Whether the last fork got the lock, and whether this process was forked while another thread held
@@ -96,6 +105,25 @@ def compiling() -> Iterator[None]:
     memory.need("compiling kernels", ROOM)
     with loading(), _garbage_kept():
         yield
+
+
+def check_numba() -> None:
+    """Import Numba, and make sure that it compiles kernels.
+
+    Raises:
+        MemoryError: there is too little memory for the import.
+        KernelError: the environment tells Numba to compile nothing.
+    """
+    if "numba" not in sys.modules:  # an import that fails in the middle cannot be repeated
+        memory.need("importing Numba", NUMBA)
+    with loading():
+        import numba
+    setting = numba.config.DISABLE_JIT
+    if setting:
+        raise KernelError(
+            f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or "
+            "not set"
+        )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import normgrad
-from normgrad.backends import choice
+from normgrad import loading
 from normgrad.backends.cpu import units
 
 pytestmark = pytest.mark.cpu
@@ -61,7 +61,7 @@ def test_a_plan_made_after_the_setting(monkeypatch):
     x = np.ones((2, 3, 4), np.float32)
     plan = normgrad.plan("batch_norm_backward", grad_out=x, input=x, training=True)
     units.address.cache_clear()  # what this process has compiled would do
-    with pytest.raises(choice.KernelError) as caught:
+    with pytest.raises(loading.KernelError) as caught:
         plan.run(x, x)
     assert str(caught.value) == MESSAGE.format(1)
     assert isinstance(caught.value, RuntimeError)

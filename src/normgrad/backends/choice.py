@@ -8,15 +8,14 @@ tested without a GPU. It is read when a plan is made.
 from __future__ import annotations
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import devices, memory
-from ..loading import loading
+from .. import devices
+from ..loading import check_numba, loading
 from ..machine import this_machine
 from ..settings import SettingError
 from .cpu import program as cpu
@@ -31,34 +30,6 @@ VARIABLE = "NORMGRAD_BACKEND"
 
 #: The environment variable that makes Triton interpret its kernels; the name is Triton's.
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
-
-
-#: The bytes of memory that must be free before Numba is imported: the import took 184 MiB of
-#: address space.
-NUMBA = 256 << 20
-
-
-class KernelError(RuntimeError):
-    """Kernels cannot be compiled in this process, or give wrong results on a GPU."""
-
-
-def check_numba() -> None:
-    """Import Numba, and make sure that it compiles kernels.
-
-    Raises:
-        MemoryError: there is too little memory for the import.
-        KernelError: the environment tells Numba to compile nothing.
-    """
-    if "numba" not in sys.modules:  # an import that fails in the middle cannot be repeated
-        memory.need("importing Numba", NUMBA)
-    with loading():
-        import numba
-    setting = numba.config.DISABLE_JIT
-    if setting:
-        raise KernelError(
-            f"NUMBA_DISABLE_JIT: {setting}, with which Numba compiles no kernels; allowed: 0, or "
-            "not set"
-        )
 
 
 class Program(Protocol):

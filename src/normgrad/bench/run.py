@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..backends.choice import KernelError
 from ..backends.cpu import openmp
+from ..loading import KernelError
 from ..settings import SettingError
 from . import contenders, timing
 from .contenders import Ready

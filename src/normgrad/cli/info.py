@@ -16,6 +16,7 @@ from .. import devices, threads
 from ..backends import choice
 from ..backends.cpu import packaged
 from ..bench.results import NOT_INSTALLED, version
+from ..loading import KernelError
 from ..machine import this_machine
 from ..settings import SettingError
 
@@ -152,7 +153,7 @@ def _backends() -> Rows:
     unused = None
     try:
         check_settings()
-    except (SettingError, choice.KernelError) as error:
+    except (SettingError, KernelError) as error:
         unused = str(error)
     cpu = ("cpu", _verdict(unused))
     names = gpus()

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..backends.choice import KernelError
+from ..loading import KernelError
 from ..settings import SettingError
 from . import UNUSABLE, ending_in_one_line, plain, say
 from .files import InputError

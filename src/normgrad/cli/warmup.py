@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import dtypes
-from ..backends import choice
+from ..loading import check_numba
 from ..machine import this_machine
 from ..operators.by_name import PLANNED
 from . import info, show, typical
@@ -50,7 +50,7 @@ def warmup(
     ):
         for name in given or ():
             one_of(option, name, allowed)
-    choice.check_numba()
+    check_numba()
     from ..backends.cpu import disk, kernels, packaged
     from ..backends.cpu.units import needed
 

@@ -11,7 +11,7 @@ from datetime import date
 import pytest
 from support import FULL, INTERPRETED, make, run
 
-from normgrad import plans
+from normgrad import loading, plans
 from normgrad.backends import choice
 from normgrad.backends.triton import selfcheck
 from normgrad.backends.triton.device import INTERPRETED as MADE_UP
@@ -176,7 +176,7 @@ def test_a_failure_is_remembered(checks):
     messages = []
     for _ in range(2):
         for _ in range(2):
-            with pytest.raises(choice.KernelError) as caught:
+            with pytest.raises(loading.KernelError) as caught:
                 selfcheck.settled("cuda:0", GPU)
             messages.append(str(caught.value))
         checks.new_process()
@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_written(checks, monkeypatch, tmp_path):
         checks.new_process()
     checks.verdict = BAD
     for _ in range(2):
-        with pytest.raises(choice.KernelError):
+        with pytest.raises(loading.KernelError):
             selfcheck.settled("cuda:0", GPU)
     assert len(checks) == 3
     assert (tmp_path / "file").read_text() == "not a folder"
@@ -384,6 +384,6 @@ def test_what_info_says(checks, monkeypatch):
     path.unlink()
     checks.new_process()
     checks.verdict = BAD
-    with pytest.raises(choice.KernelError):
+    with pytest.raises(loading.KernelError):
         selfcheck.settled("cuda:0", GPU)
     assert info.gpu_kernels(GPU.name) == f"checked on 2026-11-22: {BAD.failure} {again}"

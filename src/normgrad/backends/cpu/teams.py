@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import threads
-from ...loading import loading
-from ..choice import check_numba
+from ...loading import check_numba, loading
 from . import openmp, units
 
 

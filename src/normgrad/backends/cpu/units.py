@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from ... import dtypes
-from ...loading import loading
-from ..choice import check_numba
+from ...loading import check_numba, loading
 from . import block as B
 from . import packaged
 from .program import Program

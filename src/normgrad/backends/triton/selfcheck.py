@@ -18,9 +18,8 @@ from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
-from ...loading import loading
+from ...loading import KernelError, loading
 from ...writing import replacing
-from ..choice import KernelError
 from .device import Device
 
 _PACKAGES = ("normgrad", "torch", "triton")
