@@ -168,12 +168,17 @@ def _running(
     arithmetic: _Arithmetic, momentum: float, n: float, **given: tuple[Array | None, Array, Array]
 ) -> dict[str, Exact]:
     """The updated running statistics by name, and their scales; n = 0 changes none."""
-    share = arithmetic.wide.type(momentum if n else 0)
+    share = arithmetic.wide.type(momentum)
     found = {}
     for name, (old, new, scale) in given.items():
-        if old is not None:
-            before = (1 - share) * arithmetic.read(old)
-            found[name] = Exact(before + share * new, abs(before) + abs(share) * scale)
+        if old is None:
+            continue
+        before = arithmetic.read(old)
+        if n:
+            value = (1 - share) * before + share * new
+            found[name] = Exact(value, abs((1 - share) * before) + abs(share) * scale)
+        else:
+            found[name] = Exact(before, abs(before))
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 from support import make, run
 
 import normgrad as ng
+from normgrad import reference
 
 F = np.float32
 
@@ -117,3 +118,24 @@ def test_counts_that_are_nan(dtype):
     )
     for values in result:
         assert np.isnan(values.astype(F)).all()
+
+
+@pytest.mark.parametrize("eps", [1e-5, np.nan])
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_no_elements_on_any_rank(ranks, eps):
+    """Running statistics stay as they were, whatever eps is, and the oracle says so too."""
+    tensors = (
+        np.zeros((2, 3), F),
+        np.ones((ranks, 3), F),
+        np.ones((ranks, 3), F),
+        np.full(3, 0.25, F),
+        np.full(3, 4, F),
+        np.zeros(ranks, F),
+    )
+    result = ng.batch_norm_gather_stats_with_counts(*tensors, eps=eps)
+    exact = reference.batch_norm_gather_stats_with_counts(*tensors, eps=eps)
+    wanted = {"mean": 0, "invstd": 0, "running_mean": 0.25, "running_var": 4}
+    for name, value in result._asdict().items():
+        assert (value == wanted[name]).all()
+        assert (exact[name].value == wanted[name]).all()
+        assert (exact[name].scale == wanted[name]).all()
