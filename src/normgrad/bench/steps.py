@@ -18,8 +18,10 @@ from .data import Data
 from .suite import BFLOAT16, DENSE, Case, Operator
 from .timing import Call
 
-#: The models' file, which is not in the package but only in a checkout.
-MODELS = Path(normgrad.__file__).parents[2] / "benchmarks" / "models.py"
+#: The models' file, which is not in the package: in the checkout that the package belongs to, or in
+#: the one that the command runs in.
+MODELS = Path("benchmarks", "models.py")
+_FOLDERS = (Path(normgrad.__file__).parents[2], Path())
 LEARNING_RATE, LEARNING_MOMENTUM = 1e-3, 0.9
 
 
@@ -54,7 +56,10 @@ def layer_step(ours: bool, case: Case, data: Data) -> Call:
 
 @cache
 def _models() -> dict[str, Any]:
-    return runpy.run_path(str(MODELS))
+    for folder in _FOLDERS:
+        if (folder / MODELS).exists():
+            return runpy.run_path(str(folder / MODELS))
+    raise FileNotFoundError(f"{MODELS}: not there; allowed: in the folder of a checkout")
 
 
 def model_step(ours: bool, case: Case, data: Data) -> Call:

@@ -26,6 +26,11 @@ PIPE_WIDTH = 240
 class Commands(typer.core.TyperGroup):
     """Commands that end in one line where input, a setting, memory or the user stops the work."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the command; Typer would end in silence on an interrupt."""
+        with ending_in_one_line():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         with ending_in_one_line():
