@@ -126,6 +126,8 @@ class Operator:
             a sample's channels, or a row (then each position in a row has its own parameters).
         out_is_tensor: whether ``out`` is one tensor rather than a tuple.
         is_centred: whether 1/std is that of x − mean, rather than of x itself.
+        has_constant_statistics: whether a gradient's statistics are constants, as in evaluation,
+            rather than functions of x. If there is the option ``training``, it decides.
         has_own_eps: whether eps may be None, which means the machine epsilon of the input's dtype.
     """
 
@@ -137,12 +139,24 @@ class Operator:
     statistics: Kind = Kind.CHANNEL
     out_is_tensor: bool = False
     is_centred: bool = True
+    has_constant_statistics: bool = False
     has_own_eps: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse names that the declaration does not know."""
+        for what, names, known in (
+            ("options", self.options, OPTIONS),
+            *((each.name, each.dtype_from, self.names) for each in self.all_outputs),
+        ):
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                allowed = ", ".join(known)
+                raise ValueError(f"{self.name}: {what}: {', '.join(unknown)}; allowed: {allowed}")
 
     @property
     def is_gradient(self) -> bool:
         """Whether the operator is a gradient, which takes ``grad_out``."""
-        return self.parameters[0] is GRAD_OUT
+        return self.parameters[0] == GRAD_OUT
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def problem(
         axes.inner,
         vectors,
         forward=forward,
-        constant=not forward and not options.training,
+        constant=not forward and (operator.has_constant_statistics or not options.training),
         grouped=not forward and operator.statistics is not Kind.CHANNEL,
         by_row=by_row and not gathers,
         outer_rows=axes.outer_rows,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..contract import Kind
+from ..operators.by_name import PLANNED
 from .tensors import Array, Call
 
 
@@ -158,9 +159,11 @@ def _computes_statistics(call: Call) -> bool:
 
 
 _SPECIAL_VALUES = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
-_VECTORS = (
-    *("weight", "gamma", "bias", "beta", "save_mean", "save_invstd", "running_mean", "running_var"),
-    *("mean", "invstd", "rstd", "sum_dy", "sum_dy_xmu"),
+_VECTORS = dict.fromkeys(
+    parameter.name
+    for operator in PLANNED.values()
+    for parameter in operator.parameters
+    if parameter.kind in _VECTOR_KINDS
 )
 
 #: The change that needs a large call.

@@ -141,7 +141,7 @@ _SYNCHRONISED = (
             "all_reduce_sum",
             parameters=(Parameter("values", Kind.CHANNEL, required=True),),
             options=(),
-            all_outputs=(Output("total", Kind.CHANNEL, Role.RESULT),),
+            all_outputs=(Output("total", Kind.CHANNEL, Role.RESULT, ("values",)),),
             result=only,
             out_is_tensor=True,
         ),

@@ -92,7 +92,7 @@ def read_weights(block, first, count, w):
 def batch(block, s, bank, c0, c1):
     """Batch norm's coefficients: each channel has its own statistics, and o is w·r."""
     base = bank * get(block, B.CHANNELS)
-    normal = normal_numbers(block)
+    normal, centred = normal_numbers(block), get(block, B.CENTRED) != 0
     m = bits_to_double(get(block, B.DIVISOR))
     if get(block, B.GIVEN_SUMS) != 0:
         m = get(array(block, B.W_COUNT, plain(0)), 0)
@@ -109,9 +109,8 @@ def batch(block, s, bank, c0, c1):
             o = times((weight, 0.0), r)
             wr = rounded(o)
             multiplied = holds(wr, weight, r[0], normal)
-            t, p, multiplied = taken_off(
-                get_pair(sums, c), get_pair(xmus, c), m, o, r, multiplied, normal
-            )
+            total = get_pair(sums, c) if centred else (0.0, 0.0)
+            t, p, multiplied = taken_off(total, get_pair(xmus, c), m, o, r, multiplied, normal)
             # The loops over tensors use the rounded mean, for which the shift is corrected.
             change = fma(-p, get(mean[1], c), t)
             put(offset, c, canonical(change if isfinite(p) else t))
