@@ -392,12 +392,12 @@ def streams(access: Access, machine: Machine) -> int:
     if not access.columns and row < least:
         return 0
     read = elements * read_bytes(problem)
-    if read > machine.cache:
+    if read >= machine.cache:
         return MOST_THREADS
     if access.columns and problem.result.itemsize == dtypes.float16.itemsize:
         return MOST_THREADS if read > STREAMED_HALF_COLUMNS * machine.cache else 0
     whole_lines = access.columns or row % LINE == 0
-    return 1 if whole_lines and read > STREAMED_BY_ONE * machine.cache else 0
+    return 1 if whole_lines and read >= STREAMED_BY_ONE * machine.cache else 0
 
 
 def fetches_ahead(access: Access, machine: Machine) -> bool:
