@@ -156,6 +156,22 @@ def test_a_terminal_of_ascii(batch_norm, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupted_while_the_command_is_parsed():
+    """Typer by itself ends in silence."""
+    code = f"""
+import typer.core
+
+def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+typer.core.TyperGroup.parse_args = interrupted
+{MAIN}
+"""
+    result = normgrad_process("info", code=code)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "normgrad: interrupted\n"
+
+
 def test_interrupted_while_it_compiles(batch_norm, tmp_path):
     file = batch_norm.save(tmp_path / "layer.npz")
     folder = tmp_path / "kernels"
