@@ -374,7 +374,7 @@ def ours(device: str) -> Subject:
 def imported(spec: str) -> Subject:
     """An object of a module, or the module itself; see :func:`.suites.load`."""
     module, _, attribute = spec.partition(":")
-    if not all(part.isidentifier() for part in module.split(".")):
+    if not all(module.split(".")):  # a name with an empty part is a relative one
         raise SubjectError(f"{spec!r}: no module; allowed: module:Name")
     if "" not in sys.path:  # find modules in the current folder, as ``python -m`` does
         sys.path.insert(0, "")
