@@ -60,9 +60,9 @@ STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
 #: The share of an L3 that belongs to these cores alone beyond which a single thread's non-temporal
 #: stores of whole lines pay, in bytes that are read. With several threads, and for rows that end in
 #: partial lines, they pay beyond all of it: these stores are as slow as memory is, however many
-#: threads there are, and others are not. The share from which columns of half types gain with any
-#: number of threads.
-STREAMED_BY_ONE, STREAMED_HALF_COLUMNS = 0.5, 0.25
+#: threads there are, and others are not. The share for columns, of half types with any number of
+#: threads.
+STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
 #: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
@@ -394,10 +394,11 @@ def streams(access: Access, machine: Machine) -> int:
     read = elements * read_bytes(problem)
     if read >= machine.cache:
         return MOST_THREADS
-    if access.columns and problem.result.itemsize == dtypes.float16.itemsize:
-        return MOST_THREADS if read > STREAMED_HALF_COLUMNS * machine.cache else 0
-    whole_lines = access.columns or row % LINE == 0
-    return 1 if whole_lines and read >= STREAMED_BY_ONE * machine.cache else 0
+    if access.columns:
+        half = problem.result.itemsize == dtypes.float16.itemsize
+        most = MOST_THREADS if half else 1
+        return most if read > STREAMED_COLUMNS * machine.cache else 0
+    return 1 if row % LINE == 0 and read >= STREAMED_BY_ONE * machine.cache else 0
 
 
 def fetches_ahead(access: Access, machine: Machine) -> bool:
