@@ -226,12 +226,7 @@ class Plan:
                 makers.append(None)
                 continue
             spec = place.spec
-            alike = (
-                self._expected.index(spec)
-                if spec in self._expected
-                and layout.dense_like(spec.shape, spec.strides) == spec.strides
-                else -1
-            )
+            alike = self._expected.index(spec) if spec in self._expected else -1
             makers.append((arguments.framework.maker(spec, alike >= 0), max(alike, 0)))
         tensors = arguments.values[: len(self._names)]
         self.ready = self._runner.learn(tensors, tuple(results), makers)

@@ -168,17 +168,14 @@ def _running(
     arithmetic: _Arithmetic, momentum: float, n: float, **given: tuple[Array | None, Array, Array]
 ) -> dict[str, Exact]:
     """The updated running statistics by name, and their scales; n = 0 changes none."""
-    share = arithmetic.wide.type(momentum)
+    share = arithmetic.wide.type(momentum if n else 0)
     found = {}
     for name, (old, new, scale) in given.items():
-        if old is None:
-            continue
-        before = arithmetic.read(old)
-        if n:
-            value = (1 - share) * before + share * new
-            found[name] = Exact(value, abs((1 - share) * before) + abs(share) * scale)
-        else:
-            found[name] = Exact(before, abs(before))
+        if old is not None:
+            before = (1 - share) * arithmetic.read(old)
+            # Without elements the new statistics may be NaN, which times 0 would remain.
+            step, its_scale = (share * new, abs(share) * scale) if n else (0, 0)
+            found[name] = Exact(before + step, abs(before) + its_scale)
     return found
 
 

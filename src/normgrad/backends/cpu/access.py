@@ -60,8 +60,8 @@ STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
 #: The share of an L3 that belongs to these cores alone beyond which a single thread's non-temporal
 #: stores of whole lines pay, in bytes that are read. With several threads, and for rows that end in
 #: partial lines, they pay beyond all of it: these stores are as slow as memory is, however many
-#: threads there are, and others are not. The share for columns, of half types with any number of
-#: threads.
+#: threads there are, and others are not. Columns gain from a smaller share on, those of half types
+#: with any number of threads.
 STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
