@@ -21,8 +21,7 @@ SPAN = 2048
 #: The most bytes in a row of several positions: the L1 cache then holds its sums and coefficients,
 #: and other rows too.
 REPEATED = 1 << 11
-#: Rows of columns whose moments are summed in float32 before a fold into float64, as the error
-#: bound demands, and the least rows of a part.
+#: The least rows of columns in a part, and the rows whose coefficients layer norm's walk keeps.
 ROWS = 16
 #: The channels of a tile (see walk.py). A task has whole tiles, since their channels share cache
 #: lines.
@@ -43,9 +42,10 @@ TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
 #: Adjacent channels with fewer elements than this are read as columns, since one channel alone
 #: would not fill the lanes.
 COLUMN_RUN = 32
-#: The same limits where moments are computed, in float64 and about means: moments take longer where
-#: a row does not fill its last lanes.
-EXACT_RUN, MOMENTS_RUN = 96, 104
+#: The same limit where moments are computed: of half types; and in float64, or where a channel's
+#: rows compete for the same places in the L1 cache (see WAYS). They take longer by rows the less of
+#: its last lanes a row fills.
+MOMENTS_RUN, EXACT_RUN = 48, 96
 #: The same limit for tensors of FAR_APART bytes or more, if a channel's sums must be known before
 #: its dx: the channel's rows in the images of a batch are too far apart for the processor to
 #: prefetch them.
@@ -164,10 +164,15 @@ def read_bytes(problem: Problem) -> int:
 
 
 def bytes_of(problem: Problem, per_channel: int) -> int:
-    """The bytes that are read and written for ``per_channel`` elements of each channel in a set."""
-    itemsize = read_bytes(problem)
-    if problem.result is not None:
-        itemsize += problem.result.itemsize
+    """The bytes that are read and written for ``per_channel`` elements of each channel in a set.
+
+    Statistics alone count as if y were written too, so that they are added up in the same order.
+    """
+    itemsize, result = read_bytes(problem), problem.result
+    if problem.forward:
+        result = result or problem.input
+    if result is not None:
+        itemsize += result.itemsize
     return problem.sets.size * problem.channel.size * per_channel * itemsize
 
 
@@ -248,11 +253,6 @@ def _samples_together(problem: Problem) -> int:
     return count
 
 
-def _sums_exactly(problem: Problem) -> bool:
-    """Whether the moments of x are summed in float64, so that reading memory takes less time."""
-    return problem.missing_mean and problem.input.itemsize > dtypes.float16.itemsize
-
-
 def waits(problem: Problem) -> bool:
     """Whether a channel's sums are needed before its dx or y can be computed."""
     return problem.result_needs_sums or problem.missing_mean
@@ -264,7 +264,10 @@ def _least_row(problem: Problem) -> int:
         return FAR_RUN
     if not problem.missing_mean:
         return COLUMN_RUN
-    return EXACT_RUN if _sums_exactly(problem) else MOMENTS_RUN
+    rows = problem.outer[-1]
+    fits = held_at_once(problem.input.itemsize * rows.strides[1]) >= rows.size
+    half = problem.input.itemsize == dtypes.float16.itemsize
+    return MOMENTS_RUN if fits and half and problem.forward else EXACT_RUN
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
@@ -387,7 +390,7 @@ def streams(access: Access, machine: Machine) -> int:
         most = (access.bytes - 1) // machine.l2
         if most >= machine.cores:
             return MOST_THREADS
-        return 0 if _sums_exactly(problem) and not access.columns else most
+        return most
     least = STREAMED_PARTS_OF_FEW if row % LINE else STREAMED_ROW_OF_FEW
     if not access.columns and row < least:
         return 0

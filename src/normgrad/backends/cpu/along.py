@@ -9,9 +9,9 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
-from .access import SHORT
+from .access import ROWS, SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import BUFFER, ROWS, SPAN, gather_sums, start_sums
+from .columns import BUFFER, SPAN, gather_sums, start_sums
 from .conversions import HalfStorage
 from .helpers import by_types, helper, passed
 from .intrinsics import (

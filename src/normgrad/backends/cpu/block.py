@@ -137,6 +137,8 @@ J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
 J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = _job.each(6)
 J_SUMS = _job(4)
 J_STREAM, J_AHEAD = _job.each(2)
+# The position at which a walk began, and the elements of a channel before the piece's.
+J_BEGIN, J_BEFORE = _job.each(2)
 # The addresses of weight and bias along the rows; the index of the row's first element among the
 # parameters; whether dx is written with the parameters' sums, and whether there are such sums.
 J_WEIGHT, J_BIAS, J_FIRST, J_WRITES, J_ADDS = _job.each(5)

@@ -42,8 +42,6 @@ from .sums import add_columns, add_terms, clear_lanes, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Rows of columns whose moments are summed before a fold into float64.
-ROWS = access.ROWS
 #: A piece's rows are summed, or written, a row of each quarter at a time. A processor foresees four
 #: ways through memory, though not four rows in turn. Coefficients are loaded once for four rows,
 #: and if these are added in registers, so are the sums of their elements. CHAIN such additions come

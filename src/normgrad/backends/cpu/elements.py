@@ -36,7 +36,7 @@ class _OperationModel(models.OpaqueModel):  # type: ignore[misc]
 
 @by_types
 def added(operation, tensors, k, terms, sums, part, streaming):
-    """Add a part of a row to two sums: dy and dy·(x − mean), or nothing and (x − mean)².
+    """Add a part of a row to two sums: dy and dy·(x − mean), or x − mean and (x − mean)².
 
     ``terms`` are the mean and gain in lanes, and the weights along the row. Products start the sums
     if ``sums`` is None. In evaluation dx = gain · dy is written here too, after dy and x are read:
@@ -46,8 +46,8 @@ def added(operation, tensors, k, terms, sums, part, streaming):
 
         def moments(operation, tensors, k, terms, sums, part, streaming):
             x = tensors[1]
-            d = load_part(x, k, part) - terms[0]
-            return sums[0], merge_part(x, sums[1] + d * d, sums[1], part)
+            d = merge_part(x, load_part(x, k, part) - terms[0], zero_lanes(x, x), part)
+            return with_terms(sums, x, x, d, d, part)
 
         return moments
     evaluates, along = operation.operation == "evaluate", operation.along

@@ -302,15 +302,6 @@ def minus(emit: Emitter, lanes: Any) -> Any:
     return emit.builder.fneg(lanes)
 
 
-@instruction(lambda lanes: lanes(lanes))
-def finite(emit: Emitter, lanes: Any) -> Any:
-    """The same numbers, and 0 for those that are infinite or NaN."""
-    zeros = constants(lanes.type.element, [0.0] * lanes.type.count)
-    # A number minus itself is NaN if it is not finite.
-    is_finite = emit.builder.fcmp_ordered("==", emit.builder.fsub(lanes, lanes), zeros)
-    return emit.builder.select(is_finite, lanes, zeros)
-
-
 @instruction(lambda a, b: a(a, b))
 def product(emit: Emitter, a: Any, b: Any) -> Any:
     """a·b, rounded: never contracted with an addition."""

@@ -11,8 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .conversions import F32, F64, I64
-from .helpers import Emitter, by_types, instruction
+from .conversions import F32, F64, I64, narrow, widen
+from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import double_buffer, get, put, two_sum
 from .lanes import (
     HALF,
@@ -212,3 +212,25 @@ def fold_moments(zero, sums, c, moments):
         add_sum(sums[2], sums[3], c, (sum_of_lanes(squares), 0.0))
 
     return plain
+
+
+@helper
+def moved(total, squares, n, away):
+    """Moments of n elements about a point, from those about one that is greater by ``away``."""
+    return total + n * away, squares + away * (total + total + n * away)
+
+
+@instruction(lambda pointer, value: value(pointer, value))
+def nearest(emit: Emitter, pointer: Any, value: Any) -> Any:
+    """The number that a tensor can have which is nearest to a float64, or lanes of them; or 0.
+
+    The difference of an element and such a number has few bits, and sums of some lose next to none.
+    """
+    builder, storage, kind = emit.builder, emit.types[0].dtype, value.type
+    single = vector_type(F32) if emit.types[1] != types.float64 else F32
+    found = widen(builder, narrow(builder, builder.fptrunc(value, single), storage), storage)
+    found = builder.fpext(found, kind)
+    # A number minus itself is NaN if it is not finite.
+    zero = ir.Constant(kind, None)
+    is_finite = builder.fcmp_ordered("==", builder.fsub(found, found), zero)
+    return builder.select(is_finite, found, zero)

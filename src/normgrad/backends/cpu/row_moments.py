@@ -1,13 +1,10 @@
 """The moments of rows: Σ(x − mean) and Σ(x − mean)² of each channel, in the two ways of statistics.
 
-Half types' moments are taken in float32 about their own means, others' in float64.
+Half types' moments are taken in float32 about a point near the mean, others' in float64.
 """
 
 from __future__ import annotations
 
-from math import isfinite
-
-import numpy as np
 from numba import types
 
 from . import block as B
@@ -20,72 +17,102 @@ from .intrinsics import (
     inlined,
     larger,
     not_inlined,
+    put,
     shift,
     smaller,
 )
-from .lanes import EIGHT, LANES, splat, splat_like, zero_lanes
-from .moments import add_part, fold_moments, keep_moments, points_of, start_moments
-from .parts import load_part
+from .lanes import EIGHT, HALF, LANES, put_lanes, splat, splat_like, sum_of_lanes, zero_lanes
+from .moments import add_part, fold_moments, keep_moments, moved, nearest, points_of, start_moments
+from .parts import load_some
 from .rows import BLOCK, sums_of, sums_of_rows
-from .sums import LOTS, add_chain, add_kept_totals, add_sum, start_total, total_of
+from .sums import LOTS, add_kept_totals, add_sum
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
-#: Elements whose moments are taken about one point: 8 KiB of float32 are still in the L1 cache when
-#: they are read again.
-ABOUT_ONE = 4 * BLOCK
 #: The longest chain, in elements, of float32 data's moments in float64, whose roundings are as far
 #: below float32's.
 ONE_CHAIN = 32 * BLOCK
 
 
 @helper
-def total_of_rows(x, step, rows, count):
-    """The sum of some rows."""
-    zero = zero_lanes(x, x)
-    total = start_total(zero)
-    for r in range(rows):
-        for start in range(0, count, BLOCK):
-            row, end = shift(x, r * step + start), smaller(BLOCK, count - start)
-            s, s2 = zero, zero
-            i = 0
-            while i + 2 * LANES <= end:
-                s, s2 = s + load_part(row, i, None), s2 + load_part(row, i + LANES, None)
-                i += 2 * LANES
-            if i + LANES <= end:
-                s = s + load_part(row, i, None)
-                i += LANES
-            if i < end:
-                s2 = s2 + load_part(row, i, end - i)
-            total = add_chain(total, s + s2)
-    return total_of(total)[0]
+def first_mean(x, run):
+    """The mean of a row's first lanes, as an element could be."""
+    width = smaller(LANES, run)
+    return nearest(x, sum_of_lanes(load_some(x, 0, width)) / width)
 
 
 @helper
-def moments_about_means(operation, x, step, rows, run, about, sums, c):
-    """Add the moments of some rows of half data to channel c's, about the elements' own means.
+def keep_moments_about(operation, x, job, per, point, kept, i):
+    """Take the moments of a channel's rows about a point, and keep them as the i-th."""
+    not_inlined()
+    step, rows, run = get(job, B.J_ROW_STEPS + 1), get(job, B.J_ROWS), per * get(job, B.J_RUN)
+    terms, ahead = (splat_like(x, x, point), zero_lanes(x, x), x), get(job, B.J_AHEAD) != 0
+    totals = sums_of_rows(operation, (x, x, x), (step, step, step), rows, run, terms, ahead, False)
+    put_lanes(kept[0], i * HALF, totals[0])
+    put_lanes(kept[1], i * HALF, totals[1])
 
-    Squares are taken about the mean of ABOUT_ONE elements at a time, which are read twice. So
-    float32 is exact enough for squares, and an outlier's effect on that mean is limited to its
-    neighbours. Sums of a few numbers of 8 or 11 bits lose next to nothing in float32. In float64
-    both are shifted to the channel's point.
+
+@helper
+def moments_of_eight(operation, x, job, c, count, per):
+    """Add the moments of up to eight channels, or groups of ``per`` channels, from c on.
+
+    They are taken in float32 about a point, the mean of all elements before. Squares about it are
+    in all at most twice those about the final mean, if there are as many elements before. If not,
+    the point is the mean of a few elements, and if it is further from the mean than a standard
+    deviation, moments are taken once more, about the mean.
     """
-    height = larger(1, ABOUT_ONE // run)
-    for r in range(0, rows, height):
-        n = smaller(height, rows - r)
-        for k in range(0, run, ABOUT_ONE):
-            block, count = shift(x, r * step + k), smaller(ABOUT_ONE, run - k)
-            total, m = total_of_rows(block, step, n, count), double(n * count)
-            mean = double(np.float32(total / m))
-            mean = mean if isfinite(mean) else 0.0
-            tensors, terms = (block, block, block), (splat_like(x, x, mean), zero_lanes(x, x), x)
-            _, squares = sums_of_rows(
-                operation, tensors, (step, step, step), n, count, terms, False, False
-            )
-            away, deviations = mean - about, total - m * mean
-            moved = total_of(squares)[0] + away * (2.0 * deviations + m * away)
-            add_sum(sums[0], sums[1], c, (total - m * about, 0.0))
-            add_sum(sums[2], sums[3], c, (moved, 0.0))
+    not_inlined()
+    zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
+    points, totals, squares = double_buffer(EIGHT), double_buffer(EIGHT), double_buffer(EIGHT)
+    found, sums, means = (
+        (totals, totals, squares, squares),
+        sums_of(job),
+        doubles_at(get(job, B.J_MEAN)),
+    )
+    apart, run = per * get(job, B.J_CHANNEL_STEPS + 1), per * get(job, B.J_RUN)
+    before, elements = per * get(job, B.J_BEFORE), get(job, B.J_ROWS) * run
+    n = double(elements)
+    per_group = get(job, B.J_PER_GROUP)
+    for i in range(count):
+        channel = c + i * per
+        if before >= elements:
+            point = nearest(x, get(means, channel // per_group) + get(sums[0], channel) / before)
+        else:
+            point = first_mean(shift(x, i * apart), run)
+        put(points, i, point)
+        put(totals, i, 0.0)
+        put(squares, i, 0.0)
+    for i in range(count):
+        keep_moments_about(operation, shift(x, i * apart), job, per, get(points, i), kept, i)
+    add_kept_totals(zero, kept, count, found, 0)
+    for i in range(count):
+        channel, point, total = c + i * per, get(points, i), get(totals, i)
+        mean = nearest(x, point + total / n)
+        away = point - mean
+        far = n * away * away > moved(total, get(squares, i), n, away)[1]
+        if far and before < elements:
+            point = mean
+            put(totals, i, 0.0)
+            put(squares, i, 0.0)
+            keep_moments_about(operation, shift(x, i * apart), job, per, point, kept, 0)
+            add_kept_totals(zero, kept, 1, found, i)
+        away = point - get(means, channel // per_group)
+        total, square = moved(get(totals, i), get(squares, i), n, away)
+        add_sum(sums[0], sums[1], channel, (total, 0.0))
+        add_sum(sums[2], sums[3], channel, (square, 0.0))
+
+
+@helper
+def moments_about_points(operation, x, job, c, end):
+    """Add the moments of the rows of channels c to end, which start at x, in float32."""
+    inlined()
+    apart, per_group = get(job, B.J_CHANNEL_STEPS + 1), get(job, B.J_PER_GROUP)
+    adjacent = get(job, B.J_ROWS) == 1 and apart == get(job, B.J_RUN)
+    # A group's adjacent channels are one row; the sums go to the first of these channels.
+    per = per_group if adjacent and c % per_group == 0 and end % per_group == 0 else 1
+    for first in range(c, end, EIGHT * per):
+        count = smaller(EIGHT, (end - first) // per)
+        moments_of_eight(operation, shift(x, (first - c) * apart), job, first, count, per)
 
 
 @helper
@@ -155,42 +182,38 @@ def exact_moments_of_eight(x, job, channels, first):
 
 
 @by_types
-def moments_of_rows(operation, x, step, rows, run, about, sums, c):
-    """Add the moments of some rows to channel c's, in the operation's way: exactly or not."""
-    if operation.operation == "moments":
-        return lambda operation, x, step, rows, run, about, sums, c: moments_about_means(
-            operation, x, step, rows, run, about, sums, c
-        )
-    return lambda operation, x, step, rows, run, about, sums, c: exact_moments_of_rows(
-        x, step, rows, run, about, sums, c
-    )
-
-
-@by_types
-def is_one_chain(operation, zero, rows, run):
+def is_one_chain(zero, rows, run):
     """Whether a channel's moments in float64 need one chain and no errors: few, of float32."""
-    if operation.operation != "moments" and zero.real == types.float32:
-        return lambda operation, zero, rows, run: rows * in_whole_lanes(run) <= ONE_CHAIN
-    return lambda operation, zero, rows, run: False
+    if zero.real == types.float32:
+        return lambda zero, rows, run: rows * in_whole_lanes(run) <= ONE_CHAIN
+    return lambda zero, rows, run: False
 
 
 @helper
-def moments_of_channels(operation, x, job, c, end):
-    """Add the moments of the rows of channels c to end, which start at x, to their sums."""
+def exact_moments(x, job, c, end):
+    """Add the moments of the rows of channels c to end, which start at x, in float64."""
     inlined()
     sums, means = sums_of(job), doubles_at(get(job, B.J_MEAN))
     step, apart = get(job, B.J_ROW_STEPS + 1), get(job, B.J_CHANNEL_STEPS + 1)
     rows, run, per_group = get(job, B.J_ROWS), get(job, B.J_RUN), get(job, B.J_PER_GROUP)
-    if per_group == 1 and is_one_chain(operation, zero_lanes(x, x), rows, run):
+    if per_group == 1 and is_one_chain(zero_lanes(x, x), rows, run):
         exact_moments_of_eight(x, job, end - c, c)
         return
     row = x
     while c < end:
         # A group's adjacent channels are one row; the sums go to the first of these channels.
         n = smaller(per_group - c % per_group, end - c) if rows == 1 and apart == run else 1
-        moments_of_rows(operation, row, step, rows, n * run, get(means, c // per_group), sums, c)
+        exact_moments_of_rows(row, step, rows, n * run, get(means, c // per_group), sums, c)
         row = shift(row, n * apart)
         c += n
+
+
+@by_types
+def moments_of_channels(operation, x, job, c, end):
+    """Add the moments of the rows of channels c to end, in the operation's way."""
+    if operation.operation == "moments":
+        return lambda operation, x, job, c, end: moments_about_points(operation, x, job, c, end)
+    return lambda operation, x, job, c, end: exact_moments(x, job, c, end)
 
 
 @helper

@@ -73,7 +73,7 @@ LEAST_ROWS_AT_ONCE = 8
 #: of their own.
 ROW_APART = 1 << 14
 #: The most elements in a row of a half type whose moments take less time in float64 than in float32
-#: about means of a few elements (see row_moments.py).
+#: (see row_moments.py).
 SHORT_HALF = 256
 
 

@@ -116,6 +116,7 @@ def start_piece(block, job, s, c, channels, position, rows, k, run):
     put(job, B.J_ROWS, rows)
     put(job, B.J_FIRST, k)
     put(job, B.J_RUN, run)
+    put(job, B.J_BEFORE, (position - get(job, B.J_BEGIN)) * get(block, B.RUN) + k)
     # A row has several positions only if the piece has all channels.
     put(job, B.J_REPEAT, get(block, B.REPEAT) if channels == get(block, B.CHANNELS) else 1)
     if get(block, B.ALONG) != 0:
@@ -241,6 +242,7 @@ def walk(block, step, kernel, uses, job, s, c0, c1, first, last, backwards):
     rows_axis, run, last_run = get(block, B.ROWS), get(block, B.RUN), get(block, B.LAST_RUN)
     most = get(step, B.PIECE_ROWS)
     channels = get(step, B.PIECE_CHANNELS)
+    put(job, B.J_BEGIN, of_set + first)
     while first < last:
         # A piece has rows of one outer index and of one length.
         row = last - 1 if backwards else first
