@@ -42,7 +42,7 @@ def added(operation, tensors, k, terms, sums, part, streaming):
     if ``sums`` is None. In evaluation dx = gain · dy is written here too, after dy and x are read:
     dx may be x's memory.
     """
-    if operation.operation == "moments":
+    if operation.operation in ("moments", "forward"):
 
         def moments(operation, tensors, k, terms, sums, part, streaming):
             x = tensors[1]

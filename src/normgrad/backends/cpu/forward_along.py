@@ -25,7 +25,7 @@ from .intrinsics import (
     smaller,
 )
 from .lanes import EIGHT, splat_like
-from .row_moments import exact_moments
+from .row_moments import moments_of_channels
 from .rows import further, sums_of, three, write_row
 from .vectors import canonical
 
@@ -90,7 +90,7 @@ def forward(operation, dy, x, dx, job):
         rows, here = smaller(at_once, count - start), further((dy, x, dx), steps, start)
         c = first + start
         choose_points(job, here[1], steps[1], c, rows)
-        exact_moments(here[1], job, c, c + rows)
+        moments_of_channels(operation, here[1], job, c, c + rows)
         find_statistics(job, c, rows, means, invstds)
         if get(job, B.J_STREAM) != 0:
             normalise(operation, here, steps, rows, run, means, invstds, along, plain(1))

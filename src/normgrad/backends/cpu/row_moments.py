@@ -8,6 +8,7 @@ from __future__ import annotations
 from numba import types
 
 from . import block as B
+from .conversions import HalfStorage
 from .helpers import by_types, helper
 from .intrinsics import (
     double,
@@ -17,18 +18,23 @@ from .intrinsics import (
     inlined,
     larger,
     not_inlined,
+    plain,
     put,
     shift,
     smaller,
 )
 from .lanes import EIGHT, HALF, LANES, put_lanes, splat, splat_like, sum_of_lanes, zero_lanes
 from .moments import add_part, fold_moments, keep_moments, moved, nearest, points_of, start_moments
-from .parts import load_some
+from .parts import load_part, load_some
 from .rows import BLOCK, sums_of, sums_of_rows
+from .steps import EXACT
 from .sums import LOTS, add_kept_totals, add_sum
+from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+#: The most elements of layer norm's rows of half types whose moments take less time in float64.
+SHORT_HALF = 1 << 7
 #: The longest chain, in elements, of float32 data's moments in float64, whose roundings are as far
 #: below float32's.
 ONE_CHAIN = 32 * BLOCK
@@ -37,8 +43,9 @@ ONE_CHAIN = 32 * BLOCK
 @helper
 def first_mean(x, run):
     """The mean of a row's first lanes, as an element could be."""
-    width = smaller(LANES, run)
-    return nearest(x, sum_of_lanes(load_some(x, 0, width)) / width)
+    if run < LANES:
+        return nearest(x, sum_of_lanes(load_some(x, 0, run)) / run)
+    return nearest(x, sum_of_lanes(load_part(x, 0, None)) * (1.0 / LANES))
 
 
 @helper
@@ -53,6 +60,17 @@ def keep_moments_about(operation, x, job, per, point, kept, i):
 
 
 @helper
+def points_of_channels(job, c, count, per, points):
+    """The points that the sums of some channels, or groups of ``per`` channels, are about."""
+    means, per_group = doubles_at(get(job, B.J_MEAN)), get(job, B.J_PER_GROUP)
+    group = c // per_group
+    left = per_group - (c - group * per_group)
+    for i in range(count):
+        put(points, i, get(means, group))
+        group, left = next_group(group, left if per == 1 else plain(1), per_group)
+
+
+@helper
 def moments_of_eight(operation, x, job, c, count, per):
     """Add the moments of up to eight channels, or groups of ``per`` channels, from c on.
 
@@ -63,20 +81,17 @@ def moments_of_eight(operation, x, job, c, count, per):
     """
     not_inlined()
     zero, kept = zero_lanes(x, x), (double_buffer(LOTS), double_buffer(LOTS))
-    points, totals, squares = double_buffer(EIGHT), double_buffer(EIGHT), double_buffer(EIGHT)
-    found, sums, means = (
-        (totals, totals, squares, squares),
-        sums_of(job),
-        doubles_at(get(job, B.J_MEAN)),
-    )
+    about, points = double_buffer(EIGHT), double_buffer(EIGHT)
+    totals, squares = double_buffer(EIGHT), double_buffer(EIGHT)
+    found, sums = (totals, totals, squares, squares), sums_of(job)
     apart, run = per * get(job, B.J_CHANNEL_STEPS + 1), per * get(job, B.J_RUN)
     before, elements = per * get(job, B.J_BEFORE), get(job, B.J_ROWS) * run
     n = double(elements)
-    per_group = get(job, B.J_PER_GROUP)
+    one = 1.0 / n
+    points_of_channels(job, c, count, per, about)
     for i in range(count):
-        channel = c + i * per
         if before >= elements:
-            point = nearest(x, get(means, channel // per_group) + get(sums[0], channel) / before)
+            point = nearest(x, get(about, i) + get(sums[0], c + i * per) / before)
         else:
             point = first_mean(shift(x, i * apart), run)
         put(points, i, point)
@@ -87,7 +102,7 @@ def moments_of_eight(operation, x, job, c, count, per):
     add_kept_totals(zero, kept, count, found, 0)
     for i in range(count):
         channel, point, total = c + i * per, get(points, i), get(totals, i)
-        mean = nearest(x, point + total / n)
+        mean = nearest(x, point + total * one)
         away = point - mean
         far = n * away * away > moved(total, get(squares, i), n, away)[1]
         if far and before < elements:
@@ -96,8 +111,7 @@ def moments_of_eight(operation, x, job, c, count, per):
             put(squares, i, 0.0)
             keep_moments_about(operation, shift(x, i * apart), job, per, point, kept, 0)
             add_kept_totals(zero, kept, 1, found, i)
-        away = point - get(means, channel // per_group)
-        total, square = moved(get(totals, i), get(squares, i), n, away)
+        total, square = moved(get(totals, i), get(squares, i), n, point - get(about, i))
         add_sum(sums[0], sums[1], channel, (total, 0.0))
         add_sum(sums[2], sums[3], channel, (square, 0.0))
 
@@ -211,9 +225,22 @@ def exact_moments(x, job, c, end):
 @by_types
 def moments_of_channels(operation, x, job, c, end):
     """Add the moments of the rows of channels c to end, in the operation's way."""
-    if operation.operation == "moments":
-        return lambda operation, x, job, c, end: moments_about_points(operation, x, job, c, end)
-    return lambda operation, x, job, c, end: exact_moments(x, job, c, end)
+
+    def in_float64(operation, x, job, c, end):
+        exact_moments(x, job, c, end)
+
+    def in_float32(operation, x, job, c, end):
+        moments_about_points(operation, x, job, c, end)
+
+    def by_length(operation, x, job, c, end):
+        if get(job, B.J_RUN) <= SHORT_HALF:
+            exact_moments(x, job, c, end)
+        else:
+            moments_about_points(operation, x, job, c, end)
+
+    if operation.operation == EXACT or not isinstance(x.dtype, HalfStorage):
+        return in_float64
+    return by_length if operation.along else in_float32
 
 
 @helper

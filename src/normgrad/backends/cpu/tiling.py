@@ -72,9 +72,6 @@ LEAST_ROWS_AT_ONCE = 8
 #: The bytes of dy and x in a row of half types from which the parameters' sums are a step
 #: of their own.
 ROW_APART = 1 << 14
-#: The most elements in a row of a half type whose moments take less time in float64 than in float32
-#: (see row_moments.py).
-SHORT_HALF = 256
 
 
 class Tiling(NamedTuple):
@@ -310,13 +307,12 @@ def keeps_chains(access: Access) -> bool:
 
 
 def walks_forward(access: Access) -> bool:
-    """Whether one walk down rows does a forward pass: a row's moments, in float64, and its y."""
+    """Whether one walk down rows does a forward pass: a row's moments and its y."""
     problem = access.problem
     one = access.along and access.positions == 1 and not any(access.moved)
     found = problem.missing_invstd and problem.missing_mean == problem.centred
-    exact = access.dtype == dtypes.float32 or access.run <= SHORT_HALF
     wanted = problem.result is not None and access.dtype != dtypes.float64
-    return one and found and exact and wanted
+    return one and found and wanted
 
 
 def sums_apart(access: Access) -> bool:
