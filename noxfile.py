@@ -104,7 +104,7 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 
 #: What a wheel for a platform is for. Its libraries need the C library's memset, memcpy and abort.
 _TAG = "py3-none-manylinux_2_17_x86_64"
-_LEVELS = ("x86-64-v3", "x86-64-v4")
+_LEVELS = ("x86-64-v3", "x86-64-v4", "x86-64-v4+avx512bf16")
 _MOST_BYTES = 20_000_000
 
 

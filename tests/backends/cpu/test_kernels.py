@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -70,6 +71,19 @@ def test_hot_loops_are_vectorised(pattern, dtype):
         len(re.findall(rf"\bv?mov{letter}p[sd]\s.*{widest}.*\(%rsp\)", sums)) for letter in "au"
     )
     assert not_aligned <= aligned / 20
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 100), (40, 100, 1)])
+def test_subnormal_numbers_are_rounded_to_bfloat16(shape):
+    """In rows and columns, though a processor's instruction takes them for zero."""
+    random = np.random.default_rng(5)
+    x = random.integers(1, 1 << 9, shape, np.uint16).view(ml_dtypes.bfloat16)
+    weight = random.uniform(0.5, 2, shape[1]).astype(np.float32)
+    vectors = {"running_mean": np.zeros_like(weight), "running_var": np.ones_like(weight)}
+    output = ng.batch_norm(x, weight, **vectors, training=False, eps=0.0).output
+    exact = x.astype(np.float32) * weight[:, None]
+    assert (np.abs(exact) < np.finfo(np.float32).tiny).any()
+    np.testing.assert_array_equal(output, exact.astype(ml_dtypes.bfloat16))
 
 
 def multiplied_by_one(dy: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -23,8 +23,9 @@ PROCESSORS = {
     "nehalem": ("sse4.2",),
     "haswell": ("avx2", "f16c", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "znver4": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "avx512vbmi"),
 }
-FUSED = ("haswell", "x86-64-v4")
+FUSED = ("haswell", "x86-64-v4", "znver4")
 PROGRAM = Path(__file__).with_name("processor_program.py")
 
 
@@ -45,7 +46,7 @@ def run(processor: str, folder: Path) -> list[str]:
 
 @pytest.mark.full
 def test_results_are_the_same_to_the_bit(tmp_path):
-    """Conversions of float16 on all of them; sums and products on those that fuse them, or not."""
+    """Conversions of half types on all of them; sums and products on those that fuse, or not."""
     here = llvm.get_host_cpu_features()
     there = [name for name, needs in PROCESSORS.items() if all(here.get(need) for need in needs)]
     if len(there) < 2:

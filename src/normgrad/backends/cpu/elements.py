@@ -13,17 +13,17 @@ from numba.core.extending import models, register_model
 from .access import ALONG
 from .helpers import by_types
 from .lanes import as_loaded, product, zero_lanes
-from .parts import load_part, merge_part, store_part
+from .parts import load_part, merge_part, store_part, store_part_by_words
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 class Operation(types.Type):  # type: ignore[misc]
-    """The type that stands for a kernel's operation."""
+    """The type that stands for a kernel's operation on an access pattern."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"operation {name}")
-        self.operation = name.removesuffix(ALONG)
+    def __init__(self, name: str, pattern: str) -> None:
+        super().__init__(f"operation {name} of {pattern}")
+        self.operation, self.columns = name.removesuffix(ALONG), pattern == "columns"
         #: Whether weight and bias belong to a row's elements, rather than to a channel.
         self.along = name.endswith(ALONG)
         self.normalises = self.operation in ("normalise", "forward")
@@ -51,12 +51,14 @@ def added(operation, tensors, k, terms, sums, part, streaming):
 
         return moments
     evaluates, along = operation.operation == "evaluate", operation.along
+    # Beside four rows' sums, tests for subnormal numbers take longer than they save.
+    write = store_part_by_words if operation.columns else store_part
 
     def products(operation, tensors, k, terms, sums, part, streaming):
         dy, x, dx = tensors
         d, centred = load_part(dy, k, part), load_part(x, k, part) - terms[0]
         if evaluates:
-            store_part(dx, k, terms[1] * d, part, streaming)
+            write(dx, k, terms[1] * d, part, streaming)
         if along:
             d = d * as_loaded(dy, load_part(terms[2], k, part))
         return with_terms(sums, dy, x, d, centred, part)

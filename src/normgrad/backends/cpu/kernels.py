@@ -98,7 +98,7 @@ def _sources() -> dict[str, Source]:
     for pattern, functions in _KERNELS.items():
         for (operation, function), code in itertools.product(functions.items(), codes):
             if code not in _UNUSED.get(operation, ()):
-                kind = types.void(Operation(operation), *[POINTERS[code]] * 3, INT_POINTER)
+                kind = types.void(Operation(operation, pattern), *[POINTERS[code]] * 3, INT_POINTER)
                 unit = units.kernel(pattern, operation, code)
                 found[unit] = Source(function.py_func, kind)
     for tile, code in itertools.product(codes, codes):

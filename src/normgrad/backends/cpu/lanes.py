@@ -23,9 +23,10 @@ from numba.core.imputils import lower_builtin
 
 from ...memory import LINE
 from . import access
-from .conversions import F32, F64, I32, I64, bfloat16, narrow, value_type, widen
+from .conversions import F32, F64, I16, I32, I64, bfloat16, narrow, value_type, widen
 from .helpers import Emitter, instruction, typed
 from .intrinsics import real_type
+from .target import rounds_to_bfloat16
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -98,26 +99,71 @@ def unpacked(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
     return shuffled(builder, halves[0], halves[1], range(LANES))
 
 
-def packed(builder: Any, value: ir.Value, storage: types.Type) -> ir.Value:
-    """A vector to store, rounded to nearest even.
+class _Bfloat(ir.Type):  # type: ignore[misc]
+    """LLVM's type of bfloat16, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+def _rounded(builder: Any, value: ir.Value) -> ir.Value:
+    """Lanes of float32 rounded to bfloat16, to nearest even, as pairs in words.
 
     NaNs need no test: the low half of a NaN is zero, since it is zero in every bfloat16 tensor and
     coefficient that the NaN may come from; so rounding leaves it a NaN.
     """
-    if storage != bfloat16 or value.type.element != F32:
-        return narrow(builder, value, storage)
     bits = builder.bitcast(value, vector_type(I32))
     even = builder.and_(
         builder.lshr(bits, constants(I32, [16] * LANES)), constants(I32, [1] * LANES)
     )
     rounded = builder.add(builder.add(bits, constants(I32, [0x7FFF] * LANES)), even)
-    low, high = (
-        shuffled(builder, rounded, rounded, range(first, first + HALF)) for first in (0, HALF)
-    )
+    low, high = _halves(builder, rounded)
     return builder.or_(
         builder.lshr(low, constants(I32, [16] * HALF)),
         builder.and_(high, constants(I32, [-65536] * HALF)),
     )
+
+
+def _rounded_by_instruction(builder: Any, value: ir.Value) -> ir.Value:
+    """The same by AVX512_BF16's instruction, which takes subnormal numbers for zero: not those."""
+    low, high = _halves(builder, value)
+    kind, mask = ir.VectorType(_Bfloat(), LANES), ir.VectorType(ir.IntType(1), HALF)
+    name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    found = builder.bitcast(
+        llvm_function(builder, name, kind, [high, low]), ir.VectorType(I16, LANES)
+    )
+    pairs = [lane // 2 + lane % 2 * HALF for lane in range(LANES)]
+    found = builder.bitcast(shuffled(builder, found, found, pairs), vector_type(I32, HALF))
+    subnormal = I32(0x20)
+    tiny = [
+        llvm_function(builder, "llvm.x86.avx512.fpclass.ps.512", mask, [half, subnormal])
+        for half in (low, high)
+    ]
+    any_tiny = builder.icmp_unsigned(
+        "!=", builder.bitcast(builder.or_(*tiny), I16), ir.Constant(I16, 0)
+    )
+    before = builder.block
+    with builder.if_then(any_tiny, likely=False):
+        other, inside = _rounded(builder, value), builder.block
+    result = builder.phi(found.type)
+    result.add_incoming(found, before)
+    result.add_incoming(other, inside)
+    return result
+
+
+def packed(builder: Any, value: ir.Value, storage: types.Type, by_words: bool) -> ir.Value:
+    """A vector to store, rounded to nearest even; to bfloat16 in words of integers if asked."""
+    if storage != bfloat16 or value.type.element != F32:
+        return narrow(builder, value, storage)
+    if by_words or not rounds_to_bfloat16():
+        return _rounded(builder, value)
+    return _rounded_by_instruction(builder, value)
 
 
 def size_of(element: ir.Type) -> int:

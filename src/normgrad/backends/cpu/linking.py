@@ -30,7 +30,7 @@ _BESIDE = """\
 const char {sources}[] = "{digest}";
 int {runs_here}(void) {{
     __builtin_cpu_init();
-    return __builtin_cpu_supports("{level}") != 0;
+    return {supports};
 }}
 """
 _NEVER = '__attribute__((visibility("hidden"))) void {}(void) {{ abort(); }}\n'
@@ -45,7 +45,9 @@ def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
         BuildError: there is no C compiler.
         subprocess.CalledProcessError: the C compiler failed.
     """
-    os.environ.update(NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="")
+    processor, *beside = level.split("+")
+    features = ",".join(f"+{name}" for name in beside)
+    os.environ.update(NUMBA_CPU_NAME=processor, NUMBA_CPU_FEATURES=features)
     from . import kernels
 
     # The unit that starts Numba's threads cannot be linked without Numba.
@@ -53,21 +55,23 @@ def build(level: str, folder: Path, chosen: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as work:
         made = [Path(work, f"{packaged.symbol(unit)}.o") for unit in chosen]
         for unit, file in zip(chosen, made, strict=True):
-            file.write_bytes(_object(level, unit))
-        beside = Path(work, "beside.c")
+            file.write_bytes(_object(processor, features, unit))
+        source = Path(work, "beside.c")
         text = _BESIDE.format(
             sources=packaged.SOURCES,
             digest=packaged.sources(),
             runs_here=packaged.RUNS_HERE,
-            level=level,
+            supports=" && ".join(
+                f'__builtin_cpu_supports("{name}")' for name in (processor, *beside)
+            ),
         )
-        beside.write_text(text + "".join(map(_NEVER.format, _NUMBAS)), "utf-8")
-        command = [*c_compiler(), *_FLAGS, str(beside), *map(str, made), "-o"]
+        source.write_text(text + "".join(map(_NEVER.format, _NUMBAS)), "utf-8")
+        command = [*c_compiler(), *_FLAGS, str(source), *map(str, made), "-o"]
         subprocess.run([*command, str(folder / packaged.file_of(level))], check=True)
 
 
-def _object(level: str, unit: str) -> bytes:
-    """An object file with one symbol: a unit's, compiled for a level."""
+def _object(processor: str, features: str, unit: str) -> bytes:
+    """An object file with one symbol: a unit's, compiled for a processor with more features."""
     from llvmlite import binding as llvm
 
     from . import kernels
@@ -81,7 +85,7 @@ def _object(level: str, unit: str) -> bytes:
         elif not value.is_declaration:
             value.linkage = "internal"
     machine = llvm.Target.from_triple(module.triple).create_target_machine(
-        cpu=level, opt=3, reloc="pic", codemodel="small"
+        cpu=processor, features=features, opt=3, reloc="pic", codemodel="small"
     )
     return bytes(machine.emit_object(module))
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ...loading import loading
 
-#: The levels that libraries are made for, the best first.
-LEVELS = ("x86-64-v4", "x86-64-v3")
+#: The levels of x86-64 that libraries are made for, the best first; after a plus, what a processor
+#: must have beside: here an instruction that rounds to bfloat16.
+LEVELS = ("x86-64-v4+avx512bf16", "x86-64-v4", "x86-64-v3")
 #: The folder of the libraries.
 FOLDER = Path(__file__).parent
 #: The variables that tell Numba how to compile. If one is set, kernels are compiled.

@@ -121,11 +121,11 @@ def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
     return llvm_function(builder, name, kind, [builder.bitcast(line, kind)])
 
 
-def _storing(past_caches: bool) -> Any:
+def _storing(past_caches: bool, by_words: bool) -> Any:
     @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
     def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
         """Round to a tensor's type and write to elements ``index`` and following."""
-        value = packed(emit.builder, lanes, emit.types[0].dtype)
+        value = packed(emit.builder, lanes, emit.types[0].dtype, by_words)
         # Line by line: LLVM would write the last line first, and memory is faster in order.
         count = LINE // size_of(value.type.element)
         for first in range(0, value.type.count, count):
@@ -142,7 +142,8 @@ def _storing(past_caches: bool) -> Any:
 
 
 # A streaming store is non-temporal; its first element must begin a cache line.
-_store_lanes, _stream_lanes = _storing(False), _storing(True)
+_store_lanes, _stream_lanes = _storing(False, False), _storing(True, False)
+_store_by_words, _stream_by_words = _storing(False, True), _storing(True, True)
 
 
 @instruction(
@@ -152,7 +153,7 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
     """As ``store_all``, for ``count`` elements, 1 to LANES; the others are not touched."""
     builder, storage = emit.builder, emit.types[0].dtype
     kind = vector_type(emit.context.get_value_type(storage))
-    value = builder.bitcast(packed(builder, lanes, storage), kind)
+    value = builder.bitcast(packed(builder, lanes, storage, True), kind)
     if not masks_halves():  # AVX2 masks 32-bit elements, but slowly
         _store_in_powers(builder, builder.gep(pointer, [index]), value, count)
         return
@@ -197,6 +198,23 @@ def store_part(pointer, index, lanes, part, streaming):
             _stream_lanes(pointer, index, lanes)
         else:
             _store_lanes(pointer, index, lanes)
+
+    return store
+
+
+@by_types
+def store_part_by_words(pointer, index, lanes, part, streaming):
+    """As ``store_part``, rounding to bfloat16 by integers, which needs no branch."""
+    if isinstance(part, types.Integer):
+        return lambda pointer, index, lanes, part, streaming: _store_some(
+            pointer, index, lanes, part
+        )
+
+    def store(pointer, index, lanes, part, streaming):
+        if streaming:
+            _stream_by_words(pointer, index, lanes)
+        else:
+            _store_by_words(pointer, index, lanes)
 
     return store
 

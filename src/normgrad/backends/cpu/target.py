@@ -33,6 +33,18 @@ def converts_halves() -> bool:
 
 
 @cache
+def rounds_to_bfloat16() -> bool:
+    """Whether it rounds float32 to bfloat16, to nearest even, in one instruction."""
+    code = _code_of("""
+        define <16 x bfloat> @rounded(<16 x float> %value) {
+          %found = fptrunc <16 x float> %value to <16 x bfloat>
+          ret <16 x bfloat> %found
+        }
+    """)
+    return "vcvtneps2bf16" in code and has_many_registers()
+
+
+@cache
 def has_many_registers() -> bool:
     """Whether it has AVX-512's 32 vector registers, which come with registers for masks (%k1)."""
     code = _code_of("""
