@@ -11,10 +11,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .conversions import F32, F64, I64, narrow, widen
+from .conversions import F32, F64, I32, I64, narrow, widen
 from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import double_buffer, get, put, two_sum
 from .lanes import (
+    EIGHT,
     HALF,
     LANES,
     Lanes,
@@ -31,7 +32,7 @@ from .lanes import (
     vector_at,
     vector_type,
 )
-from .parts import load_part, merge_part
+from .parts import first_of, load_part, masked, merge_part
 from .sums import LOT, add_sum
 from .target import halves_vectors
 
@@ -94,9 +95,8 @@ def deviations(emit: Emitter, pointer: Any, index: Any, mean: Any) -> Any:
     return _pieces(emit, found)
 
 
-@instruction(lambda d, moments: moments(d, moments))
-def _added(emit: Emitter, d: Any, moments: Any) -> Any:
-    """Moments with d and d² added.
+def _with(emit: Emitter, moments: Any, d: list[ir.Value]) -> Any:
+    """Moments with d and d² added to their first pieces.
 
     d is added by a multiplication with 1, which a fence hides from LLVM: processors multiply and
     add elsewhere than they convert and subtract.
@@ -105,14 +105,41 @@ def _added(emit: Emitter, d: Any, moments: Any) -> Any:
     one = constants(F64, [1.0] * _piece())
     one = llvm_function(builder, f"llvm.arithmetic.fence.{letters}", one.type, [one])
     sums = [cgutils.unpack_tuple(builder, some) for some in cgutils.unpack_tuple(builder, moments)]
-    found: tuple[list[ir.Value], list[ir.Value]] = [], []
-    for i, value in enumerate(cgutils.unpack_tuple(builder, d)):
-        for some, results, factor in zip(sums, found, (one, value), strict=True):
+    for i, value in enumerate(d):
+        for some, factor in zip(sums, (one, value), strict=True):
             arguments = [value, factor, some[i]]
-            results.append(llvm_function(builder, f"llvm.fma.{letters}", value.type, arguments))
-    return emit.context.make_tuple(
-        builder, emit.types[1], [_pieces(emit, results) for results in found]
+            some[i] = llvm_function(builder, f"llvm.fma.{letters}", value.type, arguments)
+    kind = types.UniTuple(_pieces_type(), 2)
+    return emit.context.make_tuple(builder, kind, [_pieces(emit, some) for some in sums])
+
+
+@instruction(lambda d, moments: moments(d, moments))
+def _added(emit: Emitter, d: Any, moments: Any) -> Any:
+    """Moments with d and d² added, all of whose pieces are given."""
+    return _with(emit, moments, cgutils.unpack_tuple(emit.builder, d))
+
+
+@instruction(
+    lambda pointer, index, points, moments, count: moments(
+        pointer, types.intp, points, moments, types.intp
     )
+)
+def _with_eight(
+    emit: Emitter, pointer: Any, index: Any, points: Any, moments: Any, count: Any
+) -> Any:
+    """Moments of float32 data with eight elements, or the first ``count`` of them, added."""
+    builder, kind, found = emit.builder, vector_type(F32, EIGHT), []
+    mask = first_of(builder, count, range(EIGHT))
+    arguments = [vector_at(builder, pointer, index, kind), I32(1), mask, ir.Constant(kind, None)]
+    values = masked(builder, "load", kind, kind, arguments)
+    about = cgutils.unpack_tuple(builder, points)
+    for i, first in enumerate(range(0, EIGHT, _piece())):
+        lanes = range(first, first + _piece())
+        value = builder.fpext(shuffled(builder, values, values, lanes), about[i].type)
+        d = builder.fsub(value, about[i])
+        some = shuffled(builder, mask, mask, lanes)
+        found.append(builder.select(some, d, ir.Constant(d.type, None)))
+    return _with(emit, moments, found)
 
 
 @instruction(lambda pointer, index, pieces: types.void(pointer, types.intp, pieces))
@@ -167,6 +194,20 @@ def add_part(x, i, points, moments, part):
     if x.dtype == types.float64:
         return compensated
     return whole if x.dtype == types.float32 and not isinstance(part, types.Integer) else some
+
+
+@by_types
+def add_end(x, i, points, moments, count):
+    """Add the moments of a row's last elements, about one point in all lanes."""
+    if x.dtype != types.float32:
+        return lambda x, i, points, moments, count: add_part(x, i, points, moments, count)
+
+    def by_eights(x, i, points, moments, count):
+        for k in range(0, count, EIGHT):
+            moments = _with_eight(x, i + k, points, moments, count - k)
+        return moments
+
+    return by_eights
 
 
 @by_types

@@ -33,14 +33,14 @@ from .target import masks_halves
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
-def _first(builder: Any, count: ir.Value, places: Any) -> ir.Value:
+def first_of(builder: Any, count: ir.Value, places: Any) -> ir.Value:
     """A mask of the lanes that hold one of the first ``count`` elements, by ``places``."""
     order = constants(I32, places)
     limit = repeated(builder, builder.trunc(count, I32), len(places))
     return builder.icmp_signed("<", order, limit)
 
 
-def _masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) -> ir.Value:
+def masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) -> ir.Value:
     """A call of llvm.masked.load or llvm.masked.store for vectors of a type."""
     letter = {F32: "f32", F64: "f64", I32: "i32"}.get(kind.element, "i16")
     return llvm_function(builder, f"llvm.masked.{name}.v{kind.count}{letter}.p0", result, args)
@@ -49,13 +49,13 @@ def _masked(builder: Any, name: str, result: ir.Type, kind: ir.Type, args: Any) 
 def _load_words(builder: Any, at: ir.Value, count: ir.Value) -> ir.Value:
     """The first ``count`` 16-bit elements: pairs of them as 32-bit words, and a last one alone."""
     words, pairs = vector_type(I32, HALF), builder.lshr(count, I64(1))
-    mask, none = _first(builder, pairs, range(HALF)), ir.Constant(words, None)
+    mask, none = first_of(builder, pairs, range(HALF)), ir.Constant(words, None)
     source = builder.bitcast(at, words.as_pointer())
-    value = _masked(builder, "load", words, words, [source, I32(1), mask, none])
+    value = masked(builder, "load", words, words, [source, I32(1), mask, none])
     last = builder.load(builder.gep(at, [builder.sub(count, I64(1))]), align=2)
     last = repeated(builder, builder.zext(last, I32), HALF)
     # In an odd count the last element's word comes after the pairs.
-    odd = _first(builder, builder.lshr(builder.add(count, I64(1)), I64(1)), range(HALF))
+    odd = first_of(builder, builder.lshr(builder.add(count, I64(1)), I64(1)), range(HALF))
     return builder.select(mask, value, builder.select(odd, last, none))
 
 
@@ -98,16 +98,16 @@ def load_some(emit: Emitter, pointer: Any, index: Any, count: Any) -> Any:
         kind = stored_type(emit.context, storage)
         return unpacked(builder, builder.bitcast(words, kind), storage)
     kind = vector_type(emit.context.get_value_type(storage))
-    at, mask = vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
+    at, mask = vector_at(builder, pointer, index, kind), first_of(builder, count, range(LANES))
     others = ir.Constant(kind, None)
-    value = _masked(builder, "load", kind, kind, [at, I32(1), mask, others])
+    value = masked(builder, "load", kind, kind, [at, I32(1), mask, others])
     return unpacked(builder, builder.bitcast(value, stored_type(emit.context, storage)), storage)
 
 
 @instruction(lambda pointer, lanes, others, count: lanes(pointer, lanes, others, types.intp))
 def merge_some(emit: Emitter, pointer: Any, lanes: Any, others: Any, count: Any) -> Any:
     """Select the lanes of the first ``count`` elements from one vector, the rest from another."""
-    mask = _first(emit.builder, count, places_of(emit.types[0].dtype))
+    mask = first_of(emit.builder, count, places_of(emit.types[0].dtype))
     return emit.builder.select(mask, lanes, others)
 
 
@@ -157,8 +157,8 @@ def _store_some(emit: Emitter, pointer: Any, index: Any, lanes: Any, count: Any)
     if not masks_halves():  # AVX2 masks 32-bit elements, but slowly
         _store_in_powers(builder, builder.gep(pointer, [index]), value, count)
         return
-    at, mask = vector_at(builder, pointer, index, kind), _first(builder, count, range(LANES))
-    _masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
+    at, mask = vector_at(builder, pointer, index, kind), first_of(builder, count, range(LANES))
+    masked(builder, "store", ir.VoidType(), kind, [value, at, I32(1), mask])
 
 
 # Parts of a row: ``part`` is None for all lanes, or else the number of elements. A kernel is

@@ -24,7 +24,16 @@ from .intrinsics import (
     smaller,
 )
 from .lanes import EIGHT, HALF, LANES, put_lanes, splat, splat_like, sum_of_lanes, zero_lanes
-from .moments import add_part, fold_moments, keep_moments, moved, nearest, points_of, start_moments
+from .moments import (
+    add_end,
+    add_part,
+    fold_moments,
+    keep_moments,
+    moved,
+    nearest,
+    points_of,
+    start_moments,
+)
 from .parts import load_part, load_some
 from .rows import BLOCK, sums_of, sums_of_rows
 from .steps import EXACT
@@ -143,7 +152,7 @@ def exact_moments_of_block(zero, x, step, rows, count, mean):
         for i in range(0, whole, LANES):
             moments = add_part(row, i, points, moments, None)
         if whole < count:
-            moments = add_part(row, whole, points, moments, count - whole)
+            moments = add_end(row, whole, points, moments, count - whole)
     return moments
 
 
