@@ -104,7 +104,8 @@ assert normgrad.batch_norm_backward(x, x, training=True).grad_bias.tolist() == [
 
 #: What a wheel for a platform is for. Its libraries need the C library's memset, memcpy and abort.
 _TAG = "py3-none-manylinux_2_17_x86_64"
-_LEVELS = ("x86-64-v3", "x86-64-v4", "x86-64-v4+avx512bf16")
+#: What prints the levels of x86-64 that there are libraries for.
+_LEVELS = "from normgrad.backends.cpu.packaged import LEVELS; print(*LEVELS)"
 _MOST_BYTES = 20_000_000
 
 
@@ -115,8 +116,8 @@ def _with_kernels(session: nox.Session, wheel: Path) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     session.run("wheel", "unpack", str(wheel), "--dest", str(work))
     (content,) = work.iterdir()
-    for level in _LEVELS:
-        folder = str(content / "normgrad/backends/cpu")
+    folder = str(content / "normgrad/backends/cpu")
+    for level in str(session.run("python", "-c", _LEVELS, silent=True)).split():
         session.run("python", "-m", "normgrad.backends.cpu.linking", level, folder)
     (about,) = content.glob("*.dist-info/WHEEL")
     text = about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")

@@ -27,6 +27,11 @@ class DType:
     unit_roundoff: float = 0.0
     smallest_subnormal: float = 0.0
 
+    @property
+    def is_half(self) -> bool:
+        """Whether it is float16 or bfloat16."""
+        return self in (float16, bfloat16)
+
     def __str__(self) -> str:
         return self.name
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-from ... import dtypes
 from ...dtypes import DType
 from ...layout import Axis, ceil_div, rounded_up
 from ...machine import Machine
@@ -266,8 +265,7 @@ def _least_row(problem: Problem) -> int:
         return COLUMN_RUN
     rows = problem.outer[-1]
     fits = held_at_once(problem.input.itemsize * rows.strides[1]) >= rows.size
-    half = problem.input.itemsize == dtypes.float16.itemsize
-    return MOMENTS_RUN if fits and half and problem.forward else EXACT_RUN
+    return MOMENTS_RUN if fits and problem.input.is_half and problem.forward else EXACT_RUN
 
 
 def _in_rows(problem: Problem, dtype: DType, moved: tuple[bool, ...]) -> Access:
@@ -388,9 +386,7 @@ def streams(access: Access, machine: Machine) -> int:
         if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
             return 0
         most = (access.bytes - 1) // machine.l2
-        if most >= machine.cores:
-            return MOST_THREADS
-        return most
+        return MOST_THREADS if most >= machine.cores else most
     least = STREAMED_PARTS_OF_FEW if row % LINE else STREAMED_ROW_OF_FEW
     if not access.columns and row < least:
         return 0
@@ -398,8 +394,7 @@ def streams(access: Access, machine: Machine) -> int:
     if read >= machine.cache:
         return MOST_THREADS
     if access.columns:
-        half = problem.result.itemsize == dtypes.float16.itemsize
-        most = MOST_THREADS if half else 1
+        most = MOST_THREADS if problem.result.is_half else 1
         return most if read > STREAMED_COLUMNS * machine.cache else 0
     return 1 if row % LINE == 0 and read >= STREAMED_BY_ONE * machine.cache else 0
 
@@ -413,6 +408,5 @@ def fetches_ahead(access: Access, machine: Machine) -> bool:
     """
     if not access.columns:
         return access.bytes > FETCHED_ROWS * machine.cache
-    half = access.dtype.itemsize == dtypes.float16.itemsize
-    near = machine.l2 if half else machine.cache
+    near = machine.l2 if access.dtype.is_half else machine.cache
     return access.bytes > FETCHED_COLUMNS * near and access.run == 1

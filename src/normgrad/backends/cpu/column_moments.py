@@ -54,8 +54,9 @@ def renew_means(x, sums, means, rows, width):
 def add_about_means(operation, x, step, rows, points, sums, width, ahead):
     """Add some rows to the moments of their elements, in float32, about means.
 
-    These are of the first rows, then of all rows before, whenever their number has doubled. So the
-    squares' sum is at most twice that about the final mean.
+    The first rows are about their own means. Whenever the number of rows has doubled, the next are
+    about the means of all before, so that the squares' sum is at most twice that about the final
+    mean.
     """
     means, done = real_buffer(BUFFER, x, x), plain(0)
     first = smaller(FIRST_ROWS, rows)

@@ -131,7 +131,10 @@ def _rounded(builder: Any, value: ir.Value) -> ir.Value:
 
 
 def _rounded_by_instruction(builder: Any, value: ir.Value) -> ir.Value:
-    """The same by AVX512_BF16's instruction, which takes subnormal numbers for zero: not those."""
+    """Round as ``_rounded`` does, but by AVX512_BF16's instruction.
+
+    The instruction takes subnormal numbers for zero, so that lanes with one go the other way.
+    """
     low, high = _halves(builder, value)
     kind, mask = ir.VectorType(_Bfloat(), LANES), ir.VectorType(ir.IntType(1), HALF)
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .conversions import F32, F64, I32, I64, narrow, widen
+from .conversions import F32, F64, I32, I64, narrow, shaped, widen
 from .helpers import Emitter, by_types, helper, instruction
 from .intrinsics import double_buffer, get, put, two_sum
 from .lanes import (
@@ -268,9 +268,8 @@ def nearest(emit: Emitter, pointer: Any, value: Any) -> Any:
     The difference of an element and such a number has few bits, and sums of some lose next to none.
     """
     builder, storage, kind = emit.builder, emit.types[0].dtype, value.type
-    single = vector_type(F32) if emit.types[1] != types.float64 else F32
-    found = widen(builder, narrow(builder, builder.fptrunc(value, single), storage), storage)
-    found = builder.fpext(found, kind)
+    found = narrow(builder, builder.fptrunc(value, shaped(kind, F32)), storage)
+    found = builder.fpext(widen(builder, found, storage), kind)
     # A number minus itself is NaN if it is not finite.
     zero = ir.Constant(kind, None)
     is_finite = builder.fcmp_ordered("==", builder.fsub(found, found), zero)

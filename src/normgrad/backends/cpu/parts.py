@@ -124,7 +124,10 @@ def _as_singles(builder: Any, line: ir.Value) -> ir.Value:
 def _storing(past_caches: bool, by_words: bool) -> Any:
     @instruction(lambda pointer, index, lanes: types.void(pointer, types.intp, lanes))
     def store_all(emit: Emitter, pointer: Any, index: Any, lanes: Any) -> None:
-        """Round to a tensor's type and write to elements ``index`` and following."""
+        """Round to a tensor's type and write to elements ``index`` and following.
+
+        A store past the caches is non-temporal; its first element must begin a cache line.
+        """
         value = packed(emit.builder, lanes, emit.types[0].dtype, by_words)
         # Line by line: LLVM would write the last line first, and memory is faster in order.
         count = LINE // size_of(value.type.element)
@@ -139,11 +142,6 @@ def _storing(past_caches: bool, by_words: bool) -> Any:
                 access.set_metadata("nontemporal", emit.builder.module.add_metadata([I32(1)]))
 
     return store_all
-
-
-# A streaming store is non-temporal; its first element must begin a cache line.
-_store_lanes, _stream_lanes = _storing(False, False), _storing(True, False)
-_store_by_words, _stream_by_words = _storing(False, True), _storing(True, True)
 
 
 @instruction(
@@ -185,38 +183,30 @@ def merge_part(pointer, lanes, others, part):
     return lambda pointer, lanes, others, part: lanes
 
 
-@by_types
-def store_part(pointer, index, lanes, part, streaming):
-    """Write a part of a row, rounded to the tensor's type; by non-temporal stores if asked."""
-    if isinstance(part, types.Integer):
-        return lambda pointer, index, lanes, part, streaming: _store_some(
-            pointer, index, lanes, part
-        )
+def _storing_part(by_words: bool) -> Any:
+    store_lanes, stream_lanes = _storing(False, by_words), _storing(True, by_words)
 
-    def store(pointer, index, lanes, part, streaming):
-        if streaming:
-            _stream_lanes(pointer, index, lanes)
-        else:
-            _store_lanes(pointer, index, lanes)
+    @by_types
+    def store_part(pointer, index, lanes, part, streaming):
+        """Write a part of a row, rounded to the tensor's type; by non-temporal stores if asked."""
+        if isinstance(part, types.Integer):
+            return lambda pointer, index, lanes, part, streaming: _store_some(
+                pointer, index, lanes, part
+            )
 
-    return store
+        def store(pointer, index, lanes, part, streaming):
+            if streaming:
+                stream_lanes(pointer, index, lanes)
+            else:
+                store_lanes(pointer, index, lanes)
+
+        return store
+
+    return store_part
 
 
-@by_types
-def store_part_by_words(pointer, index, lanes, part, streaming):
-    """As ``store_part``, rounding to bfloat16 by integers, which needs no branch."""
-    if isinstance(part, types.Integer):
-        return lambda pointer, index, lanes, part, streaming: _store_some(
-            pointer, index, lanes, part
-        )
-
-    def store(pointer, index, lanes, part, streaming):
-        if streaming:
-            _stream_by_words(pointer, index, lanes)
-        else:
-            _store_by_words(pointer, index, lanes)
-
-    return store
+# The second rounds to bfloat16 by integers, on any processor: it has no branch.
+store_part, store_part_by_words = _storing_part(False), _storing_part(True)
 
 
 @helper

@@ -143,7 +143,7 @@ def _forward(access: Access, over: _Over) -> list[Step]:
         return steps + _pass(over, before | coefficients, None, 0, write)
     if walks_forward(access):
         return [*steps, Step(over.tiles, sums="forward" + ALONG, after=B.DO_STATISTICS)]
-    moments = "moments" if access.dtype.itemsize == dtypes.float16.itemsize else EXACT
+    moments = "moments" if access.dtype.is_half else EXACT
     *rounds, last = _rounds(problem, B.DO_STATISTICS | coefficients)
     for finish in rounds:
         steps += _pass(over, before, moments, finish)

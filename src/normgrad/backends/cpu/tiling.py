@@ -321,9 +321,8 @@ def sums_apart(access: Access) -> bool:
     That step sums all rows, a part of their elements at a time. The step that writes dx then
     processes one row at a time, which stays in cache, however long it is.
     """
-    halves = access.dtype.itemsize == dtypes.float16.itemsize
     one = access.positions == 1 and not any(access.moved)
-    return halves and one and access.run * read_bytes(access.problem) >= ROW_APART
+    return access.dtype.is_half and one and access.run * read_bytes(access.problem) >= ROW_APART
 
 
 def of_columns(access: Access, tiles: Tiling) -> Tiling:
