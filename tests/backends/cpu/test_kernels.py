@@ -21,7 +21,10 @@ from support import OPERATORS, bits, cut_finely, make, run
 
 import normgrad as ng
 from normgrad import dtypes, plans
-from normgrad.backends.cpu import access, disk, kernels, units
+from normgrad.backends.cpu import access, disk, kernels, program, units
+from normgrad.memory import LINE
+from normgrad.testing import FORWARD, GRADIENTS
+from normgrad.testing.tensors import HALVES
 
 X86 = llvm.get_process_triple().startswith("x86_64")
 CODES = {dtype.name: dtype.code for dtype in dtypes.FLOATS}
@@ -382,6 +385,57 @@ def test_samples_together(monkeypatch, kind, dtype, shape, groups, together):
     monkeypatch.setattr(access, "TOGETHER", 0)
     assert results() == found
     assert {plan._program.access.together for plan in plans._plans.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "pattern"),
+    [
+        ("bfloat16", (32, 1024, 14, 14), "rows"),
+        ("float32", (64, 512, 20, 20), "rows"),
+        ("float32", (32, 1024, 14, 14), "columns"),  # whose rows end in partial lines
+        ("bfloat16", (256, 512, 7, 7), "columns"),  # whose rows are short
+    ],
+)
+def test_tasks_of_large_gradients_write_whole_cache_lines(dtype, shape, pattern):
+    tensor, vector = ng.TensorSpec(shape, dtype), ng.TensorSpec((shape[1],), "float32")
+    plan = ng.plan(
+        "batch_norm_backward", grad_out=tensor, input=tensor, weight=vector,
+        save_mean=vector, save_invstd=vector, training=True,
+    )  # fmt: skip
+    assert plan.path.startswith(pattern)
+    row = shape[2] * shape[3] * dtypes.parse(dtype).itemsize
+    assert pattern == "columns" or plan._program.tiling.at_once * row % LINE == 0
+
+
+def _within_nan(value, first: int):
+    """An array like another, whose memory has NaN before and after it."""
+    memory = np.full(value.size + 2 * first, np.nan, value.dtype)
+    return memory[first : first + value.size].reshape(value.shape)
+
+
+@pytest.mark.parametrize("length", [32, 33, 49, 196])
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+@pytest.mark.parametrize("kind", [*GRADIENTS, *FORWARD])
+def test_adjacent_channels_past_the_caches(monkeypatch, kind, dtype, length):
+    """As through them, to the bit, though cache lines have elements of two channels."""
+    case = make(kind, (3, 12, length), dtype=dtype, num_groups=4)
+    found = case.call()
+    found = found if isinstance(found, tuple) else (found,)
+
+    def results(threads: int, first: int):
+        monkeypatch.setattr(program, "streams", lambda access, channels, machine: threads)
+        plans._plans.clear()
+        plans._ready.clear()
+        outs = [None if value is None else _within_nan(value, first) for value in found]
+        case.call(out=tuple(outs) if len(outs) > 1 else outs[0])
+        for out in outs:
+            if out is not None and first:
+                around = out.base[:first], out.base[-first:]
+                assert np.isnan(np.concatenate(around).astype(np.float64)).all()
+        return [None if out is None else out.tobytes() for out in outs]
+
+    through = results(0, 0)
+    assert all(results(access.MOST_THREADS, first) == through for first in (0, 1, 16))
 
 
 @pytest.mark.parametrize("which", ["input", "mean"])

@@ -47,8 +47,9 @@ COLUMN_RUN = 32
 MOMENTS_RUN, EXACT_RUN = 48, 96
 #: The same limit for tensors of FAR_APART bytes or more, if a channel's sums must be known before
 #: its dx: the channel's rows in the images of a batch are too far apart for the processor to
-#: prefetch them.
-FAR_RUN, FAR_APART = 512, 32 << 20
+#: prefetch them. FETCHED_RUN is the limit of half types, and of gradients whose rows are whole
+#: cache lines: they gain more by what is prefetched while dx is written (see J_NEXT).
+FAR_RUN, FETCHED_RUN, FAR_APART = 512, 128, 32 << 20
 #: The most elements in a row. Longer rows are cut, so that several tasks can share a row.
 LONGEST_ROW = 1 << 13
 #: The least bytes of a row that is written with non-temporal stores, which bypass the caches. There
@@ -114,6 +115,11 @@ class Access(NamedTuple):
     repeat: int = 1
     chunk: int = 1
     moved: tuple[bool, ...] = (False, False, False)
+
+    @property
+    def has_adjacent_channels(self) -> bool:
+        """Whether a position's channels follow each other, and may be written as one row."""
+        return not self.columns and self.run >= LANES and set(self.channel.strides) == {self.run}
 
     @property
     def positions(self) -> int:
@@ -260,7 +266,9 @@ def waits(problem: Problem) -> bool:
 def _least_row(problem: Problem) -> int:
     """The length from which adjacent channels are read as rows rather than columns."""
     if waits(problem) and bytes_of(problem, problem.positions) >= FAR_APART:
-        return FAR_RUN
+        row = problem.inner.size * problem.input.itemsize
+        lines = row % LINE == 0 and not problem.missing_mean
+        return FETCHED_RUN if problem.input.is_half or lines else FAR_RUN
     if not problem.missing_mean:
         return COLUMN_RUN
     rows = problem.outer[-1]
@@ -363,8 +371,11 @@ def keeps_copy(access: Access) -> bool:
     return needs_sums and access.moved == (True, False, False)
 
 
-def streams(access: Access, machine: Machine) -> int:
+def streams(access: Access, channels: int, machine: Machine) -> int:
     """The largest number of threads with which dx is written with non-temporal stores.
+
+    ``channels`` is how many channels a task writes together: if their rows are adjacent in memory,
+    only the first and last of them end in partial cache lines.
 
     Such stores bypass the caches. An ordinary store reads its cache line first, which costs most
     where the L3 is a large server's: there non-temporal stores are used as soon as the data exceed
@@ -380,8 +391,11 @@ def streams(access: Access, machine: Machine) -> int:
     if problem.read_next and held and not access.columns:
         return 0
     row = access.run * problem.result.itemsize
-    if access.along and row % LINE == 0 and access.channel.strides[2] == access.run:
-        row *= access.channel.size  # the rows follow each other in whole lines
+    adjacent = access.has_adjacent_channels
+    if access.along:  # rows of whole lines, each of which is a channel
+        adjacent = row % LINE == 0 and access.channel.strides[2] == access.run
+    if adjacent:
+        row *= channels
     if machine.shares_l3:
         if not access.columns and row < STREAMED_ROW * (2 if row % LINE else 1):
             return 0

@@ -136,7 +136,9 @@ J_CHANNEL, J_CHANNELS, J_ROWS, J_RUN, J_REPEAT, J_PER_GROUP = _job.each(6)
 J_ROW_STEPS, J_CHANNEL_STEPS = _job(3), _job(3)
 J_GAIN, J_SHIFT, J_MEAN, J_SLOPE, J_SCALE, J_INVSTD = _job.each(6)
 J_SUMS = _job(4)
-J_STREAM, J_AHEAD = _job.each(2)
+# Whether dx is written with non-temporal stores, and whether rows are prefetched while others are
+# summed; and how many channels later begin those that are prefetched while dx is written, or 0.
+J_STREAM, J_AHEAD, J_NEXT = _job.each(3)
 # The position at which a walk began, and the elements of a channel before the piece's.
 J_BEGIN, J_BEFORE = _job.each(2)
 # The addresses of weight and bias along the rows; the index of the row's first element among the

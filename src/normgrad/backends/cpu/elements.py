@@ -12,7 +12,7 @@ from numba.core.extending import models, register_model
 
 from .access import ALONG
 from .helpers import by_types
-from .lanes import as_loaded, product, zero_lanes
+from .lanes import as_loaded, prefetch_lanes, product, zero_lanes
 from .parts import load_part, merge_part, store_part, store_part_by_words
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -121,6 +121,22 @@ def written(operation, tensors, k, coefficients, part):
         return scale * (gain * load_part(tensors[0], k, part) - inner)
 
     return applied
+
+
+@by_types
+def fetched(operation, tensors, k, ahead):
+    """Prefetch what lies ``ahead`` elements after a part of a row, if the operation gains by it."""
+    if operation.operation == "forward":
+        return lambda operation, tensors, k, ahead: prefetch_lanes(tensors[1], k + ahead)
+    if operation.operation != "apply":
+        return lambda operation, tensors, k, ahead: None
+
+    def both(operation, tensors, k, ahead):
+        if ahead != 0:
+            prefetch_lanes(tensors[0], k + ahead)
+            prefetch_lanes(tensors[1], k + ahead)
+
+    return both
 
 
 @by_types

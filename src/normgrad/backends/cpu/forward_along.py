@@ -26,7 +26,8 @@ from .intrinsics import (
 )
 from .lanes import EIGHT, splat_like
 from .row_moments import moments_of_channels
-from .rows import further, sums_of, three, write_row
+from .row_writes import write_row
+from .rows import further, sums_of, three
 from .vectors import canonical
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -66,10 +67,11 @@ def find_statistics(job, first, rows, means, invstds):
 def normalise(operation, tensors, steps, rows, run, means, invstds, along, past_caches):
     """Write y of some rows."""
     x = tensors[1]
+    ahead = NEAR // item_size(x)
     for r in range(rows):
         gain, mean = splat_like(x, x, get(invstds, r)), splat_like(x, x, get(means, r))
         coefficients = gain, gain, mean, gain, gain
-        write_row(operation, tensors, coefficients, along, run, past_caches)
+        write_row(operation, tensors, coefficients, along, run, ahead, past_caches)
         tensors = further(tensors, steps, 1)
 
 

@@ -27,6 +27,7 @@ from . import (
     forward_along,
     moves,
     row_moments,
+    row_writes,
     rows,
     statistics,
     teams,
@@ -46,8 +47,8 @@ _KERNELS = {
     "rows": {
         **dict.fromkeys(("sums", "evaluate", "sums" + ALONG), rows.sums),
         **dict.fromkeys(("moments", EXACT), row_moments.moments),
-        **dict.fromkeys(("apply", "scale", "normalise"), rows.write),
-        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), rows.write),
+        **dict.fromkeys(("apply", "scale", "normalise"), row_writes.write),
+        **dict.fromkeys(("apply" + ALONG, "normalise" + ALONG), row_writes.write),
         "parameters" + ALONG: along.parameters,
         "gradients" + ALONG: along.gradients,
         "forward" + ALONG: forward_along.forward,

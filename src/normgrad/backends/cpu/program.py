@@ -71,7 +71,7 @@ class Program:
     def template(self) -> npt.NDArray[np.int64]:
         """The parameter block without its addresses."""
         access = self.access
-        fields = _axes(access) | _vectors(access) | _facts(access, self.machine)
+        fields = _axes(access) | _vectors(access) | _facts(self)
         fields |= _workspace(self)[0]
         words = [0] * B.BLOCK_FIELDS
         for field, value in fields.items():
@@ -131,9 +131,11 @@ def _vectors(access: Access) -> _Fields:
     return fields
 
 
-def _facts(access: Access, machine: Machine) -> _Fields:
+def _facts(program: Program) -> _Fields:
     """The block's fields on the problem: its facts, scalars and axes."""
+    access, machine = program.access, program.machine
     problem = access.problem
+    together = program.tiling.at_once if program.tiling else 1
     return {
         B.FORWARD: problem.forward,
         B.GIVEN_SUMS: problem.given_sums,
@@ -154,7 +156,7 @@ def _facts(access: Access, machine: Machine) -> _Fields:
         B.DY_IN_DX: keeps_copy(access),
         B.DATA_SIZES: [dtype.itemsize for dtype in access.data],
         B.REPEAT: access.repeat,
-        B.STREAM: streams(access, machine),
+        B.STREAM: streams(access, together, machine),
         B.AHEAD: fetches_ahead(access, machine),
         B.BANK_SETS: 1,
     }

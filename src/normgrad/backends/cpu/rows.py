@@ -5,12 +5,10 @@ Sums are formed in lanes, in the arithmetic's type, in chains that are folded in
 
 from __future__ import annotations
 
-from numba import types
-
 from ...memory import LINE
 from . import block as B
 from .access import FETCHED
-from .elements import added, coefficients_at, written
+from .elements import added
 from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
@@ -28,7 +26,6 @@ from .intrinsics import (
     smaller,
 )
 from .lanes import EIGHT, LANES, prefetch_lanes, put_lanes, splat_like, zero_lanes
-from .parts import store_part
 from .sums import LOTS, add_chains, add_kept_totals, few_terms, is_short, keep_totals, start_total
 from .target import has_many_registers
 from .vectors import next_group
@@ -224,95 +221,3 @@ def sums(operation, dy, x, dx, job):
             group, left = next_group(group, left, per_group)
         if rows * run >= LANES:
             add_kept_totals(zero_lanes(dy, x), kept, n, sums, first + start)
-
-
-@helper
-def lines_to_stream(pointer, count):
-    """The begin and end of the part of a row that is whole lanes, from a cache line's start on."""
-    size = item_size(pointer)
-    address = address_of(pointer)
-    head = -(address // size) % (LINE // size)
-    if address % size != 0 or head >= count:
-        return 0, 0
-    return head, head + (count - head) // LANES * LANES
-
-
-@helper
-def compute_part(operation, tensors, k, coefficients, along, part):
-    """Compute a part of a row of dx or y."""
-    here = coefficients_at(operation, tensors[0], coefficients, along[0], along[1], k, part)
-    return written(operation, tensors, k, here, part)
-
-
-@helper
-def write_part(operation, tensors, k, coefficients, along, part, streaming):
-    """Compute and write a part of a row of dx or y."""
-    found = compute_part(operation, tensors, k, coefficients, along, part)
-    store_part(tensors[2], k, found, part, streaming)
-
-
-@by_types
-def write_row(operation, tensors, coefficients, along, count, past_caches):
-    """Write a row; unless ``past_caches`` is None, its whole cache lines with streaming stores.
-
-    The coefficients are lanes. The row's last lanes may overlap the lanes before: processors write
-    whole vectors faster than parts. They are computed first, since dx may overwrite dy or x.
-    """
-
-    def write(operation, tensors, coefficients, along, count, past_caches):
-        if count < LANES:
-            write_part(operation, tensors, plain(0), coefficients, along, count, False)
-            return
-        last = compute_part(operation, tensors, count - LANES, coefficients, along, None)
-        for k in range(0, count - LANES, LANES):
-            write_part(operation, tensors, k, coefficients, along, None, False)
-        store_part(tensors[2], count - LANES, last, None, False)
-
-    def stream(operation, tensors, coefficients, along, count, past_caches):
-        k, end = lines_to_stream(tensors[2], count)
-        if k > 0:
-            write_part(operation, tensors, plain(0), coefficients, along, k, False)
-        while k < end:
-            write_part(operation, tensors, k, coefficients, along, None, True)
-            k += LANES
-        while k < count:
-            part = smaller(count - k, LANES)
-            write_part(operation, tensors, k, coefficients, along, part, False)
-            k += LANES
-
-    return write if isinstance(past_caches, types.NoneType) else stream
-
-
-@helper
-def write_rows(operation, dy, x, dx, job, past_caches):
-    """Write dx or y of each channel's rows."""
-    not_inlined()
-    steps, apart = three(job, B.J_ROW_STEPS), three(job, B.J_CHANNEL_STEPS)
-    rows, run, real = get(job, B.J_ROWS), get(job, B.J_RUN), real_of(dy, x)
-    along = like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
-    gains, offsets = doubles_at(get(job, B.J_GAIN)), doubles_at(get(job, B.J_SHIFT))
-    means = doubles_at(get(job, B.J_MEAN))
-    slopes, scales = doubles_at(get(job, B.J_SLOPE)), doubles_at(get(job, B.J_SCALE))
-    first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    group, left = first // per_group, per_group - first % per_group
-    for c in range(get(job, B.J_CHANNELS)):
-        channel = first + c
-        coefficients = (
-            splat_like(dy, x, get(gains, channel)), splat_like(dy, x, get(offsets, channel)),
-            splat_like(dy, x, get(means, group)), splat_like(dy, x, get(slopes, group)),
-            splat_like(dy, x, get(scales, group)),
-        )  # fmt: skip
-        here = further((dy, x, dx), apart, c)
-        for _ in range(rows):
-            write_row(operation, here, coefficients, along, run, past_caches)
-            here = further(here, steps, 1)
-        group, left = next_group(group, left, per_group)
-
-
-@helper
-def write(operation, dy, x, dx, job):
-    """Write dx or y, with streaming stores if the job asks for them."""
-    if get(job, B.J_STREAM) != 0:
-        write_rows(operation, dy, x, dx, job, plain(1))
-    else:
-        write_rows(operation, dy, x, dx, job, None)

@@ -269,6 +269,9 @@ def _of_channels(access: Access, whole: Tiling) -> Tiling:
         cache = IN_CACHE if whole.piece_rows == positions else RUNS_IN_CACHE
         most = max(SMALL, min(cache // read_bytes(problem), wanted))
         block = min(channels, max(1, most // (per_channel * unit)) * unit)
+        if access.has_adjacent_channels:  # what a task writes is whole cache lines, if it can be
+            lines = unit * (LINE // gcd(unit * access.run * access.dtype.itemsize, LINE))
+            block -= block % lines if block > lines else 0
     found = whole._replace(sets_per_task=turn, channel_block=block, at_once=block)
     parts = 1
     if found.tasks < enough:
