@@ -48,8 +48,8 @@ MOMENTS_RUN, EXACT_RUN = 48, 96
 #: The same limit for tensors of FAR_APART bytes or more, if a channel's sums must be known before
 #: its dx: the channel's rows in the images of a batch are too far apart for the processor to
 #: prefetch them. FETCHED_RUN is the limit of half types, and of gradients whose rows are whole
-#: cache lines: they gain more by what is prefetched while dx is written (see J_NEXT).
-FAR_RUN, FETCHED_RUN, FAR_APART = 512, 128, 32 << 20
+#: cache lines: they gain more by what is prefetched while dx is written (see ``fetches_next``).
+FAR_RUN, FETCHED_RUN, FAR_APART = 512, 192, 32 << 20
 #: The most elements in a row. Longer rows are cut, so that several tasks can share a row.
 LONGEST_ROW = 1 << 13
 #: The least bytes of a row that is written with non-temporal stores, which bypass the caches. There
@@ -424,3 +424,15 @@ def fetches_ahead(access: Access, machine: Machine) -> bool:
         return access.bytes > FETCHED_ROWS * machine.cache
     near = machine.l2 if access.dtype.is_half else machine.cache
     return access.bytes > FETCHED_COLUMNS * near and access.run == 1
+
+
+def fetches_next(access: Access, machine: Machine) -> bool:
+    """Whether a task prefetches what the next task sums, while it writes dx.
+
+    Writing waits for memory, so such reads cost nothing; only batch norm's gradients gain. Group
+    norm's tasks follow each other in memory, where the processor prefetches by itself, and moments
+    take longer than memory.
+    """
+    gradients = access.problem.result_needs_sums and access.sets.size == 1
+    apart = not access.columns or access.run > 1
+    return gradients and apart and access.bytes > FETCHED_ROWS * machine.cache

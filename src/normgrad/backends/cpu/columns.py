@@ -223,14 +223,14 @@ def sums(operation, dy, x, dx, job):
 @passed
 def write_part(arguments, c, part):
     """Write a part of some rows."""
-    operation, tensors, steps, rows, terms, ahead, streaming = arguments
+    operation, tensors, steps, rows, terms, later, streaming = arguments
     lanes = (
         get_lanes(terms[0], c), get_lanes(terms[1], c), get_lanes(terms[2], c),
         get_lanes(terms[3], c), get_lanes(terms[4], c),
     )  # fmt: skip
     for _ in range(rows):
-        if ahead and coefficients_used(operation) == len(terms):
-            fetch_later(tensors, LATER, c)
+        if later != 0 and coefficients_used(operation) == len(terms):
+            fetch_later(tensors, later, c)
         found = written(operation, tensors, c, lanes, part)
         store_part(tensors[2], c, found, part, streaming)
         tensors = further(tensors, steps, 1)
@@ -253,7 +253,10 @@ def write(operation, dy, x, dx, job):
     for i in range(coefficients_used(operation)):
         # Each channel has its own gain and shift.
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
-    count, width, ahead = get(job, B.J_ROWS), channels * run * repeat, get(job, B.J_AHEAD) != 0
+    count, width = get(job, B.J_ROWS), channels * run * repeat
+    later = get(job, B.J_NEXT) * get(job, B.J_CHANNEL_STEPS) * item_size(dx)
+    if get(job, B.J_AHEAD) != 0:
+        later = LATER
     streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, apart[2])
     rows = count // repeat
     quarter, far = quarters(rows, apart)
@@ -261,9 +264,9 @@ def write(operation, dy, x, dx, job):
     for r in range(rows, QUARTERS * quarter - 1, -1):
         m = smaller(repeat, count - r * repeat)
         here = further((dy, x, dx), apart, r)
-        arguments = operation, here, apart, 1, terms, ahead, streaming
+        arguments = operation, here, apart, 1, terms, later, streaming
         over_row(write_part, arguments, channels * run * m)
     for r in range(quarter):
         here = further((dy, x, dx), apart, r if streaming else quarter - 1 - r)
-        arguments = operation, here, far, QUARTERS, terms, ahead, streaming
+        arguments = operation, here, far, QUARTERS, terms, later, streaming
         over_row(write_part, arguments, width)

@@ -22,7 +22,7 @@ SMALL = 1 << 14
 PART = 1 << 13
 #: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and where
 #: images are read one after the other even so (see SHORT_ROW), whose runs should be long.
-IN_CACHE, RUNS_IN_CACHE = 1 << 18, 1 << 20
+IN_CACHE, RUNS_IN_CACHE = 1 << 19, 1 << 20
 #: The number of tasks that keeps a large server busy, and whose sums still cost little to add up.
 TASKS = 64
 #: The number of tasks from which tasks are made larger instead. If there are fewer, channels are

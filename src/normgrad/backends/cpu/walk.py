@@ -321,17 +321,6 @@ def sum_parameters(block, step, job, s, slot, b0, b1, part):
 
 
 @helper
-def fetches_next(block, step):
-    """Whether a task prefetches what the next task sums, while it writes dx.
-
-    Group norm's tasks follow each other in memory, where the processor prefetches by itself; and
-    moments take longer than the memory, from which nothing is gained.
-    """
-    sums_first = (get(step, B.SUMS_KERNEL) != 0) & (get(block, B.FORWARD) == 0)
-    return sums_first and get(block, B.AHEAD) != 0 and get(block, B.SETS) == 1
-
-
-@helper
 def run_task(block, step, task):
     """Run one task: the step's work on the task's tile."""
     not_inlined()
@@ -382,7 +371,7 @@ def run_task(block, step, task):
                 start_job(block, job, bank, part)
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
-                put(job, B.J_NEXT, b1 - b0 if fetches_next(block, step) else 0)
+                put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
                 walk(block, step, writes, uses, job, s, b0, b1, first, last, plain(1))
     if finally_ != 0:
         call(arithmetic, (block, finally_, 0, 0, c0, c1))
