@@ -26,7 +26,7 @@ from .intrinsics import (
 )
 from .lanes import EIGHT, splat_like
 from .row_moments import moments_of_channels
-from .row_writes import write_row
+from .row_writes import is_streamed, write_row
 from .rows import further, sums_of, three
 from .vectors import canonical
 
@@ -94,7 +94,7 @@ def forward(operation, dy, x, dx, job):
         choose_points(job, here[1], steps[1], c, rows)
         moments_of_channels(operation, here[1], job, c, c + rows)
         find_statistics(job, c, rows, means, invstds)
-        if get(job, B.J_STREAM) != 0:
+        if is_streamed(dx, job):
             normalise(operation, here, steps, rows, run, means, invstds, along, plain(1))
         else:
             normalise(operation, here, steps, rows, run, means, invstds, along, None)

@@ -195,9 +195,15 @@ def stream_rows(operation, dy, x, dx, job):
 
 
 @helper
+def is_streamed(dx, job):
+    """Whether a job asks for streaming stores, for which elements must be aligned."""
+    return get(job, B.J_STREAM) != 0 and address_of(dx) % item_size(dx) == 0
+
+
+@helper
 def write(operation, dy, x, dx, job):
-    """Write dx or y, with streaming stores if the job asks for them and elements are aligned."""
-    if get(job, B.J_STREAM) != 0 and address_of(dx) % item_size(dx) == 0:
+    """Write dx or y, with streaming stores if they are asked for."""
+    if is_streamed(dx, job):
         stream_rows(operation, dy, x, dx, job)
     else:
         write_rows(operation, dy, x, dx, job)
