@@ -11,8 +11,9 @@ from numba import types
 from . import block as B
 from .access import ROWS, SHORT
 from .coefficients import NORMAL_SINGLES, holds, keep_precision
-from .columns import BUFFER, SPAN, gather_sums, start_sums
+from .columns import BUFFER, SPAN, fetch_later, gather_sums, start_sums
 from .conversions import HalfStorage
+from .elements import prefetch_inputs
 from .helpers import by_types, helper, passed
 from .intrinsics import (
     bits_to_double,
@@ -20,7 +21,6 @@ from .intrinsics import (
     doubles_at,
     get,
     inlined,
-    item_size,
     like,
     not_inlined,
     plain,
@@ -35,7 +35,6 @@ from .lanes import (
     LANES,
     as_loaded,
     double_lanes,
-    prefetch_lanes,
     put_lanes,
     splat,
     splat_like,
@@ -44,7 +43,7 @@ from .lanes import (
     zero_lanes,
 )
 from .parts import load_part, over_row, store_part
-from .rows import KEPT, further, has_whole_lines, keep_short_row, sums_of, sums_of_rows, three
+from .rows import KEPT, further, keep_short_row, streams_lines, sums_of, sums_of_rows, three
 from .sums import fold_sums, total_of
 from .target import has_many_registers
 from .vectors import canonical
@@ -122,18 +121,10 @@ def fetches_beside_sums(tensor):
 
 
 @helper
-def fetch_later(tensors, later, c):
-    """Prefetch what lies some bytes after a part of dy and x."""
-    prefetch_lanes(tensors[0], later // item_size(tensors[0]) + c)
-    prefetch_lanes(tensors[1], later // item_size(tensors[1]) + c)
-
-
-@helper
 def fetch_on(tensors, c, ahead):
     """Prefetch what is read later, since no processor foresees so many rows at once."""
     if fetches_beside_sums(tensors[0]):
-        prefetch_lanes(tensors[0], c + ahead[0])
-        prefetch_lanes(tensors[1], c + ahead[1])
+        prefetch_inputs(tensors, c + ahead[0], c + ahead[1])
 
 
 @by_types
@@ -232,7 +223,7 @@ def parameters(operation, dy, x, dx, job):
     for k in range(0, run, SPAN):
         width = smaller(SPAN, run - k)
         tensors = further((dy, x, dx), (1, 1, 1), k)
-        streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(tensors[2], width, steps[2])
+        streaming = streams_lines(job, tensors[2], width, steps[2])
         start_sums(columns, width, zero)
         for i in range(0, count, ROWS):
             rows = smaller(ROWS, count - i)
@@ -335,7 +326,7 @@ def short_rows(operation, dy, x, dx, job, writes):
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
     start_sums(columns, run, zero)
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
+    streaming = streams_lines(job, dx, run, steps[2])
     numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
     ahead = ROWS * steps[0], ROWS * steps[1]
     fetches = get(job, B.J_AHEAD) != 0 and not fetches_beside_sums(dy)
@@ -410,7 +401,7 @@ def one_by_one(operation, dy, x, dx, job, writes):
     first, adds = get(job, B.J_CHANNEL), get(job, B.J_ADDS) != 0
     means = shift(doubles_at(get(job, B.J_MEAN)), first)
     invstds = shift(doubles_at(get(job, B.J_INVSTD)), first)
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2])
+    streaming = streams_lines(job, dx, run, steps[2])
     numbers, sums = real_buffer(NUMBERS, dy, x), no_sums()
     here = dy, x, dx
     for i in range(count):

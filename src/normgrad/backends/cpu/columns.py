@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from . import access
 from . import block as B
-from .elements import added, coefficients_used, written
+from .elements import added, coefficients_used, fetched, prefetch_inputs, written
 from .helpers import helper, passed
 from .intrinsics import (
     double_buffer,
@@ -26,18 +26,9 @@ from .intrinsics import (
     smaller,
     store,
 )
-from .lanes import (
-    LANES,
-    as_loaded,
-    get_lanes,
-    in_sequence,
-    prefetch_lanes,
-    put_lanes,
-    splat_like,
-    zero_lanes,
-)
+from .lanes import LANES, as_loaded, get_lanes, in_sequence, put_lanes, splat_like, zero_lanes
 from .parts import load_part, over_row, store_part
-from .rows import CHAIN, further, has_whole_lines, sums_of, three
+from .rows import CHAIN, further, streams_lines, sums_of, three, to_next_task
 from .sums import add_columns, add_terms, clear_lanes, fold_lanes
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -62,8 +53,8 @@ BUFFER_OF_TWO = 2 * BUFFER
 @helper
 def fetch_later(tensors, later, c):
     """Prefetch what is so many bytes after a part of dy and x."""
-    prefetch_lanes(tensors[0], later // item_size(tensors[0]) + c)
-    prefetch_lanes(tensors[1], later // item_size(tensors[1]) + c)
+    at = c + later // item_size(tensors[0])
+    prefetch_inputs(tensors, at, at)
 
 
 @passed
@@ -205,7 +196,7 @@ def sums(operation, dy, x, dx, job):
         along_row(job, B.J_GAIN, plain(1), dy, terms[1])
     width = channels * run * repeat
     ahead = get(job, B.J_AHEAD) != 0
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, apart[2])
+    streaming = streams_lines(job, dx, width, apart[2])
     start_sums(columns, width, zero)
     rows = count // repeat if count >= FEW_ROWS * repeat else 0
     if rows > 0:
@@ -223,14 +214,13 @@ def sums(operation, dy, x, dx, job):
 @passed
 def write_part(arguments, c, part):
     """Write a part of some rows."""
-    operation, tensors, steps, rows, terms, later, streaming = arguments
+    operation, tensors, steps, rows, terms, ahead, streaming = arguments
     lanes = (
         get_lanes(terms[0], c), get_lanes(terms[1], c), get_lanes(terms[2], c),
         get_lanes(terms[3], c), get_lanes(terms[4], c),
     )  # fmt: skip
     for _ in range(rows):
-        if later != 0 and coefficients_used(operation) == len(terms):
-            fetch_later(tensors, later, c)
+        fetched(operation, tensors, c, ahead)
         found = written(operation, tensors, c, lanes, part)
         store_part(tensors[2], c, found, part, streaming)
         tensors = further(tensors, steps, 1)
@@ -254,19 +244,17 @@ def write(operation, dy, x, dx, job):
         # Each channel has its own gain and shift.
         along_row(job, B.J_GAIN + i, 1 if i < 2 else per, dy, terms[i])
     count, width = get(job, B.J_ROWS), channels * run * repeat
-    later = get(job, B.J_NEXT) * get(job, B.J_CHANNEL_STEPS) * item_size(dx)
-    if get(job, B.J_AHEAD) != 0:
-        later = LATER
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, width, apart[2])
+    ahead = LATER // item_size(dx) if get(job, B.J_AHEAD) != 0 else to_next_task(job)
+    streaming = streams_lines(job, dx, width, apart[2])
     rows = count // repeat
     quarter, far = quarters(rows, apart)
     # The rest of a row, and the rows that are left over.
     for r in range(rows, QUARTERS * quarter - 1, -1):
         m = smaller(repeat, count - r * repeat)
         here = further((dy, x, dx), apart, r)
-        arguments = operation, here, apart, 1, terms, later, streaming
+        arguments = operation, here, apart, 1, terms, ahead, streaming
         over_row(write_part, arguments, channels * run * m)
     for r in range(quarter):
         here = further((dy, x, dx), apart, r if streaming else quarter - 1 - r)
-        arguments = operation, here, far, QUARTERS, terms, later, streaming
+        arguments = operation, here, far, QUARTERS, terms, ahead, streaming
         over_row(write_part, arguments, width)

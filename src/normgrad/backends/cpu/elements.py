@@ -11,7 +11,8 @@ from numba import types
 from numba.core.extending import models, register_model
 
 from .access import ALONG
-from .helpers import by_types
+from .helpers import by_types, helper
+from .intrinsics import inlined
 from .lanes import as_loaded, prefetch_lanes, product, zero_lanes
 from .parts import load_part, merge_part, store_part, store_part_by_words
 
@@ -123,6 +124,14 @@ def written(operation, tensors, k, coefficients, part):
     return applied
 
 
+@helper
+def prefetch_inputs(tensors, dy, x):
+    """Prefetch a part of dy and a part of x, from these elements on."""
+    inlined()  # a call would save and restore the registers of the sums
+    prefetch_lanes(tensors[0], dy)
+    prefetch_lanes(tensors[1], x)
+
+
 @by_types
 def fetched(operation, tensors, k, ahead):
     """Prefetch what lies ``ahead`` elements after a part of a row, if the operation gains by it."""
@@ -133,8 +142,7 @@ def fetched(operation, tensors, k, ahead):
 
     def both(operation, tensors, k, ahead):
         if ahead != 0:
-            prefetch_lanes(tensors[0], k + ahead)
-            prefetch_lanes(tensors[1], k + ahead)
+            prefetch_inputs(tensors, k + ahead, k + ahead)
 
     return both
 

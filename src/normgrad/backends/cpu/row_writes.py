@@ -25,7 +25,7 @@ from .intrinsics import (
 )
 from .lanes import LANES, splat_like
 from .parts import merge_part, store_part
-from .rows import further, three
+from .rows import further, three, to_next_task
 from .vectors import next_group
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -110,12 +110,6 @@ def parameters_along(dy, x, job):
     """The addresses of weight and bias along the rows."""
     real = real_of(dy, x)
     return like(get(job, B.J_WEIGHT), real), like(get(job, B.J_BIAS), real)
-
-
-@helper
-def to_next_task(job):
-    """How many elements later lies what the next task reads, if it is worth prefetching."""
-    return get(job, B.J_NEXT) * get(job, B.J_CHANNEL_STEPS)
 
 
 @helper

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...memory import LINE
 from . import block as B
 from .access import FETCHED
-from .elements import added
+from .elements import added, prefetch_inputs
 from .helpers import by_types, helper
 from .intrinsics import (
     address_of,
@@ -25,7 +25,7 @@ from .intrinsics import (
     shift,
     smaller,
 )
-from .lanes import EIGHT, LANES, prefetch_lanes, put_lanes, splat_like, zero_lanes
+from .lanes import EIGHT, LANES, put_lanes, splat_like, zero_lanes
 from .sums import LOTS, add_chains, add_kept_totals, few_terms, is_short, keep_totals, start_total
 from .target import has_many_registers
 from .vectors import next_group
@@ -49,8 +49,7 @@ def fetch(tensors, steps, count):
     """Prefetch a channel's row in the next image, which the processor does not do by itself."""
     inlined()  # a call would save and restore the registers of the sums
     for k in range(0, count, LANES):
-        prefetch_lanes(tensors[0], steps[0] + k)
-        prefetch_lanes(tensors[1], steps[1] + k)
+        prefetch_inputs(tensors, steps[0] + k, steps[1] + k)
 
 
 @helper
@@ -127,10 +126,17 @@ def three(job, field):
 
 
 @helper
-def has_whole_lines(pointer, width, step):
-    """Whether rows are whole cache lines, so that streaming stores can write whole lanes."""
+def to_next_task(job):
+    """How many elements later lies what the next task sums; 0 if it is not prefetched."""
+    return get(job, B.J_NEXT) * get(job, B.J_CHANNEL_STEPS)
+
+
+@helper
+def streams_lines(job, pointer, width, step):
+    """Whether a job asks for streaming stores, and rows are whole cache lines."""
     size = item_size(pointer)
-    return (address_of(pointer) | width * size | step * size) % LINE == 0
+    lines = (address_of(pointer) | width * size | step * size) % LINE == 0
+    return lines and get(job, B.J_STREAM) != 0
 
 
 @by_types
@@ -203,7 +209,7 @@ def sums(operation, dy, x, dx, job):
     weight = like(get(job, B.J_WEIGHT), real_of(dy, x))
     means, gains = doubles_at(get(job, B.J_MEAN)), doubles_at(get(job, B.J_GAIN))
     first, per_group = get(job, B.J_CHANNEL), get(job, B.J_PER_GROUP)
-    streaming = get(job, B.J_STREAM) != 0 and has_whole_lines(dx, run, steps[2] | apart[2])
+    streaming = streams_lines(job, dx, run, steps[2] | apart[2])
     kept = double_buffer(LOTS), double_buffer(LOTS)
     group, left = first // per_group, per_group - first % per_group
     for start in range(0, get(job, B.J_CHANNELS), EIGHT):

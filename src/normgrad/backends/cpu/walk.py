@@ -99,7 +99,6 @@ def start_job(block, job, bank, part):
     put(job, B.J_PER_GROUP, per_group)
     put(job, B.J_STREAM, get(block, B.STREAM))
     put(job, B.J_AHEAD, get(block, B.AHEAD))
-    put(job, B.J_NEXT, 0)
     put(job, B.J_DIVISOR, get(block, B.DIVISOR))
     put(job, B.J_EPS, get(block, B.EPS))
     put(job, B.J_CENTRED, get(block, B.CENTRED))
