@@ -40,7 +40,9 @@ def composed(case: Case, data: Data) -> dict[str, Call]:
 
     At least one of them contains no normalisation operator.
     """
-    return _COMPOSITIONS[case.operator.function](case, data)
+    operator = PLANNED[case.operator.function]
+    usual = _gradients if operator.is_gradient else _forward
+    return _SYNCHRONISED.get(operator.name, usual)(case, data)
 
 
 def kernels(case: Case, data: Data, on_gpu: bool) -> dict[str, Call]:
@@ -61,14 +63,13 @@ def _kernel(case: Case, data: Data, row: Schema) -> tuple[str, Call]:
     given |= {**choices_of(case.operator.function), **options, **tensors}
     values, name = row.arguments_of(given), f"aten::{row.name}"
     function = getattr(aten, row.name)
-    if case.groups:
-        form, name = _laid_out(case, data.input.device.type == "cpu", name)
-        if form is not None:
-            read = case.operator.streams - 1  # dy and x, or x alone, are the first arguments
-            return name, lambda: function(
-                *(each.contiguous(memory_format=form) for each in values[:read]), *values[read:]
-            )
-    return name, partial(function, *values)
+    form = _form_needed(case, data.input.device.type == "cpu")
+    if form is None:
+        return name, partial(function, *values)
+    read = case.operator.streams - 1  # dy and x, or x alone, are the first arguments
+    return f"aten::contiguous, {name}", lambda: function(
+        *(each.contiguous(memory_format=form) for each in values[:read]), *values[read:]
+    )
 
 
 def _cudnn(case: Case, data: Data) -> dict[str, Call]:
@@ -156,17 +157,16 @@ def _elemt(case: Case, data: Data) -> dict[str, Call]:
     }
 
 
-def _laid_out(case: Case, on_cpu: bool, name: str) -> tuple[Any, str]:
-    """The memory format that group norm's kernels need, and the call's name with the conversion.
+def _form_needed(case: Case, on_cpu: bool) -> Any:
+    """The memory format that tensors must be converted to; None if they need no conversion.
 
-    The CPU's kernels read all tensors as if they had x's layout, those of other devices as if they
-    were contiguous. torch converts tensors that are not before it calls the kernels. The format is
-    None for tensors that need no conversion.
+    The CPU's kernels of group norm read all tensors as if they had x's layout, those of other
+    devices as if they were contiguous. torch converts tensors that are not before it calls them.
     """
-    if case.layout in (DENSE if on_cpu else DENSE[:1]):
-        return None, name
+    if not case.groups or case.layout in (DENSE if on_cpu else DENSE[:1]):
+        return None
     last = on_cpu and case.layout is Layout.X_CHANNELS_LAST
-    return torch.channels_last if last else torch.contiguous_format, f"aten::contiguous, {name}"
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def _stats(case: Case, data: Data) -> dict[str, Call]:
@@ -289,13 +289,10 @@ def _forward(case: Case, data: Data) -> dict[str, Call]:
     return {f"composition: {name}": composition}
 
 
-#: By the names of normgrad's functions.
-_COMPOSITIONS: Mapping[str, Callable[[Case, Data], dict[str, Call]]] = {
+#: The compositions for parts of a synchronised batch norm, by the names of normgrad's functions.
+_SYNCHRONISED: Mapping[str, Callable[[Case, Data], dict[str, Call]]] = {
     "batch_norm_backward_reduce": _reduce,
     "batch_norm_backward_elemt": _elemt,
     "batch_norm_stats": _stats,
     "batch_norm_elemt": _normalise,
-    **dict.fromkeys(("batch_norm_backward", "group_norm_backward"), _gradients),
-    **dict.fromkeys(("layer_norm_backward", "rms_norm_backward"), _gradients),
-    **dict.fromkeys(("batch_norm", "group_norm", "layer_norm", "rms_norm"), _forward),
 }

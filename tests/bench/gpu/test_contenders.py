@@ -158,13 +158,12 @@ def test_group_norm_on_a_gpu_gets_contiguous_tensors(torch):
     from normgrad.bench import compositions
 
     case = case_of(Operator.GROUP_NORM, layout=Layout.CHANNELS_LAST)
-    name = "aten::native_group_norm_backward"
-    assert compositions._laid_out(case, False, name) == (
-        *(torch.contiguous_format, f"aten::contiguous, {name}"),
-    )
-    assert compositions._laid_out(case, True, name) == (None, name)
+    assert compositions._form_needed(case, False) is torch.contiguous_format
+    assert compositions._form_needed(case, True) is None
     mixed = case_of(Operator.GROUP_NORM, layout=Layout.X_CHANNELS_LAST)
-    assert compositions._laid_out(mixed, True, name)[0] is torch.channels_last
+    assert compositions._form_needed(mixed, True) is torch.channels_last
+    (name,) = compositions.kernels(mixed, data.make(mixed), False)
+    assert name == "aten::contiguous, aten::native_group_norm_backward"
 
 
 def test_one_that_fails_or_disagrees_is_left_out(torch, fake, monkeypatch):
