@@ -243,7 +243,7 @@ def axis_of(options: Options, spec: TensorSpec) -> int:
     return axis % rank
 
 
-def _shapes(operator: Operator, options: Options, present: Specs) -> dict[Kind, tuple[int, ...]]:
+def shapes_of(operator: Operator, options: Options, present: Specs) -> dict[Kind, tuple[int, ...]]:
     """The shape of each kind of tensor, from the input's shape and the counts' elements."""
     data = present["input"]
     if operator.statistics is Kind.ROW:
@@ -320,7 +320,7 @@ def check(
         raise ValueError(
             f"input: {data.rank} axes, shape {data.shape}; allowed: {least} to {MAX_RANK}"
         )
-    shapes = _shapes(operator, options, present)
+    shapes = shapes_of(operator, options, present)
     for name, kind in ((parameter.name, parameter.kind) for parameter in operator.parameters):
         spec = present.get(name)
         if spec is None:

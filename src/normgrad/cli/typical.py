@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import views
 from ..backends.cpu.program import Program, build
-from ..contract import Kind, Operator, check
+from ..contract import Kind, Operator, check, shapes_of
 from ..dtypes import DType
 from ..layout import contiguous_strides
 from ..machine import this_machine
@@ -41,11 +41,9 @@ def programs(
     if MIXED in layouts:
         pairs += itertools.permutations(formats, 2)
     for name in operators:
-        operator = PLANNED[name]
-        for choices, shape in itertools.product(_choices(name), _SHAPES):
-            for one, other in pairs:
-                for optional in (True, False):
-                    yield _program(operator, choices, shape, one, other, optional)
+        calls = itertools.product(_choices(name), _SHAPES, pairs, (True, False))
+        for choices, shape, (one, other), optional in calls:
+            yield _program(PLANNED[name], choices, shape, one, other, optional)
 
 
 def _choices(name: str) -> Iterator[dict[str, Any]]:
@@ -81,21 +79,16 @@ def _program(
     The first is grad_out, or a forward pass's input; ``optional`` is whether optional tensors are
     given.
     """
-    samples, channels, _ = shape
     if "normalized_shape" in choices:
         choices = {**choices, "normalized_shape": shape[1:]}
-    small = {
-        Kind.CHANNEL: TensorSpec((channels,), "float32"),
-        Kind.GROUP: TensorSpec((samples, _GROUPS), "float32"),
-        Kind.RANKS: TensorSpec((_RANKS, channels), "float32"),
-        Kind.COUNT: TensorSpec((_RANKS,), "int32"),
-        Kind.ROW: TensorSpec((samples, 1, 1), "float32"),
-        Kind.POSITION: TensorSpec(shape[1:], "float32"),
-    }
     options = operator.read_options(**choices)
     data, first = _data(shape, other), operator.parameters[0]
+    counts = TensorSpec((_RANKS,), "int32")
+    shapes = shapes_of(operator, options, {"input": data, "counts": counts})
+    of_kind = {kind: TensorSpec(sizes, "float32") for kind, sizes in shapes.items()}
+    of_kind |= {Kind.DATA: data, Kind.COUNT: counts}
     specs = {
-        parameter.name: small.get(parameter.kind, data)
+        parameter.name: of_kind[parameter.kind]
         for parameter in operator.parameters
         if parameter.required or optional or parameter.kind is Kind.DATA
     }
