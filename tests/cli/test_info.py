@@ -115,7 +115,7 @@ def test_info_loads_no_pytorch():
 
 def test_where_kernels_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    assert info.kernel_folder().startswith(str(tmp_path))
+    assert dict(info.kernels_kept())[info.KEPT].startswith(str(tmp_path))
 
 
 def test_features():

@@ -169,11 +169,9 @@ def _check_device(device: str, given: Container[str]) -> None:
 def _cases(cases: tuple[Case, ...], pattern: str | None) -> tuple[Case, ...]:
     if pattern is None:
         return cases
-    try:
+    allowed = "allowed: a regular expression"
+    with blaming(f"--filter: {pattern!r}", re.error, allowed=allowed):
         found = suite.select(cases, pattern)
-    except re.error as error:
-        what = f"{pattern!r}: {error}; allowed: a regular expression"
-        raise InputError("--filter", what) from None
     if not found:
         raise InputError(
             "--filter",

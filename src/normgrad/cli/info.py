@@ -79,19 +79,14 @@ def _layers() -> str:
     return ", ".join(usable) or "none"
 
 
-def kernel_folder() -> str:
-    """The folder of compiled kernels."""
-    from ..backends.cpu import kernels
-
-    folder = kernels.cache_folder()
-    return folder or "none that can be written; set NUMBA_CACHE_DIR to one"
-
-
 def kernels_kept() -> Rows:
     """The source of kernels, which is the package or compilation, and the compiled ones' folder."""
+    from ..backends.cpu import kernels
+
     found = packaged.library()
     source = "compiling, once" if found is None else f"the package, for {found[0]}"
-    return (("come from", source), (KEPT, kernel_folder()))
+    folder = kernels.cache_folder() or "none that can be written; set NUMBA_CACHE_DIR to one"
+    return (("come from", source), (KEPT, folder))
 
 
 def _kernels() -> Rows:
