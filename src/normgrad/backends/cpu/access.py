@@ -15,65 +15,51 @@ from ...memory import LINE
 from ...problem import STATISTICS, Problem
 
 #: The most elements in a row of columns: their sums and coefficients still almost fit the L1 cache.
-#: A longer row is cut into parts, which are then not read in the order of memory.
 SPAN = 2048
-#: The most bytes in a row of several positions: the L1 cache then holds its sums and coefficients,
-#: and other rows too.
+#: The most bytes in a row of several positions: the L1 cache then has room for other rows too.
 REPEATED = 1 << 11
 #: The least rows of columns in a part, and the rows whose coefficients layer norm's walk keeps.
 ROWS = 16
-#: The channels of a tile (see walk.py). A task has whole tiles, since their channels share cache
-#: lines.
+#: The channels of a tile (see walk.py). A task has whole tiles, so that none shares cache lines.
 TILE_CHANNELS = 64
 #: The least number of rows of columns that outweighs the cost per element of a longer row.
 LEAST_ROWS = 128
-#: The L1 cache's associativity (how many lines it holds that have the same offset in their pages),
-#: and the bytes of a page. If more rows lie whole pages apart, they evict one another, even
-#: prefetched lines before they are read.
+#: The lines that the L1 cache holds of one offset in their pages, and the bytes of a page. If more
+#: rows lie whole pages apart, they evict one another.
 WAYS, PAGE = 8, 1 << 12
-#: The number of SIMD lanes in a kernel's vectors (see lanes.py), of which a row's length should be
-#: a multiple.
+#: The SIMD lanes in a kernel's vectors (see lanes.py); a row's length should be a multiple of them.
 LANES = 32
 #: The most elements in a row that is summed in float32 alone.
 SHORT = 256
 #: The most elements, and the most channels, of the group norm samples that are processed as one.
 TOGETHER, CHANNELS_TOGETHER = 1 << 14, 1 << 8
-#: Adjacent channels with fewer elements than this are read as columns, since one channel alone
-#: would not fill the lanes.
+#: Adjacent channels of fewer elements are read as columns, since each would not fill the lanes.
 COLUMN_RUN = 32
-#: The same limit where moments are computed: of half types; and in float64, or where a channel's
-#: rows compete for the same places in the L1 cache (see WAYS). They take longer by rows the less of
-#: its last lanes a row fills.
+#: The same limit where moments are computed, whose last lanes cost most: of half types; and in
+#: float64, or where a channel's rows compete for the same places in the L1 cache (see WAYS).
 MOMENTS_RUN, EXACT_RUN = 48, 96
-#: The same limit for tensors of FAR_APART bytes or more, if a channel's sums must be known before
-#: its dx: the channel's rows in the images of a batch are too far apart for the processor to
-#: prefetch them. FETCHED_RUN is the limit of half types, and of gradients whose rows are whole
-#: cache lines: they gain more by what is prefetched while dx is written (see ``fetches_next``).
+#: The same limit from FAR_APART bytes on, where sums come first: the processor does not prefetch
+#: rows so far apart. FETCHED_RUN holds where prefetching while dx is written gains more.
 FAR_RUN, FETCHED_RUN, FAR_APART = 512, 192, 32 << 20
 #: The most elements in a row. Longer rows are cut, so that several tasks can share a row.
 LONGEST_ROW = 1 << 13
-#: The least bytes of a row that is written with non-temporal stores, which bypass the caches. There
-#: is a limit since the ends of a row are partial cache lines. The first limit is for a large
-#: server's L3 (doubled for rows with partial lines), the others for an L3 that belongs to these
-#: cores alone: for rows of whole lines, and for rows with partial lines.
+#: The least bytes of a row that bypasses the caches, since its ends are partial lines: beside a
+#: large server's L3 (doubled for partial lines); beside one of these cores alone, for rows of whole
+#: lines, and of partial ones.
 STREAMED_ROW, STREAMED_ROW_OF_FEW, STREAMED_PARTS_OF_FEW = 768, 384, 1 << 10
-#: The share of an L3 that belongs to these cores alone beyond which a single thread's non-temporal
-#: stores of whole lines pay, in bytes that are read. With several threads, and for rows that end in
-#: partial lines, they pay beyond all of it: these stores are as slow as memory is, however many
-#: threads there are, and others are not. Columns gain from a smaller share on, those of half types
-#: with any number of threads.
+#: The share of an L3 of these cores alone, in bytes that are read, beyond which non-temporal stores
+#: pay for one thread's rows of whole lines, and for columns. Else they pay beyond all of it: they
+#: are as slow as memory is, however many threads there are.
 STREAMED_BY_ONE, STREAMED_COLUMNS = 0.5, 0.25
 #: More threads than any machine has.
 MOST_THREADS = 1 << 30
 #: The sizes of tensors beyond which the next rows are prefetched: for rows, a share of the cache;
 #: for columns, a multiple of a core's L2 for half types, and of the cache for other dtypes.
 FETCHED_ROWS, FETCHED_COLUMNS = 0.5, 2
-#: The most elements of a channel's next row that are prefetched: more would not stay in the L1
-#: cache.
+#: The most elements of a channel's next row that are prefetched, which still stay in the L1 cache.
 FETCHED = 1024
 
-#: The suffix of operations whose weight and bias have an element for each element of a row, as in
-#: layer norm.
+#: The suffix of operations whose weight and bias lie along rows, as in layer norm.
 ALONG = " along"
 
 #: The placeholder for an absent axis.

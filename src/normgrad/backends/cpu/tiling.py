@@ -15,62 +15,53 @@ from ...layout import ceil_div, rounded_up
 from ...memory import LINE
 from .access import LANES, ROWS, SHORT, SPAN, TILE_CHANNELS, Access, held_at_once, read_bytes, waits
 
-#: The least elements of tensors for several threads. With fewer, one thread has finished before
-#: others have started.
+#: The least elements for several threads: with fewer, one has finished before others have started.
 SMALL = 1 << 14
 #: The least elements of a part: cutting a channel or sample further does not pay.
 PART = 1 << 13
-#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and where
-#: images are read one after the other even so (see SHORT_ROW), whose runs should be long.
+#: The most bytes of dy and x that stay in a core's cache from a task's sums to its dx; and the same
+#: where images are read in turn (see SHORT_ROW), whose runs should be long.
 IN_CACHE, RUNS_IN_CACHE = 1 << 19, 1 << 20
 #: The number of tasks that keeps a large server busy, and whose sums still cost little to add up.
 TASKS = 64
-#: The number of tasks from which tasks are made larger instead. If there are fewer, channels are
-#: cut into parts.
+#: The number of tasks from which tasks are made larger; below it, channels are cut into parts.
 ENOUGH_TASKS = 16
-#: The number of tasks that keeps a few cores busy. The work is not cut further where tasks would
-#: have fewer elements than TASK.
+#: The number of tasks that keeps a few cores busy, if there would be fewer than TASK elements in
+#: each of more.
 FEW_TASKS, TASK = 8, 1 << 16
-#: The number of parts that columns are cut into if each part then has at least PART_OF_COLUMNS
-#: elements.
+#: The number of parts that columns are cut into if each has at least PART_OF_COLUMNS elements.
 FEW_PARTS, PART_OF_COLUMNS = 4, 1 << 16
-#: The least number of channels, times their copies (parts or sets), for which several threads share
-#: per-channel work. With fewer, one thread has finished before others have started.
+#: The least channels, times their copies (parts or sets), whose arithmetic several threads share.
 MANY_CHANNELS = 1 << 13
 #: The channels of a task of per-channel work.
 CHANNELS_PER_TASK = 128
 #: The least rows of columns in a part: for each channel, a part costs as much as about ten rows.
 ROWS_OF_PART = 256
-#: The bytes of dy and x that a task reads from one image before the next image, where dx does not
-#: depend on sums. Memory is read in long runs, each of which has several channels of one image.
+#: The bytes that a task reads from one image before the next, where dx does not depend on sums:
+#: memory is read in long runs.
 CONTIGUOUS = 1 << 20
-#: How many rows of a channel are read before the next channel's rows even then, and at most how
-#: many elements these rows have: each piece has a fixed cost. All rows are read if the tensors have
-#: fewer than BEYOND_CACHE bytes, which a core's cache keeps.
+#: The rows of a channel, and their elements at most, that are read before the next channel's even
+#: then, since each piece has a fixed cost; of less than BEYOND_CACHE bytes, all rows are.
 ROWS_IN_ORDER, ELEMENTS_IN_ORDER, BEYOND_CACHE = 4, 1 << 12, 2 << 20
-#: Rows with fewer elements than SHORT_ROW are read in that order, twice as many at a time, even
-#: where dx depends on a channel's sums: the next channel's row is nearer in memory than the row in
-#: the next image.
+#: Rows of fewer elements are read so, twice as many at a time, even where dx depends on sums: the
+#: next channel's row is nearer in memory than the next image's.
 SHORT_ROW = 1 << 8
-#: The least bytes of a row, and of the tensors, that a forward pass reads in that order because the
-#: channel's rows compete for the same places in the L1 cache (see WAYS in access.py).
+#: The least bytes of a row, and of the tensors, that a forward pass reads so because a channel's
+#: rows compete for the same places in the L1 cache (see WAYS in access.py).
 COMPETING_ROW, COMPETING = 1 << 10, 8 << 20
 #: The most bytes of dy and x in a sample if group norm's columns are processed sample by sample.
-#: Batch norm's columns run through the whole batch, and gain nothing from this.
 SAMPLE = 4 << 20
 #: The most bytes, and the most rows, that are processed at a time if rows are statistics groups.
 ROWS_AT_ONCE, ROWS_OF_SLOT = 1 << 18, 32
-#: The most rows that are processed at a time if one walk does everything (see walks_once). The walk
-#: itself takes as many rows at a time as stay in cache.
+#: The most rows that are given to one walk that does everything (see walks_once).
 ROWS_OF_WALK = 128
 #: The least rows of a task there, unless fewer than ENOUGH_TASKS tasks would be left: a task's sums
 #: of parameters cost as much as about ten rows.
 ROWS_OF_TASK = 128
-#: The least rows that are processed at a time if parameter gradients are summed, however long rows
-#: are: the sums, in float64, are read and written once for that many rows.
+#: The least rows at a time, however long, if parameters' gradients are summed: their sums, in
+#: float64, are read and written once for so many rows.
 LEAST_ROWS_AT_ONCE = 8
-#: The bytes of dy and x in a row of half types from which the parameters' sums are a step
-#: of their own.
+#: The bytes of a row of half types from which the parameters' sums are a step of their own.
 ROW_APART = 1 << 14
 
 
