@@ -7,13 +7,12 @@ and they can be printed for people to read. The dialect decides which status a b
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
 from math import prod
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from . import layout
 
@@ -85,240 +84,184 @@ class Call:
 
 # Rules for tensors
 
+#: Descriptions of what a value was and of what is allowed; None if the value obeys a rule.
+Broken = tuple[str, str] | None
+
 
 def one_of(names: Sequence[str]) -> str:
     """A list of names as part of a sentence."""
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-class Rule(ABC):
-    """One condition on a tensor."""
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """One condition on a tensor.
 
-    aspect: ClassVar[Aspect] = Aspect.SHAPE
+    Attributes:
+        aspect: what the condition is about.
+        text: the condition in a table.
+        broken: describes a tensor that breaks the rule, and what is allowed.
+        ranks: the numbers of axes that are allowed, if the rule is about them.
+    """
 
-    @abstractmethod
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        """Descriptions of the tensor and of what is allowed; None if it obeys the rule."""
+    aspect: Aspect
+    text: str
+    broken: Callable[[Tensor, Call], Broken]
+    ranks: range = range(0)
+
+    def __str__(self) -> str:
+        return self.text
 
 
-class DtypeRule(Rule):
-    """The dtype must be in a set, which may depend on other parameters; None allows any dtype."""
+def dtype_in(*names: str) -> Rule:
+    """The dtype must be one of these; without names, one that the product computes with."""
 
-    aspect = Aspect.DTYPE
-
-    @abstractmethod
-    def allowed(self, call: Call) -> tuple[str, ...] | None: ...
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        allowed = self.allowed(call)
-        if allowed is None or tensor.dtype_name in allowed:
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        allowed = names or call.product.dtypes
+        if tensor.dtype_name in allowed:
             return None
-        return f"dtype {tensor.dtype_name}", f"{one_of(allowed)}{self.why()}"
+        return f"dtype {tensor.dtype_name}", one_of(allowed)
 
-    def why(self) -> str:
-        return ""
-
-
-@dataclass(frozen=True)
-class OneOf(DtypeRule):
-    """The dtype must be in a list, or without one, be one that the product computes with."""
-
-    names: tuple[str, ...] = ()
-
-    def allowed(self, call: Call) -> tuple[str, ...] | None:
-        return self.names or call.product.dtypes
-
-    def __str__(self) -> str:
-        return one_of(self.names) if self.names else "by product"
+    return Rule(Aspect.DTYPE, one_of(names) if names else "by product", broken)
 
 
-@dataclass(frozen=True)
-class DtypeOf(DtypeRule):
+def dtype_of(*others: str, or_float32: bool = False) -> Rule:
     """The dtype must be that of the first of ``others`` that is given, or maybe float32."""
+    text = f"as {', else '.join(others)}{', or float32' if or_float32 else ''}"
 
-    others: tuple[str, ...]
-    or_float32: bool = False
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        for name in others:
+            other = call.arguments.get(name)
+            if other is not None:
+                break
+        else:
+            return None
+        first = other.dtype_name
+        allowed = (first, "float32") if or_float32 and first != "float32" else (first,)
+        if tensor.dtype_name in allowed:
+            return None
+        return f"dtype {tensor.dtype_name}", f"{one_of(allowed)}, {text}"
 
-    def allowed(self, call: Call) -> tuple[str, ...] | None:
-        for name in self.others:
-            tensor = call.arguments.get(name)
-            if tensor is not None:
-                more = ("float32",) if self.or_float32 and tensor.dtype_name != "float32" else ()
-                return (tensor.dtype_name, *more)
-        return None
-
-    def why(self) -> str:
-        return f", {self}"
-
-    def __str__(self) -> str:
-        first, *rest = self.others
-        text = f"as {first}" + "".join(f", else {name}" for name in rest)
-        return text + (", or float32" if self.or_float32 else "")
+    return Rule(Aspect.DTYPE, text, broken)
 
 
-@dataclass(frozen=True)
-class Formats(Rule):
+def format_in(names: Sequence[str], ranks: Mapping[str, int]) -> Rule:
     """The format must be in a list; ``ranks`` are the numbers of axes that some formats require."""
 
-    aspect = Aspect.FORMAT
-    names: tuple[str, ...]
-    ranks: Mapping[str, int] = field(default_factory=dict)
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        if tensor.format_name not in self.names:
-            return f"format {tensor.format_name}", one_of(self.names)
-        rank = self.ranks.get(tensor.format_name)
-        if rank is not None and len(tensor.dims) != rank:
-            was = f"format {tensor.format_name} with {len(tensor.dims)} axes"
-            return was, f"{rank} axes for {tensor.format_name}"
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        name, rank = tensor.format_name, len(tensor.dims)
+        if name not in names:
+            return f"format {name}", one_of(names)
+        if ranks.get(name, rank) != rank:
+            return f"format {name} with {rank} axes", f"{ranks[name]} axes for {name}"
         return None
 
-    def __str__(self) -> str:
-        return ", ".join(
-            f"{name} ({self.ranks[name]} axes)" if name in self.ranks else name
-            for name in self.names
-        )
+    texts = (f"{name} ({ranks[name]} axes)" if name in ranks else name for name in names)
+    return Rule(Aspect.FORMAT, ", ".join(texts), broken)
 
 
-@dataclass(frozen=True)
-class FormatOf(Rule):
+def format_of(other: str) -> Rule:
     """The format must be that of another parameter."""
 
-    aspect = Aspect.FORMAT
-    other: str
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        other = call.arguments.get(self.other)
-        if other is None or tensor.format_name == other.format_name:
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        given = call.arguments.get(other)
+        if given is None or tensor.format_name == given.format_name:
             return None
-        return f"format {tensor.format_name}", f"{other.format_name}, as {self.other}"
+        return f"format {tensor.format_name}", f"{given.format_name}, as {other}"
 
-    def __str__(self) -> str:
-        return f"as {self.other}"
+    return Rule(Aspect.FORMAT, f"as {other}", broken)
 
 
-@dataclass(frozen=True)
-class Rank(Rule):
+def rank_in(least: int, most: int) -> Rule:
     """The number of axes must be in a range."""
+    text = f"{least}" if least == most else f"{least} to {most}"
 
-    least: int
-    most: int
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
+    def broken(tensor: Tensor, call: Call) -> Broken:
         rank = len(tensor.dims)
-        if self.least <= rank <= self.most:
+        if least <= rank <= most:
             return None
-        return f"{rank} axes", f"{self}" + (" axes" if self.most > 1 else " axis")
+        return f"{rank} axes", text + (" axes" if most > 1 else " axis")
 
-    def __str__(self) -> str:
-        return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+    return Rule(Aspect.SHAPE, text, broken, range(least, most + 1))
 
 
-@dataclass(frozen=True)
-class ShapeOf(Rule):
+def shape_of(other: str, otherwise: str | None = None) -> Rule:
     """The shape must be that of another parameter; if that is null, one axis of a named size."""
+    text = f"as {other}" + (f", else ({otherwise},)" if otherwise else "")
 
-    other: str
-    otherwise: str | None = None
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        other = call.arguments.get(self.other)
-        if other is not None:
-            if tensor.dims == other.dims:
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        given = call.arguments.get(other)
+        if given is not None:
+            if tensor.dims == given.dims:
                 return None
-            return f"shape {tensor.dims}", f"{other.dims}, as {self.other}"
-        if self.otherwise is None or tensor.dims == (call.sizes[self.otherwise],):
+            return f"shape {tensor.dims}", f"{given.dims}, as {other}"
+        if otherwise is None or tensor.dims == (call.sizes[otherwise],):
             return None
-        return f"shape {tensor.dims}", f"({call.sizes[self.otherwise]},), {self.otherwise}"
+        return f"shape {tensor.dims}", f"({call.sizes[otherwise]},), {otherwise}"
 
-    def __str__(self) -> str:
-        return f"as {self.other}" + (f", else ({self.otherwise},)" if self.otherwise else "")
+    return Rule(Aspect.SHAPE, text, broken)
 
 
-@dataclass(frozen=True)
-class WithChannels(Rule):
-    """Axis 1, the channels, must not be empty; the shape must maybe be another parameter's."""
+def with_channels(same: Rule | None = None) -> Rule:
+    """Axis 1, the channels, must not be empty; the shape must maybe obey another rule too."""
 
-    same: ShapeOf | None = None
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        broken = self.same.broken(tensor, call) if self.same else None
-        if broken is None and not tensor.dims[1]:
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        found = same.broken(tensor, call) if same else None
+        if found is None and not tensor.dims[1]:
             return f"shape {tensor.dims}", "1 channel or more"
-        return broken
+        return found
 
-    def __str__(self) -> str:
-        return f"{self.same or 'any'}, C ≥ 1"
+    return Rule(Aspect.SHAPE, f"{same or 'any'}, C ≥ 1", broken)
 
 
-@dataclass(frozen=True)
-class Length(Rule):
+def length(size: str, or_empty_unless: str | None = None) -> Rule:
     """The shape must be one axis of a named size, or maybe of length 0 while a flag is false."""
+    empty = f", or (0,) unless {or_empty_unless}" if or_empty_unless else ""
 
-    size: str
-    or_empty_unless: str | None = None
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        size = call.sizes[self.size]
-        may_be_empty = self.or_empty_unless and not call.arguments[self.or_empty_unless]
-        if tensor.dims == (size,) or (may_be_empty and tensor.dims == (0,)):
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        expected = call.sizes[size]
+        may_be_empty = or_empty_unless and not call.arguments[or_empty_unless]
+        if tensor.dims == (expected,) or (may_be_empty and tensor.dims == (0,)):
             return None
-        return f"shape {tensor.dims}", f"({size},), the length of {self.size}"
+        return f"shape {tensor.dims}", f"({expected},), the length of {size}"
 
-    def __str__(self) -> str:
-        empty = f", or (0,) unless {self.or_empty_unless}" if self.or_empty_unless else ""
-        return f"({self.size},){empty}"
+    return Rule(Aspect.SHAPE, f"({size},){empty}", broken)
 
 
-@dataclass(frozen=True)
-class Elements(Rule):
+def elements(*sizes: str) -> Rule:
     """The number of elements must be the product of named sizes, in any shape."""
+    text = "·".join(sizes)
 
-    sizes: tuple[str, ...]
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        expected = prod(map(call.sizes.__getitem__, self.sizes))
+    def broken(tensor: Tensor, call: Call) -> Broken:
+        expected = prod(map(call.sizes.__getitem__, sizes))
         found = prod(tensor.dims)
         if found == expected:
             return None
-        return f"shape {tensor.dims}, {found} elements", f"{expected} elements, {self}"
+        return f"shape {tensor.dims}, {found} elements", f"{expected} elements, {text}"
 
-    def __str__(self) -> str:
-        return "·".join(self.sizes)
-
-
-@dataclass(frozen=True)
-class Contiguous(Rule):
-    """The tensor must be row-major without gaps; an axis of one element may have any stride."""
-
-    aspect = Aspect.STRIDES
-
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        expected = layout.contiguous_strides(tensor.dims)
-        if 0 in tensor.dims or all(
-            size == 1 or step == right
-            for size, step, right in zip(tensor.dims, tensor.strides, expected, strict=True)
-        ):
-            return None
-        return f"strides {tensor.strides}", f"{expected}"
-
-    def __str__(self) -> str:
-        return "contiguous"
+    return Rule(Aspect.SHAPE, text, broken)
 
 
-@dataclass(frozen=True)
-class PositiveStrides(Rule):
-    """Every stride must be positive."""
+def _not_contiguous(tensor: Tensor, call: Call) -> Broken:
+    expected = layout.contiguous_strides(tensor.dims)
+    if 0 in tensor.dims or all(
+        size == 1 or step == right
+        for size, step, right in zip(tensor.dims, tensor.strides, expected, strict=True)
+    ):
+        return None
+    return f"strides {tensor.strides}", f"{expected}"
 
-    aspect = Aspect.STRIDES
 
-    def broken(self, tensor: Tensor, call: Call) -> tuple[str, str] | None:
-        if all(step > 0 for step in tensor.strides):
-            return None
-        return f"strides {tensor.strides}", f"{self}"
+def _not_positive(tensor: Tensor, call: Call) -> Broken:
+    if all(step > 0 for step in tensor.strides):
+        return None
+    return f"strides {tensor.strides}", "more than 0"
 
-    def __str__(self) -> str:
-        return "more than 0"
+
+#: The tensor must be row-major without gaps; an axis of one element may have any stride.
+CONTIGUOUS = Rule(Aspect.STRIDES, "contiguous", _not_contiguous)
+#: Every stride must be positive.
+POSITIVE_STRIDES = Rule(Aspect.STRIDES, "more than 0", _not_positive)
 
 
 # Tables
@@ -365,9 +308,9 @@ class Parameter:
 
     name: str
     when: When
-    dtypes: tuple[DtypeRule, ...]
+    dtypes: tuple[Rule, ...]
     formats: tuple[Rule, ...] = ()
-    rank: Rank | None = None
+    rank: Rule | None = None
     shape: Rule | None = None
     strides: Rule | None = None
     is_output: bool = False
@@ -392,13 +335,13 @@ class Parameter:
 class Scalar:
     """The row of a table for an argument that is not a tensor.
 
-    ``broken`` returns None, or descriptions of a wrong value and of what is allowed. If
-    ``is_pointer`` is true, a null is reported before other errors.
+    ``broken`` describes a wrong value, and what is allowed. If ``is_pointer`` is true, a null is
+    reported before other errors.
     """
 
     name: str
     text: str
-    broken: Callable[[Any, Call], tuple[str, str] | None]
+    broken: Callable[[Any, Call], Broken]
     is_pointer: bool = False
 
 

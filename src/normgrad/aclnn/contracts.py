@@ -9,21 +9,22 @@ from typing import Any
 from ..rules import (
     ALWAYS,
     MAY_BE_NULL,
+    Broken,
     Call,
     Contract,
-    DtypeOf,
-    DtypeRule,
-    Elements,
-    FormatOf,
-    Formats,
-    Length,
-    OneOf,
     Parameter,
-    Rank,
+    Rule,
     Scalar,
-    ShapeOf,
     When,
-    WithChannels,
+    dtype_in,
+    dtype_of,
+    elements,
+    format_in,
+    format_of,
+    length,
+    rank_in,
+    shape_of,
+    with_channels,
 )
 from ..unusable import shown
 from .products import A2, A3, ASCEND_950, BATCH_NORM, ELEMT, GROUP_NORM, REDUCE
@@ -33,10 +34,10 @@ CHANNEL_FIRST = ("ND", "NC", "NCL", "NCHW", "NCDHW")
 CHANNEL_LAST = ("NHWC", "NDHWC")
 RANKS = {"NC": 2, "NCL": 3, "NCHW": 4, "NHWC": 4, "NCDHW": 5, "NDHWC": 5}
 
-_ND = (Formats(CHANNEL_FIRST),)
-_DATA = Rank(2, 8)
-_VECTOR = Rank(1, 1)
-_ANY = Rank(0, 8)
+_ND = (format_in(CHANNEL_FIRST, {}),)
+_DATA = rank_in(2, 8)
+_VECTOR = rank_in(1, 1)
+_ANY = rank_in(0, 8)
 
 #: The largest number of channels in a group on the products A2 and A3.
 MOST_CHANNELS_OF_GROUP = 8000
@@ -45,11 +46,11 @@ MOST_CHANNELS_OF_GROUP = 8000
 # Scalars
 
 
-def _bool(value: Any, call: Call) -> tuple[str, str] | None:
+def _bool(value: Any, call: Call) -> Broken:
     return None if isinstance(value, bool) else (shown(value), "True or False")
 
 
-def _double(value: Any, call: Call) -> tuple[str, str] | None:
+def _double(value: Any, call: Call) -> Broken:
     if isinstance(value, (float, numbers.Real)) and not isinstance(value, bool):
         try:
             float(value)
@@ -59,23 +60,23 @@ def _double(value: Any, call: Call) -> tuple[str, str] | None:
     return shown(value), "a number"
 
 
-def _mask(value: Any, call: Call) -> tuple[str, str] | None:
+def _mask(value: Any, call: Call) -> Broken:
     if len(value) == 3:
         return None
     return f"{len(value)} entries", "3"
 
 
-def _int64(value: Any) -> tuple[str, str] | None:
+def _int64(value: Any) -> Broken:
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
         return shown(value), "an int64"
     return None
 
 
-def _size(value: Any, call: Call) -> tuple[str, str] | None:
+def _size(value: Any, call: Call) -> Broken:
     return _int64(value) or (None if value >= 0 else (f"{value}", "0 or more"))
 
 
-def _group(value: Any, call: Call) -> tuple[str, str] | None:
+def _group(value: Any, call: Call) -> Broken:
     broken = _int64(value)
     if broken is not None:
         return broken
@@ -104,17 +105,17 @@ def _of_group_norm(call: Call) -> Mapping[str, int]:
 
 # Tables
 
-_AS_GRAD_OUT = DtypeOf(("gradOut",))
-_AS_GRAD_OUT_OR_FLOAT32 = DtypeOf(("gradOut",), or_float32=True)
-_BY_PRODUCT = OneOf()
+_AS_GRAD_OUT = dtype_of("gradOut")
+_AS_GRAD_OUT_OR_FLOAT32 = dtype_of("gradOut", or_float32=True)
+_BY_PRODUCT = dtype_in()
 
 
 def _vector(
     name: str,
     when: When,
     is_output: bool = False,
-    dtype: DtypeRule = _BY_PRODUCT,
-    on_950: tuple[DtypeRule, ...] = (),
+    dtype: Rule = _BY_PRODUCT,
+    on_950: tuple[Rule, ...] = (),
     empty_unless: str | None = None,
 ) -> Parameter:
     """The row of a per-channel vector; ``on_950`` are other rules for its dtype on Ascend 950."""
@@ -124,7 +125,7 @@ def _vector(
         (dtype,),
         _ND,
         _VECTOR,
-        Length("C", or_empty_unless=empty_unless),
+        length("C", empty_unless),
         is_output=is_output,
         exceptions={ASCEND_950: {"dtypes": on_950}} if on_950 else {},
     )
@@ -132,22 +133,22 @@ def _vector(
 
 def _statistic(name: str, twin: str | None = None, empty_unless: str | None = None) -> Parameter:
     """The row of the weight or a statistic; on Ascend 950 ``twin`` must have the same dtype."""
-    on_950 = (_AS_GRAD_OUT_OR_FLOAT32, *([DtypeOf((twin,))] if twin else ()))
+    on_950 = (_AS_GRAD_OUT_OR_FLOAT32, *([dtype_of(twin)] if twin else ()))
     return _vector(name, MAY_BE_NULL, False, _AS_GRAD_OUT, on_950, empty_unless)
 
 
-def _batch_norm_gradient(name: str, entry: int, on_950: DtypeRule) -> Parameter:
+def _batch_norm_gradient(name: str, entry: int, on_950: Rule) -> Parameter:
     when = When("outputMask", entry, always_checked=True)
     return _vector(name, when, True, _AS_GRAD_OUT, (on_950,))
 
 
 def _like_grad_out(name: str, when: When, is_output: bool = False) -> Parameter:
-    formats, shape = (FormatOf("gradOut"),), ShapeOf("gradOut")
+    formats, shape = (format_of("gradOut"),), shape_of("gradOut")
     return Parameter(name, when, (_AS_GRAD_OUT,), formats, _DATA, shape, is_output=is_output)
 
 
-_WITH_RANKS = (Formats(CHANNEL_FIRST, RANKS),)
-_WITH_RANKS_950 = (Formats((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS),)
+_WITH_RANKS = (format_in(CHANNEL_FIRST, RANKS),)
+_WITH_RANKS_950 = (format_in((*CHANNEL_FIRST, *CHANNEL_LAST), RANKS),)
 
 BATCH_NORM_CONTRACT = Contract(
     BATCH_NORM,
@@ -170,7 +171,7 @@ BATCH_NORM_CONTRACT = Contract(
         Scalar("eps", "double", _double),
         _OUTPUT_MASK,
         _like_grad_out("gradInput", When("outputMask", 0, always_checked=True), True),
-        _batch_norm_gradient("gradWeight", 1, DtypeOf(("weight", "gradOut"), or_float32=True)),
+        _batch_norm_gradient("gradWeight", 1, dtype_of("weight", "gradOut", or_float32=True)),
         _batch_norm_gradient("gradBias", 2, _BY_PRODUCT),
     ),
     _channels,
@@ -186,9 +187,9 @@ REDUCE_CONTRACT = Contract(
             "input",
             ALWAYS,
             (_BY_PRODUCT, _AS_GRAD_OUT),
-            (*_ND, FormatOf("gradOut")),
+            (*_ND, format_of("gradOut")),
             _DATA,
-            WithChannels(ShapeOf("gradOut")),
+            with_channels(shape_of("gradOut")),
         ),
         _vector("mean", ALWAYS),
         _vector("invstd", ALWAYS),
@@ -208,16 +209,18 @@ REDUCE_CONTRACT = Contract(
 ELEMT_CONTRACT = Contract(
     ELEMT,
     (
-        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input")),
-        Parameter("input", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, WithChannels()),
+        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, shape_of("input")),
+        Parameter("input", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, with_channels()),
         _vector("mean", ALWAYS),
         _vector("invstd", ALWAYS),
         _vector("weight", MAY_BE_NULL),
         _vector("sumDy", ALWAYS),
         _vector("sumDyXmu", ALWAYS),
-        Parameter("counter", ALWAYS, (OneOf(("int32", "float16", "float32")),), _ND, Rank(1, 8)),
         Parameter(
-            "gradInput", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, ShapeOf("input"), is_output=True
+            "counter", ALWAYS, (dtype_in("int32", "float16", "float32"),), _ND, rank_in(1, 8)
+        ),
+        Parameter(
+            "gradInput", ALWAYS, (_BY_PRODUCT,), _ND, _DATA, shape_of("input"), is_output=True
         ),
     ),
     _channels,
@@ -225,23 +228,22 @@ ELEMT_CONTRACT = Contract(
 )
 
 
-def _grouped(name: str, when: Any, sizes: tuple[str, ...]) -> Parameter:
-    return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, Elements(sizes))
+_OF_DATA = elements("N", "C", "HxW")
+_OF_GROUPS = elements("N", "group")
 
 
-def _group_norm_gradient(name: str, entry: int, shape: ShapeOf) -> Parameter:
-    when = When("outputMask", entry)
-    return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, shape, is_output=True)
+def _grouped(name: str, when: When, shape: Rule, is_output: bool = False) -> Parameter:
+    return Parameter(name, when, (_AS_GRAD_OUT,), _ND, _ANY, shape, is_output=is_output)
 
 
 GROUP_NORM_CONTRACT = Contract(
     GROUP_NORM,
     (
-        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _ANY, Elements(("N", "C", "HxW"))),
-        _grouped("input", ALWAYS, ("N", "C", "HxW")),
-        _grouped("mean", ALWAYS, ("N", "group")),
-        _grouped("rstd", ALWAYS, ("N", "group")),
-        _grouped("gamma", MAY_BE_NULL, ("C",)),
+        Parameter("gradOut", ALWAYS, (_BY_PRODUCT,), _ND, _ANY, _OF_DATA),
+        _grouped("input", ALWAYS, _OF_DATA),
+        _grouped("mean", ALWAYS, _OF_GROUPS),
+        _grouped("rstd", ALWAYS, _OF_GROUPS),
+        _grouped("gamma", MAY_BE_NULL, elements("C")),
         Scalar("N", "int64, 0 or more", _size),
         Scalar("C", "int64, 0 or more", _size),
         Scalar("HxW", "int64, 0 or more", _size),
@@ -252,9 +254,9 @@ GROUP_NORM_CONTRACT = Contract(
             _group,
         ),
         _OUTPUT_MASK,
-        _group_norm_gradient("gradInput", 0, ShapeOf("input")),
-        _group_norm_gradient("gradGammaOut", 1, ShapeOf("gamma", "C")),
-        _group_norm_gradient("gradBetaOut", 2, ShapeOf("gamma", "C")),
+        _grouped("gradInput", When("outputMask", 0), shape_of("input"), True),
+        _grouped("gradGammaOut", When("outputMask", 1), shape_of("gamma", "C"), True),
+        _grouped("gradBetaOut", When("outputMask", 2), shape_of("gamma", "C"), True),
     ),
     _of_group_norm,
 )

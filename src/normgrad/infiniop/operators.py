@@ -49,20 +49,20 @@ _NAMES = {
 # The contract
 
 
-_AS_INPUT = (rules.DtypeOf(("input",)),)
+_AS_INPUT = (rules.dtype_of("input"),)
 
 
 def _data(name: str, is_output: bool = False) -> rules.Parameter:
-    shape = rules.ShapeOf("input")
+    rank, shape = rules.rank_in(3, 3), rules.shape_of("input")
     return rules.Parameter(
-        name, rules.ALWAYS, _AS_INPUT, (), rules.Rank(3, 3), shape, rules.Contiguous(), is_output
+        name, rules.ALWAYS, _AS_INPUT, (), rank, shape, rules.CONTIGUOUS, is_output
     )
 
 
 def _vector(name: str, is_output: bool = False) -> rules.Parameter:
-    length, strides = rules.Length("C"), rules.PositiveStrides()
+    rank, length = rules.rank_in(1, 1), rules.length("C")
     return rules.Parameter(
-        name, rules.ALWAYS, _AS_INPUT, (), rules.Rank(1, 1), length, strides, is_output
+        name, rules.ALWAYS, _AS_INPUT, (), rank, length, rules.POSITIVE_STRIDES, is_output
     )
 
 
@@ -79,9 +79,9 @@ CONTRACT = rules.Contract(
         rules.Parameter(
             "input",
             rules.ALWAYS,
-            (rules.OneOf(("float16", "float32", "bfloat16")),),
-            rank=rules.Rank(3, 3),
-            strides=rules.Contiguous(),
+            (rules.dtype_in("float16", "float32", "bfloat16"),),
+            rank=rules.rank_in(3, 3),
+            strides=rules.CONTIGUOUS,
         ),
         _data("grad_output"),
         _vector("weight"),

@@ -42,17 +42,17 @@ class Neighbours(NamedTuple):
 def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
     """Other descriptions of a tensor near a rule of its row, some within it and some beyond."""
     dims, strides = tensor.dims, tensor.strides
-    if isinstance(rule, rules.DtypeRule):
+    if rule.aspect is rules.Aspect.DTYPE:
         yield from ((word, {"dtype_name": name}) for word, name in dtypes.items())
-    elif isinstance(rule, rules.Formats | rules.FormatOf):
+    elif rule.aspect is rules.Aspect.FORMAT:
         for name in ("ND", "NC", "NCL", "NCHW", "NCDHW", "NHWC", "NDHWC", "NC1HWC0"):
             yield name, {"format_name": name}
-    elif isinstance(rule, rules.Contiguous):
+    elif rule is rules.CONTIGUOUS:
         *outer, rows, row = dims
         yield "the last axes transposed", {"strides": (*strides[:-2], 1, rows)}
         yield "gaps between rows", {"strides": contiguous_strides((*outer, rows, row + 1))}
         yield "negative strides", {"strides": tuple(-step for step in strides)}
-    elif isinstance(rule, rules.PositiveStrides):
+    elif rule is rules.POSITIVE_STRIDES:
         yield "stride 0", {"strides": (0,) * len(dims)}
         yield "a negative stride", {"strides": tuple(-step for step in strides)}
     else:  # rules of shapes
@@ -61,8 +61,9 @@ def _near(rule: rules.Rule, tensor: Tensor, dtypes: Mapping[str, str]) -> Said:
         if len(dims) > 1:
             yield "a sample short", _of_dims((dims[0] - 1, *dims[1:]))
             yield "no channels", _of_dims((dims[0], 0, *dims[2:]))
-    if isinstance(rule, rules.Rank):
-        for axes in sorted({rule.least - 1, rule.least, 1, rule.most, rule.most + 1} - {-1}):
+    if rule.ranks:
+        least, most = rule.ranks[0], rule.ranks[-1]
+        for axes in sorted({least - 1, least, 1, most, most + 1} - {-1}):
             yield _AXES[axes], _of_dims(_with_axes(dims, axes))
 
 
