@@ -372,25 +372,23 @@ class Contract:
         return tuple(row for row in self.rows if isinstance(row, Scalar))
 
     @cache  # noqa: B019 - a few tables, which live as long as the process
-    def steps_on(self, product: str) -> tuple[tuple[str, list[Rule]] | None, ...]:
+    def steps_on(self, product: str) -> tuple[tuple[str, Rule] | None, ...]:
         """The rules for one product, in the order of the checks, with their tensors' names.
 
         None stands where the sizes are computed.
         """
-        steps: list[tuple[str, list[Rule]] | None] = []
+        steps: list[tuple[str, Rule] | None] = []
         for stage in self.stages:
             has_shapes = Aspect.SHAPE in stage
-            early: dict[str, list[Rule]] = {}
-            late: dict[str, list[Rule]] = {}
-            for parameter in self.parameters:
-                row = parameter.on(product)
+            early: list[tuple[str, Rule] | None] = []
+            late: list[tuple[str, Rule] | None] = []
+            for row in (parameter.on(product) for parameter in self.parameters):
                 sizing = has_shapes and row.name in self.sized_by
                 for rule in row.rules:
                     if rule.aspect in stage:
                         when = early if sizing and rule is not row.shape else late
-                        when.setdefault(row.name, []).append(rule)
-            steps += early.items()
-            steps += [None, *late.items()] if has_shapes else late.items()
+                        when.append((row.name, rule))
+            steps += [*early, None, *late] if has_shapes else late
         return tuple(steps)
 
 
@@ -426,14 +424,10 @@ def check(contract: Contract, call: Call, products: Sequence[Product]) -> None:
         if step is None:
             call.sizes.update(contract.sizes(call))
             continue
-        name, rules = step
-        tensor = checked.get(name)
-        if tensor is None:
-            continue
-        for rule in rules:
-            broken = rule.broken(tensor, call)
-            if broken is not None:
-                raise _invalid(name, broken, call, rule.aspect)
+        name, rule = step
+        broken = rule.broken(checked[name], call) if name in checked else None
+        if broken is not None:
+            raise _invalid(name, broken, call, rule.aspect)
 
 
 def _invalid(
