@@ -16,7 +16,7 @@ import pytest
 
 import normgrad
 from normgrad import testing
-from normgrad.testing import explained
+from normgrad.testing import page as pages
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -184,9 +184,9 @@ def test_the_page_explains_what_a_case_is(verify):
     for kind in testing.SUITES["operators"].cases(True, {}):
         assert f"<code>{kind.kind}</code></td><td" in page
     for words, known in (
-        (explained.TOPICS, testing.Topic),
-        (explained.KINDS, (*testing.GRADIENTS, *testing.FORWARD)),
-        (explained.LAYOUTS, testing.LAYOUTS),
+        (pages.TOPICS, testing.Topic),
+        (pages.KINDS, (*testing.GRADIENTS, *testing.FORWARD)),
+        (pages.LAYOUTS, testing.LAYOUTS),
     ):
         assert set(words) == set(known)
         assert all(text.endswith(".") for text in words.values())
