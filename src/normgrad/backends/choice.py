@@ -8,11 +8,9 @@ tested without a GPU. It is read when a plan is made.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from .. import devices
 from ..loading import check_numba, loading
@@ -23,6 +21,9 @@ from .cpu import program as cpu
 if TYPE_CHECKING:
     from ..overlap import Places
     from ..problem import Problem
+    from .cpu import runtime as cpu_runtime
+    from .triton import program as triton
+    from .triton import runtime as triton_runtime
 
 #: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
 #: "triton".
@@ -32,55 +33,7 @@ VARIABLE = "NORMGRAD_BACKEND"
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
 
-class Program(Protocol):
-    """The interface of every backend's programs."""
-
-    @property
-    def workspace_size(self) -> int:
-        """The bytes of the workspace, including a margin to align the caller's buffer."""
-
-    @property
-    def path(self) -> str:
-        """A description of the chosen kernels, for people and tests."""
-
-    @property
-    def input_is_grad_out(self) -> bool:
-        """Whether the program does not need x, and reads dy in its place."""
-
-
-class Runner(Protocol):
-    """A program that is ready to run on addresses.
-
-    The CPU backend's can also run later calls of the same signature (``cpu.runtime.Runner.learn``).
-    """
-
-    def run(self, addresses: Sequence[int]) -> None:
-        """Compute on the addresses of a call's tensors, in the order of :class:`.problem.Role`."""
-
-
-class Backend(ABC):
-    """The interface of a backend; a backend runs only programs that it built.
-
-    Attributes:
-        alignment: the alignment in bytes of the part of a workspace that programs use.
-    """
-
-    alignment: int
-
-    @abstractmethod
-    def build(self, problem: Problem) -> Program:
-        """Build the program for a problem."""
-
-    @abstractmethod
-    def computes(self, program: Any) -> bool:
-        """Whether a program has anything to run."""
-
-    @abstractmethod
-    def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
-        """Make the runner of a program, for tensors at these places."""
-
-
-class _Cpu(Backend):
+class _Cpu:
     alignment = cpu.ALIGNMENT
 
     def build(self, problem: Problem) -> cpu.Program:
@@ -89,32 +42,33 @@ class _Cpu(Backend):
     def computes(self, program: cpu.Program) -> bool:
         return bool(program.steps)
 
-    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> Runner:
+    def runner(self, program: cpu.Program, inputs: Places, outputs: Places) -> cpu_runtime.Runner:
         with loading():
             from .cpu.runtime import Runner
         return Runner(program, inputs, outputs)
 
 
-class _Triton(Backend):
+class _Triton:
     """The Triton backend on the GPU with an index, or in the interpreter on the CPU for None."""
 
     def __init__(self, index: int | None) -> None:
         with loading():
             from .triton import device, program
-        self.alignment: int = program.ALIGNMENT
+        self.alignment = program.ALIGNMENT
         self._program = program
         self._index = index
         self._device = device.INTERPRETED if index is None else device.of(index)
         self._checked = index is None
 
-    def build(self, problem: Problem) -> Program:
-        made: Program = self._program.build(problem, self._device)
-        return made
+    def build(self, problem: Problem) -> triton.Program:
+        return self._program.build(problem, self._device)
 
-    def computes(self, program: Any) -> bool:
+    def computes(self, program: triton.Program) -> bool:
         return bool(program.launches)
 
-    def runner(self, program: Any, inputs: Places, outputs: Places) -> Runner:
+    def runner(
+        self, program: triton.Program, inputs: Places, outputs: Places
+    ) -> triton_runtime.Runner:
         if not self._checked:
             # The check calls the operators, which import this module.
             with loading():
@@ -122,11 +76,17 @@ class _Triton(Backend):
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with loading():
             from .triton import runtime
-        runner: Runner = runtime.Runner(program, self._index)
-        return runner
+        return runtime.Runner(program, self._index)
 
+
+#: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says
+#: whether that has anything to run; ``runner`` makes its runner, for tensors at these places, whose
+#: ``run`` computes on addresses in the order of :class:`.problem.Role`. Programs start their part
+#: of a workspace at a multiple of ``alignment`` bytes.
+Backend = _Cpu | _Triton
 
 _CPU = _Cpu()
+_triton = cache(_Triton)
 
 
 def of(device: str) -> Backend:
@@ -161,6 +121,3 @@ def check() -> None:
     """
     if of(devices.CPU) is _CPU:
         check_numba()
-
-
-_triton = cache(_Triton)
