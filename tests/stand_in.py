@@ -49,10 +49,6 @@ class Program:
         return f"stand-in {self.cpu.path}"
 
     @property
-    def input_is_grad_out(self) -> bool:
-        return bool(self.cpu.input_is_grad_out)
-
-    @property
     def launches(self) -> tuple[Any, ...]:
         return tuple(self.cpu.steps)
 

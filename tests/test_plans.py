@@ -454,7 +454,7 @@ def test_work_that_is_masked_off_is_not_done():
     case.options["output_mask"] = (False, False, True)
     plan = plan_of(case)
     assert plan.path == "columns prepare+sums+parameters+outputs"
-    assert plan._program.input_is_grad_out
+    assert not plan.reads_input
 
 
 def test_every_step_is_taken_somewhere():

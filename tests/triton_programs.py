@@ -135,10 +135,15 @@ class Planned:
         return bool(made.launches)
 
 
-def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:
-    """The program of an operator on a device, which this machine need not have."""
+def plan_of(name: str, device: Device = H200, **planned: Any) -> Any:
+    """The plan of an operator on a device, which this machine need not have."""
     with mock.patch.object(choice, "of", return_value=Planned(device)):
-        made: program.Program = ng.plan(CASES.get(name, name), **planned)._program
+        return ng.plan(CASES.get(name, name), **planned)
+
+
+def program_of(name: str, device: Device = H200, **planned: Any) -> program.Program:
+    """The program of such a plan."""
+    made: program.Program = plan_of(name, device, **planned)._program
     return made
 
 

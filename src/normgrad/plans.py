@@ -91,7 +91,7 @@ class Plan:
         self._roles = operator.roles(options)
         self._present = present
         self._shown = names
-        self._unread = self._program.input_is_grad_out
+        self._unread = problem.input_is_grad_out
 
     @cached_property
     def _inputs(self) -> tuple[Place | None, ...]:

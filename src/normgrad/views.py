@@ -24,6 +24,7 @@ def problem(
 ) -> Problem:
     """Make an operator's problem from the specs of its inputs and outputs.
 
+    It has dy in the place of x if :attr:`.problem.Problem.input_is_grad_out` allows that.
     ``read_next`` is as in :class:`.problem.Problem`.
     """
     roles = operator.roles(options)
@@ -50,7 +51,7 @@ def problem(
         axes, vectors = _by_row(options, tensors, by_role, vectors)
     else:
         axes = _by_channel(operator, options, tensors, forward)
-    return Problem(
+    found = Problem(
         other.dtype,
         data.dtype,
         written.dtype if written else None,
@@ -79,6 +80,7 @@ def problem(
         missing_mean=options.training and operator.is_centred and Role.MEAN not in by_role,
         missing_invstd=options.training and Role.INVSTD not in by_role,
     )
+    return found.reading_one()
 
 
 class _View(NamedTuple):

@@ -42,13 +42,11 @@ class Program:
         access: how the tensors are read, which decides what kernels are compiled for.
         machine: the machine that the program will run on.
         tiling: the tiling of its passes over tensors; None if it has none.
-        input_is_grad_out: whether x is not needed, and dy is read in its place.
     """
 
     access: Access
     machine: Machine
     tiling: Tiling | None
-    input_is_grad_out: bool
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -208,6 +206,5 @@ def _workspace(program: Program) -> tuple[_Fields, int]:
 
 def build(problem: Problem, machine: Machine) -> Program:
     """The program for a problem on a machine."""
-    input_is_grad_out = problem.input_is_grad_out
-    access = access_of(problem.reading_one())
-    return Program(access, machine, tiling_of(access), input_is_grad_out)
+    access = access_of(problem)
+    return Program(access, machine, tiling_of(access))

@@ -84,7 +84,7 @@ class Runner:
             B.E_WORKSPACE: program.workspace_size,
             B.E_INPUTS: len(inputs),
             B.E_RESULTS: len(outputs),
-            B.E_READS_DY: program.input_is_grad_out,
+            B.E_READS_DY: program.access.problem.input_is_grad_out,
             B.E_READS_X: all(place is None or place.slot != B.DY for place in inputs),
         }.items():
             table[field] = value

@@ -45,14 +45,12 @@ class Program:
         pattern: the layout of the tensors: "rows", "columns" or "tiles".
         launches: the launches, which run one after the other.
         workspace_size: the bytes of the workspace, including a margin to align the caller's buffer.
-        input_is_grad_out: whether the program does not need x, and reads dy in its place.
     """
 
     passes: str
     pattern: str
     launches: tuple[Launch, ...]
     workspace_size: int
-    input_is_grad_out: bool
 
     @property
     def path(self) -> str:
@@ -78,8 +76,6 @@ def build(problem: Problem, device: Device) -> Program:
     Raises:
         ValueError: more channels than the kernels' 32-bit indices allow.
     """
-    input_is_grad_out = problem.input_is_grad_out
-    problem = problem.reading_one()
     whole = problem
     if reads_lines(whole):
         problem = lines_of(whole)
@@ -109,7 +105,6 @@ def build(problem: Problem, device: Device) -> Program:
         layout.pattern if over_tensors else "",
         launches,
         builder.end + ALIGNMENT - 1 if builder.end else 0,
-        input_is_grad_out,
     )
 
 
