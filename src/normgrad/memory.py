@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,6 @@ def aligned(size: int) -> npt.NDArray[np.uint8]:
     return memory[start : start + size]
 
 
-class _Owned:
-    """The base of an array over memory, which keeps the owner alive."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        self.__array_interface__ = interface
-        self.owner = owner
-
-
 def array_at(
     address: int,
     shape: tuple[int, ...],
@@ -89,4 +80,6 @@ def array_at(
         "strides": tuple(step * dtype.itemsize for step in strides),
         "data": (address, not writeable),
     }
-    return np.asarray(_Owned(interface, owner)).view(dtype)
+    # The array keeps its base alive, and so the owner.
+    base = SimpleNamespace(__array_interface__=interface, owner=owner)
+    return np.asarray(base).view(dtype)

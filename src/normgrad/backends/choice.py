@@ -69,13 +69,10 @@ class _Triton:
     def runner(
         self, program: triton.Program, inputs: Places, outputs: Places
     ) -> triton_runtime.Runner:
-        if not self._checked:
-            # The check calls the operators, which import this module.
-            with loading():
-                from .triton import selfcheck
-            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with loading():
-            from .triton import runtime
+            from .triton import runtime, selfcheck
+        if not self._checked:
+            self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         return runtime.Runner(program, self._index)
 
 
