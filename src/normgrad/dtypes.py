@@ -85,6 +85,11 @@ def unsupported(name: str, dtype: object, allowed: Sequence[DType]) -> TypeError
     return TypeError(f"{name}: dtype {dtype}; allowed: {', '.join(map(str, allowed))}")
 
 
+def bits(value: float) -> int:
+    """The bits of a float64, as which kernels take real numbers."""
+    return int(np.float64(value).view(np.int64))
+
+
 def arithmetic(*dtypes: DType) -> DType:
     """The dtype of the arithmetic: float64 if one of the data tensors has it, otherwise float32."""
     return float64 if float64 in dtypes else float32

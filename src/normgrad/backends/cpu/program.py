@@ -84,10 +84,6 @@ class Program:
         return " ".join((self.access.pattern, *moved, *(step.name for step in self.steps)))
 
 
-def _bits(value: float) -> int:
-    return int(np.float64(value).view(np.int64))
-
-
 def _axes(access: Access) -> _Fields:
     sets, channel, outer = access.sets, access.channel, access.outer
     return {
@@ -137,9 +133,9 @@ def _facts(program: Program) -> _Fields:
     return {
         B.FORWARD: problem.forward,
         B.GIVEN_SUMS: problem.given_sums,
-        B.EPS: _bits(problem.eps),
-        B.MOMENTUM: _bits(problem.momentum),
-        B.DIVISOR: _bits(problem.divisor),
+        B.EPS: dtypes.bits(problem.eps),
+        B.MOMENTUM: dtypes.bits(problem.momentum),
+        B.DIVISOR: dtypes.bits(problem.divisor),
         B.PER_GROUP: problem.per_group,
         B.INVSTD_IS_VARIANCE: problem.invstd_is_variance,
         B.SINGLE: problem.arithmetic is dtypes.float32,

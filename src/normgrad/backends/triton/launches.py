@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import dtypes
-from ...layout import ceil_div
+from ...layout import ceil_div, rounded_up
 from ...problem import OTHERS, STATISTICS, VECTORS, Problem, Role, Vector
 from ...tensor import TensorSpec
 from .config import (
@@ -82,11 +81,6 @@ class Launch:
         return self.arguments._replace(at=tuple(addresses[:OTHERS]))
 
 
-def _bits(value: float) -> int:
-    (bits,) = struct.unpack("<q", struct.pack("<d", value))
-    return int(bits)
-
-
 @dataclass
 class Builder:
     """The builder of a program's launches and workspace.
@@ -118,7 +112,7 @@ class Builder:
     def reserve(self, name: str, size: int) -> None:
         """Reserve bytes for one of the arrays in :class:`.config.Work`."""
         self.work = self.work._replace(**{name: self.end})
-        self.end += ceil_div(size, ALIGNMENT) * ALIGNMENT
+        self.end += rounded_up(size, ALIGNMENT)
 
     def reserve_sums(self, parts: int, itemsize: int = 8) -> None:
         """Reserve room for the sums of a number of parts; earlier sums are no longer used."""
@@ -305,10 +299,10 @@ def _count_strides(count: TensorSpec | None) -> Strides:
 def _numbers(problem: Problem) -> Numbers:
     m, count = problem.divisor, problem.counts
     return Numbers(
-        eps=_bits(problem.eps),
-        divisor=_bits(m),
-        inverse=_bits(1 / m if m else math.inf),
-        unbiased=_bits(m / (m - 1) if m > 1 else 1.0),
-        momentum=_bits(problem.momentum),
+        eps=dtypes.bits(problem.eps),
+        divisor=dtypes.bits(m),
+        inverse=dtypes.bits(1 / m if m else math.inf),
+        unbiased=dtypes.bits(m / (m - 1) if m > 1 else 1.0),
+        momentum=dtypes.bits(problem.momentum),
         counts=count.elements if count is not None else 0,
     )
