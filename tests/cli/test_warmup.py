@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from normgrad import dtypes
-from normgrad.backends.cpu import disk, kernels, packaged, processes, units
+from normgrad.backends.cpu import kernels, packaged, processes, units
 from normgrad.cli import typical, warmup
 from normgrad.machine import Machine
 from normgrad.operators.by_name import PLANNED
@@ -176,8 +176,7 @@ def test_what_processes_fail_to_do_is_done_here(monkeypatch, not_kept, executabl
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=2))
     units = [str(number) for number in range(2 * processes.UNITS)]
-    with disk.beforehand():
-        warmup._compile(units, lambda *arguments: None)
+    warmup._compile(units, lambda *arguments: None)
     assert not_kept == units
 
 
@@ -187,8 +186,7 @@ def test_none_is_started_for_little(monkeypatch, not_kept, cores, missing):
     monkeypatch.setattr(warmup, "this_machine", lambda: Machine(cores=cores))
     named = []
     units = [*map(str, range(missing)), "kept"]
-    with disk.beforehand():
-        warmup._compile(units, lambda name, step=1: named.append(name) if step else None)
+    warmup._compile(units, lambda name, step=1: named.append(name) if step else None)
     assert sorted(named) == sorted(units)
     assert len(not_kept) == missing
 

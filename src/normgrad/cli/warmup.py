@@ -66,7 +66,8 @@ def warmup(
         units = [unit for unit in units if unit in wanted]
     rest = [unit for unit in units if packaged.address(unit) is None]
     start = time.perf_counter()
-    with show.progress(len(rest)) as advance, disk.beforehand():
+    disk.beforehand()
+    with show.progress(len(rest)) as advance:
         _compile(rest, advance)
     ready = ("ready", f"{len(units)}, in {time.perf_counter() - start:.1f} s")
     show.table([("kernels", (ready, *info.kernels_kept()))])

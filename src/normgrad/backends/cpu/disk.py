@@ -14,8 +14,7 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,8 @@ class _Files:
             file.write(self._digest(key, content) + content)
 
 
-def _warn(why: object) -> None:
+def warn(why: object) -> None:
+    """Warn that a kernel cannot be kept."""
     warnings.warn(
         f"compiled kernels cannot be kept on disk ({why}); each process compiles them again. Set "
         "NUMBA_CACHE_DIR to a folder that can be written.",
@@ -123,17 +123,9 @@ def _tell() -> None:
             print(f"normgrad: {text}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def beforehand() -> Iterator[None]:
-    """A context in which kernels are compiled for later calls, without a message.
-
-    It holds for the whole process.
-    """
-    before, _compiling.told = _compiling.told, True
-    try:
-        yield
-    finally:
-        _compiling.told = before
+def beforehand() -> None:
+    """From now on, this process compiles kernels for later calls, without a message."""
+    _compiling.told = True
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
@@ -168,20 +160,12 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except Exception as error:
-            _warn(error)
-
-
-class _NoCache(NullCache):  # type: ignore[misc]
-    """The cache for the case that no folder can be written."""
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Warn that the kernel cannot be kept."""
-        _warn("no folder can be written")
+            warn(error)
 
 
 def cache_for(function: Any) -> Any:
-    """The cache for a function's kernels."""
+    """The cache for a function's kernels; its path is None if no folder can be written."""
     try:
         return KernelCache(function)
     except RuntimeError:  # Numba found no folder for it
-        return _NoCache()
+        return NullCache()

@@ -35,7 +35,7 @@ from . import (
     walk,
 )
 from .access import ALONG
-from .disk import KernelCache, cache_for
+from .disk import KernelCache, cache_for, warn
 from .elements import Operation
 from .intrinsics import INT_POINTER, POINTERS
 from .pipeline import OPTIONS, UnitCompiler
@@ -134,6 +134,8 @@ def compiled_anew(unit: str) -> CFunc:
     """A unit, compiled now or read from disk."""
     made = c_function(unit)
     made._cache = cache_for(SOURCES[unit].function)
+    if made._cache.cache_path is None:
+        warn("no folder can be written")
     with compiling(), warnings.catch_warnings():
         # Numba warns of functions without a parallel loop that a parallel function calls.
         warnings.simplefilter("ignore", NumbaPerformanceWarning)

@@ -76,7 +76,7 @@ def work() -> None:
     tell = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.simplefilter("error", RuntimeWarning)  # a kernel that cannot be kept is an error
-    with disk.beforehand():
-        while number := os.read(sys.stdin.fileno(), 1):
-            kernels.compiled(sys.argv[1 + number[0]])
-            os.write(tell, number)
+    disk.beforehand()
+    while number := os.read(sys.stdin.fileno(), 1):
+        kernels.compiled(sys.argv[1 + number[0]])
+        os.write(tell, number)
