@@ -72,8 +72,8 @@ class _Versioned(ctypes.Structure):
 
 _get_name = ctypes.pythonapi.PyCapsule_GetName
 _get_name.restype, _get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _Capsule = type(np.zeros(1).__dlpack__())
 
 
@@ -98,12 +98,12 @@ def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
     """The tensor in a capsule, and its flags."""
     name = _get_name(capsule)
     if name == b"dltensor_versioned":
-        managed = _Versioned.from_address(_get_pointer(capsule, name))
+        managed = _Versioned.from_address(get_pointer(capsule, name))
         if managed.major != 1:
             raise TypeError(f"DLPack version {managed.major} is not known; allowed: 1")
         return managed.tensor, managed.flags
     if name == b"dltensor":
-        return _DLTensor.from_address(_get_pointer(capsule, name)), 0
+        return _DLTensor.from_address(get_pointer(capsule, name)), 0
     raise TypeError(f"a DLPack capsule named {name!r} cannot be read")
 
 

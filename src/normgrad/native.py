@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import dlpack
+
 #: The largest number of axes of a tensor that compiled code reads; operators take no more.
 MAX_RANK = 8
 
@@ -35,6 +37,10 @@ ARRAY_FLAT, ARRAY_WRITEABLE = 0x1, 0x400
 # Offsets in DLPack's DLTensor, in words.
 DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6)
 
+# The offset in DLPack's DLPackExchangeAPI, in words, of the function that reads a tensor. The first
+# half word is the major version.
+EXCHANGE_READ = 5
+
 #: The bytes of an object's reference count and type, in Python's usual build.
 _HEADER = 16
 
@@ -46,21 +52,6 @@ _STORAGE = {
     STORAGE_SIZE: "aoti_torch_get_storage_size",
     STORAGE_OFFSET: "aoti_torch_get_storage_offset",
 }
-
-
-class _Exchange(ctypes.Structure):
-    """DLPack's DLPackExchangeAPI of version 1."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("previous", ctypes.c_void_p),
-        ("allocate", ctypes.c_void_p),
-        ("from_object", ctypes.c_void_p),
-        ("to_object", ctypes.c_void_p),
-        ("read", ctypes.c_void_p),
-        ("stream", ctypes.c_void_p),
-    )
 
 
 #: A plan that compiled code can run: the address of its table, the makers of results, weak
@@ -95,21 +86,18 @@ def find_torch(torch: Any) -> None:
     """Fill in the table's fields on PyTorch's tensors, if this version supports them."""
     with suppress(AttributeError, OSError, RuntimeError, TypeError, ValueError):
         capsule = torch.Tensor.__dlpack_c_exchange_api__
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-        get_pointer = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
-        exchange = _Exchange.from_address(get_pointer(capsule, b"dlpack_exchange_api"))
-        if exchange.major != 1 or not exchange.read or not known[TUPLE]:
+        exchange = dlpack.get_pointer(capsule, b"dlpack_exchange_api")
+        major = ctypes.c_uint32.from_address(exchange).value
+        read = ctypes.c_void_p.from_address(exchange + 8 * EXCHANGE_READ).value
+        if major != 1 or not read or not known[TUPLE]:
             return
         library = ctypes.CDLL(torch._C.__file__)  # symbols of the libraries it needs are found too
-        functions = {
-            field: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-            for field, name in _STORAGE.items()
-        }
         _kept.append(library)
+        for field, name in _STORAGE.items():
+            known[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         known[IMPLEMENTATION], known[KEYS], known[NEGATES] = _layout(torch)
-        for field, address in functions.items():
-            known[field] = address or 0
-        known[READ_TENSOR] = exchange.read
+        known[READ_TENSOR] = read
+        # These come last: compiled code reads no tensor before it knows the types.
         known[TENSOR], known[PARAMETER] = id(torch.Tensor), id(torch.nn.Parameter)
 
 
