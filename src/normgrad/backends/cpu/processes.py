@@ -38,7 +38,6 @@ def compiled(units: Sequence[str], count: int) -> Generator[str, None, None]:
     ends first, they end after their current unit.
     """
     units = sorted(units, key=_rank)
-    running: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         take, offer, told, tell = (
             stack.enter_context(os.fdopen(end, mode, buffering=0))
@@ -47,28 +46,20 @@ def compiled(units: Sequence[str], count: int) -> Generator[str, None, None]:
         # A process takes one unit's number at a time, and returns it when the unit is on disk.
         offer.write(bytes(range(len(units))))
         offer.close()
-        stack.callback(_end, running)
         with suppress(OSError):  # the processes that could be started are enough
-            while len(running) < count:
-                running.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", _START, *units],
-                        stdin=take,
-                        stdout=tell,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,  # an interrupt is this process's
-                    )
+            for _ in range(count):
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _START, *units],
+                    stdin=take,
+                    stdout=tell,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt is this process's
                 )
+                stack.enter_context(process)  # at the end it is waited for, once it is killed
+                stack.callback(process.kill)
         tell.close()
         while number := told.read(1):
             yield units[number[0]]
-
-
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in running:
-        process.kill()
-    for process in running:
-        process.wait()
 
 
 def work() -> None:
