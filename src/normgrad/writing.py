@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.parent / f".normgrad-{os.urandom(8).hex()}"
     mode = 0o666 if old is None else old
     handle = _nameless(path.parent, mode)
-    named = handle is None
+    nameless = handle is not None
     if handle is None:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -41,14 +41,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             if old is not None:
                 with suppress(OSError):  # some file systems have no permissions
                     os.fchmod(handle, old)
-            if not named:
-                named = True
+            if nameless:
                 _name(handle, temporary)
         temporary.replace(path)
     except BaseException:
-        if named:
-            with suppress(OSError):
-                temporary.unlink()
+        with suppress(OSError):  # the new file may not have its name yet
+            temporary.unlink()
         raise
 
 
