@@ -58,9 +58,8 @@ _STORAGE = {
 #: references to the outputs and workspace of the last call, and objects to keep alive.
 Ready = tuple[int, tuple[Callable[[Any], Any] | None, ...], list[Any], Any]
 
-#: The table, and the objects that must live as long as the table.
+#: The table.
 known: npt.NDArray[np.int64] = np.zeros(FIELDS, np.int64)
-_kept: list[Any] = []
 
 
 def _find_python() -> None:
@@ -91,8 +90,8 @@ def find_torch(torch: Any) -> None:
         read = ctypes.c_void_p.from_address(exchange + 8 * EXCHANGE_READ).value
         if major != 1 or not read or not known[TUPLE]:
             return
-        library = ctypes.CDLL(torch._C.__file__)  # symbols of the libraries it needs are found too
-        _kept.append(library)
+        # The symbols of the libraries that it needs are found too; ctypes unloads none of them.
+        library = ctypes.CDLL(torch._C.__file__)
         for field, name in _STORAGE.items():
             known[field] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         known[IMPLEMENTATION], known[KEYS], known[NEGATES] = _layout(torch)
