@@ -111,14 +111,13 @@ def batch_norm_backward(
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(others)
             sum_dy_xmu = (dy * xmu).sum(others)
-            if x.size == 0:
-                return dy, np.zeros_like(w), np.zeros_like(w)
+            grad_weight = r * sum_dy_xmu if x.size else np.zeros_like(w)
             if training:
                 inner = along(sum_dy / m) + xmu * along(r * r) * along(sum_dy_xmu / m)
                 grad_input = along(w * r) * (dy + minus * inner)
             else:
                 grad_input = dy * along(r) * along(w)
-            return grad_input, r * sum_dy_xmu, sum_dy
+            return grad_input, grad_weight, sum_dy
 
         return _exact(("grad_input", "grad_weight", "grad_bias"), formula, dy, xmu, w, r)
 
@@ -385,7 +384,7 @@ def group_norm_backward(
             grad_beta = dy.sum((0, 3)).ravel()
             grad_gamma = (r[..., 0] * (dy * xmu).sum(3)).sum(0).ravel()
             if x.size == 0:
-                return back(dy), np.zeros_like(grad_gamma), grad_beta
+                grad_gamma = np.zeros_like(grad_gamma)
             xhat = xmu * r
             sums = (g * dy).sum((2, 3), keepdims=True)
             projections = (g * dy * xhat).sum((2, 3), keepdims=True)
@@ -444,8 +443,6 @@ def layer_norm_backward(
         def formula(dy: Array, xmu: Array, r: Array, w: Array, minus: int) -> tuple[Array, ...]:
             grad_bias = dy.sum(rows)
             grad_weight = (dy * (xmu * r)).sum(rows)
-            if x.size == 0:
-                return dy, np.zeros_like(grad_bias), grad_bias
             d, xhat = w * dy, xmu * r
             sums = xhat * (d * xhat).sum(over, keepdims=True)
             if mean is not None:
