@@ -55,23 +55,17 @@ def problem(
         other.dtype,
         data.dtype,
         written.dtype if written else None,
-        axes.sets,
-        axes.outer,
-        axes.channel,
-        axes.inner,
-        vectors,
+        vectors=vectors,
+        **axes._asdict(),
         forward=forward,
         constant=not forward and (operator.has_constant_statistics or not options.training),
         grouped=not forward and operator.statistics is not Kind.CHANNEL,
         by_row=by_row and not gathers,
-        outer_rows=axes.outer_rows,
         centred=operator.is_centred,
         gathers=gathers,
         counts=by_role.get(Role.COUNT),
         eps=2 * data.dtype.unit_roundoff if options.eps is None else options.eps,
         momentum=options.momentum,
-        divisor=float(axes.divisor),
-        per_group=axes.per_group,
         invstd_is_variance=any(
             each.is_variance and each.role_in(options) is Role.INVSTD
             for each in operator.parameters
@@ -90,7 +84,7 @@ class _View(NamedTuple):
     outer: tuple[Axis, ...]
     channel: Axis
     inner: Axis
-    divisor: int = 1
+    divisor: float = 1.0
     per_group: int = 1
     outer_rows: int = 0
 
@@ -116,7 +110,7 @@ def _by_channel(
     if grouped and forward and channels == 0:
         # Without channels the groups still have statistics, so each group becomes an empty channel.
         outer, channel, inner = (), Axis(options.num_groups, (1, 1, 1)), Axis(0, (1, 1, 1))
-    divisor = per_group * (data.elements // max(1, sets.size * channels))
+    divisor = float(per_group * (data.elements // max(1, sets.size * channels)))
     return _View(sets, outer, channel, inner, divisor, max(1, per_group))
 
 
@@ -134,20 +128,20 @@ def _by_row(
     first = tensors[0].rank - len(options.normalized_shape)
     axes = _axes(tensors)
 
-    def merged(some: list[Axis], specs: Sequence[TensorSpec], start: int) -> list[Axis]:
-        """Merge axes of the tensors and of vectors, whose corresponding axes begin at ``start``."""
+    def merged(some: list[Axis], roles: list[Role]) -> list[Axis]:
+        """Merge axes of the tensors and of the vectors in these roles, which begin with them."""
         if any(axis.size == 0 for axis in some):
-            return [Axis(0, (1,) * (3 + len(specs)))]
+            return [Axis(0, (1,) * (3 + len(roles)))]
         told = [
-            Axis(axis.size, (*axis.strides, *(spec.strides[start + k] for spec in specs)))
+            Axis(axis.size, (*axis.strides, *(specs[role].strides[k] for role in roles)))
             for k, axis in enumerate(some)
         ]
-        return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(specs)))]
+        return layout.merge_axes(told) or [Axis(1, (0,) * (3 + len(roles)))]
 
     of_rows = [role for role in vectors if role in STATISTICS]
     of_positions = [role for role in vectors if role not in STATISTICS]
-    *outer_rows, rows = merged(axes[:first], [specs[role] for role in of_rows], 0)
-    *outer, positions = merged(axes[first:], [specs[role] for role in of_positions], 0)
+    *outer_rows, rows = merged(axes[:first], of_rows)
+    *outer, positions = merged(axes[first:], of_positions)
 
     def vector(role: Role, roles: list[Role], mine: list[Axis], inner: Axis) -> Vector:
         """A vector with strides along its own axes, and strides of 0 along the other outer axes."""
@@ -168,7 +162,7 @@ def _by_row(
         outer=tuple(of_tensors(axis) for axis in (*outer_rows, *outer)),
         channel=of_tensors(rows),
         inner=of_tensors(positions),
-        divisor=prod(options.normalized_shape),
+        divisor=float(prod(options.normalized_shape)),
         outer_rows=len(outer_rows),
     )
     return view, found
