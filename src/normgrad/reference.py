@@ -52,14 +52,10 @@ class _Arithmetic:
             self.others = tuple(index for index in range(data.ndim) if index != axis)
 
     def read(self, values: Array | None, default: float = 0, count: int = 1) -> Array:
-        """A vector, rounded to the arithmetic's type and widened."""
+        """A vector, rounded to the arithmetic's type and widened; the default if it is absent."""
         if values is None:
             return np.full(count, default, self.wide)
         return np.asarray(values).astype(self.real).astype(self.wide)
-
-    def vector(self, values: Array | None, default: float) -> Array:
-        """A per-channel vector, rounded and widened."""
-        return self.read(values, default, self.channels)
 
     def along(self, values: Array) -> Array:
         """A per-channel vector, shaped to broadcast along the channel axis."""
@@ -93,25 +89,25 @@ def batch_norm_backward(
     dy, x = seen.tensor(grad_out), seen.tensor(input)
     along, others, m = seen.along, seen.others, seen.size
     with np.errstate(all="ignore"):
-        w = seen.vector(weight, 1)
+        w = seen.read(weight, 1)
         if training:
             if save_mean is None:
                 mean, rest = _means(np.moveaxis(input, channel_axis, 0).reshape(seen.channels, m))
                 xmu = x - along(mean) - along(rest)
             else:
-                xmu = x - along(seen.vector(save_mean, 0))
+                xmu = x - along(seen.read(save_mean, 0))
             if save_invstd is None:
                 r = 1 / np.sqrt((xmu * xmu).sum(others) / m + seen.wide.type(eps))
             else:
-                r = seen.vector(save_invstd, 1)
+                r = seen.read(save_invstd, 1)
         else:
-            xmu = x - along(seen.vector(running_mean, 0))
-            r = 1 / np.sqrt(seen.vector(running_var, 1) + seen.wide.type(eps))
+            xmu = x - along(seen.read(running_mean, 0))
+            r = 1 / np.sqrt(seen.read(running_var, 1) + seen.wide.type(eps))
 
         def formula(dy: Array, xmu: Array, w: Array, r: Array, minus: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(others)
             sum_dy_xmu = (dy * xmu).sum(others)
-            grad_weight = r * sum_dy_xmu if x.size else np.zeros_like(w)
+            grad_weight = r * sum_dy_xmu if x.size else np.zeros_like(sum_dy)
             if training:
                 inner = along(sum_dy / m) + xmu * along(r * r) * along(sum_dy_xmu / m)
                 grad_input = along(w * r) * (dy + minus * inner)
@@ -202,7 +198,7 @@ def batch_norm_elemt(
     seen = _Arithmetic(input, input, channel_axis)
     vectors = ((mean, 0.0), (invstd, 1.0), (weight, 1.0), (bias, 0.0))
     with np.errstate(all="ignore"):
-        read = (seen.along(seen.vector(*vector)) for vector in vectors)
+        read = (seen.along(seen.read(*vector)) for vector in vectors)
         return {"output": _normalised(seen.tensor(input), *read)}
 
 
@@ -229,11 +225,11 @@ def batch_norm(
             var = variance.ravel() * _unbiased(n)
             new = {"running_mean": (running_mean, *mean), "running_var": (running_var, var, var)}
             found = {"mean": mean, "invstd": invstd, **_running(seen, momentum, n, **new)}
-            mu, r = seen.vector(mean.value, 0), seen.vector(invstd.value, 1)
+            mu, r = seen.read(mean.value, 0), seen.read(invstd.value, 1)
         else:
-            mu = seen.vector(running_mean, 0)
-            r = 1 / np.sqrt(seen.vector(running_var, 1) + seen.wide.type(eps))
-        vectors = (mu, r, seen.vector(weight, 1), seen.vector(bias, 0))
+            mu = seen.read(running_mean, 0)
+            r = 1 / np.sqrt(seen.read(running_var, 1) + seen.wide.type(eps))
+        vectors = (mu, r, seen.read(weight, 1), seen.read(bias, 0))
         output = _normalised(x, *map(seen.along, vectors))
     return {"output": output, **found}
 
@@ -317,7 +313,7 @@ def batch_norm_backward_reduce(
     """The four sums; see :func:`normgrad.batch_norm_backward_reduce`."""
     seen = _Arithmetic(grad_out, input, channel_axis)
     with np.errstate(all="ignore"):
-        xmu = seen.tensor(input) - seen.along(seen.vector(mean, 0))
+        xmu = seen.tensor(input) - seen.along(seen.read(mean, 0))
 
         def formula(dy: Array, xmu: Array, r: Array, _: int) -> tuple[Array, ...]:
             sum_dy = dy.sum(seen.others)
@@ -326,7 +322,7 @@ def batch_norm_backward_reduce(
             return sum_dy, sum_dy_xmu, grad_weight, sum_dy
 
         names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-        return _exact(names, formula, seen.tensor(grad_out), xmu, seen.vector(invstd, 1))
+        return _exact(names, formula, seen.tensor(grad_out), xmu, seen.read(invstd, 1))
 
 
 def batch_norm_backward_elemt(
@@ -345,7 +341,7 @@ def batch_norm_backward_elemt(
     seen = _Arithmetic(grad_out, input, channel_axis)
     along = seen.along
     with np.errstate(all="ignore"):
-        xmu = seen.tensor(input) - along(seen.vector(mean, 0))
+        xmu = seen.tensor(input) - along(seen.read(mean, 0))
         vectors = ((weight, 1.0), (invstd, 1.0), (sum_dy, 0.0), (sum_dy_xmu, 0.0))
         n = np.asarray(count).astype(np.float64).sum()
 
@@ -355,7 +351,7 @@ def batch_norm_backward_elemt(
             inner = along(total / n) + xmu * along(r * r) * along(projection / n)
             return (along(w * r) * (dy + minus * inner),)
 
-        read = (seen.vector(*vector) for vector in vectors)
+        read = (seen.read(*vector) for vector in vectors)
         return _exact(("grad_input",), formula, seen.tensor(grad_out), xmu, *read)
 
 
