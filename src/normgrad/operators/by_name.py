@@ -15,23 +15,14 @@ from ..tensor import TensorSpec, naming
 from ..unusable import shown
 from . import batch_norm, group_norm, layer_norm, rms_norm, sync_batch_norm
 
-#: Every operator with its public function, whose signature has the defaults; the gradients first.
+#: Every operator with the public function of its name, whose signature has the defaults; the
+#: gradients first.
 _FUNCTIONS: dict[Operator, Callable[..., Any]] = {
-    batch_norm.BATCH_NORM_BACKWARD: batch_norm.batch_norm_backward,
-    sync_batch_norm.BATCH_NORM_BACKWARD_REDUCE: sync_batch_norm.batch_norm_backward_reduce,
-    sync_batch_norm.BATCH_NORM_BACKWARD_ELEMT: sync_batch_norm.batch_norm_backward_elemt,
-    group_norm.GROUP_NORM_BACKWARD: group_norm.group_norm_backward,
-    layer_norm.LAYER_NORM_BACKWARD: layer_norm.layer_norm_backward,
-    rms_norm.RMS_NORM_BACKWARD: rms_norm.rms_norm_backward,
-    batch_norm.BATCH_NORM: batch_norm.batch_norm,
-    sync_batch_norm.BATCH_NORM_STATS: sync_batch_norm.batch_norm_stats,
-    sync_batch_norm.BATCH_NORM_GATHER_STATS_WITH_COUNTS: (
-        sync_batch_norm.batch_norm_gather_stats_with_counts
-    ),
-    sync_batch_norm.BATCH_NORM_ELEMT: sync_batch_norm.batch_norm_elemt,
-    group_norm.GROUP_NORM: group_norm.group_norm,
-    layer_norm.LAYER_NORM: layer_norm.layer_norm,
-    rms_norm.RMS_NORM: rms_norm.rms_norm,
+    value: getattr(module, value.name)
+    for gradients in (True, False)
+    for module in (batch_norm, sync_batch_norm, group_norm, layer_norm, rms_norm)
+    for value in vars(module).values()
+    if isinstance(value, Operator) and value.is_gradient is gradients
 }
 #: All operators by name, and all public functions by name.
 PLANNED = {operator.name: operator for operator in _FUNCTIONS}
