@@ -234,9 +234,7 @@ class SyncBatchNorm(_BatchNorm):
         self._key = next(_keys)
         return self
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+    _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
 
     def _norm(self, *arguments: Any) -> Tensor:
         group = self.process_group
