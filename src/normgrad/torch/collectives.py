@@ -84,9 +84,6 @@ def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
         what: the name of the values in messages.
         values: (K,), with the same K and dtype on all ranks.
         group: the process group.
-
-    Raises:
-        RuntimeError: the collective failed.
     """
     ranks = size(group)
     found = values.new_empty(ranks * values.numel())
@@ -96,22 +93,14 @@ def all_gather(what: str, values: Tensor, group: Any) -> Tensor:
 
 
 def all_reduce(what: str, values: Tensor, group: Any) -> Tensor:
-    """Replace the values, in place, by their sum over all ranks.
-
-    Raises:
-        RuntimeError: the collective failed.
-    """
+    """Replace the values, in place, by their sum over all ranks."""
     with _named(f"{what}: all-reduce of {_described(values)}", group):
         dist.all_reduce(values, group=group)
     return values
 
 
 def gather_objects(what: str, value: Any, group: Any) -> list[Any]:
-    """Gather one Python object from each rank.
-
-    Raises:
-        RuntimeError: the collective failed.
-    """
+    """Gather one Python object from each rank."""
     found: list[Any] = [None] * size(group)
     with _named(f"{what}: all-gather", group):
         dist.all_gather_object(found, value, group=group)
