@@ -108,7 +108,7 @@ def test_pointers_on_one_page_and_across_its_end(mapped):
     start = mapped(2 * PAGE)
     mapped_pages.protect(start + PAGE, PAGE, 0)
     last = start + PAGE - 8
-    two = [Pointer(0, "one", True, 8), Pointer(1, "other", True, 8)]
+    two = [Pointer(0, "one", True, ctypes.c_int64), Pointer(1, "other", True, ctypes.c_int64)]
     assert pointers.wrong(two, (start, last)) is None
     assert pointers.wrong(two, (None, last)) is None
     name, text = pointers.wrong(two, (start, last + 1))
@@ -116,12 +116,12 @@ def test_pointers_on_one_page_and_across_its_end(mapped):
         "other", f"no memory at {start + PAGE:#x} to write to, byte 7 of 8"
     )  # fmt: skip
     mapped_pages.protect(start + PAGE, PAGE, mmap.PROT_READ)
-    read = [Pointer(0, "one", False, 8), Pointer(1, "other", True, 8)]
+    read = [Pointer(0, "one", False, ctypes.c_int64), Pointer(1, "other", True, ctypes.c_int64)]
     assert pointers.wrong(read, (start + PAGE, start + PAGE))[0] == "other"
-    counted = [Pointer(0, "values", False, 8, counted_by=1)]
+    counted = [Pointer(0, "values", False, ctypes.c_int64, counted_by=1)]
     assert pointers.wrong(counted, (last, 1)) is None
     assert pointers.wrong(counted, (16, 0)) is None
-    both = [*counted, Pointer(2, "more", False, 8, counted_by=3)]
+    both = [*counted, Pointer(2, "more", False, ctypes.c_int64, counted_by=3)]
     assert pointers.wrong(both, (16, 0, 16, 1))[0] == "more"  # of no values, no page was seen
     assert pointers.wrong(counted, (16, 1))[0] == "values"
     assert pointers.wrong(counted, (16, pointers.MOST_VALUES + 1)) is None  # refused by number

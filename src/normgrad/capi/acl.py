@@ -18,7 +18,7 @@ import numpy as np
 from ..aclnn import products
 from ..aclnn.tensors import NUMPY, aclDataType
 from . import pointers
-from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, out, refuse
+from .calls import ERRORS, VARIABLES, check_streams_variable, export, fail, refuse
 from .declarations import functions_of
 from .enums import (
     EventFlag,
@@ -29,7 +29,7 @@ from .enums import (
     aclrtRunMode,
 )
 from .handles import HANDLES
-from .objects import Event, Runtime, Side, create, memory_info
+from .objects import Event, Runtime, Side, memory_info
 from .report import REPORT
 from .streams import STREAMS, Stream
 
@@ -248,12 +248,12 @@ def _c_text(text: str) -> Any:
 # Contexts
 
 
-def aclrtCreateContext(context: int | None, device: int) -> None:
+def aclrtCreateContext(device: int) -> int:
     """Create a context, which becomes this thread's current one."""
     _check_device(device)
-    where, handle = out("context", context), HANDLES.add(Context())
-    pointers.store(ctypes.c_void_p, where, handle)
+    handle = HANDLES.add(Context())
     _enter(handle)
+    return handle
 
 
 def aclrtDestroyContext(context: int | None) -> None:
@@ -267,24 +267,23 @@ def aclrtSetCurrentContext(context: int | None) -> None:
     _enter(context)
 
 
-def aclrtGetCurrentContext(context: int | None) -> None:
-    where = out("context", context)
+def aclrtGetCurrentContext() -> int:
     if STATE.default is None:
         STATE.default = HANDLES.add(Context(), is_owned=False)
     thread = ERRORS.thread()
-    current = thread.context if thread.life == STATE.life else 0
-    pointers.store(ctypes.c_void_p, where, current or STATE.default)
+    current: int = thread.context if thread.life == STATE.life else 0
+    return current or STATE.default
 
 
 # Streams and events
 
 
-def aclrtCreateStreamWithConfig(stream: int | None, priority: int, flag: int) -> None:
+def aclrtCreateStreamWithConfig(priority: int, flag: int) -> int:
     """Create a stream; priority and flags are checked, but have no effect."""
     if priority > _LEAST_PRIORITY:
         refuse("priority", f"{priority}; allowed: 0 to {_LEAST_PRIORITY}")
     _check_flags(flag, StreamFlag)
-    create("stream", stream, Stream())
+    return HANDLES.add(Stream())
 
 
 def _check_flags(flag: int, kind: type[IntFlag]) -> None:
@@ -300,26 +299,24 @@ def aclrtSynchronizeStreamWithTimeout(stream: int | None, timeout: int) -> None:
     RUNTIME.synchronize(stream)
 
 
-def aclrtCreateEventWithFlag(event: int | None, flag: int) -> None:
+def aclrtCreateEventWithFlag(flag: int) -> int:
     _check_flags(flag, EventFlag)
     can_order = bool(flag & (EventFlag.ACL_EVENT_SYNC | EventFlag.ACL_EVENT_EXTERNAL))
     has_time = bool(flag & EventFlag.ACL_EVENT_TIME_LINE)
-    create("event", event, Event(can_order, has_time))
+    return HANDLES.add(Event(can_order, has_time))
 
 
-def aclrtQueryEventStatus(event: int | None, status: int | None) -> None:
-    where = out("status", status)
-    is_over = RUNTIME.is_over(event)
-    pointers.store(ctypes.c_int, where, aclrtEventRecordedStatus(is_over))
+def aclrtQueryEventStatus(event: int | None) -> int:
+    return aclrtEventRecordedStatus(RUNTIME.is_over(event))
 
 
 # Memory
 
 
-def _allocate(name: str, address: int | None, size: int, device: bool) -> None:
+def _allocate(size: int, device: bool) -> int:
     if size == 0:
         refuse("size", "0; allowed: 1 or more", aclError.ACL_ERROR_INVALID_PARAM)
-    RUNTIME.allocate(name, address, size, device)
+    return RUNTIME.allocate(size, device)
 
 
 def _sides(
@@ -369,25 +366,23 @@ def _fill(address: int | None, most: int, value: int, count: int, *stream: int |
 #: have no effect here.
 _CALLS: dict[str, Callable[..., Any]] = {
     "aclGetRecentErrMsg": ERRORS.last,
-    "aclrtGetDevice": lambda at: pointers.store(ctypes.c_int32, out("deviceId", at), _DEVICE),
-    "aclrtGetDeviceCount": lambda at: pointers.store(ctypes.c_uint32, out("count", at), 1),
-    "aclrtGetRunMode": lambda at: pointers.store(
-        ctypes.c_int, out("runMode", at), aclrtRunMode.ACL_HOST
-    ),
-    "aclrtGetMemInfo": lambda kind, free, total: memory_info(free=free, total=total),
+    "aclrtGetDevice": lambda: _DEVICE,
+    "aclrtGetDeviceCount": lambda: 1,
+    "aclrtGetRunMode": lambda: aclrtRunMode.ACL_HOST,
+    "aclrtGetMemInfo": lambda kind: memory_info(),
     "aclrtSynchronizeDevice": STREAMS.finish,
     "aclrtCtxSetSysParamOpt": lambda option, value: None,
-    "aclrtCreateStream": lambda at: create("stream", at, Stream()),
+    "aclrtCreateStream": lambda: HANDLES.add(Stream()),
     "aclrtDestroyStream": partial(RUNTIME.destroy, Stream),
     "aclrtSynchronizeStream": RUNTIME.synchronize,
-    "aclrtCreateEvent": lambda at: create("event", at, Event()),
+    "aclrtCreateEvent": lambda: HANDLES.add(Event()),
     "aclrtDestroyEvent": partial(RUNTIME.destroy, Event),
     "aclrtRecordEvent": RUNTIME.record,
     "aclrtSynchronizeEvent": RUNTIME.synchronize_event,
     "aclrtStreamWaitEvent": RUNTIME.wait,
     "aclrtEventElapsedTime": RUNTIME.elapsed,
-    "aclrtMalloc": lambda at, size, policy: _allocate("devPtr", at, size, True),
-    "aclrtMallocHost": lambda at, size: _allocate("hostPtr", at, size, False),
+    "aclrtMalloc": lambda size, policy: _allocate(size, True),
+    "aclrtMallocHost": lambda size: _allocate(size, False),
     "aclrtFree": lambda at: RUNTIME.free("devPtr", at, ("aclrtMalloc",)),
     "aclrtFreeHost": lambda at: RUNTIME.free("hostPtr", at, ("aclrtMallocHost",)),
     "aclrtMemcpy": _copy,

@@ -13,13 +13,13 @@ from .. import aclnn
 from ..aclnn.contracts import CONTRACTS
 from ..aclnn.status import Status
 from ..aclnn.tensors import NUMPY, aclDataType
-from ..dialects import DialectError, Use, span
+from ..dialects import Use, span
 from ..rules import Parameter
 from ..unusable import Unusable
 from ..workspaces import Allocation, Launcher, Memory
 from . import acl, pointers
 from .blocks import FOREIGN, UNKNOWN_SIZE, checked, memory_at
-from .calls import CURRENT, export, fail, is_host_memory_allowed, refuse
+from .calls import export, fail, is_host_memory_allowed, refuse
 from .declarations import functions_of
 from .handles import HANDLES
 from .objects import MOST_AXES
@@ -175,12 +175,9 @@ def _destroy(kind: type[Any], name: str, handle: int | None) -> None:
             _end(f"{name}[{index}]", _LISTS[kind], each)
 
 
-def _measure(kind: type[Any], name: str, handle: int | None, size: int | None) -> None:
-    """aclGetXxxSize: write the number of elements."""
-    found = _found(name, kind, handle)
-    if size is None:
-        _null("size")
-    pointers.store(ctypes.c_uint64, size, len(found))
+def _measure(kind: type[Any], name: str, handle: int | None) -> int:
+    """aclGetXxxSize: the number of elements."""
+    return len(_found(name, kind, handle))
 
 
 def _found(
@@ -203,35 +200,27 @@ def _end(name: str, kind: type[Any], handle: int) -> Any:
     return value
 
 
-#: The aclGetXxx functions of tensors: the aclTensor's attribute, and the C type of its values.
-_SAID: dict[str, tuple[str, Any]] = {
-    "aclGetViewShape": ("dims", ctypes.c_int64),
-    "aclGetViewStrides": ("strides", ctypes.c_int64),
-    "aclGetStorageShape": ("storage_dims", ctypes.c_int64),
-    "aclGetViewOffset": ("given_offset", ctypes.c_int64),
-    "aclGetDataType": ("data_type", ctypes.c_int),
-    "aclGetFormat": ("format", ctypes.c_int),
+#: The aclGetXxx functions of tensors, and the aclTensor's attributes.
+_SAID = {
+    "aclGetViewShape": "dims",
+    "aclGetViewStrides": "strides",
+    "aclGetStorageShape": "storage_dims",
+    "aclGetViewOffset": "given_offset",
+    "aclGetDataType": "data_type",
+    "aclGetFormat": "format",
 }
 
 
-def _get(said: tuple[str, Any], tensor: int | None, *results: int | None) -> None:
+def _get(attribute: str, tensor: int | None) -> Any:
     """aclGetXxx of a tensor; if the result is an array, the caller has to free it."""
-    attribute, kind = said
     value = getattr(_found("tensor", aclnn.aclTensor, tensor), attribute)
-    parameters = CURRENT.function.parameters[1:]
-    for (_, parameter), address in zip(parameters, results, strict=True):
-        if address is None:
-            _null(parameter)
     if not isinstance(value, tuple):
-        pointers.store(kind, results[0], value)
-        return
-    array, count = results
+        return value
     copy = _malloc(max(1, 8 * len(value)))
     if copy is None:
         fail("no memory", Status.ACLNN_ERR_INNER)
-    pointers.store_all(kind, copy, value)
-    pointers.store(ctypes.c_void_p, array, copy)
-    pointers.store(ctypes.c_uint64, count, len(value))
+    pointers.store_all(ctypes.c_int64, copy, value)
+    return copy, len(value)
 
 
 # The library
@@ -320,39 +309,29 @@ _SETTERS: dict[str, Callable[[Parameter], bool]] = {
 # The operators
 
 
-def _tensor(handle: int | None) -> Any:
-    tensor = HANDLES.find(handle)
-    if type(tensor) is aclnn.aclTensor:
-        owner = tensor.memory.owner
+def _argument(handle: int) -> Any:
+    """The object behind a handle for phase 1; Unusable if it is a tensor without its memory."""
+    found = HANDLES.find(handle)
+    if type(found) is aclnn.aclTensor:
+        owner = found.memory.owner
         if isinstance(owner, Allocation) and owner.freed_by is not None:
             return Unusable(f"a tensor whose memory {owner.freed_by} has freed")
-    return tensor
+    return found
 
 
-_FROM_C: dict[str, Callable[[Any], Any]] = {
-    "const aclTensor *": _tensor,
-    "aclTensor *": _tensor,
-    "const aclBoolArray *": HANDLES.find,
-}
+def _phase_1(function: Function) -> Callable[..., tuple[int, int]]:
+    """The C form of a phase 1, which takes handles and returns one."""
+    python = getattr(aclnn, function.name)
+    handles = [kind.endswith("*") for kind, _ in function.parameters[:-2]]
 
-
-def _phase_1(function: Function) -> Callable[..., None]:
-    """The C form of a phase 1, which takes handles and writes its two results through pointers."""
-    name = function.name
-    operator = name.removesuffix("GetWorkspaceSize")
-    python = getattr(aclnn, name)
-    inputs = [_FROM_C.get(kind, lambda value: value) for kind, _ in function.parameters[:-2]]
-
-    def call(*arguments: Any) -> None:
-        *given, size_at, executor_at = arguments
-        if size_at is None or executor_at is None:
-            missing = "workspaceSize" if size_at is None else "executor"
-            message = f"{missing}: null; allowed: a pointer"
-            raise DialectError(Status.ACLNN_ERR_PARAM_NULLPTR, operator, message)
-        values = [convert(value) for convert, value in zip(inputs, given)]  # noqa: B905 - time
-        size, executor = python(*values)
-        pointers.store(ctypes.c_uint64, size_at, size)
-        pointers.store(ctypes.c_void_p, executor_at, HANDLES.add(executor))
+    def call(*given: Any) -> tuple[int, int]:
+        size, executor = python(
+            *[
+                _argument(value) if is_handle and value is not None else value
+                for is_handle, value in zip(handles, given)  # noqa: B905 - time
+            ]
+        )
+        return size, HANDLES.add(executor)
 
     return call
 
@@ -429,7 +408,7 @@ def _calls() -> dict[str, Callable[..., Any]]:
     for function in functions_of("opapi"):
         make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1
         calls[function.name] = make(function)
-    calls.update({name: partial(_get, said) for name, said in _SAID.items()})
+    calls.update({name: partial(_get, attribute) for name, attribute in _SAID.items()})
     calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})
     exported = {each.name: each for each in functions_of("nnopbase")}
     for kind in (aclnn.aclTensor, aclScalar, *_ARRAYS, *_LISTS):

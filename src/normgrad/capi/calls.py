@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ..dialects import DialectError
 from .declarations import functions_of
-from .pointers import wrong
+from .pointers import store_all, wrong
 from .signatures import Function
 
 #: The environment variables, which aclInit and a library's first call read.
@@ -96,13 +96,6 @@ def fail(message: str, status: IntEnum | None = None, is_mistake: bool = True) -
 def refuse(name: str, message: str, status: IntEnum | None = None) -> NoReturn:
     """Fail this thread's call because of the parameter with this name."""
     fail(f"{name}: {message}", status)
-
-
-def out(name: str, address: int | None) -> int:
-    """Check that a pointer to write through is not null, and return it."""
-    if address is None:
-        refuse(name, "null; allowed: a pointer to write to")
-    return address
 
 
 class Errors:
@@ -190,7 +183,8 @@ def export(
     Args:
         module: the module's globals, which contain the implementations that ``calls`` lacks.
         library: the library's name, such as "opapi".
-        calls: implementations of functions, by name.
+        calls: implementations of functions, by name. They return the result in C, or they take no
+            pointers to results, and return what is stored there: a tuple if there are several.
         checks: checks that run before functions, by function's name.
     """
     for function in functions_of(library):
@@ -202,8 +196,16 @@ def export(
 def _exported(
     function: Function, python: Callable[..., Any], check: Callable[[], None] | None
 ) -> Callable[..., Any]:
-    """A function in the form that C calls, which checks its pointers before it does anything."""
+    """A function in the form that C calls.
+
+    It checks its pointers before it does anything, and stores results through them.
+    """
     pointers = function.pointers
+    results = [each for each in pointers if each.is_result]
+    first = results[0].index if results else 0
+    end = first + len(results)  # the pointers to results are next to each other
+    is_one = len(results) == 1
+    most_nulls = 1 if function.name == "infinirtGetDevice" else 0
 
     def call(*arguments: Any) -> Any:
         CURRENT.function = function
@@ -212,6 +214,21 @@ def _exported(
             refuse(*found)
         if check is not None:
             check()
-        return python(*arguments)
+        if not results:
+            return python(*arguments)
+        addresses = arguments[first:end]
+        # If the first argument is a null handle, ``python`` refuses that.
+        if addresses.count(None) > most_nulls and (first == 0 or arguments[0] is not None):
+            name = results[addresses.index(None)].name
+            refuse(name, "null; allowed: a pointer to write to", function.null_refusal)
+        values = python(*arguments[:first], *arguments[end:])
+        if is_one:
+            values = (values,)
+        for result, address, value in zip(results, addresses, values):  # noqa: B905 - time
+            if result.count > 1:
+                store_all(result.kind, address, value)
+            elif address is not None:
+                result.kind.from_address(address).value = value
+        return None
 
     return call

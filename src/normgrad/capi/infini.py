@@ -14,10 +14,10 @@ from ..infiniop.operators import INPUTS, OUTPUTS
 from ..workspaces import Launcher
 from . import pointers
 from .blocks import checked, memory_at
-from .calls import ERRORS, check_streams_variable, export, out, refuse
+from .calls import ERRORS, check_streams_variable, export, refuse
 from .enums import infinirtEventFlags_t, infinirtEventStatus_t, infinirtMemcpyKind_t
 from .handles import HANDLES
-from .objects import MOST_AXES, Event, Runtime, Side, create, memory_info
+from .objects import MOST_AXES, Event, Runtime, Side, memory_info
 from .streams import STREAMS, Stream
 
 #: The operator's tensors, in the order of the C function's arguments.
@@ -42,43 +42,32 @@ def infinirtInit() -> None:
     infiniop.infinirtInit()
 
 
-def infinirtGetDevice(device: int | None, number: int | None) -> None:
-    """Write the device's kind and number; either pointer may be null, but not both."""
-    if device is None and number is None:
-        refuse("device_ptr", "null; allowed: a pointer to write to")
-    for address, value in zip((device, number), infiniop.infinirtGetDevice(), strict=True):
-        if address is not None:
-            pointers.store(ctypes.c_int, address, value)
-
-
-def infinirtGetMemInfo(device: int, number: int, free: int | None, total: int | None) -> None:
+def infinirtGetMemInfo(device: int, number: int) -> tuple[int, int]:
     if (device, number) != (infiniDevice_t.INFINI_DEVICE_CPU, 0):
         refuse("device", f"{device}, {number}; allowed: INFINI_DEVICE_CPU, 0")
-    memory_info(free_bytes=free, total_bytes=total)
+    return memory_info()
 
 
 # Events
 
 
-def infinirtEventCreateWithFlags(event: int | None, flags: int) -> None:
+def infinirtEventCreateWithFlags(flags: int) -> int:
     if flags & ~sum(infinirtEventFlags_t):
         refuse("flags", f"{flags:#x}; allowed: 0, 1, 2 or 3, as infinirtEventFlags_t has")
     has_time = not flags & infinirtEventFlags_t.INFINIRT_EVENT_DISABLE_TIMING
-    create("event_ptr", event, Event(has_time=has_time))
+    return HANDLES.add(Event(has_time=has_time))
 
 
-def infinirtEventQuery(event: int | None, status: int | None) -> None:
-    where = out("status_ptr", status)
-    is_over = RUNTIME.is_over(event)
-    pointers.store(ctypes.c_int, where, infinirtEventStatus_t(not is_over))
+def infinirtEventQuery(event: int | None) -> int:
+    return infinirtEventStatus_t(not RUNTIME.is_over(event))
 
 
 # Memory
 
 
-def _allocate(address: int | None, size: int, *stream: int | None) -> None:
+def _allocate(size: int, *stream: int | None) -> int:
     RUNTIME.queue(stream)  # checks the handle
-    RUNTIME.allocate("p_ptr", address, size, True)
+    return RUNTIME.allocate(size, True)
 
 
 def _free(makers: tuple[str, ...], address: int | None, *stream: int | None) -> None:
@@ -107,17 +96,15 @@ def _fill(address: int | None, value: int, count: int, *stream: int | None) -> N
 
 
 def infiniopCreateTensorDescriptor(
-    desc: int | None, ndim: int, shape: int | None, strides: int | None, dtype: int
-) -> None:
-    where = out("desc_ptr", desc)
+    ndim: int, shape: int | None, strides: int | None, dtype: int
+) -> int:
     if ndim > MOST_AXES:
         refuse("ndim", f"{ndim}; allowed: up to {MOST_AXES}")
     if shape is None and ndim:
         refuse("shape", f"null; allowed: {ndim} sizes")
     dims = pointers.load(ctypes.c_size_t, shape or 0, ndim)
     steps = None if strides is None else pointers.load(ctypes.c_ssize_t, strides, ndim)
-    value = infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype)
-    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
+    return HANDLES.add(infiniop.infiniopCreateTensorDescriptor(ndim, dims, steps, dtype))
 
 
 def _destroy(name: str, handle: int | None) -> None:
@@ -129,23 +116,21 @@ def _destroy(name: str, handle: int | None) -> None:
     HANDLES.end(handle)
 
 
-def _device_of(value: int, desc: int | None, address: int | None) -> None:
-    where = out("device", address)
-    # This call raises the dialect's error if the handle is not an operator's.
-    infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
-    pointers.store(ctypes.c_int, where, value)
+def _workspace_size(desc: int | None) -> int:
+    return infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc))
+
+
+def _device_of(value: int, desc: int | None) -> int:
+    _workspace_size(desc)  # raises the dialect's error if the handle is not an operator's
+    return value
 
 
 # The operator
 
 
-def infiniopCreateBatchNormBackwardDescriptor(
-    handle: int | None, desc: int | None, *tensors: int | None
-) -> None:
-    where = out("desc_ptr", desc)
-    values = [HANDLES.find(each) for each in (handle, *tensors)]
-    value = infiniop.infiniopCreateBatchNormBackwardDescriptor(*values)
-    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
+def infiniopCreateBatchNormBackwardDescriptor(*handles: int | None) -> int:
+    values = map(HANDLES.find, handles)
+    return HANDLES.add(infiniop.infiniopCreateBatchNormBackwardDescriptor(*values))
 
 
 def infiniopBatchNormBackward(
@@ -191,28 +176,23 @@ def infiniopBatchNormBackward(
 #: The exported functions that take a line, or that a function above with another name implements.
 _CALLS: dict[str, Callable[..., Any]] = {
     "normgradGetRecentErrMsg": ERRORS.last,  # an addition to InfiniCore's functions
-    "infinirtGetDeviceCount": lambda device, at: pointers.store(
-        ctypes.c_int, out("count", at), infiniop.infinirtGetDeviceCount(device)
-    ),
-    "infinirtGetAllDeviceCount": lambda at: pointers.store_all(
-        ctypes.c_int,
-        out("count_array", at),
-        [infiniop.infinirtGetDeviceCount(kind) for kind in infiniDevice_t],
-    ),
+    "infinirtGetDeviceCount": infiniop.infinirtGetDeviceCount,
+    "infinirtGetAllDeviceCount": lambda: [*map(infiniop.infinirtGetDeviceCount, infiniDevice_t)],
+    "infinirtGetDevice": infiniop.infinirtGetDevice,
     "infinirtSetDevice": infiniop.infinirtSetDevice,
     "infinirtDeviceSynchronize": STREAMS.finish,
-    "infinirtStreamCreate": lambda at: create("stream_ptr", at, Stream()),
+    "infinirtStreamCreate": lambda: HANDLES.add(Stream()),
     "infinirtStreamDestroy": partial(RUNTIME.destroy, Stream),
     "infinirtStreamSynchronize": RUNTIME.synchronize,
     "infinirtStreamWaitEvent": RUNTIME.wait,
-    "infinirtEventCreate": lambda at: create("event_ptr", at, Event()),
+    "infinirtEventCreate": lambda: HANDLES.add(Event()),
     "infinirtEventRecord": RUNTIME.record,
     "infinirtEventSynchronize": RUNTIME.synchronize_event,
     "infinirtEventDestroy": partial(RUNTIME.destroy, Event),
     "infinirtEventElapsedTime": RUNTIME.elapsed,
     "infinirtMalloc": _allocate,
     "infinirtMallocAsync": _allocate,
-    "infinirtMallocHost": lambda at, size: RUNTIME.allocate("p_ptr", at, size, False),
+    "infinirtMallocHost": lambda size: RUNTIME.allocate(size, False),
     "infinirtFree": _free_of_device,
     "infinirtFreeAsync": _free_of_device,
     "infinirtFreeHost": partial(_free, ("infinirtMallocHost",)),
@@ -220,14 +200,10 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "infinirtMemcpyAsync": _copy,
     "infinirtMemset": _fill,
     "infinirtMemsetAsync": _fill,
-    "infiniopCreateHandle": lambda at: create("handle_ptr", at, infiniop.infiniopCreateHandle()),
+    "infiniopCreateHandle": lambda: HANDLES.add(infiniop.infiniopCreateHandle()),
     "infiniopGetDescriptorDeviceType": partial(_device_of, infiniDevice_t.INFINI_DEVICE_CPU),
     "infiniopGetDescriptorDeviceId": partial(_device_of, 0),
-    "infiniopGetBatchNormBackwardWorkspaceSize": lambda desc, at: pointers.store(
-        ctypes.c_size_t,
-        out("size", at),
-        infiniop.infiniopGetBatchNormBackwardWorkspaceSize(HANDLES.find(desc)),
-    ),
+    "infiniopGetBatchNormBackwardWorkspaceSize": _workspace_size,
     **{
         name: partial(_destroy, name)
         for name in (

@@ -15,7 +15,7 @@ from ..dialects import Use, span
 from ..layout import Region
 from . import pointers
 from .blocks import BLOCKS, Block
-from .calls import fail, is_host_memory_allowed, out, refuse
+from .calls import fail, is_host_memory_allowed, refuse
 from .handles import HANDLES
 from .streams import STREAMS, Clock, Stream
 
@@ -43,19 +43,10 @@ class Event:
     was_asked: bool = False
 
 
-def create(name: str, address: int | None, value: object) -> None:
-    """Make a handle for an object, and write it through a pointer."""
-    where = out(name, address)
-    pointers.store(ctypes.c_void_p, where, HANDLES.add(value))
-
-
-def memory_info(**results: int | None) -> None:
-    """Write the machine's free and total memory, in bytes, through two pointers."""
+def memory_info() -> tuple[int, int]:
+    """The machine's free and total memory, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
-    for (name, address), pages in zip(
-        results.items(), ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"), strict=True
-    ):
-        pointers.store(ctypes.c_size_t, out(name, address), page * os.sysconf(pages))
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
 
 class Side(NamedTuple):
@@ -146,9 +137,8 @@ class Runtime:
         STREAMS.finish(found.clock)
         return True
 
-    def elapsed(self, milliseconds: int | None, start: int | None, end: int | None) -> None:
-        """Write the time between two events, in milliseconds."""
-        where = out("ms", milliseconds)
+    def elapsed(self, start: int | None, end: int | None) -> float:
+        """The time between two events, in milliseconds."""
         times = []
         for name, handle in (("start", start), ("end", end)):
             event = self.find(name, Event, handle)
@@ -158,18 +148,16 @@ class Runtime:
                 refuse(name, "one without a time; allowed: one that was made with it")
             STREAMS.ask(event.clock)
             times.append(event.recorded)
-        pointers.store(ctypes.c_float, where, 1e3 * (times[1] - times[0]))
+        return 1e3 * (times[1] - times[0])
 
     # Memory
 
-    def allocate(self, name: str, address: int | None, size: int, device: bool) -> None:
-        """Allocate a block, even of 0 bytes, and write its address through a pointer."""
-        where = out(name, address)
+    def allocate(self, size: int, device: bool) -> int:
+        """Allocate a block, even of 0 bytes, and return its address."""
         try:
-            block = BLOCKS.allocate(max(size, 1), device)
+            return BLOCKS.allocate(max(size, 1), device).address
         except MemoryError:
             refuse("size", f"{size} bytes; allowed: what the machine has", self.no_memory)
-        pointers.store(ctypes.c_void_p, where, block.address)
 
     def free(
         self, name: str, address: int | None, makers: tuple[str, ...], stream: Stream | None = None

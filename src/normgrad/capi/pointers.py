@@ -7,9 +7,9 @@ before a call does anything. Memory that another thread unmaps after the check i
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Sequence
 from functools import lru_cache
+from mmap import PAGESIZE
 from typing import Any
 
 from ..pages import fault
@@ -27,17 +27,6 @@ def c_function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 _strnlen = c_function("strnlen", ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def store(kind: Any, address: int | None, value: Any) -> None:
-    """Write a value through a pointer.
-
-    Args:
-        kind: the value's ctypes type.
-        address: the pointer; not null.
-        value: the value.
-    """
-    kind.from_address(address).value = value
 
 
 @lru_cache(256)
@@ -82,8 +71,8 @@ def wrong(pointers: Sequence[Pointer], arguments: Sequence[Any]) -> tuple[str, s
         if address is None or not 0 < count <= MOST_VALUES:
             continue
         size, writing = count * pointer.size, pointer.is_result
-        page = address // mmap.PAGESIZE, writing
-        if page == seen and (address + size - 1) // mmap.PAGESIZE == page[0]:
+        page = address // PAGESIZE, writing
+        if page == seen and (address + size - 1) // PAGESIZE == page[0]:
             continue
         found = problem(address, address + size, writing)
         if found is not None:
@@ -100,7 +89,7 @@ def text(address: int) -> bytes:
     """
     end = address
     while True:
-        page = end // mmap.PAGESIZE * mmap.PAGESIZE + mmap.PAGESIZE
+        page = end // PAGESIZE * PAGESIZE + PAGESIZE
         if fault(end, page, False) is not None:
             raise ValueError(
                 f"no memory at {end:#x} to read from, byte {end - address} of a text; allowed: a "

@@ -86,6 +86,7 @@ def _guarded(
     returns the failure with which it has initialised the result.
     """
     name, failure, kind = function.name, function.failure, function.result
+    was_interrupted = ctypes.c_int.from_address(interrupted)
 
     def call(result: int, *arguments: Any) -> None:
         try:
@@ -93,9 +94,9 @@ def _guarded(
                 value = python(*arguments)
             except BaseException as error:
                 value = failed(error)
-            pointers.store(kind, result, value or 0)
+            kind.from_address(result).value = value or 0
         except KeyboardInterrupt:  # an interrupt during the handling of an error
-            pointers.store(ctypes.c_int, interrupted, 1)
+            was_interrupted.value = 1
 
     def failed(error: BaseException) -> int | None:
         status, message = getattr(error, "status", None), str(error)
@@ -104,7 +105,7 @@ def _guarded(
         value = failure if failure is None or status is None else int(status)
         ERRORS.record(value, message, getattr(error, "is_mistake", True))
         if isinstance(error, KeyboardInterrupt):
-            pointers.store(ctypes.c_int, interrupted, 1)  # C raises it again after the call
+            was_interrupted.value = 1  # C raises it again after the call
         return value
 
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -36,7 +36,6 @@ _COUNTED_BY = {
 }  # fmt: skip
 _COUNTS = {"count_array": len(infiniDevice_t)}
 
-
 #: The Python module that each library's functions call, and their status for wrong arguments.
 _LIBRARIES: dict[str, tuple[str, IntEnum]] = {
     "ascendcl": ("acl", aclError.ACL_ERROR_RT_PARAM_INVALID),
@@ -53,24 +52,29 @@ _FAILURES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pointer:
     """A parameter that points to plain values, rather than to a tensor's memory or a C string.
 
     Attributes:
         index, name: the parameter's index and name.
         is_result: whether the function writes the values rather than reads them.
-        size: the size of each value in bytes.
+        kind: the ctypes type of each value.
         count: the number of values, unless ``counted_by`` is the index of the parameter that
             holds it.
+        size: the size of each value in bytes.
     """
 
     index: int
     name: str
     is_result: bool
-    size: int
+    kind: Any
     count: int = 1
     counted_by: int | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = ctypes.sizeof(self.kind)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,12 @@ class Function:
     def refusal(self) -> IntEnum:
         """The status for wrong arguments."""
         return _LIBRARIES[self.lib][1]
+
+    @property
+    def null_refusal(self) -> IntEnum:
+        """The status for null pointers."""
+        is_aclnn = self.module == "aclnn"
+        return aclnnStatus.ACLNN_ERR_PARAM_NULLPTR if is_aclnn else self.refusal
 
     @property
     def failure(self) -> int | None:
@@ -132,13 +142,13 @@ class Function:
             # Handles, memory and texts are excluded, since other code checks them.
             if pointee == kind or ("*" not in plain and plain not in _TYPES):
                 continue
-            is_result, size = plain == pointee, ctypes.sizeof(_ctype(plain))
+            is_result = plain == pointee
             count, counted_by = 1, None
             if is_result:
                 count = _COUNTS.get(name, 1)
             else:
                 counted_by = names.index(_COUNTED_BY[name])
-            found.append(Pointer(index, name, is_result, size, count, counted_by))
+            found.append(Pointer(index, name, is_result, _ctype(plain), count, counted_by))
         return tuple(found)
 
 
