@@ -11,7 +11,6 @@ import pytest
 import normgrad as ng
 from normgrad import contract, plans
 from normgrad import infiniop as op
-from normgrad.infiniop import operators
 
 DTYPES = {
     "INVALID": 0, "BYTE": 1, "BOOL": 2, "I8": 3, "I16": 4, "I32": 5, "I64": 6, "U8": 7, "U16": 8,
@@ -213,8 +212,6 @@ def test_strides():
 
 def test_the_order_of_the_checks(monkeypatch):
     """BAD_PARAM, device, dtype, shape, strides: each beats those after it, in any tensor."""
-    from normgrad.infiniop import operators
-
     wrong = {
         "running_var": descriptor((3,), "F64"), "weight": descriptor((4,)),
         "input": descriptor(X, strides=(1, 2, 3)),
@@ -226,7 +223,7 @@ def test_the_order_of_the_checks(monkeypatch):
     fails(BAD_SHAPE, "weight", create, {**wrong, "running_var": descriptor((3,))})
     right = {"running_var": descriptor((3,)), "weight": descriptor((3,))}
     fails(BAD_STRIDES, "input", create, {**wrong, **right})
-    assert operators.CONTRACT.stages
+    assert op.CONTRACT.stages
 
 
 def test_nulls_and_the_dead():
@@ -373,9 +370,9 @@ def test_operators_of_one_look_are_planned_once(monkeypatch):
         checks.append(contract.name)
         right(contract, *rest)
 
-    right = operators.rules.check
-    monkeypatch.setattr(operators.rules, "check", check)
-    operators._plans.clear()
+    right = op.rules.check
+    monkeypatch.setattr(op.rules, "check", check)
+    op._plans.clear()
     first, second = create(), create()
     assert first is not second
     assert len(checks) == 1
@@ -395,7 +392,7 @@ def test_operators_of_one_look_are_planned_once(monkeypatch):
     monkeypatch.setattr(plans, "CACHE_SIZE", 2)
     for count in range(1, 5):
         create({name: descriptor((count, 3, 4)) for name in DATA})
-        assert len(operators._plans) <= 2
+        assert len(op._plans) <= 2
 
 
 def test_what_the_contract_lets_pass_the_operator_lets_pass(monkeypatch):
@@ -408,8 +405,8 @@ def test_what_the_contract_lets_pass_the_operator_lets_pass(monkeypatch):
             made.append(outputs)
             super().__init__(operator, options, specs, outputs, names)
 
-    monkeypatch.setattr(operators, "Plan", Checked)
-    operators._plans.clear()
+    monkeypatch.setattr(op, "Plan", Checked)
+    op._plans.clear()
     shapes = [(2, 3, 4), (1, 1, 1), (0, 3, 4), (2, 0, 4), (2, 3, 0)]
     for shape, dtype, step in itertools.product(shapes, NUMPY, (1, 3)):
         vector = descriptor(shape[1:2], dtype, (step,))

@@ -7,7 +7,7 @@ import pytest
 from normgrad import rules
 from normgrad.aclnn import products
 from normgrad.aclnn.contracts import CONTRACTS
-from normgrad.infiniop.operators import ANY_PRODUCT, CONTRACT
+from normgrad.infiniop import ANY_PRODUCT, CONTRACT
 from normgrad.testing import aclnn, infiniop
 from normgrad.testing.neighbours import keeps, neighbours
 

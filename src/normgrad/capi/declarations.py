@@ -22,8 +22,7 @@ from ..aclnn.contracts import (
     REDUCE_CONTRACT,
 )
 from ..aclnn.status import Status as aclnnStatus
-from ..infiniop import infiniDevice_t, infiniDtype_t, infiniStatus_t
-from ..infiniop.operators import INPUTS, OUTPUTS
+from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniDtype_t, infiniStatus_t
 from ..rules import Contract, Parameter, Scalar
 from . import enums
 from .signatures import Function, Header

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from .. import infiniop
 from ..dialects import Use, span
-from ..infiniop import infiniDevice_t, infiniStatus_t
-from ..infiniop.operators import INPUTS, OUTPUTS
+from ..infiniop import INPUTS, OUTPUTS, infiniDevice_t, infiniStatus_t
 from ..workspaces import Launcher
 from . import pointers
 from .blocks import checked, memory_at

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..aclnn import aclOpExecutor
-from ..infiniop.operators import infiniopTensorDescriptor_t
+from ..infiniop import infiniopTensorDescriptor_t
 from .blocks import BLOCKS
 from .calls import ERRORS, complain, is_report_wanted
 from .handles import HANDLES

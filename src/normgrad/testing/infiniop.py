@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..infiniop import infiniDevice_t, infiniDtype_t
-from ..infiniop.operators import ANY_PRODUCT, CONTRACT, INPUTS, OUTPUTS, THEIR_NAMES
+from ..infiniop import (
+    ANY_PRODUCT,
+    CONTRACT,
+    INPUTS,
+    OUTPUTS,
+    THEIR_NAMES,
+    infiniDevice_t,
+    infiniDtype_t,
+)
 from . import changes
 from .c_functions import Functions
 from .cases import IN_PLACE, Topic, thinned, varied

@@ -1,24 +1,127 @@
-"""InfiniCore's handles and descriptors, and its operator for batch norm's gradients."""
+"""The infiniop dialect: InfiniCore's descriptors and workspaces, with its status codes.
+
+See docs/infiniop.md.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import frameworks, layout, rules
-from ..memory import array_at
-from ..operators.batch_norm import BATCH_NORM_BACKWARD
-from ..options import Options
-from ..plans import Plan, keep
-from ..tensor import TensorSpec
-from ..unusable import described, shown
-from ..workspaces import Launcher
-from .status import InfiniError, Status, infiniDevice_t, infiniDtype_t
+from . import frameworks, layout, rules
+from .dialects import DialectError
+from .memory import array_at
+from .operators.batch_norm import BATCH_NORM_BACKWARD
+from .options import Options
+from .plans import Plan, keep
+from .tensor import TensorSpec
+from .unusable import described, shown
+from .workspaces import Launcher
+
+# Statuses, devices and dtypes
+
+
+class infiniStatus_t(IntEnum):
+    """The statuses that the C functions return."""
+
+    INFINI_STATUS_SUCCESS = 0
+    INFINI_STATUS_INTERNAL_ERROR = 1
+    INFINI_STATUS_NOT_IMPLEMENTED = 2
+    INFINI_STATUS_BAD_PARAM = 3
+    INFINI_STATUS_NULL_POINTER = 4
+    INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED = 5
+    INFINI_STATUS_DEVICE_NOT_FOUND = 6
+    INFINI_STATUS_DEVICE_NOT_INITIALIZED = 7
+    INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED = 8
+    INFINI_STATUS_BAD_TENSOR_DTYPE = 10
+    INFINI_STATUS_BAD_TENSOR_SHAPE = 11
+    INFINI_STATUS_BAD_TENSOR_STRIDES = 12
+    INFINI_STATUS_INSUFFICIENT_WORKSPACE = 13
+
+
+class infiniDevice_t(IntEnum):
+    """The kinds of device; this package computes on the first."""
+
+    INFINI_DEVICE_CPU = 0
+    INFINI_DEVICE_NVIDIA = 1
+    INFINI_DEVICE_CAMBRICON = 2
+    INFINI_DEVICE_ASCEND = 3
+    INFINI_DEVICE_METAX = 4
+    INFINI_DEVICE_MOORE = 5
+    INFINI_DEVICE_ILUVATAR = 6
+    INFINI_DEVICE_KUNLUN = 7
+    INFINI_DEVICE_HYGON = 8
+    INFINI_DEVICE_QY = 9
+    INFINI_DEVICE_ALI = 10
+
+
+class infiniDtype_t(IntEnum):
+    """Element types."""
+
+    INFINI_DTYPE_INVALID = 0
+    INFINI_DTYPE_BYTE = 1
+    INFINI_DTYPE_BOOL = 2
+    INFINI_DTYPE_I8 = 3
+    INFINI_DTYPE_I16 = 4
+    INFINI_DTYPE_I32 = 5
+    INFINI_DTYPE_I64 = 6
+    INFINI_DTYPE_U8 = 7
+    INFINI_DTYPE_U16 = 8
+    INFINI_DTYPE_U32 = 9
+    INFINI_DTYPE_U64 = 10
+    INFINI_DTYPE_F8 = 11
+    INFINI_DTYPE_F16 = 12
+    INFINI_DTYPE_F32 = 13
+    INFINI_DTYPE_F64 = 14
+    INFINI_DTYPE_C16 = 15
+    INFINI_DTYPE_C32 = 16
+    INFINI_DTYPE_C64 = 17
+    INFINI_DTYPE_C128 = 18
+    INFINI_DTYPE_BF16 = 19
+
+
+# Each enumeration's members are also names of this module, as in C.
+(
+    INFINI_STATUS_SUCCESS, INFINI_STATUS_INTERNAL_ERROR, INFINI_STATUS_NOT_IMPLEMENTED,
+    INFINI_STATUS_BAD_PARAM, INFINI_STATUS_NULL_POINTER, INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
+    INFINI_STATUS_DEVICE_NOT_FOUND, INFINI_STATUS_DEVICE_NOT_INITIALIZED,
+    INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED, INFINI_STATUS_BAD_TENSOR_DTYPE,
+    INFINI_STATUS_BAD_TENSOR_SHAPE, INFINI_STATUS_BAD_TENSOR_STRIDES,
+    INFINI_STATUS_INSUFFICIENT_WORKSPACE,
+) = infiniStatus_t  # fmt: skip
+(
+    INFINI_DEVICE_CPU, INFINI_DEVICE_NVIDIA, INFINI_DEVICE_CAMBRICON, INFINI_DEVICE_ASCEND,
+    INFINI_DEVICE_METAX, INFINI_DEVICE_MOORE, INFINI_DEVICE_ILUVATAR, INFINI_DEVICE_KUNLUN,
+    INFINI_DEVICE_HYGON, INFINI_DEVICE_QY, INFINI_DEVICE_ALI,
+) = infiniDevice_t  # fmt: skip
+(
+    INFINI_DTYPE_INVALID, INFINI_DTYPE_BYTE, INFINI_DTYPE_BOOL, INFINI_DTYPE_I8, INFINI_DTYPE_I16,
+    INFINI_DTYPE_I32, INFINI_DTYPE_I64, INFINI_DTYPE_U8, INFINI_DTYPE_U16, INFINI_DTYPE_U32,
+    INFINI_DTYPE_U64, INFINI_DTYPE_F8, INFINI_DTYPE_F16, INFINI_DTYPE_F32, INFINI_DTYPE_F64,
+    INFINI_DTYPE_C16, INFINI_DTYPE_C32, INFINI_DTYPE_C64, INFINI_DTYPE_C128, INFINI_DTYPE_BF16,
+) = infiniDtype_t  # fmt: skip
+
+
+class InfiniError(DialectError):
+    """The error of a failed call.
+
+    Attributes:
+        status: the status that the C function returns.
+        function: the function's name.
+        parameter: the name of the wrong argument, or None.
+    """
+
+    wrong_argument = INFINI_STATUS_BAD_PARAM
+    status: infiniStatus_t
+
+
+# The contract
 
 #: The operator's tensors, in the order of the C function's arguments.
 OUTPUTS = ("grad_input", "grad_weight", "grad_bias")
@@ -39,15 +142,11 @@ _CREATE = "infiniopCreateBatchNormBackwardDescriptor"
 _RUN = "infiniopBatchNormBackward"
 
 _NAMES = {
-    infiniDtype_t.INFINI_DTYPE_F16: "float16",
-    infiniDtype_t.INFINI_DTYPE_F32: "float32",
-    infiniDtype_t.INFINI_DTYPE_F64: "float64",
-    infiniDtype_t.INFINI_DTYPE_BF16: "bfloat16",
+    INFINI_DTYPE_F16: "float16",
+    INFINI_DTYPE_F32: "float32",
+    INFINI_DTYPE_F64: "float64",
+    INFINI_DTYPE_BF16: "bfloat16",
 }
-
-
-# The contract
-
 
 _AS_INPUT = (rules.dtype_of("input"),)
 
@@ -97,9 +196,9 @@ CONTRACT = rules.Contract(
 ANY_PRODUCT = rules.Product("", (), frozenset({_CREATE}))
 
 _STATUSES = {
-    rules.Aspect.DTYPE: Status.INFINI_STATUS_BAD_TENSOR_DTYPE,
-    rules.Aspect.SHAPE: Status.INFINI_STATUS_BAD_TENSOR_SHAPE,
-    rules.Aspect.STRIDES: Status.INFINI_STATUS_BAD_TENSOR_STRIDES,
+    rules.Aspect.DTYPE: INFINI_STATUS_BAD_TENSOR_DTYPE,
+    rules.Aspect.SHAPE: INFINI_STATUS_BAD_TENSOR_SHAPE,
+    rules.Aspect.STRIDES: INFINI_STATUS_BAD_TENSOR_STRIDES,
 }
 
 
@@ -113,7 +212,7 @@ def infinirtInit() -> None:
 def infinirtGetDeviceCount(device: int) -> int:
     """The number of devices of a kind; there is one CPU and nothing else."""
     kind = InfiniError.member("infinirtGetDeviceCount", "device", infiniDevice_t, device)
-    return int(kind is infiniDevice_t.INFINI_DEVICE_CPU)
+    return int(kind is INFINI_DEVICE_CPU)
 
 
 def infinirtSetDevice(device: int, device_id: int = 0) -> None:
@@ -126,18 +225,18 @@ def infinirtSetDevice(device: int, device_id: int = 0) -> None:
     name = "infinirtSetDevice"
     _supported(name, InfiniError.member(name, "device", infiniDevice_t, device))
     if _integer(name, "device_id", device_id) != 0:
-        status = Status.INFINI_STATUS_DEVICE_NOT_FOUND
+        status = INFINI_STATUS_DEVICE_NOT_FOUND
         raise InfiniError.of(name, "device_id", f"{shown(device_id)}; allowed: 0", status)
 
 
 def infinirtGetDevice() -> tuple[infiniDevice_t, int]:
     """The kind and the number of this thread's device."""
-    return infiniDevice_t.INFINI_DEVICE_CPU, 0
+    return INFINI_DEVICE_CPU, 0
 
 
 def _supported(function: str, kind: infiniDevice_t) -> None:
-    if kind is not infiniDevice_t.INFINI_DEVICE_CPU:
-        status = Status.INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED
+    if kind is not INFINI_DEVICE_CPU:
+        status = INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED
         raise InfiniError.of(function, "device", f"{kind.name}; allowed: INFINI_DEVICE_CPU", status)
 
 
@@ -198,7 +297,7 @@ def _destroy(function: str, name: str, value: Any, kind: type[_Handle]) -> None:
 
 def infiniopCreateHandle() -> infiniopHandle_t:
     """Make a handle to this thread's device."""
-    return infiniopHandle_t(infiniDevice_t.INFINI_DEVICE_CPU)
+    return infiniopHandle_t(INFINI_DEVICE_CPU)
 
 
 def infiniopDestroyHandle(handle: infiniopHandle_t | None) -> None:
@@ -230,7 +329,7 @@ def infiniopCreateTensorDescriptor(
     try:
         TensorSpec(dims, "float64", layout.taken(dims, steps))  # of the largest elements
     except ValueError as error:  # the tensor would exceed the address space
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
+        raise InfiniError(INFINI_STATUS_BAD_PARAM, name, str(error), "shape") from None
     return infiniopTensorDescriptor_t(dims, steps, kind)
 
 
@@ -328,7 +427,7 @@ def _planned(tensors: Mapping[str, Any]) -> tuple[Plan, Mapping[str, TensorSpec]
             {**THEIR_NAMES, **{name: name for name in OUTPUTS}},
         )
     except Exception as error:
-        raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _CREATE, str(error)) from error
+        raise InfiniError(INFINI_STATUS_INTERNAL_ERROR, _CREATE, str(error)) from error
     return plan, specs
 
 
@@ -389,7 +488,7 @@ def infiniopBatchNormBackward(
         size = scratch.nbytes
         if not isinstance(workspace_size, int) or min(size, workspace_size) < needed:
             message = f"{shown(workspace_size)} bytes of {size}; allowed: {needed} or more"
-            status = Status.INFINI_STATUS_INSUFFICIENT_WORKSPACE
+            status = INFINI_STATUS_INSUFFICIENT_WORKSPACE
             raise InfiniError.of(_RUN, "workspace", message, status)
         workspace = scratch._replace(nbytes=needed).bytes()
 
@@ -401,14 +500,14 @@ def infiniopBatchNormBackward(
                 workspace=workspace if needed else None,
             )
         except ValueError as error:  # outputs that overlap, or cannot be written
-            raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
+            raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, str(error)) from None
         except Exception as error:
-            raise InfiniError(Status.INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
+            raise InfiniError(INFINI_STATUS_INTERNAL_ERROR, _RUN, str(error)) from error
         for name in OUTPUTS:
             frameworks.written([values[name]])
 
     def refuse(message: str) -> NoReturn:
-        raise InfiniError(Status.INFINI_STATUS_BAD_PARAM, _RUN, message)
+        raise InfiniError(INFINI_STATUS_BAD_PARAM, _RUN, message)
 
     if isinstance(stream, Launcher):
         stream.launch(run, refuse)
@@ -438,3 +537,6 @@ def infiniopDestroyBatchNormBackwardDescriptor(
     """Destroy an operator."""
     kind = infiniopBatchNormBackwardDescriptor_t
     _destroy("infiniopDestroyBatchNormBackwardDescriptor", "desc", desc, kind)
+
+
+__all__ = [name for name in dir() if name.lower().startswith("infini")]
