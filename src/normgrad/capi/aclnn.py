@@ -406,7 +406,7 @@ def _calls() -> dict[str, Callable[..., Any]]:
     """The implementations of the exported functions that the tables above describe, by name."""
     calls: dict[str, Callable[..., Any]] = {}
     for function in functions_of("opapi"):
-        make = _phase_2 if function.parameters[0][1] == "workspace" else _phase_1
+        make = _phase_2 if function.is_phase_2 else _phase_1
         calls[function.name] = make(function)
     calls.update({name: partial(_get, attribute) for name, attribute in _SAID.items()})
     calls.update({name: partial(_set_address, counts) for name, counts in _SETTERS.items()})

@@ -46,11 +46,7 @@ def library_text(library: str) -> str:
     functions return the failure status of their type.
     """
     functions = functions_of(library)
-    includes = [
-        f'#include "{header.path}"'
-        for header in HEADERS
-        if any(each.lib == library for each in header.functions)
-    ]
+    includes = [f'#include "{each.path}"' for each in HEADERS if each.library == library]
     return "\n\n".join(
         [
             "// Made by `normgrad capi build`.",

@@ -116,10 +116,14 @@ class Function:
 
         None for functions that return a pointer or a number: they return 0 then.
         """
-        is_phase_2 = self.parameters[:1] == (("void *", "workspace"),)
-        if is_phase_2 and self.returns == "aclnnStatus":
+        if self.is_phase_2:
             return int(aclnnStatus.ACLNN_ERR_RUNTIME_ERROR)
         return _FAILURES.get(self.returns)
+
+    @property
+    def is_phase_2(self) -> bool:
+        """Whether this is phase 2 of an aclnn operator."""
+        return self.lib == "opapi" and not self.name.endswith("GetWorkspaceSize")
 
     @property
     def result(self) -> Any:

@@ -10,21 +10,10 @@ import ctypes
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from typing import Any
 
-from ..aclnn.status import Status as aclnnStatus
 from ..capi.declarations import RECENT_MESSAGES, functions_of
-from ..capi.enums import aclError
 from ..capi.signatures import Function
-from ..infiniop import infiniStatus_t
-
-#: The enumeration that names a function's status codes, by the type of its result.
-_STATUSES: dict[str, type[IntEnum]] = {
-    "infiniStatus_t": infiniStatus_t,
-    "aclnnStatus": aclnnStatus,
-    "aclError": aclError,
-}
 
 #: Places in memory, for a value or for an array.
 _Place: Any = ctypes._SimpleCData | ctypes.Array
@@ -73,7 +62,7 @@ class Functions:
         if status:
             text = f"status {status}"
             with suppress(ValueError):
-                text = _STATUSES[self._known[name].returns](status).name
+                text = type(self._known[name].refusal)(status).name
             raise RefusedError(text, name, self.last_error())
 
     def last_error(self) -> str:
@@ -110,6 +99,6 @@ def our_own(function: Function) -> Callable[..., Any] | None:
             status = getattr(error, "status", None)
             if status is None:
                 raise
-            return int(status) if function.returns in _STATUSES else 0
+            return 0 if function.failure is None else int(status)
 
     return call
