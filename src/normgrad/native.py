@@ -126,18 +126,21 @@ def _layout(torch: Any) -> tuple[int, int, int]:
     return place, word, negates
 
 
-def _nothing_known(*arguments: Any) -> Any:
+def nothing_known(*arguments: Any) -> Any:
+    """Answer as compiled code does if it cannot read the arguments."""
     return None
 
 
 #: The compiled function that computes a call from plans by key, the tensors, ``out`` and the other
 #: arguments. It returns the results if one of the plans matches the call; otherwise the call's key
-#: as bytes, or None if it cannot read some argument. The CPU backend sets it.
-answer: Callable[[Mapping[bytes, Ready] | None, Any, Any, Any], Any] = _nothing_known
+#: as bytes, or None if it cannot read some argument. With a single plan in the place of the plans
+#: by key, the last argument is the workspace or None, and the key is None. Exceptions from the
+#: allocation of results propagate. The CPU backend sets it.
+answer: Callable[[Mapping[bytes, Ready] | Ready | None, Any, Any, Any], Any] = nothing_known
 
 #: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.
 #: Its second argument makes a tensor like another. It returns None if it cannot copy one of them.
 #: It is for tensors whose memory kernels may read, and the CPU backend sets it.
-copies: Callable[[tuple[Any, ...], Callable[[Any], Any]], tuple[Any, ...] | None] = _nothing_known
+copies: Callable[[tuple[Any, ...], Callable[[Any], Any]], tuple[Any, ...] | None] = nothing_known
 
 _find_python()

@@ -85,6 +85,7 @@ class Plan:
         self._runner: Any = None
         #: What compiled code needs to run the plan; None before it has stored a call's signature.
         self.ready: native.Ready | None = None
+        self._enter: Callable[..., Any] = native.nothing_known
         # The signatures of calls whose tensors have passed the comparison with the plan's specs.
         self._known: set[Hashable] = set()
 
@@ -163,9 +164,9 @@ class Plan:
         if named or len(tensors) != len(self._names):
             tensors = self._in_order(tensors, named)
         given = out_tuple(self._operator, out)
-        again = self.run_again(tensors, given, workspace)
+        again = answered(self.ready, tensors, given, workspace, self._enter)
         if again is not None:
-            return again
+            return self._operator.result(again)
         given = out_entries(self._wanted, given)
         arguments = Arguments(self._operator, self._wanted, tensors, given)
         if arguments.key is None or arguments.key not in self._known:
@@ -195,23 +196,6 @@ class Plan:
             values[name] = value
         return tuple([values.get(name) for name in names])
 
-    def run_again(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
-        """Compute if the tensors have the last call's signature; otherwise return None.
-
-        Compiled code compares the signatures, and checks the tensors' memory.
-        """
-        if self.ready is None:
-            return None
-        try:
-            results = self._runner.enter(tensors, out, workspace)
-        except Exception:  # allocating a result failed: run_checked raises the proper error
-            return None
-        if results is None:
-            return None
-        if out is not None:
-            frameworks.written([value for value in out if value is not None])
-        return self._operator.result(results)
-
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
         """Let compiled code store the signature of these tensors, if opening converted none.
 
@@ -230,6 +214,7 @@ class Plan:
             makers.append((arguments.framework.maker(spec, alike >= 0), max(alike, 0)))
         tensors = arguments.values[: len(self._names)]
         self.ready = self._runner.learn(tensors, tuple(results), makers)
+        self._enter = self._runner.enter
 
     def _compare(self, arguments: Arguments) -> None:
         """Raise a ValueError if a tensor differs from the plan's device or specs."""
@@ -381,14 +366,19 @@ def ready_plans(operator: Operator, read_next: bool) -> dict[bytes, native.Ready
 
 
 def answered(
-    plans: Mapping[bytes, native.Ready],
+    plans: Mapping[bytes, native.Ready] | native.Ready | None,
     tensors: tuple[Any, ...],
-    out: tuple[Any, ...] | None,
-    choices: tuple[Any, ...],
+    out: Any,
+    rest: Any,
+    enter: Callable[..., Any] | None = None,
 ) -> tuple[Any, ...] | None:
-    """Compute a call with the plan among these that matches its signature; else return None."""
+    """Compute a call with the plan that matches the tensors' signature; return None without one.
+
+    ``rest`` are the other arguments, or the workspace for a single plan and its ``enter``. Compiled
+    code compares the signatures, and checks the tensors' memory.
+    """
     try:
-        results = native.answer(plans, tensors, out, choices)
+        results = (enter or native.answer)(plans, tensors, out, rest)
     except Exception:  # allocating a result failed: run_checked raises the proper error
         return None
     if type(results) is not tuple:

@@ -42,7 +42,6 @@ _RESULTS = -2
 
 let_others_run = external("PyEval_SaveThread")
 come_back = external("PyEval_RestoreThread")
-tuple_entry = external("PyTuple_GetItem")
 
 
 @helper
@@ -276,10 +275,21 @@ def results_of(plan, known, makers, tensors, out):
 
 
 @helper
-def compute(known, ready, tensors, out, workspace, team, threads):
-    """Compute the results with a plan; None if it is not ready for them, 0 if Python raised."""
+def compute(known, ready, tensors, out, workspace, team):
+    """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
+
+    ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
+    """
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
-    nothing = word(known, native.NONE)
+    nothing, address, threads = word(known, native.NONE), plain(0), plain(1)
+    if word(plan, B.E_PARALLEL) != 0:
+        found = team if team != 0 else py.call_nothing((word(known, native.TEAM),))
+        if found == 0 or found == nothing:
+            return found
+        address = py.integer(py.entry(known, found, 0))
+        threads = py.integer(py.entry(known, found, 1))
+        if team == 0:
+            py.release((found,))
     py.retain((nothing,))
     if not (
         py.is_tuple(known, tensors)
@@ -294,7 +304,7 @@ def compute(known, ready, tensors, out, workspace, team, threads):
     status = 1
     if results != 0:
         probed = py.entry(known, ready, 2)
-        status = run(plan, known, probed, team, threads, tensors, results, out, workspace)
+        status = run(plan, known, probed, address, threads, tensors, results, out, workspace)
     if results == 0 or status == 0:
         py.release((nothing,))
         return results
@@ -303,43 +313,20 @@ def compute(known, ready, tensors, out, workspace, team, threads):
 
 
 @helper
-def enter(ready, arguments, count):
-    """Compute a call from its tensors, results or None, and workspace or None.
-
-    A team's address and size may follow as arguments. If the plan is not ready for these tensors,
-    it does nothing and returns None.
-    """
-    known = word(py.long_value((tuple_entry((ready, 0)),)), B.E_KNOWN)
-    tensors, out, workspace = word(arguments, 0), word(arguments, 1), word(arguments, 2)
-    team, threads = plain(0), plain(1)
-    if count == 5:
-        team, threads = py.integer(word(arguments, 3)), py.integer(word(arguments, 4))
-    return compute(known, ready, tensors, out, workspace, team, threads)
-
-
-@helper
-def compute_alone(known, ready, tensors, out):
-    """As ``compute``, with a new workspace and this thread's team."""
-    plan, nothing = py.long_value((py.entry(known, ready, 0),)), word(known, native.NONE)
-    if word(plan, B.E_PARALLEL) == 0:
-        return compute(known, ready, tensors, out, nothing, plain(0), plain(1))
-    team = py.call_nothing((word(known, native.TEAM),))
-    if team == 0 or team == word(known, native.NONE):
-        return team
-    address, threads = py.integer(py.entry(known, team, 0)), py.integer(py.entry(known, team, 1))
-    py.release((team,))
-    return compute(known, ready, tensors, out, nothing, address, threads)
-
-
-@helper
-def answer(table, arguments):
+def answer(table, arguments, count):
     """Compute a call if a plan is ready for its signature; else return its key.
 
     The arguments are the plans by the keys of their calls, the tensors, results or None, and the
     other arguments. A key is bytes, or None if compiled code cannot read an argument.
+
+    With one plan instead of several, the last argument is a workspace or None, and a Team may
+    follow; the key is None.
     """
     known = py.long_value((table,))
     plans, tensors, out = word(arguments, 0), word(arguments, 1), word(arguments, 2)
+    if py.is_tuple(known, plans):
+        team = word(arguments, 4) if count == 5 else 0
+        return compute(known, plans, tensors, out, word(arguments, 3), team)
     words = int_buffer(KEY_MAX)
     at = key_of(known, tensors, out, word(arguments, 3), words)
     if at < 0:
@@ -352,7 +339,7 @@ def answer(table, arguments):
     if ready != 0:
         # Another thread may drop the plan meanwhile.
         py.retain((ready,))
-        results = compute_alone(known, ready, tensors, out)
+        results = compute(known, ready, tensors, out, word(known, native.NONE), plain(0))
         py.release((ready,))
         if results == word(known, native.NONE):
             py.release((results,))
@@ -384,12 +371,10 @@ def copies(table, arguments):
 
 
 def function(owner, arguments, count):
-    """The function that Python calls: which of three depends on the number of arguments.
+    """The function that Python calls: which of two depends on the number of arguments.
 
     They are one function, so that the helpers they share are compiled once.
     """
     if count == 2:
         return copies(owner, arguments)
-    if count == 4:
-        return answer(owner, arguments)
-    return enter(owner, arguments, count)
+    return answer(owner, arguments, count)

@@ -33,22 +33,21 @@ class _Method(ctypes.Structure):
 _FASTCALL = 0x80
 
 
-def _entry(name: str, owner: Any) -> Callable[..., Any]:
-    """Make ``enter.function`` a built-in function of Python; ``owner`` is its first argument."""
-    method = _Method(name.encode(), units.address(units.ENTRY), _FASTCALL, None)
+@cache
+def answer() -> Callable[..., Any]:
+    """The compiled function for ``native.answer`` and ``native.copies``.
+
+    It is ``enter.function`` as a built-in function of Python, whose first argument is the address
+    of native.py's table.
+    """
+    native.known[native.TEAM] = id(teams.ready)
+    method = _Method(b"answer", units.address(units.ENTRY), _FASTCALL, None)
     make = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.POINTER(_Method), ctypes.py_object, ctypes.py_object
     )(("PyCFunction_NewEx", ctypes.pythonapi))
     # The definition is passed as the function's module, so that it lives as long as the function.
-    made: Callable[..., Any] = make(ctypes.byref(method), owner, method)
+    made: Callable[..., Any] = make(ctypes.byref(method), native.known.ctypes.data, method)
     return made
-
-
-@cache
-def answer() -> Callable[..., Any]:
-    """The compiled function for ``native.answer`` and ``native.copies``."""
-    native.known[native.TEAM] = id(teams.ready)
-    return _entry("answer", native.known.ctypes.data)
 
 
 #: The value of ``given`` that makes the driver skip the alias check.
@@ -74,7 +73,6 @@ class Runner:
         table = np.zeros(B.ENTRY_FIELDS, np.int64)
         self._arrays = template, steps, aliases, table
         for field, value in {
-            B.E_KNOWN: native.known.ctypes.data,
             B.E_DRIVE: driver,
             B.E_TEMPLATE: template.ctypes.data,
             B.E_STEPS: steps.ctypes.data,
@@ -83,7 +81,6 @@ class Runner:
             B.E_PARALLEL: self._parallel,
             B.E_WORKSPACE: program.workspace_size,
             B.E_INPUTS: len(inputs),
-            B.E_RESULTS: len(outputs),
             B.E_READS_DY: program.access.problem.input_is_grad_out,
             B.E_READS_X: all(place is None or place.slot != B.DY for place in inputs),
         }.items():
@@ -91,13 +88,9 @@ class Runner:
         for index, place in enumerate((*inputs, *outputs)):
             table[B.E_SLOTS + index] = -1 if place is None else place.slot
         self._table = table
-        #: The function that computes if the tensors have the signature that ``learn`` stored. It
-        #: takes the operator's tensors, with None for absent ones; a tuple of the caller's outputs,
-        #: or None; and the caller's workspace, or None. It returns the results as a tuple; if the
-        #: signature differs it does nothing and returns None. Exceptions from the allocation of
-        #: results propagate.
-        self.enter: Callable[[tuple[Any, ...], Any, Any], Any]
         native.answer = native.copies = answer()
+        #: ``native.answer`` for the plan that ``learn`` returned.
+        self.enter = self._enter_in_a_team if self._parallel else answer()
         self._drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(driver)
 
     def run(self, addresses: Sequence[int]) -> None:
@@ -113,7 +106,7 @@ class Runner:
         results: tuple[Any, ...],
         makers: Sequence[tuple[Callable[[Any], Any], int] | None],
     ) -> native.Ready | None:
-        """Store the signature of these tensors, which ``enter`` then accepts.
+        """Store the signature of these tensors, which compiled code then accepts.
 
         Args:
             tensors, results: the operator's tensors and results, with None for absent ones.
@@ -133,15 +126,12 @@ class Runner:
         for index, each in enumerate(makers):
             self._table[B.E_LIKES + index] = 0 if each is None else each[1]
         made = tuple([None if each is None else each[0] for each in makers])
-        ready = self._table.ctypes.data, made, [None] * (len(made) + 1), self._arrays
-        self._enter = _entry("enter", ready)
-        self.enter = self._enter_in_a_team if self._parallel else self._enter
-        return ready
+        return self._table.ctypes.data, made, [None] * (len(made) + 1), self._arrays
 
-    def _enter_in_a_team(self, tensors: tuple[Any, ...], out: Any, workspace: Any) -> Any:
+    def _enter_in_a_team(self, *call: Any) -> Any:
         """Enter with this thread's team, which is made first if there is none."""
         team = teams.ready()
         if team is not None:
-            return self._enter(tensors, out, workspace, *team)
+            return answer()(*call, team)
         with teams.made() as made:
-            return self._enter(tensors, out, workspace, *made)
+            return answer()(*call, made)
