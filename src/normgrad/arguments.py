@@ -9,7 +9,7 @@ from typing import Any
 from . import devices, frameworks
 from .contract import Operator, Output, Parameter
 from .frameworks import Framework
-from .tensor import TensorSpec, naming
+from .tensor import Opened, TensorSpec, naming
 
 
 def out_tuple(operator: Operator, out: Any) -> Any:
@@ -50,7 +50,8 @@ class Arguments:
         like: one of the caller's tensors; new results are of its type and on its device.
         first, device: the name of the tensor that decides the device, and that device; set by
             :meth:`open`.
-        opened: the tensors in the form that the framework's methods take.
+        opened: the opened tensors; None before :meth:`open`.
+        tensors: the same tensors as the framework's plain ones, which most are from the start.
         key: the signature, which is all that a plan depends on; :meth:`open` sets it, unless all
             are plain tensors on one GPU.
         addresses: the address of each tensor; 0 where absent.
@@ -68,7 +69,8 @@ class Arguments:
         self._operator = operator
         self._outputs = outputs
         self.values = (*tensors, *given)
-        self.opened: Sequence[Any] = self.values
+        self.opened: Sequence[Opened | None] = [None] * len(self.values)
+        self.tensors: Sequence[Any] = self.values
         self.like = tensors[0]
         self.key: Hashable = None
         self.rooms: Sequence[int] | None = None
@@ -87,7 +89,7 @@ class Arguments:
         return [*operator.names, *out]
 
     def open(self) -> None:
-        """Check every tensor, and convert it to the form that the framework's methods take.
+        """Check and open every tensor.
 
         Raises:
             TypeError: something that is not a tensor, or a tensor of another framework; a dtype
@@ -110,15 +112,16 @@ class Arguments:
             None if value is None else self._open(name, value, writing=index >= len(names))
             for index, (name, value) in enumerate(zip(self._names, self.values, strict=True))
         ]
+        self.tensors = [None if each is None else each.tensor for each in self.opened]
         self.addresses = [
-            0 if value is None else self.framework.address(name, value)
-            for name, value in zip(self._names, self.opened, strict=True)
+            0 if each is None else each.located(name)
+            for name, each in zip(self._names, self.opened, strict=True)
         ]
         if self.key is None:
             # There is no signature in the framework's own terms, so the specs serve as one.
             self.key = (self.framework, self.device, *self.specs.values())
 
-    def _open(self, name: str, value: Any, writing: bool) -> Any:
+    def _open(self, name: str, value: Any, writing: bool) -> Opened:
         framework = frameworks.of(name, value)
         if framework is not self.framework:
             raise TypeError(
@@ -138,9 +141,9 @@ class Arguments:
         """
         found: dict[str, TensorSpec | None] = {}
         declared: tuple[Parameter | Output, ...] = (*self._operator.parameters, *self._outputs)
-        for name, value, each in zip(self._names, self.opened, declared, strict=True):
+        for name, opened, each in zip(self._names, self.opened, declared, strict=True):
             found[each.name] = None
-            if value is not None:
+            if opened is not None:
                 with naming(name):
-                    found[each.name] = self.framework.spec(name, value, each.kind.dtypes)
+                    found[each.name] = opened.spec(name, each.kind.dtypes)
         return found

@@ -6,17 +6,13 @@ The structures are those of dlpack.h, https://dmlc.github.io/dlpack/latest/c_api
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import dtypes, layout
-from .dtypes import DType
-
-#: The tensors that operators take, in messages.
-KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
+from .tensor import KINDS, Opened
 
 _CPU = 1
 _DEVICES = {
@@ -77,23 +73,6 @@ get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 _Capsule = type(np.zeros(1).__dlpack__())
 
 
-@dataclass(frozen=True)
-class View:
-    """The address and description of a producer's tensor, which ``capsule`` keeps alive."""
-
-    producer: Any
-    capsule: Any
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DType | None
-    dtype_name: str
-    read_only: bool
-    copied: bool
-    device: str
-    itemsize: int
-
-
 def _tensor_in(capsule: Any) -> tuple[_DLTensor, int]:
     """The tensor in a capsule, and its flags."""
     name = _get_name(capsule)
@@ -138,8 +117,8 @@ def _device(kind: int, index: int) -> str:
     return device if kind == _CPU else f"{device}:{index}"
 
 
-def open_view(name: str, producer: Any, device: str, stream: int | None = None) -> View:
-    """Read a tensor's description from anything with ``__dlpack__``, without a copy.
+def opened(name: str, producer: Any, device: str, stream: int | None = None) -> Opened:
+    """Open a tensor of anything with ``__dlpack__``, without a copy.
 
     Args:
         name: the tensor's name in messages.
@@ -172,21 +151,18 @@ def open_view(name: str, producer: Any, device: str, stream: int | None = None) 
             f"{name}: {type(producer).__name__} cannot be read through DLPack ({error}); allowed: "
             f"{KINDS}"
         ) from None
-    kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
-    lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
-    return View(
-        producer=producer,
-        capsule=capsule,
-        address=address,
-        shape=shape,
-        strides=strides,
-        dtype=_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None,
-        dtype_name=f"{kind}{tensor.bits}{lanes}",
-        read_only=bool(flags & _READ_ONLY),
-        copied=bool(flags & _COPIED),
-        device=device,
-        itemsize=-(-tensor.bits * tensor.lanes // 8),
-    )
+    dtype: Any = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code}, ")
+        dtype = f"{kind}{tensor.bits}" + (f"x{tensor.lanes}" if tensor.lanes != 1 else "")
+    read_only = None
+    if flags & _READ_ONLY:
+        read_only = "read-only memory; allowed: memory that can be written"
+    elif flags & _COPIED:
+        owner = type(producer).__name__
+        read_only = f"{owner} hands out a copy of its memory; allowed: memory that can be written"
+    itemsize = -(-tensor.bits * tensor.lanes // 8)
+    return Opened(capsule, address, shape, strides, itemsize, itemsize, dtype, read_only)
 
 
 class _BFloat16:

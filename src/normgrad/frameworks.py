@@ -6,7 +6,6 @@ since a caller that has a tensor has loaded it.
 
 from __future__ import annotations
 
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -17,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from . import devices, dlpack, dtypes, layout, memory, native, pages
-from .dlpack import KINDS
 from .dtypes import DType
-from .tensor import TensorSpec
+from .tensor import KINDS, Opened, TensorSpec
 
 #: A call's signature (the GPU's number, then shapes, strides and dtypes in the framework's terms),
 #: the addresses of its tensors, and the bytes from each to the end of the memory; 0 for None.
@@ -27,22 +25,24 @@ Look = tuple[Hashable, list[int], list[int]]
 
 
 class Framework(ABC):
-    """The interface of a framework. ``value`` is always one of its own tensors."""
+    """The interface of a framework. ``value`` is always one of its own tensors.
+
+    Attributes:
+        name: the kind of its tensors, in messages.
+        may_be_wrong: whether a tensor may describe memory that cannot be read.
+    """
 
     name: str
+    may_be_wrong = False
 
     @abstractmethod
-    def opened(self, name: str, value: Any, writing: bool) -> Any:
-        """The tensor in the form that the other methods take, which is mostly the tensor itself.
+    def opened(self, name: str, value: Any, writing: bool) -> Opened:
+        """Open a tensor. An input that can only be read as a copy is copied.
 
         Raises:
             TypeError: a tensor of a sort that no operator takes.
             ValueError: a tensor that can only be read as a copy, but is to be written.
         """
-
-    def copied(self, value: Any, opened: Any) -> layout.Region | None:
-        """The original memory of a tensor that :meth:`opened` copied; None if it did not."""
-        return None
 
     @abstractmethod
     def device(self, name: str, value: Any) -> str:
@@ -55,51 +55,17 @@ class Framework(ABC):
         """
         return None
 
-    @abstractmethod
-    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        """The tensor's :class:`TensorSpec`.
-
-        Raises:
-            TypeError: a dtype that no :class:`TensorSpec` has; the message names those allowed.
-        """
-
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         """The spec of a tensor on any device, without access to its data.
 
         Raises:
             TypeError: a dtype, or a sort of tensor, that no operator takes.
         """
-        return self.spec(name, self.opened(name, value, writing=False), allowed)
-
-    @abstractmethod
-    def address(self, name: str, value: Any) -> int:
-        """The address of the first element.
-
-        Raises:
-            TypeError: a tensor without memory of its own (a fake or a batched tensor).
-        """
-
-    def contiguous_bytes(self, value: Any) -> int | None:
-        """The size in bytes of an opened tensor of any dtype; None if it is not contiguous.
-
-        NumPy's arrays are read as buffers instead.
-        """
-        raise NotImplementedError
-
-    @abstractmethod
-    def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        """The reason why writing to the tensor would fail or have no effect; None if it works."""
-
-    def unreadable(self, value: Any, first: int, end: int) -> str | None:
-        """The reason why reading the tensor would fail; None if it works.
-
-        Only frameworks whose tensors may describe memory wrongly check it.
-        """
-        return None
+        return self.opened(name, value, writing=False).spec(name, allowed)
 
     @abstractmethod
     def empty(self, spec: TensorSpec) -> Any:
-        """A new tensor on the CPU, opened."""
+        """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
     def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
         """A function that makes new tensors with this spec on the CPU, from one of the caller's.
@@ -109,24 +75,20 @@ class Framework(ABC):
         return lambda like: self.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
-        """A new tensor on a GPU, opened; ``like`` is one of the caller's tensors there."""
+        """A new tensor of PyTorch's on a GPU; ``like`` is one of the caller's tensors there."""
         raise NotImplementedError
 
     def result(self, value: Any, like: Any) -> Any:
-        """Convert an opened result to what the caller gets; ``like`` is one of the caller's."""
+        """Convert a new tensor to what the caller gets; ``like`` is one of the caller's."""
         return value
 
     def wrote(self, values: Sequence[Any]) -> None:  # noqa: B027 - most frameworks keep no count
         """Tell the framework that these tensors of the caller were written to."""
 
 
-def _whole_strides(array: Any) -> bool:
-    """Whether all strides are multiples of the item size; a record's field may have others."""
-    return all(
-        step % array.itemsize == 0
-        for step, size in zip(array.strides, array.shape, strict=True)
-        if size > 1
-    )
+def address_of(new: Any) -> int:
+    """The address of a new tensor that a framework's method made."""
+    return int(new.ctypes.data if isinstance(new, np.ndarray) else new.data_ptr())
 
 
 def _has_gaps(spec: TensorSpec) -> bool:
@@ -139,51 +101,37 @@ class NumPy(Framework):
 
     name = "NumPy array"
 
-    def opened(self, name: str, value: Any, writing: bool) -> Any:
+    def opened(self, name: str, value: Any, writing: bool) -> Opened:
         # The attribute np.ma would import the module. If it is not loaded, the array is not masked.
         if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
             raise TypeError(f"{name}: a masked array; allowed: {KINDS}, without a mask")
         # A plain array, without the overrides of a subclass.
         array = np.asarray(value)
-        if not writing and dtypes.from_numpy(array.dtype) and not _whole_strides(array):
+        dtype = dtypes.from_numpy(array.dtype)
+        original = None
+        if not writing and dtype and not layout.divides(dtype.itemsize, array.shape, array.strides):
+            # The region is described in bytes.
+            by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
+            original = layout.Region(array.ctypes.data, *by_bytes, 1)
             try:
-                return np.array(array)
+                array = np.array(array)
             except MemoryError:
                 raise memory.missing(name, array.nbytes) from None
-        return array
-
-    def copied(self, value: Any, opened: Any) -> layout.Region | None:
-        array = np.asarray(value)
-        if array.ctypes.data == opened.ctypes.data:
-            return None
-        # The strides are not multiples of the item size, so the region is described in bytes.
-        by_bytes = (*array.shape, array.itemsize), (*array.strides, 1)
-        return layout.Region(array.ctypes.data, *by_bytes, 1)
+        read_only = "a read-only array; allowed: one that can be written"
+        return Opened(
+            array,
+            address_of(array),
+            array.shape,
+            array.strides,
+            array.itemsize,
+            1,
+            dtype or (str(array.dtype) if array.dtype.isnative else array.dtype.str),
+            None if array.flags.writeable else read_only,
+            original,
+        )
 
     def device(self, name: str, value: Any) -> str:
         return devices.CPU
-
-    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        dtype = dtypes.from_numpy(value.dtype)
-        if dtype is None:
-            shown = value.dtype if value.dtype.isnative else value.dtype.str
-            raise dtypes.unsupported(name, shown, allowed)
-        if not _whole_strides(value):
-            raise ValueError(
-                f"{name}: strides {value.strides} bytes; allowed: multiples of the item size, "
-                f"{dtype.itemsize}"
-            )
-        strides = [step // dtype.itemsize for step in value.strides]
-        return TensorSpec(value.shape, dtype, strides)
-
-    def address(self, name: str, value: Any) -> int:
-        return int(value.ctypes.data)
-
-    def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        if not value.flags.writeable:
-            return "a read-only array; allowed: one that can be written"
-        # The flag may be wrong for memory that NumPy did not allocate.
-        return pages.unwritable(first, end)
 
     def empty(self, spec: TensorSpec) -> Any:
         size = spec.nbytes
@@ -218,7 +166,7 @@ class Torch(Framework):
         BY_TYPE.update(dict.fromkeys(self._plain, self))
         native.find_torch(torch)
 
-    def opened(self, name: str, value: Any, writing: bool) -> Any:
+    def opened(self, name: str, value: Any, writing: bool) -> Opened:
         plain = self._torch.Tensor.__torch_dispatch__
         if type(value).__torch_dispatch__ is not plain:
             # Fake, distributed and other wrapping tensors have no memory of their own.
@@ -228,16 +176,28 @@ class Torch(Framework):
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
             value = self._bare(value)
-        with suppress(RuntimeError):  # a batched tensor has no storage; address() refuses it
+        with suppress(RuntimeError):  # a batched tensor has no storage, and no address below
             reason = self.lacking(value)
             if reason is not None:
                 raise ValueError(f"{name}: {reason}")
+        given, original, size = value, None, value.itemsize
         if value.is_neg():
             if writing:
                 raise ValueError(f"{name}: a view that negates; allowed: a plain tensor")
             with memory.allocating(name, value.nbytes):
-                return value.resolve_neg()
-        return value
+                value = value.resolve_neg()
+        try:
+            if value is not given:
+                original = layout.Region(given.data_ptr(), given.shape, given.stride(), size)
+            address = value.data_ptr()
+        except RuntimeError as error:
+            address = str(error)
+        shape, strides, dtype = value.shape, value.stride(), self._dtype_of(value)
+        return Opened(value, address, shape, strides, size, size, dtype, None, original)
+
+    def _dtype_of(self, value: Any) -> DType | str:
+        """The tensor's dtype, or the name of one that no operator takes."""
+        return self._from_torch.get(value.dtype) or str(value.dtype).removeprefix("torch.")
 
     def _bare(self, value: Any) -> Any:
         """The same tensor as a torch.Tensor, since a subclass may redefine data_ptr()."""
@@ -259,12 +219,6 @@ class Torch(Framework):
         size: int = value.untyped_storage().nbytes()
         return size - value.storage_offset() * value.itemsize  # type: ignore[no-any-return]
 
-    def copied(self, value: Any, opened: Any) -> layout.Region | None:
-        value = self._bare(value)
-        if not value.is_neg():
-            return None
-        return layout.Region(value.data_ptr(), value.shape, value.stride(), value.itemsize)
-
     def _check_strided(self, name: str, value: Any) -> None:
         if value.is_nested:
             raise TypeError(f"{name}: a nested tensor; allowed: one with a shape")
@@ -276,7 +230,10 @@ class Torch(Framework):
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         with self._torch._C.DisableTorchFunctionSubclass():
             self._check_strided(name, value)
-            return self.spec(name, value, allowed)
+            dtype = self._dtype_of(value)
+            if isinstance(dtype, str):
+                raise dtypes.unsupported(name, dtype, allowed)
+            return TensorSpec(value.shape, dtype, value.stride())
 
     def device(self, name: str, value: Any) -> str:
         with self._torch._C.DisableTorchFunctionSubclass():
@@ -304,28 +261,6 @@ class Torch(Framework):
             else:
                 return None
         return tuple(key), addresses, rooms
-
-    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        dtype = self._from_torch.get(value.dtype)
-        if dtype is None:
-            raise dtypes.unsupported(name, str(value.dtype).removeprefix("torch."), allowed)
-        return TensorSpec(value.shape, dtype, value.stride())
-
-    def address(self, name: str, value: Any) -> int:
-        try:
-            return value.data_ptr()  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            raise TypeError(
-                f"{name}: a {type(value).__name__} without memory of its own ({error}); allowed: "
-                f"{KINDS}"
-            ) from None
-
-    def contiguous_bytes(self, value: Any) -> int | None:
-        return int(value.nbytes) if value.is_contiguous() else None
-
-    def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        # PyTorch allocates a GPU's memory itself, and the system cannot probe its pages.
-        return pages.unwritable(first, end) if value.is_cpu else None
 
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
@@ -381,15 +316,16 @@ class DLPack(Framework):
     """Any object with ``__dlpack__``; its array namespace converts results to its own type."""
 
     name = "DLPack producer"
+    may_be_wrong = True
 
-    def opened(self, name: str, value: Any, writing: bool) -> Any:
+    def opened(self, name: str, value: Any, writing: bool) -> Opened:
         device = dlpack.device_of(name, value)
-        return dlpack.open_view(name, value, device, self._stream(device))
+        return dlpack.opened(name, value, device, self._stream(device))
 
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         device = dlpack.device_of(name, value)
         stream = dlpack.NO_STREAM if devices.is_cuda(device) else None
-        return self.spec(name, dlpack.open_view(name, value, device, stream), allowed)
+        return dlpack.opened(name, value, device, stream).spec(name, allowed)
 
     def _stream(self, device: str) -> int | None:
         """PyTorch's current stream, on which kernels are launched, in the protocol's terms."""
@@ -403,33 +339,6 @@ class DLPack(Framework):
 
     def device(self, name: str, value: Any) -> str:
         return dlpack.device_of(name, value)
-
-    def spec(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
-        if value.dtype is None:
-            raise dtypes.unsupported(name, value.dtype_name, allowed)
-        return TensorSpec(value.shape, value.dtype, value.strides)
-
-    def address(self, name: str, value: Any) -> int:
-        if isinstance(value, dlpack.View):
-            return value.address
-        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
-
-    def contiguous_bytes(self, value: Any) -> int | None:
-        dense = layout.contiguous_strides(value.shape)
-        size: int = math.prod(value.shape) * value.itemsize
-        follow = layout.taken(value.shape, value.strides) == layout.taken(value.shape, dense)
-        return size if follow or not size else None
-
-    def unwritable(self, value: Any, first: int, end: int) -> str | None:
-        if value.read_only:
-            return "read-only memory; allowed: memory that can be written"
-        if value.copied:
-            owner = type(value.producer).__name__
-            return f"{owner} hands out a copy of its memory; allowed: memory that can be written"
-        return pages.unwritable(first, end) if value.device == devices.CPU else None
-
-    def unreadable(self, value: Any, first: int, end: int) -> str | None:
-        return pages.unreadable(first, end) if value.device == devices.CPU else None
 
     def empty(self, spec: TensorSpec) -> Any:
         return _numpy.empty(spec)

@@ -63,6 +63,11 @@ def taken(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple([step if size != 1 else 1 for size, step in zip(shape, strides, strict=True)])
 
 
+def divides(itemsize: int, shape: Sequence[int], steps: Sequence[int]) -> bool:
+    """Whether all strides in bytes are multiples of the item size; a record's field has others."""
+    return all(step % itemsize == 0 for step, size in zip(steps, shape, strict=True) if size > 1)
+
+
 def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     """The least and the greatest element offset of a view; 0 and -1 without elements."""
     if 0 in shape:

@@ -85,33 +85,37 @@ def check(
         TypeError: a tensor without memory.
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
-    framework = arguments.framework
-    tensors = list(zip(arguments.values, arguments.opened, arguments.addresses, strict=True))
+    probes_inputs = arguments.framework.may_be_wrong and not on_gpu
+    tensors = list(zip(arguments.tensors, arguments.opened, arguments.addresses, strict=True))
     taken: list[tuple[Place, int]] = []
     # The original memory of inputs that were copied to be read: writing to it would change them.
     copied: list[tuple[str, layout.Region]] = []
-    for place, (value, opened, address) in zip(inputs, tensors, strict=False):
+    for place, (tensor, opened, address) in zip(inputs, tensors, strict=False):
         if place is None:
             continue
-        place.check_address(opened, address, on_gpu)
-        reason = framework.unreadable(opened, address + place.low, address + place.high)
-        if reason is not None:
-            raise ValueError(f"{place.name}: {reason}")
+        place.check_address(tensor, address, on_gpu)
+        if probes_inputs:
+            reason = pages.unreadable(address + place.low, address + place.high)
+            if reason is not None:
+                raise ValueError(f"{place.name}: {reason}")
         taken.append((place, address))
-        original = None if value is opened else framework.copied(value, opened)
-        if original is not None:
-            copied.append((place.name, original))
+        if opened is not None and opened.original is not None:
+            copied.append((place.name, opened.original))
 
     def check_copied(name: str, region: layout.Region) -> None:
         for other, original in copied:
             if layout.overlap(region, original):
                 raise _shares(name, other)
 
-    for place, (value, opened, address) in zip(outputs, tensors[len(inputs) :], strict=True):
-        if place is None or opened is None:
+    for place, (tensor, opened, address) in zip(outputs, tensors[len(inputs) :], strict=True):
+        if place is None or tensor is None:
             continue
-        place.check_address(value, address, on_gpu)
-        reason = framework.unwritable(opened, address + place.low, address + place.high)
+        place.check_address(tensor, address, on_gpu)
+        reason = None if opened is None else opened.read_only
+        # The system cannot probe a GPU's pages. On the CPU it knows of read-only memory that the
+        # framework did not allocate.
+        if reason is None and not on_gpu:
+            reason = pages.unwritable(address + place.low, address + place.high)
         if reason is not None:
             raise ValueError(f"{place.name}: {reason}")
         for other, elsewhere in taken:

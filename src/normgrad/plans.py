@@ -201,8 +201,8 @@ class Plan:
 
         Compiled code can then run calls of the same signature without Python's checks.
         """
-        both = zip(arguments.values, arguments.opened, strict=True)
-        if not hasattr(self._runner, "learn") or any(value is not opened for value, opened in both):
+        both = zip(arguments.values, arguments.tensors, strict=True)
+        if not hasattr(self._runner, "learn") or any(value is not plain for value, plain in both):
             return
         makers: list[tuple[Callable[[Any], Any], int] | None] = []
         for place in self._outputs:
@@ -269,7 +269,7 @@ class Plan:
                     )
                 except MemoryError:
                     raise memory.missing(self._wanted[index].name, place.spec.nbytes) from None
-                addresses[place.slot] = framework.address(place.name, made[index])
+                addresses[place.slot] = frameworks.address_of(made[index])
         given = None
         if self.workspace_size:
             alignment = self._backend.alignment
@@ -285,7 +285,7 @@ class Plan:
                 self._runner = self._backend.runner(self._program, inputs, outputs)
             self._runner.run(addresses)
 
-        framework.wrote([value for value in arguments.opened[len(inputs) :] if value is not None])
+        framework.wrote([value for value in arguments.tensors[len(inputs) :] if value is not None])
         for index, new in made.items():
             results[index] = framework.result(new, like)
         self._learn(arguments, results)

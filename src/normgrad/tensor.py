@@ -1,4 +1,4 @@
-"""The specification of a tensor: shape, dtype and strides, without data."""
+"""The specification of a tensor: shape, dtype and strides, without data; and an opened tensor."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import dtypes, layout
 from .dtypes import DType
 from .unusable import shown
+
+#: The tensors that operators take, in messages.
+KINDS = "NumPy arrays, PyTorch tensors and objects that speak DLPack"
 
 #: The maximum size of a tensor in bytes, since kernels compute with 64-bit sizes and offsets.
 _MOST_BYTES = 2**62
@@ -104,3 +107,68 @@ class TensorSpec:
     def region(self, address: int) -> layout.Region:
         """The memory of a tensor with this spec at ``address``."""
         return layout.Region(address, self.shape, self.strides, self.dtype.itemsize)
+
+
+class Opened(NamedTuple):
+    """A tensor of any framework and dtype, in the form in which its memory is read and written.
+
+    Attributes:
+        tensor: the framework's plain tensor, or another object that keeps the memory alive.
+        address: the address of the first element, or the reason why it has none.
+        shape, strides: the size of each axis, and its stride in units of ``unit`` bytes.
+        itemsize, unit: the bytes of an element, and of the strides' unit, which is an element or 1.
+        dtype: the dtype, or the name of one that no operator takes.
+        read_only: the reason why the tensor must not be written to; None if the framework has none.
+        original: the memory of the caller's tensor, if ``tensor`` is a copy.
+    """
+
+    tensor: Any
+    address: int | str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    unit: int
+    dtype: DType | str
+    read_only: str | None = None
+    original: layout.Region | None = None
+
+    def spec(self, name: str, allowed: Sequence[DType]) -> TensorSpec:
+        """The tensor's :class:`TensorSpec`.
+
+        Raises:
+            TypeError: a dtype that no :class:`TensorSpec` has; the message names those allowed.
+            ValueError: strides that are not multiples of the item size.
+        """
+        if isinstance(self.dtype, str):
+            raise dtypes.unsupported(name, self.dtype, allowed)
+        strides: Sequence[int] = self.strides
+        if self.unit != self.itemsize:
+            if not layout.divides(self.itemsize, self.shape, strides):
+                raise ValueError(
+                    f"{name}: strides {strides} bytes; allowed: multiples of the item size, "
+                    f"{self.itemsize}"
+                )
+            strides = [step // self.itemsize for step in strides]
+        return TensorSpec(self.shape, self.dtype, strides)
+
+    @property
+    def contiguous_bytes(self) -> int | None:
+        """The bytes of all elements; None if they are not contiguous."""
+        size = math.prod(self.shape) * self.itemsize
+        steps = [step * self.unit for step in self.strides]
+        dense = [step * self.itemsize for step in layout.contiguous_strides(self.shape)]
+        follow = layout.taken(self.shape, steps) == layout.taken(self.shape, dense)
+        return size if follow or not size else None
+
+    def located(self, name: str) -> int:
+        """The address of the first element.
+
+        Raises:
+            TypeError: a tensor without memory of its own (a fake or a batched tensor).
+        """
+        if isinstance(self.address, int):
+            return self.address
+        raise TypeError(
+            f"{name}: a {type(self.tensor).__name__} without memory of its own ({self.address}); "
+            f"allowed: {KINDS}"
+        )

@@ -122,14 +122,13 @@ def _memory_on(device: str, name: str, value: Any) -> Memory:
     if where != device:
         raise ValueError(f"{name}: on device {where}; allowed: {device}, as in the plan")
     opened = framework.opened(name, value, writing=True)
-    size = framework.contiguous_bytes(opened)
+    size = opened.contiguous_bytes
     if size is None:
         raise ValueError(f"{name}: not contiguous; allowed: {allowed}")
-    address = framework.address(name, opened)
-    reason = framework.unwritable(opened, address, address + size)
-    if reason is not None:
-        raise ValueError(f"{name}: {reason}")
-    return Memory(address, size, opened, True)
+    address = opened.located(name)
+    if opened.read_only is not None:
+        raise ValueError(f"{name}: {opened.read_only}")
+    return Memory(address, size, opened.tensor, True)
 
 
 def memory_of(name: str, value: Any, writing: bool) -> Memory:
@@ -149,14 +148,13 @@ def memory_of(name: str, value: Any, writing: bool) -> Memory:
         device = framework.device(name, value)
         if device != devices.CPU:
             raise ValueError(f"{name}: on device {device}; allowed: cpu")
-        try:
+        opened = None
+        with suppress(TypeError):
             opened = framework.opened(name, value, writing=True)
-        except TypeError:
-            opened = None
-        size = None if opened is None else framework.contiguous_bytes(opened)
-        if size is None:
+        size = None if opened is None else opened.contiguous_bytes
+        if opened is None or size is None:
             raise ValueError(f"{name}: not a contiguous CPU tensor; allowed: a contiguous one")
-        return Memory(framework.address(name, opened), size, opened, True)
+        return Memory(opened.located(name), size, opened.tensor, True)
     try:
         if isinstance(value, np.ndarray):  # arrays of some dtypes have no memoryview
             array = np.asarray(value)

@@ -286,23 +286,22 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     device = framework.device("array", array)
     if device != "cpu":
         raise ValueError(f"array: on device {device}; allowed: cpu")
+    if framework.may_be_wrong:
+        raise TypeError(f"array: a {type(array).__name__}; allowed: an array or a tensor")
     opened = framework.opened("array", array, writing=True)
-    if isinstance(opened, np.ndarray):
-        itemsize = opened.itemsize
-        if any(step % itemsize for step in opened.strides):
-            raise ValueError(f"array: strides {opened.strides}; allowed: multiples of {itemsize}")
-        strides = tuple(step // itemsize for step in opened.strides)
-        writeable = opened.flags.writeable
-    else:
-        strides, writeable = tuple(opened.stride()), True
-    dtype = str(opened.dtype).removeprefix("torch.")
+    itemsize = opened.itemsize
+    steps = tuple(step * opened.unit for step in opened.strides)
+    if any(step % itemsize for step in steps):
+        raise ValueError(f"array: strides {steps}; allowed: multiples of {itemsize}")
+    strides = tuple(step // itemsize for step in steps)
+    dtype = str(opened.dtype)
     data_type = _BY_NAME.get(dtype)
     if data_type is None:
         raise AclnnError.of("tensor", "array", f"dtype {dtype}; allowed: one with an aclDataType")
     order = AclnnError.member("tensor", "format", aclFormat, format)
     dims = tuple(opened.shape)
-    address = framework.address("array", opened)
-    found = Memory(address, opened.nbytes, opened, bool(writeable))
+    nbytes, writeable = prod(dims) * itemsize, opened.read_only is None
+    found = Memory(opened.located("array"), nbytes, opened.tensor, writeable)
     return aclTensor(dims, data_type, strides, 0, order, dims, found, None)
 
 
