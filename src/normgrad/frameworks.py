@@ -29,11 +29,11 @@ class Framework(ABC):
 
     Attributes:
         name: the kind of its tensors, in messages.
-        may_be_wrong: whether a tensor may describe memory that cannot be read.
+        trusted: whether its tensors describe only memory that can be read.
     """
 
     name: str
-    may_be_wrong = False
+    trusted = True
 
     @abstractmethod
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
@@ -316,7 +316,7 @@ class DLPack(Framework):
     """Any object with ``__dlpack__``; its array namespace converts results to its own type."""
 
     name = "DLPack producer"
-    may_be_wrong = True
+    trusted = False
 
     def opened(self, name: str, value: Any, writing: bool) -> Opened:
         device = dlpack.device_of(name, value)

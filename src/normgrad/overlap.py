@@ -85,7 +85,7 @@ def check(
         TypeError: a tensor without memory.
         ValueError: memory that cannot be read, or written, or that is shared and must not be.
     """
-    probes_inputs = arguments.framework.may_be_wrong and not on_gpu
+    probes_inputs = not (arguments.framework.trusted or on_gpu)
     tensors = list(zip(arguments.tensors, arguments.opened, arguments.addresses, strict=True))
     taken: list[tuple[Place, int]] = []
     # The original memory of inputs that were copied to be read: writing to it would change them.

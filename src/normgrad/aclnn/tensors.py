@@ -286,7 +286,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     device = framework.device("array", array)
     if device != "cpu":
         raise ValueError(f"array: on device {device}; allowed: cpu")
-    if framework.may_be_wrong:
+    if not framework.trusted:
         raise TypeError(f"array: a {type(array).__name__}; allowed: an array or a tensor")
     opened = framework.opened("array", array, writing=True)
     itemsize = opened.itemsize
