@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 
@@ -20,6 +22,9 @@ TIMES_L2 = 2
 MOST_COPIES = 256
 #: The share of free memory that the copies may take; the rest is for results and temporaries.
 MEMORY_SHARE = 0.5
+#: glibc's names for mallopt(3), and the largest size that it takes from memory that was freed.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+LARGEST_KEPT = 32 << 20
 #: The tensors of a copy: dy, x, and an output each for normgrad and the memory-bound call.
 TENSORS = 4
 
@@ -33,6 +38,17 @@ class Cpu:
 
     kind = name = "cpu"
     facts: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        """Have glibc keep the memory that calls free, up to the size that it can keep.
+
+        Otherwise it returns some of it to the system, and a call's time includes page faults that
+        depend on what the calls before it freed.
+        """
+        with suppress(OSError, AttributeError):  # another C library
+            library = ctypes.CDLL(None)
+            library.mallopt(MMAP_THRESHOLD, LARGEST_KEPT)
+            library.mallopt(TRIM_THRESHOLD, -1)
 
     def copies(self, tensor_bytes: int) -> int:
         """One copy: what a call finds in the caches, training finds there too."""
