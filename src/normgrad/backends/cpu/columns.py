@@ -230,8 +230,7 @@ def write_part(arguments, c, part):
 def write(operation, dy, x, dx, job):
     """Write dx or y, a row of each quarter at a time, whose coefficients are loaded once.
 
-    The last rows come first, since they were summed last; but where they bypass the caches, rows
-    come in the order of memory.
+    Rows come in the order of memory, so that the processor prefetches what is written too.
     """
     _, channels, run, repeat = shape_of(job)
     per, steps = get(job, B.J_PER_GROUP), three(job, B.J_ROW_STEPS)
@@ -248,13 +247,13 @@ def write(operation, dy, x, dx, job):
     streaming = streams_lines(job, dx, width, apart[2])
     rows = count // repeat
     quarter, far = quarters(rows, apart)
-    # The rest of a row, and the rows that are left over.
-    for r in range(rows, QUARTERS * quarter - 1, -1):
+    for r in range(quarter):
+        here = further((dy, x, dx), apart, r)
+        arguments = operation, here, far, QUARTERS, terms, ahead, streaming
+        over_row(write_part, arguments, width)
+    # The rows that are left over, and the rest of a row.
+    for r in range(QUARTERS * quarter, rows + 1):
         m = smaller(repeat, count - r * repeat)
         here = further((dy, x, dx), apart, r)
         arguments = operation, here, apart, 1, terms, ahead, streaming
         over_row(write_part, arguments, channels * run * m)
-    for r in range(quarter):
-        here = further((dy, x, dx), apart, r if streaming else quarter - 1 - r)
-        arguments = operation, here, far, QUARTERS, terms, ahead, streaming
-        over_row(write_part, arguments, width)
