@@ -152,12 +152,16 @@ class Opened(NamedTuple):
         return TensorSpec(self.shape, self.dtype, strides)
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """The strides in bytes."""
+        return tuple([step * self.unit for step in self.strides])
+
+    @property
     def contiguous_bytes(self) -> int | None:
         """The bytes of all elements; None if they are not contiguous."""
         size = math.prod(self.shape) * self.itemsize
-        steps = [step * self.unit for step in self.strides]
         dense = [step * self.itemsize for step in layout.contiguous_strides(self.shape)]
-        follow = layout.taken(self.shape, steps) == layout.taken(self.shape, dense)
+        follow = layout.taken(self.shape, self.steps) == layout.taken(self.shape, dense)
         return size if follow or not size else None
 
     def located(self, name: str) -> int:

@@ -289,8 +289,7 @@ def tensor(array: Any, format: int = aclFormat.ACL_FORMAT_ND) -> aclTensor:
     if not framework.trusted:
         raise TypeError(f"array: a {type(array).__name__}; allowed: an array or a tensor")
     opened = framework.opened("array", array, writing=True)
-    itemsize = opened.itemsize
-    steps = tuple(step * opened.unit for step in opened.strides)
+    itemsize, steps = opened.itemsize, opened.steps
     if any(step % itemsize for step in steps):
         raise ValueError(f"array: strides {steps}; allowed: multiples of {itemsize}")
     strides = tuple(step // itemsize for step in steps)

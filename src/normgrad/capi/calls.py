@@ -205,7 +205,7 @@ def _exported(
     first = results[0].index if results else 0
     end = first + len(results)  # the pointers to results are next to each other
     is_one = len(results) == 1
-    most_nulls = 1 if function.name == "infinirtGetDevice" else 0
+    most_nulls = function.most_nulls
 
     def call(*arguments: Any) -> Any:
         CURRENT.function = function

@@ -35,6 +35,8 @@ _COUNTED_BY = {
     "value": "size", "shape": "ndim", "strides": "ndim",
 }  # fmt: skip
 _COUNTS = {"count_array": len(infiniDevice_t)}
+#: How many of a function's pointers to results may be null, if not 0.
+_MOST_NULLS = {"infinirtGetDevice": 1}
 
 #: The Python module that each library's functions call, and their status for wrong arguments.
 _LIBRARIES: dict[str, tuple[str, IntEnum]] = {
@@ -134,6 +136,11 @@ class Function:
     def arguments(self) -> list[Any]:
         """The ctypes types of the arguments."""
         return [_ctype(kind) for kind, _ in self.parameters]
+
+    @property
+    def most_nulls(self) -> int:
+        """How many of the pointers to results may be null."""
+        return _MOST_NULLS.get(self.name, 0)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
