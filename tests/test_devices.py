@@ -213,21 +213,6 @@ def test_torch_on_a_gpu(seen, on_gpu, kind):
     assert seen.launches[-1][0] == 0
 
 
-def test_the_look_is_one_pass(seen, on_gpu):
-    x, w = on_gpu(torch.zeros(3, 4), 1), on_gpu(torch.zeros(4), 1)
-    framework = frameworks.of_torch()
-    key, addresses, rooms = framework.look((x, None, w), (x,))
-    assert rooms == [48, 0, 16, 48]
-    like_x = (x.shape, x.stride(), x.dtype)
-    assert key == (1, *like_x, None, w.shape, w.stride(), w.dtype, *like_x)
-    assert addresses == [x.data_ptr(), 0, w.data_ptr(), x.data_ptr()]
-    on_cpu = torch.zeros(4)
-    assert framework.look((x, on_cpu), ()) is None
-    assert framework.look((on_cpu, x), ()) is None
-    assert framework.look((x, on_gpu(on_cpu, 0)), ()) is None
-    assert framework.look((x, torch.zeros(4, device="meta")), ()) is None
-
-
 def test_torch_out(seen, on_gpu):
     case = make("train", (3, 4, 5))
     expected = case.call()

@@ -8,7 +8,6 @@ from typing import Any
 
 from . import devices, frameworks
 from .contract import Operator, Output, Parameter
-from .frameworks import Framework
 from .tensor import Opened, TensorSpec, naming
 
 
@@ -41,22 +40,15 @@ def out_entries(outputs: Sequence[Output], out: Any) -> Sequence[Any]:
 class Arguments:
     """The tensors of one call: the inputs, and then the entries of ``out``; None where absent.
 
-    If all are plain PyTorch tensors on one GPU, only the signature is read at first, which is
-    enough if a plan is cached for it. In all other cases :meth:`open` checks each tensor.
-
     Attributes:
         values: the tensors as the caller passed them.
         framework: the framework of all tensors.
         like: one of the caller's tensors; new results are of its type and on its device.
-        first, device: the name of the tensor that decides the device, and that device; set by
-            :meth:`open`.
-        opened: the opened tensors; None before :meth:`open`.
+        first, device: the name of the tensor that decides the device, and that device.
+        opened: the opened tensors.
         tensors: the same tensors as the framework's plain ones, which most are from the start.
-        key: the signature, which is all that a plan depends on; :meth:`open` sets it, unless all
-            are plain tensors on one GPU.
+        key: the signature, which is all that a plan depends on.
         addresses: the address of each tensor; 0 where absent.
-        rooms: if all are plain tensors on one GPU, the bytes from each address to the end of the
-            tensor's memory, which may be too few; None where opening checks them.
     """
 
     def __init__(
@@ -66,29 +58,6 @@ class Arguments:
         tensors: tuple[Any, ...],
         given: Sequence[Any],
     ) -> None:
-        self._operator = operator
-        self._outputs = outputs
-        self.values = (*tensors, *given)
-        self.opened: Sequence[Opened | None] = [None] * len(self.values)
-        self.tensors: Sequence[Any] = self.values
-        self.like = tensors[0]
-        self.key: Hashable = None
-        self.rooms: Sequence[int] | None = None
-        framework = frameworks.BY_TYPE.get(type(self.like))
-        if framework is not None:
-            self.framework: Framework = framework
-            signature = framework.look(tensors, given)
-            if signature is not None:
-                self.key, self.addresses, self.rooms = signature
-
-    @cached_property
-    def _names(self) -> list[str]:
-        """The names of the tensors in messages."""
-        operator = self._operator
-        out = (operator.out_name(index, output) for index, output in enumerate(self._outputs))
-        return [*operator.names, *out]
-
-    def open(self) -> None:
         """Check and open every tensor.
 
         Raises:
@@ -97,12 +66,16 @@ class Arguments:
             ValueError: a tensor on another device than the first, or on one that cannot be used; a
                 tensor that memory cannot hold.
         """
-        names = self._operator.names
+        self._operator = operator
+        self._outputs = outputs
+        self.values = (*tensors, *given)
+        names = operator.names
         # The first tensor that is present decides the framework. A missing required tensor is
         # reported when the specs are checked.
         present = ((name, value) for name, value in zip(names, self.values, strict=False))
         first = next((pair for pair in present if pair[1] is not None), (names[0], None))
-        self.first, self.like = first
+        self.first: str = first[0]
+        self.like: Any = first[1]
         if self.like is None:
             raise TypeError(f"{self.first}: None; allowed: a tensor")
         self.framework = frameworks.of(*first)
@@ -117,9 +90,14 @@ class Arguments:
             0 if each is None else each.located(name)
             for name, each in zip(self._names, self.opened, strict=True)
         ]
-        if self.key is None:
-            # There is no signature in the framework's own terms, so the specs serve as one.
-            self.key = (self.framework, self.device, *self.specs.values())
+        self.key: Hashable = (self.framework, self.device, *self.specs.values())
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The names of the tensors in messages."""
+        operator = self._operator
+        out = (operator.out_name(index, output) for index, output in enumerate(self._outputs))
+        return [*operator.names, *out]
 
     def _open(self, name: str, value: Any, writing: bool) -> Opened:
         framework = frameworks.of(name, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -18,10 +18,6 @@ import numpy as np
 from . import devices, dlpack, dtypes, layout, memory, native, pages
 from .dtypes import DType
 from .tensor import KINDS, Opened, TensorSpec
-
-#: A call's signature (the GPU's number, then shapes, strides and dtypes in the framework's terms),
-#: the addresses of its tensors, and the bytes from each to the end of the memory; 0 for None.
-Look = tuple[Hashable, list[int], list[int]]
 
 
 class Framework(ABC):
@@ -48,13 +44,6 @@ class Framework(ABC):
     def device(self, name: str, value: Any) -> str:
         """The device of the tensor, such as "cpu" or "cuda:0"."""
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        """Read all inputs and outputs in one pass, which is most of the cost of a small call.
-
-        The result is None unless all are plain tensors of this framework on one GPU.
-        """
-        return None
-
     def described(self, name: str, value: Any, allowed: Sequence[DType]) -> TensorSpec:
         """The spec of a tensor on any device, without access to its data.
 
@@ -67,11 +56,13 @@ class Framework(ABC):
     def empty(self, spec: TensorSpec) -> Any:
         """A new tensor on the CPU, which is NumPy's or PyTorch's."""
 
-    def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
-        """A function that makes new tensors with this spec on the CPU, from one of the caller's.
+    def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
+        """A function that makes new tensors with this spec, from one of the caller's tensors.
 
-        ``alike`` says whether that tensor has the same spec.
+        ``alike`` says whether that tensor has the same spec; it is on ``device``, as ``like`` is.
         """
+        if device != devices.CPU:
+            return lambda like: self.empty_on(spec, device, like)
         return lambda like: self.empty(spec)
 
     def empty_on(self, spec: TensorSpec, device: str, like: Any) -> Any:
@@ -139,9 +130,9 @@ class NumPy(Framework):
         strides = tuple(step * spec.dtype.itemsize for step in spec.strides)
         return np.ndarray(spec.shape, spec.dtype.numpy, buffer=flat, strides=strides)
 
-    def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
+    def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
         if spec.nbytes >= memory.ALIGNED or _has_gaps(spec):
-            return super().maker(spec, alike)
+            return super().maker(spec, alike, device, like)
         if alike:
             return np.empty_like
         template = self.empty(spec)  # NumPy copies its form in half the time of making one
@@ -239,29 +230,6 @@ class Torch(Framework):
         with self._torch._C.DisableTorchFunctionSubclass():
             return devices.CPU if value.is_cpu else str(value.device)
 
-    def look(self, values: Sequence[Any], given: Sequence[Any]) -> Look | None:
-        plain = self._plain
-        gpu = -1
-        key: list[Any] = [gpu]
-        addresses: list[int] = []
-        rooms: list[int] = []
-        for value in (*values, *given):
-            if value is None:
-                key.append(None)
-                addresses.append(0)
-                rooms.append(0)
-            elif type(value) in plain and value.is_cuda and not value.is_neg():
-                if value.get_device() != gpu:
-                    if gpu >= 0:
-                        return None
-                    key[0] = gpu = value.get_device()
-                key += value.shape, value.stride(), value.dtype
-                addresses.append(value.data_ptr())
-                rooms.append(self._room(value))
-            else:
-                return None
-        return tuple(key), addresses, rooms
-
     def empty(self, spec: TensorSpec) -> Any:
         dtype = self._to_torch[spec.dtype]
         with memory.allocating("a result", spec.nbytes):
@@ -271,14 +239,16 @@ class Torch(Framework):
             pages.prefer_huge(new.data_ptr(), spec.nbytes)
         return new
 
-    def maker(self, spec: TensorSpec, alike: bool) -> Callable[[Any], Any]:
-        if spec.nbytes >= pages.HUGE or _has_gaps(spec):
-            return super().maker(spec, alike)
+    def maker(self, spec: TensorSpec, alike: bool, device: str, like: Any) -> Callable[[Any], Any]:
+        on_gpu = device != devices.CPU
+        if (spec.nbytes >= pages.HUGE and not on_gpu) or _has_gaps(spec):
+            return super().maker(spec, alike, device, like)
         if alike:
             return self._torch.empty_like  # type: ignore[no-any-return]
         # In a layer PyTorch reads a template, which needs no memory, 1.5 µs faster than a shape,
         # strides, a dtype and a device.
-        empty_like, template = self._torch.empty_like, self.empty(spec)
+        empty_like = self._torch.empty_like
+        template = self.empty_on(spec, device, like) if on_gpu else self.empty(spec)
         template.untyped_storage().resize_(0)
         return lambda like: empty_like(template)
 

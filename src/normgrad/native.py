@@ -34,8 +34,10 @@ ARRAY_DATA, ARRAY_SIZES, ARRAY_STRIDES, ARRAY_DTYPE = 2, 4, 5, 7
 ARRAY_RANK, ARRAY_FLAGS = 6, 16  # half words
 ARRAY_FLAT, ARRAY_WRITEABLE = 0x1, 0x400
 
-# Offsets in DLPack's DLTensor, in words.
+# Offsets in DLPack's DLTensor, in words. A device is its type, here the CPU's or CUDA's, in the
+# lower half of the word, and its number in the upper one.
 DL_DATA, DL_DEVICE, DL_DTYPE_AND_RANK, DL_SIZES, DL_STRIDES, DL_OFFSET = range(6)
+CPU, CUDA = 1, 2
 
 # The offset in DLPack's DLPackExchangeAPI, in words, of the function that reads a tensor. The first
 # half word is the major version.

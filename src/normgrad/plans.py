@@ -86,8 +86,6 @@ class Plan:
         #: What compiled code needs to run the plan; None before it has stored a call's signature.
         self.ready: native.Ready | None = None
         self._enter: Callable[..., Any] = native.nothing_known
-        # The signatures of calls whose tensors have passed the comparison with the plan's specs.
-        self._known: set[Hashable] = set()
 
         self._roles = operator.roles(options)
         self._present = present
@@ -169,12 +167,7 @@ class Plan:
             return self._operator.result(again)
         given = out_entries(self._wanted, given)
         arguments = Arguments(self._operator, self._wanted, tensors, given)
-        if arguments.key is None or arguments.key not in self._known:
-            arguments.open()
-            if arguments.key not in self._known:
-                self._compare(arguments)
-                if len(self._known) < CACHE_SIZE:
-                    self._known.add(arguments.key)
+        self._compare(arguments)
         return self.run_checked(arguments, workspace)
 
     def _in_order(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -197,12 +190,12 @@ class Plan:
         return tuple([values.get(name) for name in names])
 
     def _learn(self, arguments: Arguments, results: Sequence[Any]) -> None:
-        """Let compiled code store the signature of these tensors, if opening converted none.
+        """Store the signature of these tensors in the entry table, if opening converted none.
 
         Compiled code can then run calls of the same signature without Python's checks.
         """
         both = zip(arguments.values, arguments.tensors, strict=True)
-        if not hasattr(self._runner, "learn") or any(value is not plain for value, plain in both):
+        if self._runner is None or any(value is not plain for value, plain in both):
             return
         makers: list[tuple[Callable[[Any], Any], int] | None] = []
         for place in self._outputs:
@@ -211,7 +204,8 @@ class Plan:
                 continue
             spec = place.spec
             alike = self._expected.index(spec) if spec in self._expected else -1
-            makers.append((arguments.framework.maker(spec, alike >= 0), max(alike, 0)))
+            made = arguments.framework.maker(spec, alike >= 0, self.device, arguments.like)
+            makers.append((made, max(alike, 0)))
         tensors = arguments.values[: len(self._names)]
         self.ready = self._runner.learn(tensors, tuple(results), makers)
         self._enter = self._runner.enter
@@ -240,14 +234,8 @@ class Plan:
 
     def run_checked(self, arguments: Arguments, workspace: Any) -> Any:
         """Compute on tensors that have the plan's specs, after checking their memory."""
-        framework, like, rooms = arguments.framework, arguments.like, arguments.rooms
+        framework, like = arguments.framework, arguments.like
         inputs, outputs = self._inputs, self._outputs
-        if rooms is not None:
-            for place, value, room in zip(
-                (*inputs, *outputs), arguments.values, rooms, strict=True
-            ):
-                if place is not None and value is not None and room < place.high:
-                    raise ValueError(f"{place.name}: {memory.lacking(room, place.high)}")
         addresses = [0] * PLACES
         for place, address in zip((*inputs, *outputs), arguments.addresses, strict=True):
             if place is not None:
@@ -278,8 +266,7 @@ class Plan:
             if workspace is not None:
                 given = layout.Region(start, (used(self.workspace_size, alignment),), (1,), 1)
 
-        if rooms is None or self._may_be_wrong(arguments, workspace):
-            check(arguments, inputs, outputs, self._on_gpu, given)
+        check(arguments, inputs, outputs, self._on_gpu, given)
         if self._backend.computes(self._program):
             if self._runner is None:
                 self._runner = self._backend.runner(self._program, inputs, outputs)
@@ -290,20 +277,6 @@ class Plan:
             results[index] = framework.result(new, like)
         self._learn(arguments, results)
         return self._operator.result(results)
-
-    def _may_be_wrong(self, arguments: Arguments, workspace: Any) -> bool:
-        """Whether the call needs the exact memory check, although all its tensors are on a GPU.
-
-        It needs the check if the caller provided outputs or a workspace, or if an address is null.
-        """
-        return (
-            workspace is not None
-            or any(value is not None for value in arguments.values[len(self._inputs) :])
-            or any(
-                address == 0 and place is not None and place.spec.elements
-                for place, address in zip(self._inputs, arguments.addresses, strict=False)
-            )
-        )
 
 
 _plans: dict[Hashable, Plan] = {}
@@ -338,20 +311,13 @@ def call(
     options = operator.read_options(*choices)
     outputs = operator.outputs(options)
     arguments = Arguments(operator, outputs, tensors, out_entries(outputs, given))
-    plan = None
-    if arguments.key is not None:
-        plan = _plans.get((operator.name, options, read_next, arguments.key))
+    key = (operator.name, options, read_next, arguments.key)
+    plan = _plans.get(key)
     if plan is None:
-        arguments.open()
-        key = (operator.name, options, read_next, arguments.key)
-        plan = _plans.get(key)
-        if plan is None:
-            specs = arguments.specs
-            wanted = contract.check(operator, options, specs, specs)
-            plan = Plan(
-                operator, options, specs, wanted, device=arguments.device, read_next=read_next
-            )
-            keep(_plans, key, plan)
+        specs = arguments.specs
+        wanted = contract.check(operator, options, specs, specs)
+        plan = Plan(operator, options, specs, wanted, device=arguments.device, read_next=read_next)
+        keep(_plans, key, plan)
     result = plan.run_checked(arguments, None)
     if plan.ready is not None:
         seen = native.answer(None, tensors, given, choices)

@@ -8,12 +8,14 @@ tested without a GPU. It is read when a plan is made.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from .. import devices
-from ..loading import check_numba, loading
+from .. import devices, native
+from ..entries import PythonRunner
+from ..loading import KernelError, check_numba, loading
 from ..machine import this_machine
 from ..settings import SettingError
 from .cpu import program as cpu
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from ..problem import Problem
     from .cpu import runtime as cpu_runtime
     from .triton import program as triton
-    from .triton import runtime as triton_runtime
 
 #: The environment variable for the backend of CPU tensors: "cpu", which is the default, or
 #: "triton".
@@ -66,19 +67,24 @@ class _Triton:
     def computes(self, program: triton.Program) -> bool:
         return bool(program.launches)
 
-    def runner(
-        self, program: triton.Program, inputs: Places, outputs: Places
-    ) -> triton_runtime.Runner:
+    def runner(self, program: triton.Program, inputs: Places, outputs: Places) -> PythonRunner:
         with loading():
+            from .cpu.runtime import answer
             from .triton import runtime, selfcheck
         if not self._checked:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
-        return runtime.Runner(program, self._index)
+        with suppress(KernelError):  # Python then reads all calls
+            native.answer = native.copies = answer()
+        run = runtime.Runner(program, self._index).run
+        device = devices.CPU if self._index is None else f"cuda:{self._index}"
+        size = program.workspace_size
+        return PythonRunner(run, inputs, outputs, device, size, self.alignment)
 
 
 #: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says
-#: whether that has anything to run; ``runner`` makes its runner, for tensors at these places, whose
-#: ``run`` computes on addresses in the order of :class:`.problem.Role`. Programs start their part
+#: whether that has anything to run; ``runner`` makes its runner, for tensors at these places, which
+#: is an :class:`.Entry` whose ``run`` computes on addresses in the order of :class:`.problem.Role`.
+#: Programs start their part
 #: of a workspace at a multiple of ``alignment`` bytes.
 Backend = _Cpu | _Triton
 

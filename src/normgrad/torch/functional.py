@@ -120,7 +120,9 @@ def _norm(
     updated = running if running and choices[0] else ()  # batch norm's ``training``
     out = (None, None, None, *updated) if updated else None
     unwatched = watching.unwatched()
-    if unwatched and not (running and any_requires_grad(*running)):
+    # CUDA's autocast leaves batch norm as it is.
+    converts = len(running) == 0 and torch.is_autocast_enabled("cuda") and tensors[0].is_cuda
+    if unwatched and not converts and not (running and any_requires_grad(*running)):
         # Where a call below made an output of another layout than normgrad's own, the plan is of
         # calls with such an output, and is not found.
         made = answered(norm.plans, tensors, out, choices)
@@ -133,8 +135,7 @@ def _norm(
     if not takes(tensors, choices):
         theirs: Tensor = getattr(torch.nn.functional, norm.name)(*given)
         return theirs
-    # CUDA's autocast leaves batch norm as it is.
-    if not running and tensors[0].is_cuda and torch.is_autocast_enabled("cuda"):
+    if converts:
         tensors = tuple(map(_as_autocast_has_it, tensors))
     if alone:
         output, operator = output_for(tensors[0]), norm.schema.operator

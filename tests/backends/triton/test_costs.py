@@ -8,10 +8,11 @@ from support import INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="plans are the same")
 
-#: What may be read but for dy and x, over what has to pass through memory.
-MOST_AGAIN = 0.05
+#: What may be read but for dy and x, over what has to pass through memory. Layer norm of few rows
+#: takes the most, since fewer rows for each program are faster than idle processors.
+MOST_AGAIN = 0.065
 #: What may be read and written in all, over the same.
-MOST_MOVED = 1.1
+MOST_MOVED = 1.11
 #: What every program reads, in bytes.
 LEAST = 8 << 10
 

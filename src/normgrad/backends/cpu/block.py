@@ -172,17 +172,3 @@ ALIAS_LOW, ALIAS_HIGH, ALIAS_FLAGS, ALIAS_SLOT = 0, 1, 2, 3
 HAS_BYTES, MAY_BE = 1, 1
 ALIAS_MADVISE = ALIAS_SLOT * PLACES
 ALIAS_MSYNC, ALIAS_PAGE, ALIAS_FIELDS = ALIAS_MADVISE + 1, ALIAS_MADVISE + 2, ALIAS_MADVISE + 3
-
-# A plan's entry table (see enter.py): the driver and what it runs, the bytes of the workspace. Then
-# the number of inputs, the slot of each input and result among the addresses, and the signature of
-# all: its length and its words, which are int64.
-_entry = _Fields()
-E_DRIVE, E_TEMPLATE, E_STEPS, E_STEP_COUNT, E_ALIASES, E_WORKSPACE = _entry.each(6)
-ENTRIES_MAX, WORDS_MAX = 16, 320
-E_INPUTS, E_SLOTS = _entry(), _entry(ENTRIES_MAX)
-E_READS_DY, E_READS_X, E_PARALLEL = _entry.each(3)
-# The input that is the model for each new result; the addresses of the caller's outputs and of the
-# workspace that the last call found writable.
-E_LIKES, E_PROBED = _entry(ENTRIES_MAX), _entry(ENTRIES_MAX + 1)
-E_LENGTH, E_WORDS = _entry(), _entry(WORDS_MAX)
-ENTRY_FIELDS = _entry.end

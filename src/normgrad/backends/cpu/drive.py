@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import prange, types
 
+from ... import entries as E
 from ... import pages
 from . import block as B
 from .helpers import helper
@@ -112,21 +113,21 @@ def drive(plan, team, threads, given, unprobed, places):
     first; the check is skipped if ``given`` is below 0.
     """
     addresses = integers_at(places)
-    if given >= 0 and not passes(integers_at(word(plan, B.E_ALIASES)), given, unprobed, addresses):
+    if given >= 0 and not passes(integers_at(word(plan, E.ALIASES)), given, unprobed, addresses):
         return 1
     block = int_buffer(BLOCK_FIELDS)
     for slot in range(B.ADDRESSES):
         put(block, slot, get(addresses, slot))
     for field in range(B.ADDRESSES, B.BLOCK_FIELDS):
-        put(block, field, word(word(plan, B.E_TEMPLATE), field))
+        put(block, field, word(word(plan, E.TEMPLATE), field))
     put(block, B.STREAM, threads <= get(block, B.STREAM))
     if get(block, B.DX) == get(block, B.X):  # the memory of dx has x, which is still read
         put(block, B.DY_IN_DX, 0)
     if get(block, B.DY_IN_DX) != 0:  # the caches have the lines of dx
         put(block, B.STREAM, 0)
     here = address_of(block)
-    for index in range(word(plan, B.E_STEP_COUNT)):
-        step = word(plan, B.E_STEPS) + 8 * B.STEP_FIELDS * index
+    for index in range(word(plan, E.STEP_COUNT)):
+        step = word(plan, E.STEPS) + 8 * B.STEP_FIELDS * index
         if word(step, B.THREADS) == 0 or threads <= 1:
             call(word(step, B.RUN_TASKS), (here, step, 0, word(step, B.TASKS)))
         elif word(team, B.START) != 0:

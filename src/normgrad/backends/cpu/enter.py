@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from numba import types
 
+from ... import entries as E
 from ... import native
-from . import block as B
+from ...problem import PLACES, WORKSPACE, Role
 from . import objects as py
 from .helpers import helper
 from .intrinsics import (
@@ -26,7 +27,6 @@ from .intrinsics import (
     put,
     word,
 )
-from .program import ALIGNMENT
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -36,7 +36,8 @@ from .program import ALIGNMENT
 SIGNATURE = types.int64(types.int64, types.int64, types.int64)
 #: Sizes of arrays on the stack, which have to be globals of the module that uses them. Signatures
 #: and keys are arrays of words, which are int64.
-WORDS_MAX, KEY_MAX, PLACES = B.WORDS_MAX, 4 * B.WORDS_MAX, B.PLACES
+WORDS_MAX, KEY_MAX = E.WORDS_MAX, 4 * E.WORDS_MAX
+DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 #: The word that stands before the results in a signature or key.
 _RESULTS = -2
 
@@ -68,7 +69,7 @@ def describe_all(known, values, words, at):
     """Append the signature of a tuple of tensors; returns the new number of words, or -1."""
     found = int_buffer(3)
     for index in range(word(values, py.LENGTH)):
-        if at < 0 or index >= B.ENTRIES_MAX:
+        if at < 0 or index >= E.ENTRIES_MAX:
             return -1
         at = py.describe(known, py.entry(known, values, index), words, at, found)
     return at
@@ -89,13 +90,13 @@ def key_of(known, tensors, out, choices, words):
         at = py.describe(known, out, words, at, int_buffer(3))
     for index in range(word(choices, py.LENGTH)):
         choice = py.entry(known, choices, index)
-        if at < 0 or index >= B.ENTRIES_MAX:
+        if at < 0 or index >= E.ENTRIES_MAX:
             return -1
         if py.is_tuple(known, choice):
             put(words, at, word(choice, py.LENGTH))
             at += 1
             for inner in range(word(choice, py.LENGTH)):
-                if at < 0 or inner >= B.ENTRIES_MAX:
+                if at < 0 or inner >= E.ENTRIES_MAX:
                     return -1
                 at = describe_choice(known, py.entry(known, choice, inner), words, at)
         else:
@@ -126,7 +127,7 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
         if end < 0:
             return -1
         for at_word in range(at, end):
-            if get(words, at_word) != word(plan, B.E_WORDS + at_word):
+            if get(words, at_word) != word(plan, E.WORDS + at_word):
                 return -1
         brought = first > 0 and is_brought(known, out, index)
         if (first == 0 or brought) and not py.holds_all(
@@ -136,16 +137,17 @@ def tell_addresses(plan, known, tensors, out, first, words, at, addresses):
         if brought and get(found, py.FLAGS) & native.ARRAY_WRITEABLE == 0:
             return -1
         at = end
-        slot = word(plan, B.E_SLOTS + first + index)
+        slot = word(plan, E.SLOTS + first + index)
         if slot >= 0:
             put(addresses, slot, get(found, py.ADDRESS))
     return at
 
 
 @helper
-def aligned(address):
-    """The first aligned address, from this one on, where a workspace may begin."""
-    return (address + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+def aligned(plan, address):
+    """The first aligned address, from this one on, where a plan's workspace may begin."""
+    alignment = word(plan, E.ALIGNMENT)
+    return (address + alignment - 1) // alignment * alignment
 
 
 @helper
@@ -154,22 +156,22 @@ def room_of(plan, known, workspace, words):
     found, at = int_buffer(3), plain(0)
     if py.describe(known, workspace, words, at, found) < 0 or get(words, 0) == 0:
         return 0
-    whole = get(words, 4)
-    if get(words, 1) != word(known, native.NDARRAY):
-        whole *= get(found, py.BYTES)
-        if get(words, 4) != 1 or not py.holds_all(
-            known, workspace, words, plain(0), get(found, py.BYTES)
-        ):
+    # NumPy's strides are in bytes, PyTorch's in elements.
+    length, whole = get(words, py.SIZES), get(words, py.SIZES + 1)
+    if get(words, py.KIND) != word(known, native.NDARRAY):
+        if whole != 1 or not py.holds_all(known, workspace, words, plain(0), get(found, py.BYTES)):
             return 0
-    elif get(found, py.FLAGS) & native.ARRAY_FLAT == 0 or get(words, 3) < 2:
+        whole = get(found, py.BYTES)
+    elif get(found, py.FLAGS) & native.ARRAY_FLAT == 0 or length < 2:
         return 0
     if (
-        get(words, 2) != 1
+        get(words, py.RANK) != 1
+        or get(words, py.DEVICE) != word(plan, E.DEVICE)
         or get(found, py.FLAGS) & native.ARRAY_WRITEABLE == 0
-        or whole * get(words, 3) < word(plan, B.E_WORKSPACE)
+        or whole * length < word(plan, E.WORKSPACE_SIZE)
     ):
         return 0
-    return aligned(get(found, py.ADDRESS))
+    return aligned(plan, get(found, py.ADDRESS))
 
 
 @helper
@@ -179,7 +181,7 @@ def was_probed(plan, known, probed, index, value, address):
     return (
         reference != word(known, native.NONE)
         and word(reference, py.REFERENT) == value
-        and word(plan, B.E_PROBED + index) == address
+        and word(plan, E.PROBED + index) == address
     )
 
 
@@ -190,7 +192,7 @@ def remember(plan, probed, index, value, address):
     if reference == 0:
         py.clear_error(())
     else:
-        put(integers_at(plan), B.E_PROBED + index, address)
+        put(integers_at(plan), E.PROBED + index, address)
         py.set_list_entry((probed, index, reference))
 
 
@@ -199,7 +201,7 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
     """Compute on a call's objects; returns 0 if it was done."""
     not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
-    for slot in range(B.PLACES):
+    for slot in range(PLACES):
         put(addresses, slot, 0)
     inputs = word(tensors, py.LENGTH)
     at = tell_addresses(plan, known, tensors, out, plain(0), words, plain(0), addresses)
@@ -207,45 +209,47 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
         return 1
     put(words, at, _RESULTS)
     at = tell_addresses(plan, known, results, out, inputs, words, at + 1, addresses)
-    if at != word(plan, B.E_LENGTH):
+    if at != word(plan, E.LENGTH):
         return 1
-    if word(plan, B.E_READS_DY) != 0:
-        put(addresses, B.X, get(addresses, B.DY))
-    if word(plan, B.E_READS_X) != 0:
-        put(addresses, B.DY, get(addresses, B.X))
+    if word(plan, E.READS_DY) != 0:
+        put(addresses, X, get(addresses, DY))
+    if word(plan, E.READS_X) != 0:
+        put(addresses, DY, get(addresses, X))
     slots, unprobed, count = 0, 0, word(results, py.LENGTH)
     for index in range(count):
-        slot = word(plan, B.E_SLOTS + inputs + index)
+        slot = word(plan, E.SLOTS + inputs + index)
         if slot >= 0 and is_brought(known, out, index):
             slots |= 1 << slot
             value, address = py.entry(known, results, index), get(addresses, slot)
             if not was_probed(plan, known, probed, index, value, address):
                 unprobed |= 1 << slot
     scratch, own = 0, 0
-    if word(plan, B.E_WORKSPACE) > 0:
+    if word(plan, E.WORKSPACE_SIZE) > 0:
+        on_cpu = word(plan, E.DEVICE) == native.CPU
         if workspace == word(known, native.NONE):
-            own = py.allocate((word(plan, B.E_WORKSPACE),))
-            scratch = aligned(own)
+            if on_cpu:
+                own = py.allocate((word(plan, E.WORKSPACE_SIZE),))
+                scratch = aligned(plan, own)
         else:
-            slots |= 1 << B.WORKSPACE
+            slots |= 1 << WORKSPACE
             scratch = room_of(plan, known, workspace, words)
             if not was_probed(plan, known, probed, count, workspace, scratch):
-                unprobed |= 1 << B.WORKSPACE
-        if scratch == 0:
+                unprobed |= 1 << WORKSPACE
+        if scratch == 0 and (on_cpu or workspace != word(known, native.NONE)):
             return 1
-    put(addresses, B.WORKSPACE, scratch)
+    put(addresses, WORKSPACE, scratch)
     state = let_others_run(())
-    status = call(word(plan, B.E_DRIVE), (plan, team, threads, slots, unprobed, addresses))
+    status = call(word(plan, E.DRIVE), (plan, team, threads, slots, unprobed, addresses))
     come_back((state,))
     py.free((own,))
     if status != 0 or unprobed == 0:
         return status
     for index in range(count):
-        slot = word(plan, B.E_SLOTS + inputs + index)
+        slot = word(plan, E.SLOTS + inputs + index)
         if slot >= 0 and unprobed >> slot & 1:
             value, address = py.entry(known, results, index), get(addresses, slot)
             remember(plan, probed, index, value, address)
-    if unprobed >> B.WORKSPACE & 1:
+    if unprobed >> WORKSPACE & 1:
         remember(plan, probed, count, workspace, scratch)
     return status
 
@@ -265,7 +269,7 @@ def results_of(plan, known, makers, tensors, out):
             value = maker
             py.retain((value,))
         else:
-            put(argument, 0, py.entry(known, tensors, word(plan, B.E_LIKES + index)))
+            put(argument, 0, py.entry(known, tensors, word(plan, E.LIKES + index)))
             value = py.call_object((maker, argument, 1, 0))
             if value == 0:
                 py.release((results,))
@@ -282,7 +286,7 @@ def compute(known, ready, tensors, out, workspace, team):
     """
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
     nothing, address, threads = word(known, native.NONE), plain(0), plain(1)
-    if word(plan, B.E_PARALLEL) != 0:
+    if word(plan, E.PARALLEL) != 0:
         found = team if team != 0 else py.call_nothing((word(known, native.TEAM),))
         if found == 0 or found == nothing:
             return found
@@ -293,7 +297,7 @@ def compute(known, ready, tensors, out, workspace, team):
     py.retain((nothing,))
     if not (
         py.is_tuple(known, tensors)
-        and word(tensors, py.LENGTH) == word(plan, B.E_INPUTS)
+        and word(tensors, py.LENGTH) == word(plan, E.INPUTS)
         and (
             out == nothing
             or (py.is_tuple(known, out) and word(out, py.LENGTH) == word(makers, py.LENGTH))

@@ -29,8 +29,10 @@ from .intrinsics import (
 
 #: The most axes of a tensor that is read here.
 MAX_RANK = native.MAX_RANK
-#: The words of the longest signature of a tensor, and of a vector's.
-SIGNATURE_MAX, VECTOR = 3 + 2 * MAX_RANK, 3 + 2
+#: The words of a tensor's signature: its dtype, type, device and rank; then its sizes and strides.
+DTYPE, KIND, DEVICE, RANK, SIZES = range(5)
+#: The number of words of the longest signature, and of a vector's.
+SIGNATURE_MAX, VECTOR = SIZES + 2 * MAX_RANK, SIZES + 2
 #: The fields of ``found``: the first element's address, the bytes of an element if the tensor is
 #: PyTorch's, and NumPy's flags.
 ADDRESS, BYTES, FLAGS = 0, 1, 2
@@ -38,7 +40,6 @@ ADDRESS, BYTES, FLAGS = 0, 1, 2
 DLTENSOR_WORDS = 6
 #: Offsets in words: of any object's type, a tuple's length, and a weak reference's object.
 TYPE, LENGTH, REFERENT = 1, 2, 2
-_CPU = 1  # DLPack's device type and number in one word: CPU, 0
 
 long_value = external("PyLong_AsLongLong")
 float_value = external("PyFloat_AsDouble", types.float64)
@@ -82,19 +83,20 @@ def describe(known, value, words, at, found):
     """Append the signature of a tensor or None to ``words``; returns their new number, or -1.
 
     ``found`` gets the address, and other fields that are not compared. -1 means that the object has
-    a type that is not read here, or is not on the CPU.
+    a type that is not read here, or is on a device that is not the CPU or a CUDA device.
     """
     not_inlined()
     kind = word(value, TYPE)
     put(found, ADDRESS, 0)
     put(found, FLAGS, native.ARRAY_WRITEABLE)
+    device = plain(native.CPU)
     if value == word(known, native.NONE):
         put(words, at, 0)
         return at + 1
     if kind == word(known, native.NDARRAY):
         rank = get(int32s_at(value), native.ARRAY_RANK)
         sizes, strides = word(value, native.ARRAY_SIZES), word(value, native.ARRAY_STRIDES)
-        put(words, at, word(value, native.ARRAY_DTYPE))
+        put(words, at + DTYPE, word(value, native.ARRAY_DTYPE))
         put(found, ADDRESS, word(value, native.ARRAY_DATA))
         put(found, FLAGS, get(int32s_at(value), native.ARRAY_FLAGS))
     elif kind != 0 and (
@@ -104,21 +106,23 @@ def describe(known, value, words, at, found):
         if call(word(known, native.READ_TENSOR), (value, read)) != 0:
             clear_error(())
             return -1
-        if get(read, native.DL_DEVICE) != _CPU:
+        device = get(read, native.DL_DEVICE)
+        if device != native.CPU and device & 0xFFFFFFFF != native.CUDA:
             return -1
         dtype = get(read, native.DL_DTYPE_AND_RANK)
         rank = dtype & 0xFFFFFFFF
         sizes, strides = get(read, native.DL_SIZES), get(read, native.DL_STRIDES)
-        put(words, at, dtype)
+        put(words, at + DTYPE, dtype)
         put(found, ADDRESS, get(read, native.DL_DATA) + get(read, native.DL_OFFSET))
         put(found, BYTES, (dtype >> 40 & 0xFF) >> 3)
     else:
         return -1
     if rank > MAX_RANK:
         return -1
-    put(words, at + 1, kind)
-    put(words, at + 2, rank)
-    at += 3
+    put(words, at + KIND, kind)
+    put(words, at + DEVICE, device)
+    put(words, at + RANK, rank)
+    at += SIZES
     for axis in range(rank):
         put(words, at + axis, word(sizes, axis))
         put(words, at + rank + axis, word(strides, axis))
@@ -132,7 +136,7 @@ def holds_all(known, value, words, at, size):
     A storage may have been resized under its tensor, and a negating view differs from its memory.
     """
     not_inlined()
-    if get(words, at) == 0 or get(words, at + 1) == word(known, native.NDARRAY):
+    if get(words, at) == 0 or get(words, at + KIND) == word(known, native.NDARRAY):
         return True
     implementation = word(value, word(known, native.IMPLEMENTATION))
     if word(implementation, word(known, native.KEYS)) & word(known, native.NEGATES):
@@ -145,12 +149,12 @@ def holds_all(known, value, words, at, size):
         or call(word(known, native.STORAGE_OFFSET), (handle, address_of(room) + 8)) != 0
     ):
         return False
-    last, rank = 0, get(words, at + 2)
+    last, rank = 0, get(words, at + RANK)
     for axis in range(rank):
-        count = get(words, at + 3 + axis)
+        count = get(words, at + SIZES + axis)
         if count == 0:
             return True
-        last += (count - 1) * get(words, at + 3 + rank + axis)
+        last += (count - 1) * get(words, at + SIZES + rank + axis)
     return (get(room, 1) + last + 1) * size <= get(room, 0)
 
 
@@ -164,8 +168,9 @@ def copy_of(known, make, value):
     words, others, found = int_buffer(SIGNATURE_MAX), int_buffer(SIGNATURE_MAX), int_buffer(3)
     if (
         describe(known, value, words, plain(0), found) != VECTOR
-        or get(words, 1) != word(known, native.TENSOR)
-        or get(words, 4) != 1
+        or get(words, KIND) != word(known, native.TENSOR)
+        or get(words, DEVICE) != native.CPU
+        or get(words, SIZES + 1) != 1
         or not holds_all(known, value, words, plain(0), get(found, BYTES))
     ):
         return 0
@@ -181,5 +186,5 @@ def copy_of(known, make, value):
     if not alike:
         release((made,))
         return 0
-    copy_bytes((get(found, ADDRESS), source, get(words, 3) * get(found, BYTES)))
+    copy_bytes((get(found, ADDRESS), source, get(words, SIZES) * get(found, BYTES)))
     return made

@@ -131,6 +131,21 @@ def divided(a, divisor, inverse, WIDE: tl.constexpr):
 
 
 @helper
+def inverse_root(a, more, WIDE: tl.constexpr):
+    """1/sqrt(a + more) of a pair and a number."""
+    value = two_sum(a.value, more)
+    r = tl.rsqrt(value.value)
+    if WIDE:
+        # The error follows from a Newton step: its relative size is (1 − r²·value)/2.
+        square = times(exact(r), exact(r), True)
+        lack = tl.fma(-square.value, value.value, 1.0) - square.error * value.value
+        error = 0.5 * r * (lack - square.value * (value.error + a.error))
+        return Pair(r, tl.where(is_finite(error), error, 0.0))
+    else:
+        return exact(r)
+
+
+@helper
 def is_normal(value, WIDE: tl.constexpr):
     """Whether the arithmetic's type holds a number with full precision."""
     size = tl.abs(value)

@@ -13,6 +13,7 @@ from .arithmetic import (
     added,
     divided,
     exact,
+    inverse_root,
     is_finite,
     is_normal,
     kept,
@@ -87,8 +88,9 @@ def given_invstd(a, at, C: tl.constexpr):
     else:
         value = access.read(a, at.set, at.group, at.there, access.INVSTD, 1.0, C)
         if C.invstd == VARIANCE:
-            value = tl.rsqrt(value + number(a.numbers.eps))
-        return exact(value)
+            return inverse_root(exact(value), number(a.numbers.eps), C.wide)
+        else:
+            return exact(value)
 
 
 @helper
@@ -156,8 +158,8 @@ def statistics(a, about, sums, C: tl.constexpr):
     mean = about
     if C.centred:
         mean = tl.where(is_finite(about), about + kept(change, C.wide), about)
+    r = kept(inverse_root(variance, number(a.numbers.eps), C.wide), C.wide)
     variance = kept(variance, C.wide)
-    r = tl.rsqrt(variance + number(a.numbers.eps))
     # Without elements there are no statistics.
     there = number(a.numbers.divisor) > 0.0
     return tl.where(there, mean, 0.0), tl.where(there, r, 0.0), tl.where(there, variance, 0.0)
@@ -182,15 +184,10 @@ def save_statistics(a, at, about, sums, C: tl.constexpr):
         save(a, at, mean, SAVED_MEAN)
         save(a, at, tl.where(is_finite(rest), rest, 0.0), SAVED_REST)
     if C.saves != SAVES_MEAN:
-        value = two_sum(variance.value, number(a.numbers.eps))
-        r = tl.rsqrt(value.value)
-        save(a, at, r, SAVED_INVSTD)
+        r = inverse_root(variance, number(a.numbers.eps), C.wide)
+        save(a, at, r.value, SAVED_INVSTD)
         if C.wide:
-            # The error follows from a Newton step: its relative size is (1 − r²·value)/2.
-            square = times(exact(r), exact(r), True)
-            lack = tl.fma(-square.value, value.value, 1.0) - square.error * value.value
-            error = 0.5 * r * (lack - square.value * (value.error + variance.error))
-            save(a, at, tl.where(is_finite(error), error, 0.0), SAVED_ERROR)
+            save(a, at, r.error, SAVED_ERROR)
 
 
 @helper
