@@ -377,13 +377,13 @@ def run_task(block, step, task):
 
 
 def run_tasks(block, step, first, last):
-    """Run some of a step's tasks, one after the other.
+    """Run some of a step's tasks, one after the other, in the order of memory.
 
-    A step that only writes goes backwards, since what was summed last is still in cache.
+    Going backwards after sums would find what was summed last in the cache, but the processor
+    prefetches less well then, of results too, and training brings in results from memory.
     """
-    backwards = get(step, B.WRITE_KERNEL) != 0 and get(step, B.SUMS_KERNEL) == 0
-    for i in range(last - first):
-        run_task(block, step, last - 1 - i if backwards else first + i)
+    for task in range(first, last):
+        run_task(block, step, task)
 
 
 #: The type of the unit that copies tensors to tiles.
