@@ -371,7 +371,8 @@ def run_task(block, step, task):
             if writes != 0:  # last, since dx may overwrite what is summed
                 uses = get(step, B.WRITE_USES)
                 put(job, B.J_NEXT, b1 - b0 if sums != 0 and get(block, B.NEXT) != 0 else 0)
-                walk(block, step, writes, uses, job, s, b0, b1, first, last, plain(1))
+                # What this task has summed is in the cache, the end of it in the nearest one.
+                walk(block, step, writes, uses, job, s, b0, b1, first, last, sums != 0)
     if finally_ != 0:
         call(arithmetic, (block, finally_, 0, 0, c0, c1))
 
@@ -379,8 +380,8 @@ def run_task(block, step, task):
 def run_tasks(block, step, first, last):
     """Run some of a step's tasks, one after the other, in the order of memory.
 
-    Going backwards after sums would find what was summed last in the cache, but the processor
-    prefetches less well then, of results too, and training brings in results from memory.
+    Backwards, a step that only writes would find what was summed last in the cache. But forwards the
+    processor prefetches better, also the results, which are in memory during training.
     """
     for task in range(first, last):
         run_task(block, step, task)
