@@ -8,7 +8,6 @@ of Python.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -107,11 +106,7 @@ class Entry:
 
 
 class PythonRunner(Entry):
-    """A plan's entry table for a backend whose ``run`` is a function of Python.
-
-    Attributes:
-        run: computes on addresses in the order of :class:`.problem.Role`.
-    """
+    """A plan's entry table for a backend that a function of Python runs."""
 
     def __init__(
         self,
@@ -122,8 +117,8 @@ class PythonRunner(Entry):
         workspace_size: int,
         alignment: int,
     ) -> None:
-        """Make the table for tensors at these places."""
-        self.run = run
+        """Make the table; ``run`` computes on addresses in the order of :class:`.problem.Role`."""
+        self._run, self._interrupted = run, False
         self.enter = native.answer
         self._device, self._size, self._alignment = device, workspace_size, alignment
         self._drive = Drive(self._called)
@@ -152,6 +147,13 @@ class PythonRunner(Entry):
             if slot in shared
         }
 
+    def run(self, addresses: Sequence[int]) -> None:
+        """Compute on the addresses, on behalf of a call that Python handles."""
+        interrupted, self._interrupted = self._interrupted, False
+        if interrupted:
+            raise KeyboardInterrupt
+        self._run(addresses)
+
     def _called(
         self, table: int, team: int, threads: int, given: int, unprobed: int, places: int
     ) -> int:
@@ -168,10 +170,10 @@ class PythonRunner(Entry):
                 )
             if given and not self._are_apart(given, addresses):
                 return 1
-            self.run(addresses)
+            self._run(addresses)
             del owner
         except KeyboardInterrupt:  # ctypes would drop it
-            _thread.interrupt_main()
+            self._interrupted = True
             return 1
         except Exception:
             return 1

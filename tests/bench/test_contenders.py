@@ -354,3 +354,15 @@ def test_neither(offered):
     found = offered(["refuses"], ["refuses"])
     assert found.contender == ""
     assert "torch" not in found.calls
+
+
+def test_results_rounded_to_a_narrower_dtype_agree_where_that_is_known(torch):
+    exact = torch.tensor([1.0, 0.7001953, -0.3])
+    narrow = exact.bfloat16().float()
+    assert contenders.disagreement([narrow], [exact]) == (
+        "disagrees: output 0 is off by more than 0.00049 of the largest"
+    )
+    assert contenders.disagreement([narrow], [exact], torch.bfloat16) is None
+    assert contenders.disagreement([exact + 0.04], [exact], torch.bfloat16) == (
+        "disagrees: output 0 is off by more than 0.031 of the largest"
+    )

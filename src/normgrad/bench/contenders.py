@@ -168,6 +168,8 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
         for calls, one in zip(mine, tensors, strict=True):
             bound, calls["bound"] = memory_bound(case, one)
     wanted = _results(case, mine[0]["ours"]())
+    # CUDA's kernels round parameters' gradients to x's dtype, even if the result is float32.
+    rounded = getattr(torch, case.dtype) if device.kind == "cuda" else torch.float32
     if compile_:
         torch.compiler.reset()  # torch limits the number of compilations, over all cases
     offers = [theirs(case, one, device.kind == "cuda", compile_) for one in tensors]
@@ -176,7 +178,7 @@ def gather(case: Case, tensors: Sequence[Data], device: Device, compile_: bool =
     for group in zip(*offers, strict=True):
         for name, first in group[0].items():
             try:
-                wrong = disagreement(_results(case, first()), wanted)
+                wrong = disagreement(_results(case, first()), wanted, rounded)
                 if wrong is None:
                     found[name] = in_turn(group, name)
             except Exception as error:  # a contender may raise anything
@@ -224,10 +226,13 @@ def _results(case: Case, results: Any) -> list[Any]:
     return given[:3] if case.operator.part is Part.FORWARD else given
 
 
-def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
+def disagreement(
+    theirs: Sequence[Any], mine: Sequence[Any], rounded: torch.dtype = torch.float32
+) -> str | None:
     """Describe the first output that differs from normgrad's beyond roundoff; None if none does.
 
-    Outputs that either side leaves out, or that have no elements, are not compared.
+    ``rounded`` is a dtype to which a contender may have rounded outputs of a wider one. Outputs
+    that either side leaves out, or that have no elements, are not compared.
     """
     for index, (other, own) in enumerate(zip(theirs, mine, strict=False)):
         if other is None or own is None or not own.numel() or not other.numel():
@@ -235,7 +240,8 @@ def disagreement(theirs: Sequence[Any], mine: Sequence[Any]) -> str | None:
         if other.numel() != own.numel():
             shapes = f"{tuple(other.shape)} instead of {tuple(own.shape)}"
             return f"disagrees: output {index} has shape {shapes}"
-        allowed = max(AGREE.get(each.dtype, AGREE[torch.float32]) for each in (other, own))
+        dtypes = other.dtype, own.dtype, rounded
+        allowed = max(AGREE.get(each, AGREE[torch.float32]) for each in dtypes)
         own = own.detach().float()
         scale = own.abs().max().item()
         off = (other.detach().float().reshape(own.shape) - own).abs().max().item()

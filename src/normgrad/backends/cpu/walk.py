@@ -380,8 +380,8 @@ def run_task(block, step, task):
 def run_tasks(block, step, first, last):
     """Run some of a step's tasks, one after the other, in the order of memory.
 
-    Backwards, a step that only writes would find what was summed last in the cache. But forwards the
-    processor prefetches better, also the results, which are in memory during training.
+    Backwards, a step that only writes would find what was summed last in the cache. But forwards
+    the processor prefetches better, also the results, which are in memory during training.
     """
     for task in range(first, last):
         run_task(block, step, task)
