@@ -139,7 +139,7 @@ def test_ours_cannot(cli, cuda, tmp_path, monkeypatch):
 
 
 def test_nobody_to_compare_with(cli, cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(contenders, "disagreement", lambda theirs, mine: "disagrees")
+    monkeypatch.setattr(contenders, "disagreement", lambda *results: "disagrees")
     result = run_it(cli, tmp_path)
     assert result.exit_code == 2
     text = " ".join(lines_of(result))

@@ -1,1 +1,1 @@
-"""The backend for NVIDIA's GPUs, in Triton; experimental and unmeasured."""
+"""The backend for NVIDIA's GPUs, in Triton; experimental."""
