@@ -213,6 +213,18 @@ def test_results_that_cannot_be_written():
 
 
 @pytest.mark.skipif(pages.probe_addresses()[0] == 0, reason="this system says nothing of pages")
+def test_a_workspace_of_objects_is_refused_in_every_call():
+    x = np.random.default_rng(0).random((8, 4, 300), np.float32)
+    plan = ng.plan("batch_norm_backward", grad_out=x, input=x, training=True)
+    assert plan.workspace_size > 0
+    message = "workspace: a buffer of Python objects; allowed: one of plain bytes"
+    for make_workspace in (np.zeros, np.empty, np.empty):
+        scratch = make_workspace(plan.workspace_size, np.uint8)
+        plan.run(x, x, workspace=scratch)
+        with pytest.raises(TypeError, match=f"^{message}$"):
+            plan.run(x, x, workspace=scratch.astype(object))
+
+
 @pytest.mark.parametrize("what", ["another tensor", "the same one elsewhere", "another workspace"])
 def test_memory_that_is_new_to_a_plan_is_probed(mapped, what):
     """A tensor that was written to is not probed again; its address alone says nothing."""

@@ -1,9 +1,8 @@
 """Entry tables: what compiled code needs to run a plan on a call's Python objects.
 
 Compiled code (``enter.py`` of the CPU backend) compares the signature of a call's tensors with the
-table's, makes the results, and calls the table's DRIVE with the tensors' addresses. For the CPU
-backend that is compiled code too; for a backend that launches kernels from Python it is a function
-of Python.
+table's, makes the results, and runs the plan on the tensors' addresses: by the compiled driver of
+the CPU backend, or by a function of Python for a backend that launches its kernels from Python.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from .overlap import Places, used
 from .problem import PLACES, WORKSPACE, Role
 from .workspaces import scratch
 
-# The fields of a table, which are int64: the driver and what it runs; whether it wants a team of
-# threads; the device, as in DLPack, and the bytes and alignment of the workspace; the number of
-# inputs, and whether the driver reads one of dy and x as both. LENGTH counts the WORDS used.
+# The fields of a table, which are int64: the address of the compiled driver, and what it runs;
+# whether it wants a team of threads; or the address of a function of Python's, else 0; the device,
+# as in DLPack, and the bytes and alignment of the workspace; the number of inputs, and whether one
+# of dy and x is read as both. LENGTH counts the WORDS used.
 (
     DRIVE, TEMPLATE, STEPS, STEP_COUNT, ALIASES, PARALLEL,
-    DEVICE, WORKSPACE_SIZE, ALIGNMENT,
+    FUNCTION, DEVICE, WORKSPACE_SIZE, ALIGNMENT,
     INPUTS, READS_DY, READS_X, LENGTH,
     SLOTS,
-) = range(14)  # fmt: skip
+) = range(15)  # fmt: skip
 # SLOTS has the place of each input and result among the addresses, LIKES the input that is the
 # model for each new result, and PROBED the addresses of the caller's outputs and of the workspace
 # that the last call found writable. WORDS is the signature of all tensors.
@@ -37,18 +37,14 @@ PROBED = LIKES + ENTRIES_MAX
 WORDS = PROBED + ENTRIES_MAX + 1
 FIELDS = WORDS + WORDS_MAX
 
-#: The parameters of DRIVE: the table's address, a team and its number of threads, the outputs that
-#: are the caller's and those of them to be probed, both as bits, and the address of the addresses.
-#: It returns 0, or 1 if it did nothing, and Python has to handle the call.
-Drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
-
 
 class Entry:
     """A plan's entry table.
 
     Attributes:
         table: the table.
-        enter: ``native.answer`` for the plan that :meth:`learn` returned.
+        enter: the compiled function that :meth:`.Plan.run` calls: ``native.answer``, or one that
+            prepares for it.
     """
 
     enter: Callable[..., Any]
@@ -106,7 +102,11 @@ class Entry:
 
 
 class PythonRunner(Entry):
-    """A plan's entry table for a backend that a function of Python runs."""
+    """A plan's entry table for a backend that a function of Python runs.
+
+    Attributes:
+        run: computes on addresses in the order of :class:`.problem.Role`.
+    """
 
     def __init__(
         self,
@@ -117,18 +117,23 @@ class PythonRunner(Entry):
         workspace_size: int,
         alignment: int,
     ) -> None:
-        """Make the table; ``run`` computes on addresses in the order of :class:`.problem.Role`."""
-        self._run, self._interrupted = run, False
+        """Make the table for tensors at these places."""
+        self.run = run
         self.enter = native.answer
         self._device, self._size, self._alignment = device, workspace_size, alignment
-        self._drive = Drive(self._called)
+        self._function = self.answer  # the table has its address
         fields = {
-            DRIVE: ctypes.cast(self._drive, ctypes.c_void_p).value or 0,
+            FUNCTION: id(self._function),
             WORKSPACE_SIZE: workspace_size,
             ALIGNMENT: alignment,
         }
         super().__init__(inputs, outputs, device, fields)
+        on_gpu = device != devices.CPU
         everyone = [place for place in (*inputs, *outputs) if place and place.low < place.high]
+        #: The tensors that have bytes, and what their addresses must be multiples of.
+        self._units = [
+            (place.slot, place.spec.dtype.itemsize if on_gpu else 1) for place in everyone
+        ]
         rows = [(place.slot, place.low, place.high) for place in everyone]
         if workspace_size:
             rows.append((WORKSPACE, 0, used(workspace_size, alignment)))
@@ -138,52 +143,50 @@ class PythonRunner(Entry):
             if output
         }
         shared[WORKSPACE] = []
-        # For all that a call may write: its first offset and one past the last, and the other
-        # memory, with which it must not share a byte: its slot, its offsets, and whether it may
-        # have the same address.
+        #: For all that a call may write: its first offset and one past the last, and the other
+        #: memory, with which it must not share a byte: its slot, its offsets, and whether it may
+        #: have the same address.
         self._apart = {
             slot: (low, high, [(*row, row[0] in shared[slot]) for row in rows if row[0] != slot])
             for slot, low, high in rows
             if slot in shared
         }
 
-    def run(self, addresses: Sequence[int]) -> None:
-        """Compute on the addresses, on behalf of a call that Python handles."""
-        interrupted, self._interrupted = self._interrupted, False
-        if interrupted:
-            raise KeyboardInterrupt
-        self._run(addresses)
+    def answer(self, places: int, given: int, unprobed: int) -> Exception | bool | None:
+        """Run the plan for compiled code, which has recognised a call.
 
-    def _called(
-        self, table: int, team: int, threads: int, given: int, unprobed: int, places: int
-    ) -> int:
-        """Run the plan on addresses; Python's own way raises the errors of calls refused here."""
+        Args:
+            places: the address of the tensors' addresses.
+            given: a bit for each output, and for the workspace, that is the caller's.
+            unprobed: a bit for each of these that may lie in read-only memory.
+
+        Returns:
+            None if the plan ran; the exception that it raised; or False if nothing was done, and
+            the call needs the exact checks in Python, which raise the errors for bad memory.
+        """
+        addresses = (ctypes.c_int64 * PLACES).from_address(places)[:]
+        # A GPU's memory can always be written.
+        if (unprobed and self._device == devices.CPU) or not self._is_usable(given, addresses):
+            return False
+        owner = None
         try:
-            addresses = (ctypes.c_int64 * PLACES).from_address(places)[:]
-            # A GPU's memory is always writable; the CPU's may have to be probed.
-            if self._device == devices.CPU and unprobed:
-                return 1
-            owner = None
             if self._size and not addresses[WORKSPACE]:
-                addresses[WORKSPACE], owner = scratch(
-                    self._size, self._alignment, None, self._device
-                )
-            if given and not self._are_apart(given, addresses):
-                return 1
-            self._run(addresses)
-            del owner
-        except KeyboardInterrupt:  # ctypes would drop it
-            self._interrupted = True
-            return 1
-        except Exception:
-            return 1
-        return 0
+                size, alignment = self._size, self._alignment
+                addresses[WORKSPACE], owner = scratch(size, alignment, None, self._device)
+            self.run(addresses)
+        except Exception as error:  # a run that failed may have written, and is not repeated
+            return error
+        del owner  # it has to live until the kernels are launched
+        return None
 
-    def _are_apart(self, given: int, addresses: Sequence[int]) -> bool:
-        """Whether the caller's outputs share no byte with other memory, but for allowed inputs.
+    def _is_usable(self, given: int, addresses: Sequence[int]) -> bool:
+        """Whether tensors have memory, and the caller's outputs share no byte that they must not.
 
         A view counts as all bytes from its first to its last.
         """
+        for slot, unit in self._units:
+            if addresses[slot] == 0 or addresses[slot] % unit:
+                return False
         for slot, (low, high, others) in self._apart.items():
             if not given >> slot & 1:
                 continue

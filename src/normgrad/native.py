@@ -24,9 +24,9 @@ MAX_RANK = 8
 (
     NONE, TUPLE, TUPLE_ENTRIES, BOOL, FLOAT, INT,
     NDARRAY, TENSOR, PARAMETER, READ_TENSOR, STORAGE_SIZE, STORAGE_OFFSET,
-    IMPLEMENTATION, KEYS, NEGATES, TEAM,
+    IMPLEMENTATION, KEYS, NEGATES, TEAM, BYTES,
     FIELDS,
-) = range(17)  # fmt: skip
+) = range(18)  # fmt: skip
 
 # Offsets in NumPy's PyArrayObject, whose fields are public in C, in words of 8 bytes or, where
 # marked, in half words. The second word of every object is its type.
@@ -80,7 +80,7 @@ def _find_python() -> None:
     )
     known[NONE], known[TUPLE], known[TUPLE_ENTRIES] = id(None), id(tuple), tuple.__basicsize__
     known[BOOL], known[FLOAT], known[INT] = id(bool), id(float), id(int)
-    known[NDARRAY] = id(np.ndarray) if as_said else 0
+    known[NDARRAY], known[BYTES] = id(np.ndarray) if as_said else 0, id(np.dtype(np.uint8))
 
 
 def find_torch(torch: Any) -> None:
@@ -137,12 +137,12 @@ def nothing_known(*arguments: Any) -> Any:
 #: arguments. It returns the results if one of the plans matches the call; otherwise the call's key
 #: as bytes, or None if it cannot read some argument. With a single plan in the place of the plans
 #: by key, the last argument is the workspace or None, and the key is None. Exceptions from the
-#: allocation of results propagate. The CPU backend sets it.
+#: allocation of results propagate. The first plan that is run sets it.
 answer: Callable[[Mapping[bytes, Ready] | Ready | None, Any, Any, Any], Any] = nothing_known
 
 #: The compiled function that copies a tuple of PyTorch tensors, of one axis each and without gaps.
 #: Its second argument makes a tensor like another. It returns None if it cannot copy one of them.
-#: It is for tensors whose memory kernels may read, and the CPU backend sets it.
+#: It is for tensors whose memory kernels may read, and set as ``answer`` is.
 copies: Callable[[tuple[Any, ...], Callable[[Any], Any]], tuple[Any, ...] | None] = nothing_known
 
 _find_python()

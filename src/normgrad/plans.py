@@ -347,6 +347,8 @@ def answered(
         results = (enter or native.answer)(plans, tensors, out, rest)
     except Exception:  # allocating a result failed: run_checked raises the proper error
         return None
+    if isinstance(results, Exception):  # of a plan that Python runs
+        raise results
     if type(results) is not tuple:
         return None
     if out is not None:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from .. import devices, native
+from .. import devices
 from ..entries import PythonRunner
 from ..loading import KernelError, check_numba, loading
 from ..machine import this_machine
@@ -69,12 +69,12 @@ class _Triton:
 
     def runner(self, program: triton.Program, inputs: Places, outputs: Places) -> PythonRunner:
         with loading():
-            from .cpu.runtime import answer
+            from .cpu.runtime import take_calls
             from .triton import runtime, selfcheck
         if not self._checked:
             self._checked = selfcheck.settled(f"cuda:{self._index}", self._device)
         with suppress(KernelError):  # Python then reads all calls
-            native.answer = native.copies = answer()
+            take_calls()
         run = runtime.Runner(program, self._index).run
         device = devices.CPU if self._index is None else f"cuda:{self._index}"
         size = program.workspace_size
@@ -84,8 +84,7 @@ class _Triton:
 #: The interface that a plan uses: ``build`` makes the program for a problem; ``computes`` says
 #: whether that has anything to run; ``runner`` makes its runner, for tensors at these places, which
 #: is an :class:`.Entry` whose ``run`` computes on addresses in the order of :class:`.problem.Role`.
-#: Programs start their part
-#: of a workspace at a multiple of ``alignment`` bytes.
+#: Programs start their part of a workspace at a multiple of ``alignment`` bytes.
 Backend = _Cpu | _Triton
 
 _CPU = _Cpu()

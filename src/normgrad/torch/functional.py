@@ -121,7 +121,12 @@ def _norm(
     out = (None, None, None, *updated) if updated else None
     unwatched = watching.unwatched()
     # CUDA's autocast leaves batch norm as it is.
-    converts = len(running) == 0 and torch.is_autocast_enabled("cuda") and tensors[0].is_cuda
+    converts = (
+        len(running) == 0
+        and torch.is_autocast_enabled("cuda")
+        and isinstance(tensors[0], Tensor)
+        and tensors[0].is_cuda
+    )
     if unwatched and not converts and not (running and any_requires_grad(*running)):
         # Where a call below made an output of another layout than normgrad's own, the plan is of
         # calls with such an output, and is not found.

@@ -1,9 +1,10 @@
 """The compiled entry of calls: from the Python objects to the driver, if the signature is known.
 
-A plan remembers the signature of its last call's tensors: shapes, strides, dtypes. Compiled code
-computes at once if the next call has the same signature, its storages hold all elements, and its
-outputs can be written. If not, it does nothing, and Python handles the call (see plans.py). Python
-calls ``function``, with an array of borrowed objects.
+A plan remembers the signature of its last call's tensors: shapes, strides, dtypes, device. Compiled
+code computes at once if the next call has the same signature, its storages hold all elements, and
+its outputs can be written. If not, it does nothing, and Python handles the call (see plans.py).
+Python calls ``function``, with an array of borrowed objects. A plan for a GPU is run by a function
+of Python (see entries.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ...problem import PLACES, WORKSPACE, Role
 from . import objects as py
 from .helpers import helper
 from .intrinsics import (
+    address_of,
     bits_of,
     call,
     external,
@@ -40,6 +42,8 @@ WORDS_MAX, KEY_MAX = E.WORDS_MAX, 4 * E.WORDS_MAX
 DY, X = int(Role.GRAD_OUT), int(Role.INPUT)
 #: The word that stands before the results in a signature or key.
 _RESULTS = -2
+#: The status of a call that a plan's function of Python has answered, but not by running it.
+ANSWERED = 2
 
 let_others_run = external("PyEval_SaveThread")
 come_back = external("PyEval_RestoreThread")
@@ -158,12 +162,17 @@ def room_of(plan, known, workspace, words):
         return 0
     # NumPy's strides are in bytes, PyTorch's in elements.
     length, whole = get(words, py.SIZES), get(words, py.SIZES + 1)
-    if get(words, py.KIND) != word(known, native.NDARRAY):
+    if get(words, py.KIND) == word(known, native.NDARRAY):
+        if (
+            get(words, py.DTYPE) != word(known, native.BYTES)
+            or get(found, py.FLAGS) & native.ARRAY_FLAT == 0
+            or length < 2
+        ):
+            return 0
+    else:
         if whole != 1 or not py.holds_all(known, workspace, words, plain(0), get(found, py.BYTES)):
             return 0
         whole = get(found, py.BYTES)
-    elif get(found, py.FLAGS) & native.ARRAY_FLAT == 0 or length < 2:
-        return 0
     if (
         get(words, py.RANK) != 1
         or get(words, py.DEVICE) != word(plan, E.DEVICE)
@@ -197,8 +206,28 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
-def run(plan, known, probed, team, threads, tensors, results, out, workspace):
-    """Compute on a call's objects; returns 0 if it was done."""
+def ask(function, places, given, unprobed, said):
+    """Have a function of Python's run a plan; returns 0 if it was done, else ANSWERED."""
+    arguments = int_buffer(3)
+    put(arguments, 0, py.long_from((places,)))
+    put(arguments, 1, py.long_from((given,)))
+    put(arguments, 2, py.long_from((unprobed,)))
+    answered = plain(0)
+    if get(arguments, 0) != 0 and get(arguments, 1) != 0 and get(arguments, 2) != 0:
+        answered = py.call_object((function, arguments, 3, 0))
+    for index in range(3):
+        py.release((get(arguments, index),))
+    put(said, 0, answered)
+    return ANSWERED
+
+
+@helper
+def run(plan, known, probed, team, threads, tensors, results, out, workspace, said):
+    """Compute on a call's objects; returns 0 if it was done, 1 if nothing was done.
+
+    If it returns ANSWERED, ``said`` has the answer of the plan's function of Python, which is 0 if
+    that raised an exception.
+    """
     not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
     for slot in range(PLACES):
@@ -225,9 +254,8 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
                 unprobed |= 1 << slot
     scratch, own = 0, 0
     if word(plan, E.WORKSPACE_SIZE) > 0:
-        on_cpu = word(plan, E.DEVICE) == native.CPU
         if workspace == word(known, native.NONE):
-            if on_cpu:
+            if word(plan, E.FUNCTION) == 0:
                 own = py.allocate((word(plan, E.WORKSPACE_SIZE),))
                 scratch = aligned(plan, own)
         else:
@@ -235,13 +263,19 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace):
             scratch = room_of(plan, known, workspace, words)
             if not was_probed(plan, known, probed, count, workspace, scratch):
                 unprobed |= 1 << WORKSPACE
-        if scratch == 0 and (on_cpu or workspace != word(known, native.NONE)):
+        if scratch == 0 and (word(plan, E.FUNCTION) == 0 or slots >> WORKSPACE & 1):
             return 1
     put(addresses, WORKSPACE, scratch)
-    state = let_others_run(())
-    status = call(word(plan, E.DRIVE), (plan, team, threads, slots, unprobed, addresses))
-    come_back((state,))
-    py.free((own,))
+    if word(plan, E.FUNCTION) != 0:
+        status = ask(word(plan, E.FUNCTION), address_of(addresses), slots, unprobed, said)
+        if get(said, 0) == word(known, native.NONE):
+            py.release((get(said, 0),))
+            status = 0
+    else:
+        state = let_others_run(())
+        status = call(word(plan, E.DRIVE), (plan, team, threads, slots, unprobed, addresses))
+        come_back((state,))
+        py.free((own,))
     if status != 0 or unprobed == 0:
         return status
     for index in range(count):
@@ -282,6 +316,7 @@ def results_of(plan, known, makers, tensors, out):
 def compute(known, ready, tensors, out, workspace, team):
     """Compute the results with a plan; None if it is not ready for them, 0 if Python raised.
 
+    The result may also be what the plan's function of Python answered instead.
     ``team`` is a Team, or 0 for this thread's; if that is yet to be made, the result is None.
     """
     plan, makers = py.long_value((py.entry(known, ready, 0),)), py.entry(known, ready, 1)
@@ -304,15 +339,18 @@ def compute(known, ready, tensors, out, workspace, team):
         )
     ):
         return nothing
-    results = results_of(plan, known, makers, tensors, out)
+    results, said = results_of(plan, known, makers, tensors, out), int_buffer(1)
     status = 1
     if results != 0:
         probed = py.entry(known, ready, 2)
-        status = run(plan, known, probed, address, threads, tensors, results, out, workspace)
+        status = run(plan, known, probed, address, threads, tensors, results, out, workspace, said)
     if results == 0 or status == 0:
         py.release((nothing,))
         return results
     py.release((results,))
+    if status == ANSWERED:
+        py.release((nothing,))
+        return get(said, 0)
     return nothing
 
 

@@ -41,7 +41,7 @@ DLTENSOR_WORDS = 6
 #: Offsets in words: of any object's type, a tuple's length, and a weak reference's object.
 TYPE, LENGTH, REFERENT = 1, 2, 2
 
-long_value = external("PyLong_AsLongLong")
+long_value, long_from = external("PyLong_AsLongLong"), external("PyLong_FromLongLong")
 float_value = external("PyFloat_AsDouble", types.float64)
 bytes_from = external("PyBytes_FromStringAndSize")
 retain, release = external("Py_IncRef"), external("Py_DecRef")

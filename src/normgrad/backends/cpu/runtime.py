@@ -51,6 +51,14 @@ def answer() -> Callable[..., Any]:
     return made
 
 
+def take_calls() -> None:
+    """Have compiled code answer calls from now on."""
+    native.answer = native.copies = answer()
+
+
+#: The type of the driver, ``drive.drive``.
+_Drive = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
+
 #: The value of ``given`` that makes the driver skip the alias check.
 UNCHECKED = -1
 
@@ -83,9 +91,9 @@ class Runner(E.Entry):
         }
         arrays = template, steps, aliases
         super().__init__(inputs, outputs, devices.CPU, described, arrays)
-        native.answer = native.copies = answer()
+        take_calls()
         self.enter = self._enter_in_a_team if self._parallel else answer()
-        self._drive = E.Drive(driver)
+        self._drive = _Drive(driver)
 
     def run(self, addresses: Sequence[int]) -> None:
         """Compute on the addresses, in the block's order; the GIL is released."""
