@@ -427,3 +427,14 @@ def test_without_what_it_takes_to_read_them(entered, monkeypatch, missing):
 
 def test_every_operator_is_tried_here():
     assert {make(kind, SHAPE, num_groups=2).name for kind in KINDS} <= set(PLANNED)
+
+
+def test_a_parameter_has_the_signature_of_a_tensor(entered):
+    case = make("train", SHAPE)
+    tensors = as_torch(case.tensors)
+    parameter = {**tensors, "weight": torch.nn.Parameter(tensors["weight"])}
+    expected = raw(call(case, tensors))
+    entered.clear()
+    for each in (parameter, tensors, parameter):
+        assert raw(call(case, each)) == expected
+    assert entered == [True, True, True]

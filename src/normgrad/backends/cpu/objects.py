@@ -106,6 +106,7 @@ def describe(known, value, words, at, found):
         if call(word(known, native.READ_TENSOR), (value, read)) != 0:
             clear_error(())
             return -1
+        kind = word(known, native.TENSOR)  # a Parameter has the same memory
         device = get(read, native.DL_DEVICE)
         if device != native.CPU and device & 0xFFFFFFFF != native.CUDA:
             return -1
@@ -168,7 +169,7 @@ def copy_of(known, make, value):
     words, others, found = int_buffer(SIGNATURE_MAX), int_buffer(SIGNATURE_MAX), int_buffer(3)
     if (
         describe(known, value, words, plain(0), found) != VECTOR
-        or get(words, KIND) != word(known, native.TENSOR)
+        or word(value, TYPE) != word(known, native.TENSOR)
         or get(words, DEVICE) != native.CPU
         or get(words, SIZES + 1) != 1
         or not holds_all(known, value, words, plain(0), get(found, BYTES))
