@@ -28,7 +28,9 @@ SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT", "NUMBA_DISABLE_
 SOURCES, RUNS_HERE = "normgrad_sources", "normgrad_runs_here"
 
 #: Files outside this folder whose constants kernels use.
-_SHARED = ("dtypes.py", "layout.py", "memory.py", "native.py", "pages.py", "problem.py")
+_SHARED = tuple(
+    f"{name}.py" for name in ("dtypes", "entries", "layout", "memory", "native", "pages", "problem")
+)
 
 
 @cache
