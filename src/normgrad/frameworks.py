@@ -202,13 +202,10 @@ class Torch(Framework):
         if 0 in value.shape:
             return None
         _, last = layout.extent(value.shape, value.stride())
-        room, needed = self._room(value), (last + 1) * value.itemsize
-        return None if room >= needed else memory.lacking(room, needed)
-
-    def _room(self, value: Any) -> int:
-        """The bytes from a tensor's first element to the end of its storage."""
         size: int = value.untyped_storage().nbytes()
-        return size - value.storage_offset() * value.itemsize  # type: ignore[no-any-return]
+        room = size - value.storage_offset() * value.itemsize
+        needed = (last + 1) * value.itemsize
+        return None if room >= needed else memory.lacking(room, needed)
 
     def _check_strided(self, name: str, value: Any) -> None:
         if value.is_nested:

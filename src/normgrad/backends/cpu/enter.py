@@ -206,8 +206,8 @@ def remember(plan, probed, index, value, address):
 
 
 @helper
-def ask(function, places, given, unprobed, said):
-    """Have a function of Python's run a plan; returns 0 if it was done, else ANSWERED."""
+def ask(function, places, given, unprobed):
+    """Have a function of Python run a plan; returns its answer, or 0 if Python raised."""
     arguments = int_buffer(3)
     put(arguments, 0, py.long_from((places,)))
     put(arguments, 1, py.long_from((given,)))
@@ -217,16 +217,15 @@ def ask(function, places, given, unprobed, said):
         answered = py.call_object((function, arguments, 3, 0))
     for index in range(3):
         py.release((get(arguments, index),))
-    put(said, 0, answered)
-    return ANSWERED
+    return answered
 
 
 @helper
 def run(plan, known, probed, team, threads, tensors, results, out, workspace, said):
     """Compute on a call's objects; returns 0 if it was done, 1 if nothing was done.
 
-    If it returns ANSWERED, ``said`` has the answer of the plan's function of Python, which is 0 if
-    that raised an exception.
+    If it returns ANSWERED, ``said`` has what the plan's function of Python answered instead of
+    running it, or 0 if Python raised.
     """
     not_inlined()
     words, addresses = int_buffer(WORDS_MAX), int_buffer(PLACES)
@@ -267,10 +266,12 @@ def run(plan, known, probed, team, threads, tensors, results, out, workspace, sa
             return 1
     put(addresses, WORKSPACE, scratch)
     if word(plan, E.FUNCTION) != 0:
-        status = ask(word(plan, E.FUNCTION), address_of(addresses), slots, unprobed, said)
-        if get(said, 0) == word(known, native.NONE):
-            py.release((get(said, 0),))
-            status = 0
+        answered = ask(word(plan, E.FUNCTION), address_of(addresses), slots, unprobed)
+        if answered != word(known, native.NONE):
+            put(said, 0, answered)
+            return ANSWERED
+        py.release((answered,))
+        status = 0
     else:
         state = let_others_run(())
         status = call(word(plan, E.DRIVE), (plan, team, threads, slots, unprobed, addresses))
